@@ -146,9 +146,7 @@ class Model(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(case.hidden, case.vocab, bias=False)
         if case.tied:
             self.head.weight = self.word.weight
-        angles = torch.outer(
-            torch.arange(case.seq), 1e4 ** -(torch.arange(0, 1, 2 * case.heads / case.hidden))
-        )
+        angles = torch.outer(torch.arange(case.seq), 1e4 ** -(torch.arange(0, 1, 2 * case.heads / case.hidden)))
         both = torch.cat((angles, angles), dim=-1)
         self.register_buffer("cos", both.cos())
         self.register_buffer("sin", both.sin())

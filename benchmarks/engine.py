@@ -76,9 +76,7 @@ def heap_loop(program: Program) -> tuple[float, float]:
                     source = int(program.source_call[call, node - lanes])
                     outputs = program.segments[program.segment[source]].shape.outputs
                     before = (
-                        starts[source] + int(outputs[program.source_port[call, node - lanes]])
-                        if source >= 0
-                        else -1
+                        starts[source] + int(outputs[program.source_port[call, node - lanes]]) if source >= 0 else -1
                     )
                 if before >= 0:
                     missing[task] += 1
@@ -123,9 +121,7 @@ def run_folded(program: Program) -> None:
     print(f"{'folded':24} {folded_s:8.3f} s{verdict(folded_s <= 0.1)}")
     print(f"{'all task times':24} {rebuild_s:8.3f} s")
     print(f"{'critical path':24} {path_s:8.3f} s")
-    print(
-        f"{'heap loop in Python':24} {heap_s:8.3f} s, result differs by {error:.1e}{verdict(error < 1e-12)}"
-    )
+    print(f"{'heap loop in Python':24} {heap_s:8.3f} s, result differs by {error:.1e}{verdict(error < 1e-12)}")
     print(f"{'heap / folded':24} {heap_s / folded_s:8.1f} x{verdict(heap_s / folded_s >= 50)}")
 
 

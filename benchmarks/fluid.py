@@ -46,9 +46,7 @@ def flows_between(
     spine = np.random.default_rng(seed).integers(0, SPINES, hosts * hosts)[source * hosts + target]
     leaves, left, right = -(-hosts // UNDER), source // UNDER, target // UNDER
     up, down = 2 * hosts + left * SPINES + spine, 2 * hosts + (leaves + right) * SPINES + spine
-    path = np.stack(
-        [source, np.where(left == right, -1, up), np.where(left == right, -1, down), hosts + target], 1
-    )
+    path = np.stack([source, np.where(left == right, -1, up), np.where(left == right, -1, down), hosts + target], 1)
     used = path >= 0
     first = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
     return FlowSet.of(first, path[used], np.repeat(size, used.sum(axis=1))), path
@@ -98,9 +96,7 @@ def against_simgrid(count: int, hosts: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.json"
         file.write_text(json.dumps(case))
-        told = subprocess.run(
-            [PYTHON, str(ORACLE), "--one", str(file)], capture_output=True, text=True, check=True
-        )
+        told = subprocess.run([PYTHON, str(ORACLE), "--one", str(file)], capture_output=True, text=True, check=True)
     answer = json.loads(told.stdout.splitlines()[-1])
     error = np.abs(found.end_s / np.array(answer["finish"]) - 1).max()
     longer = answer["seconds"] / own_s
@@ -152,9 +148,7 @@ def near(count: int, hosts: int) -> None:
         )
 
 
-def tell(
-    what: str, hosts: int, flows: FlowSet, come_s: FloatArray | None = None, links: Links | None = None
-) -> None:
+def tell(what: str, hosts: int, flows: FlowSet, come_s: FloatArray | None = None, links: Links | None = None) -> None:
     own_s, found = timed(network(hosts) if links is None else links, flows, come_s)
     told = "exact" if found.exact else f"near from {found.near_from_s / found.end_s.max():.0%} of the time on"
     print(

@@ -17,15 +17,11 @@ SLICES = 100_000
 
 def run() -> None:
     strategy = stepcast.Strategy(stepcast.Layout(tp=8, dp=2, pp=4), micro_batch=1, global_batch=64, seq=4096)
-    prediction = stepcast.predict(
-        stepcast.load_model("llama-3.1-70b"), stepcast.load_cluster("dgx-h100"), strategy
-    )
+    prediction = stepcast.predict(stepcast.load_model("llama-3.1-70b"), stepcast.load_cluster("dgx-h100"), strategy)
     _ = prediction.report, prediction.timeline
     began = process_time()
     page = render(
-        page_of(
-            step_view(prediction.report.facts(), prediction.timeline, roofline(prediction)), About("predict")
-        )
+        page_of(step_view(prediction.report.facts(), prediction.timeline, roofline(prediction)), About("predict"))
     )
     took = process_time() - began
     size = f"{len(prediction.timeline):,} spans: {took * 1e3:.0f} ms, {len(page) / 1e3:.0f} kB"

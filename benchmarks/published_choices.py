@@ -124,9 +124,7 @@ def _made(
         "recompute": recompute_of(said.get("recompute", "none")),
     }
     settled = settle(load_profile(profile), found, machine.gpu.name, layout, given)
-    return Choice(
-        name, found, machine, settled.strategy(layout, micro_batch, global_batch, seq), settled.framework
-    )
+    return Choice(name, found, machine, settled.strategy(layout, micro_batch, global_batch, seq), settled.framework)
 
 
 def compare(choice: Choice) -> None:
@@ -150,9 +148,7 @@ def compare(choice: Choice) -> None:
     axes = replace(axes, **choice.near)
     common = {each.name: getattr(theirs, each.name) for each in fields(theirs) if each.name not in SEARCHED}
     space = space_of(model, axes, theirs.global_batch, theirs.seq, cluster.domain_gpus, common)
-    found = search_parts(
-        [Part(space, choice.framework, np.arange(len(space)))], cluster, top=1, looks_around=False
-    )
+    found = search_parts([Part(space, choice.framework, np.arange(len(space)))], cluster, top=1, looks_around=False)
     best = found.best[0]
     report = predict(model, cluster, best.strategy, choice.framework).report
     ratio = priced.step_s / best.step_s
@@ -177,11 +173,7 @@ def compare(choice: Choice) -> None:
 
 def _words(strategy: Strategy) -> str:
     layout = strategy.layout
-    words = [
-        f"{name} {getattr(layout, name)}"
-        for name in ("tp", "cp", "ep", "pp", "vpp")
-        if getattr(layout, name) > 1
-    ]
+    words = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep", "pp", "vpp") if getattr(layout, name) > 1]
     words += [f"mb {strategy.micro_batch}"] if strategy.micro_batch > 1 else []
     words += [str(strategy.schedule)] if strategy.schedule is ScheduleKind.DUALPIPE else []
     words += [f"recompute {strategy.recompute.kind}"] if strategy.recompute.kind != "none" else []

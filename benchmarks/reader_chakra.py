@@ -54,11 +54,7 @@ def converted_node(index: int) -> bytes:
     ]
     if collective:
         values += [attribute("comm_type", Kind.INT64, 0), attribute("comm_size", Kind.INT64, 8388608)]
-    name = (
-        b"ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-        if collective
-        else b"sm90_xmma_gemm_bf16_%d" % (index % 50)
-    )
+    name = b"ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if collective else b"sm90_xmma_gemm_bf16_%d" % (index % 50)
     return delimited(
         number_field(1, index)
         + bytes_field(2, name)
@@ -75,9 +71,7 @@ def grow_converted(target_bytes: int, path: Path) -> None:
     """Write a trace of another program, of about *target_bytes*, at *path*."""
     written, index = 0, 1
     with path.open("wb") as trace:
-        written += trace.write(
-            delimited(bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4")))
-        )
+        written += trace.write(delimited(bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4"))))
         while written < target_bytes:
             written += trace.write(converted_node(index))
             index += 1

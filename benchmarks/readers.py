@@ -54,9 +54,7 @@ def run(target_bytes: int = 100_000_000) -> None:
             subprocess.run([sys.executable, "-c", program], check=True)
             rate, memory = measure(path)
             verdict = "" if rate >= FLOOR_MB_PER_S and memory <= CEILING_MEMORY else "   below the bar"
-            print(
-                f"{name:18} {path.stat().st_size / 1e6:7.1f} {rate:8.1f} {memory:12.2f}{verdict}", flush=True
-            )
+            print(f"{name:18} {path.stat().st_size / 1e6:7.1f} {rate:8.1f} {memory:12.2f}{verdict}", flush=True)
 
 
 if __name__ == "__main__":

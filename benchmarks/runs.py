@@ -12,9 +12,7 @@ from stepcast.goodput.process import Process
 from stepcast.units import DAY
 
 RUNS = 10_000
-LLAMA = Process(
-    90 * DAY, interval_s=375.0, pause_s=6.3, lag_s=3.0, failures_per_s=419 / (54 * DAY), restart_s=900.0
-)
+LLAMA = Process(90 * DAY, interval_s=375.0, pause_s=6.3, lag_s=3.0, failures_per_s=419 / (54 * DAY), restart_s=900.0)
 
 
 def looped(process: Process, generator: np.random.Generator) -> float:

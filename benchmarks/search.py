@@ -68,9 +68,7 @@ def run() -> None:
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(f"{counts.considered:,} candidates with {workers} worker(s): {counts.facts()}")
     print(f"processor: {own_s:.1f} s of this process, {others_s:.1f} s of its workers; ", end="")
-    print(
-        f"{own_s + others_s / workers:.1f} s where each has a core; clock {time.monotonic() - clock_s:.1f} s"
-    )
+    print(f"{own_s + others_s / workers:.1f} s where each has a core; clock {time.monotonic() - clock_s:.1f} s")
     print(f"peak memory of the largest process: {peak / 1e6:.2f} GB")
     chosen = best.strategy
     print(f"best: {best.step_s:.3f} s, {chosen.layout}, {chosen.schedule}, {chosen.sharding}")
@@ -104,12 +102,8 @@ def exhaust() -> None:
                 steps.append((prediction.step_s, at))
         all_s = time.process_time() - began
         same = [(each.step_s, each.at) for each in found.best] == sorted(steps)[:10]
-        print(
-            f"{made.__name__}: {len(space):,} candidates, {len(steps):,} simulated in {all_s:.0f} s; ", end=""
-        )
-        print(
-            f"search {found.counts.simulated:,} in {took_s:.0f} s, ten best {'equal' if same else 'DIFFER'}"
-        )
+        print(f"{made.__name__}: {len(space):,} candidates, {len(steps):,} simulated in {all_s:.0f} s; ", end="")
+        print(f"search {found.counts.simulated:,} in {took_s:.0f} s, ten best {'equal' if same else 'DIFFER'}")
 
 
 if __name__ == "__main__":

@@ -44,9 +44,7 @@ def seconds_of(*arguments: str, tries: int = 5) -> float:
     times = []
     for _ in range(tries):
         began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         times.append(time.perf_counter() - began)
     return min(times)
 
@@ -74,9 +72,7 @@ def again_s(first: Callable[[], object], then: Callable[[], object]) -> float:
 
 def one_more_workload_s() -> float:
     model = load_model("llama-3.1-405b")
-    strategy = Strategy(
-        Layout(tp=8, pp=16, dp=128), 1, 2048, 8192, sequence_parallel=True, sharding=Sharding.ZERO_1
-    )
+    strategy = Strategy(Layout(tp=8, pp=16, dp=128), 1, 2048, 8192, sequence_parallel=True, sharding=Sharding.ZERO_1)
     return again_s(lambda: generate(model, replace(strategy, seq=4096)), lambda: generate(model, strategy))
 
 

@@ -61,9 +61,7 @@ def generating_s(model: Model, gpus: int, seq: int) -> float:
 
 
 def run() -> None:
-    print(
-        f"{'model':16} {'made':>7} {'legal':>7} {'fit':>7} {'seconds':>8} {'a second':>9} {'a workload':>11}"
-    )
+    print(f"{'model':16} {'made':>7} {'legal':>7} {'fit':>7} {'seconds':>8} {'a second':>9} {'a workload':>11}")
     for name, gpu_name, gpus, seq in CASES:
         model, gpu = load_model(name), load_gpu(gpu_name)
         made = legal = fitting = 0

@@ -60,9 +60,7 @@ WORKERS = 2
 def run() -> None:
     whole = "whole" in sys.argv
     spec = read_spec(
-        SPEC
-        if whole
-        else SPEC.replace('"128..1024"', "[512]").replace('["none", "selective", "full"]', '["full"]')
+        SPEC if whole else SPEC.replace('"128..1024"', "[512]").replace('["none", "selective", "full"]', '["full"]')
     )
     points = [words for _, words in spec.points()]
     print(f"{len(points):,} points")
@@ -74,10 +72,7 @@ def run() -> None:
         done = sweep(spec, folder, answers, digest, program(), workers=WORKERS)
         per_core = done.points / (_processor_s() - before)
     print(f"sweep, {WORKERS} workers: {done.rate:,.1f} points a second, {done.errors:,} errors")
-    print(
-        f"a second of a core: {per_core:,.1f} points, {per_core / plain:.0%} of the library (bar 70 %)",
-        flush=True,
-    )
+    print(f"a second of a core: {per_core:,.1f} points, {per_core / plain:.0%} of the library (bar 70 %)", flush=True)
     _chunks()
     _read_back()
 
@@ -138,11 +133,7 @@ def _read_back() -> None:
             names = ("model", "tp", "pp")
             keys = [(at * 2654435761 % 2**64).to_bytes(16, "big") for at in range(MILLION)]
             store.ask(
-                names,
-                (
-                    (at, key, {"model": f"m{at % 8}", "tp": at % 7, "pp": at % 5})
-                    for at, key in enumerate(keys)
-                ),
+                names, ((at, key, {"model": f"m{at % 8}", "tp": at % 7, "pp": at % 5}) for at, key in enumerate(keys))
             )
             for first in range(0, MILLION, 10_000):
                 some = keys[first : first + 10_000]
@@ -160,9 +151,7 @@ def _read_back() -> None:
         took = time.perf_counter() - began
     assert found["answered"] == MILLION
     assert len(best) == 20
-    print(
-        f"{MILLION:,} rows ({size / 1e6:,.0f} MB) summarised, filtered and sorted in {took:.2f} s (bar 5 s)"
-    )
+    print(f"{MILLION:,} rows ({size / 1e6:,.0f} MB) summarised, filtered and sorted in {took:.2f} s (bar 5 s)")
 
 
 if __name__ == "__main__":

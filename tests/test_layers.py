@@ -179,26 +179,13 @@ def test_a_call_that_writes_is_seen(text: str) -> None:
     assert writing_calls(ast.walk(ast.parse(text)))
 
 
-@pytest.mark.parametrize(
-    "text", ["open(p)", 'open(p, "rb")', 'p.open(encoding="utf-8")', "open(os.devnull, m)"]
-)
+@pytest.mark.parametrize("text", ["open(p)", 'open(p, "rb")', 'p.open(encoding="utf-8")', "open(os.devnull, m)"])
 def test_a_call_that_reads_is_none(text: str) -> None:
     assert not writing_calls(ast.walk(ast.parse(text)))
 
 
 # What could run a file, or send it away; pytorch joins its own processes by a socket.
-RUNS_OR_SENDS = {
-    "pickle",
-    "marshal",
-    "shelve",
-    "subprocess",
-    "ctypes",
-    "urllib",
-    "http",
-    "ssl",
-    "requests",
-    "runpy",
-}
+RUNS_OR_SENDS = {"pickle", "marshal", "shelve", "subprocess", "ctypes", "urllib", "http", "ssl", "requests", "runpy"}
 
 
 # record starts the job that a user names; the recorder's pickles are read by a reader that knows no class.

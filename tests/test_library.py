@@ -27,10 +27,7 @@ NAMED: dict[str, Any] = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
             ("--gpus", "8", "--tp", "2", "--no-sequence-parallel", "--overlap", "gradients,transfers"),
         ),
         ({"gpus": 8, "set": ["node.nics=4"]}, ("--gpus", "8", "--set", "node.nics=4")),
-        (
-            {"gpus": 16, "pp": 2, "stage_layers": (15, 17)},
-            ("--gpus", "16", "--pp", "2", "--stage-layers", "15,17"),
-        ),
+        ({"gpus": 16, "pp": 2, "stage_layers": (15, 17)}, ("--gpus", "16", "--pp", "2", "--stage-layers", "15,17")),
     ],
 )
 def test_predict_answers_as_the_command_does(
@@ -87,8 +84,7 @@ def test_rows_are_flat() -> None:
     parts = sum(
         value
         for name, value in rows[0].items()
-        if name
-        in {f"{part}_s" for part in ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")}
+        if name in {f"{part}_s" for part in ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")}
     )
     assert parts == pytest.approx(rows[0]["step_s"])
 
@@ -97,9 +93,7 @@ def test_search_and_plan_by_words(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--gpus", "8", "--global-batch", "32", "--seq", "2k")
     fixed: dict[str, Any] = {"tp": 2, "pp": 1, "sharding": "zero-1", "precision": "bf16"}
     typed = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
-    printed = run_json(
-        capsys, "search", "--model", "llama-3.2-1b", "--cluster", "h100", *words, *typed, "--top", "3"
-    )
+    printed = run_json(capsys, "search", "--model", "llama-3.2-1b", "--cluster", "h100", *words, *typed, "--top", "3")
     found = stepcast.search("llama-3.2-1b", "h100", 8, global_batch=32, seq="2k", top=3, **fixed)
     assert [row["step_s"] for row in stepcast.rows(found)] == [row["step_s"] for row in printed["rows"]]
     made = stepcast.plan(**NAMED, gpus=64, tokens="100B", runs=20)
@@ -137,9 +131,7 @@ def test_a_changed_framework_stays_as_it_was_changed() -> None:
     """PyTorch's gradients have the format of the weights, here 4 bytes, unless a Framework says otherwise."""
     usual = stepcast.load_framework("pytorch")
     changed = replace(usual, gradient_dtype=DType.BF16)
-    before, after = (
-        stepcast.predict(**NAMED, gpus=8, precision="tf32", framework=each) for each in (usual, changed)
-    )
+    before, after = (stepcast.predict(**NAMED, gpus=8, precision="tf32", framework=each) for each in (usual, changed))
     less = before.memory[0].gradients - after.memory[0].gradients
     assert less == pytest.approx(2 * 8.03e9, rel=0.01)
     own = stepcast.predict(**NAMED, gpus=8, framework=replace(usual, name="ours"))

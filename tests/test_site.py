@@ -28,8 +28,7 @@ def test_the_navigation_names_pages_that_are_there() -> None:
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None,
-    reason="needs mkdocs-material; 'make docs' installs and runs it",
+    importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs-material; 'make docs' installs and runs it"
 )
 def test_the_site_builds_without_a_warning(builder: ModuleType) -> None:
     assert builder.main() == 0

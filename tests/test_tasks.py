@@ -26,13 +26,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         ("step  ", "90 % interval", "70.55B parameters"),
     ),
     ("pretraining", "does it fit on 8 GPUs?", f"{P70} --gpus 8 --tp 8", 0, ("DOES NOT FIT", "to fit")),
-    (
-        "pretraining",
-        "what would make it fit?",
-        f"{P8} --gpus 8 --mbs 8 --gbs 64",
-        0,
-        ("to fit         --", " %), "),
-    ),
+    ("pretraining", "what would make it fit?", f"{P8} --gpus 8 --mbs 8 --gbs 64", 0, ("to fit         --", " %), ")),
     (
         "pretraining",
         "what fills the memory?",
@@ -71,13 +65,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         ("rank ", "dp 8, micro-batch 4, zero-1", "bottleneck"),
     ),
     # ---- who tunes one on few GPUs
-    (
-        "fine-tuning",
-        "one H200",
-        "predict llama-3.1-8b --gpu h200 --framework hf",
-        0,
-        ("1 h200", "transformers"),
-    ),
+    ("fine-tuning", "one H200", "predict llama-3.1-8b --gpu h200 --framework hf", 0, ("1 h200", "transformers")),
     (
         "fine-tuning",
         "my gaming card",
@@ -85,13 +73,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         0,
         ("1 rtx-4090", "fits", "nobody measured"),
     ),
-    (
-        "fine-tuning",
-        "LoRA",
-        "predict llama-3.1-8b --gpu 'RTX 4090' --lora 16 --seq 2k --gbs 4",
-        0,
-        ("rtx-4090",),
-    ),
+    ("fine-tuning", "LoRA", "predict llama-3.1-8b --gpu 'RTX 4090' --lora 16 --seq 2k --gbs 4", 0, ("rtx-4090",)),
     (
         "fine-tuning",
         "gradient checkpointing",
@@ -127,13 +109,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         0,
         ("issued one by one",),
     ),
-    (
-        "fine-tuning",
-        "8-bit optimizer",
-        "predict llama-3.1-8b --gpu h100 --optimizer adamw:8bit",
-        0,
-        ("memory  ",),
-    ),
+    ("fine-tuning", "8-bit optimizer", "predict llama-3.1-8b --gpu h100 --optimizer adamw:8bit", 0, ("memory  ",)),
     (
         "fine-tuning",
         "a checkpoint from the hub",
@@ -196,20 +172,8 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         0,
         ("time", "GB/s"),
     ),
-    (
-        "network",
-        "an all-to-all",
-        "collective all-to-all --ranks 64 --size 256MB --cluster dgx-h100",
-        0,
-        ("time",),
-    ),
-    (
-        "network",
-        "one node by its GPU",
-        "collective all-reduce --ranks 8 --size 1GiB --cluster h200",
-        0,
-        ("time",),
-    ),
+    ("network", "an all-to-all", "collective all-to-all --ranks 64 --size 256MB --cluster dgx-h100", 0, ("time",)),
+    ("network", "one node by its GPU", "collective all-reduce --ranks 8 --size 1GiB --cluster h200", 0, ("time",)),
     ("network", "half the NICs", f"{P8} --gpus 64 --set node.nics=4", 0, ("step  ",)),
     (
         "network",
@@ -218,20 +182,8 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         0,
         ("step  ",),
     ),
-    (
-        "network",
-        "my nccl-tests log",
-        "analyze examples/nccl-32-h100.txt --cluster dgx-h100",
-        0,
-        ("measured",),
-    ),
-    (
-        "network",
-        "what is wrong with it?",
-        "analyze examples/nccl-one-nic.txt --cluster dgx-h100",
-        0,
-        ("NIC",),
-    ),
+    ("network", "my nccl-tests log", "analyze examples/nccl-32-h100.txt --cluster dgx-h100", 0, ("measured",)),
+    ("network", "what is wrong with it?", "analyze examples/nccl-one-nic.txt --cluster dgx-h100", 0, ("NIC",)),
     ("network", "what a cluster is", "show dgx-h100", 0, ("h100-sxm",)),
     (
         "network",
@@ -265,28 +217,10 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         0,
         ("out.json",),
     ),
-    (
-        "performance",
-        "a trace of a forecast",
-        f"{P8} --gpus 16 --pp 2 --timeline step.json",
-        0,
-        ("ui.perfetto.dev",),
-    ),
+    ("performance", "a trace of a forecast", f"{P8} --gpus 16 --pp 2 --timeline step.json", 0, ("ui.perfetto.dev",)),
     ("performance", "draw it", f"{P8} --gpus 16 --pp 4 --gantt", 0, ("stage",)),
-    (
-        "performance",
-        "one matmul",
-        "op matmul --m 8192 --n 8192 --k 8192 --gpu h100",
-        0,
-        ("TFLOP/s", "source"),
-    ),
-    (
-        "performance",
-        "what it waited for",
-        f"{P8} --gpus 16 --pp 2 --critical-path",
-        0,
-        ("on the critical path",),
-    ),
+    ("performance", "one matmul", "op matmul --m 8192 --n 8192 --k 8192 --gpu h100", 0, ("TFLOP/s", "source")),
+    ("performance", "what it waited for", f"{P8} --gpus 16 --pp 2 --critical-path", 0, ("on the critical path",)),
     ("performance", "how sure are you?", f"{P8} --gpus 16 --jitter 0.05 --runs 20", 0, ("with jitter",)),
     # ---- who studies simulators
     (
@@ -322,9 +256,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
 
 def test_sixty_tasks_in_six_roles() -> None:
     roles = [role for role, *_ in TASKS]
-    assert {role: roles.count(role) for role in dict.fromkeys(roles)} == dict.fromkeys(
-        dict.fromkeys(roles), 10
-    )
+    assert {role: roles.count(role) for role in dict.fromkeys(roles)} == dict.fromkeys(dict.fromkeys(roles), 10)
     assert len(TASKS) == 60
 
 
@@ -374,10 +306,7 @@ OTHERWISE: list[tuple[str, str]] = [
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --tensor_parallel 2", "tp 2, dp 4"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 -tp 2", "tp 2, dp 4"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --zero stage3", "zero-3"),
-    (
-        "predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --zero 4",
-        "expected one of none, zero-1, zero-2, zero-3, fsdp",
-    ),
+    ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --zero 4", "expected one of none, zero-1, zero-2, zero-3, fsdp"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --sharding fdsp", "did you mean fsdp"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --precision BFloat16", "in bf16"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --precision fp7", "did you mean"),
@@ -386,10 +315,7 @@ OTHERWISE: list[tuple[str, str]] = [
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --seq 8kb", "expected a whole number"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --batch-size 60", "the nearest is 64"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 16 --pp 3", "--pp 2 or 4"),
-    (
-        "predict llama-3.1-8b --cluster dgx-h100 --gpus 16 --pp 4 --schedule interleved",
-        "did you mean interleaved",
-    ),
+    ("predict llama-3.1-8b --cluster dgx-h100 --gpus 16 --pp 4 --schedule interleved", "did you mean interleaved"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework torch-titan", "torchtitan"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework megatorn", "did you mean megatron"),
     ("predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --recompute ful", "expected none, selective, full"),

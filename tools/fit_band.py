@@ -139,11 +139,7 @@ def table(name: str, rows: Sequence[Run]) -> str:
     found = quantiles(rows)
     sides: Mapping[str, float] = {"low": found.low, "middle": found.middle, "high": found.high}
     lines = [f'[kinds."{name}"]', *(f"{side} = {np.exp(log):.3f}" for side, log in sides.items())]
-    lines += [
-        f"rows = {len(rows)}",
-        f"gpus = {max(run.gpus for run in rows)}",
-        f"seq = {max(run.seq for run in rows)}",
-    ]
+    lines += [f"rows = {len(rows)}", f"gpus = {max(run.gpus for run in rows)}", f"seq = {max(run.seq for run in rows)}"]
     names = ", ".join(f'"{name}"' for name in sorted({run.framework for run in rows}))
     return "\n".join([*lines, f"frameworks = [{names}]"])
 

@@ -51,9 +51,7 @@ class Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help=f"holds {FILE}")
     parser.add_argument("--folds", action="store_true", help="also fit without each machine, and write that")
     args = parser.parse_args()

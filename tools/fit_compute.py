@@ -19,14 +19,7 @@ from fit_neusight import all_points, fit_neusight
 from fit_tables import OUT, Free, Row, column, fit_keys, folds, put, read, report, to_toml, with_values
 from minimise import Vector
 
-from stepcast.cost.compute import (
-    ALONE,
-    Load,
-    attention_seconds,
-    matmul_seconds,
-    softmax_key,
-    stream_seconds,
-)
+from stepcast.cost.compute import ALONE, Load, attention_seconds, matmul_seconds, softmax_key, stream_seconds
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
@@ -74,9 +67,7 @@ def matmul_predictor(rows: list[Row], load: Load = ALONE) -> Callable[[ComputeFi
     return predict
 
 
-def fit_tensor(
-    table: dict[str, Any], ops: list[Row], fp8: list[Row], kernels: list[Row], check: bool
-) -> None:
+def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], kernels: list[Row], check: bool) -> None:
     rows = [row for row in ops if row["op"] == "linear" and row["dtype"] == "bf16"]
     measured = column(rows, "ms") * 1e-3
     if check:
@@ -98,20 +89,12 @@ def fit_tensor(
         free: Free = {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
         long = long_enough(own)
         put(table, fit_keys(table, free, matmul_predictor(long), column(long, "ms") * 1e-3))
-        report(
-            f"linear {dtype}, one constant",
-            matmul_predictor(own)(compute_fit(table)),
-            column(own, "ms") * 1e-3,
-        )
+        report(f"linear {dtype}, one constant", matmul_predictor(own)(compute_fit(table)), column(own, "ms") * 1e-3)
     fit_batched(table, ops, kernels)
     grouped = [row for row in fp8 if row["op"] == "grouped_linear"]
     free = {"grouped_s": (1e-7, 1e-9, 1e-5), "grouped_efficiency": (0.9, 0.5, 1.0)}
     put(table, fit_keys(table, free, grouped_predictor(grouped), column(grouped, "ms") * 1e-3))
-    report(
-        "grouped bf16, two constants",
-        grouped_predictor(grouped)(compute_fit(table)),
-        column(grouped, "ms") * 1e-3,
-    )
+    report("grouped bf16, two constants", grouped_predictor(grouped)(compute_fit(table)), column(grouped, "ms") * 1e-3)
 
 
 def long_enough(rows: list[Row]) -> list[Row]:
@@ -227,9 +210,7 @@ def shared(fit: ComputeFit) -> ComputeFit:
     add, norm = fit.streams["add"], fit.streams["layer-norm"]
     streams = dict(fit.streams)
     for key in LIKE_ADD:
-        streams[key] = replace(
-            streams[key], bandwidth_efficiency=add.bandwidth_efficiency, latency_s=add.latency_s
-        )
+        streams[key] = replace(streams[key], bandwidth_efficiency=add.bandwidth_efficiency, latency_s=add.latency_s)
     streams["rms-norm"] = replace(norm, row_clocks=streams["rms-norm"].row_clocks)
     for key in ("softmax-wide", "softmax-registers", "softmax-shared"):
         streams[key] = replace(streams[key], bandwidth_efficiency=streams["softmax"].bandwidth_efficiency)

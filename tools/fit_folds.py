@@ -27,16 +27,7 @@ from fit_compute import (
     shared,
     stream_predictor,
 )
-from fit_neusight import (
-    LATEST,
-    MATMUL,
-    STREAMS,
-    Points,
-    all_points,
-    fit_memory,
-    fit_simt,
-    without,
-)
+from fit_neusight import LATEST, MATMUL, STREAMS, Points, all_points, fit_memory, fit_simt, without
 from fit_tables import OUT, Free, Row, column, fit_keys, literal, put, read, with_values
 from minimise import Vector
 
@@ -128,9 +119,7 @@ def gpu_folds(table: dict[str, Any], points: list[Points]) -> list[Fold]:
         power = fitted["power"]["joule_per_flop"].items()
         values = {
             "matmul": {"simt": fitted["matmul"]["simt"], "simt_of": fitted["matmul"]["simt_of"]},
-            "power": {
-                "joule_per_flop": {name: {"fp32": entry["fp32"]} for name, entry in power if "fp32" in entry}
-            },
+            "power": {"joule_per_flop": {name: {"fp32": entry["fp32"]} for name, entry in power if "fp32" in entry}},
             "memory_efficiency": fitted["memory_efficiency"],
             "stream": {name: fitted["stream"][name] for name in STREAMS},
         }

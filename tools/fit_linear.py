@@ -83,9 +83,7 @@ def fit_delta(found: Sequence[Case]) -> ScanFit:
 
 
 def left_out(found: Sequence[Case]) -> list[float]:
-    return [
-        times([each], fit_selective([other for other in found if other is not each]))[0] for each in found
-    ]
+    return [times([each], fit_selective([other for other in found if other is not each]))[0] for each in found]
 
 
 def lines() -> Iterator[str]:

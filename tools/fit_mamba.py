@@ -171,13 +171,7 @@ def lines(found: dict[Case, Times], launches: dict[Case, Times]) -> Iterator[str
     for name in KERNELS:
         stream = fit_stream(found, name)
         yield f"\n[stream.{name}]"
-        for field in (
-            "bandwidth_efficiency",
-            "elements_per_clock",
-            "row_clocks",
-            "column_clocks",
-            "latency_s",
-        ):
+        for field in ("bandwidth_efficiency", "elements_per_clock", "row_clocks", "column_clocks", "latency_s"):
             if value := getattr(stream, field):
                 yield f"{field} = {value:.4g}"
 

@@ -44,9 +44,7 @@ class Log:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="nccl-tests logs of the cluster")
     parser.add_argument("--leave-one-out", action="store_true", help="also fit without each log in turn")
     args = parser.parse_args()
@@ -61,9 +59,7 @@ def main() -> None:
     report("together", logs, constants, cluster)
     if args.leave_one_out:
         print("left out, fitted on the others:")
-        lines = [
-            "# Constants without one log: written by tools/fit_nccl.py, read by stepcast.validate.nccl_tests."
-        ]
+        lines = ["# Constants without one log: written by tools/fit_nccl.py, read by stepcast.validate.nccl_tests."]
         lines += [f'cluster = "{cluster.name}"', f"names = [{', '.join(map(repr, NAMES))}]".replace("'", '"')]
         for log in logs:
             found = fit([other for other in logs if other is not log], cluster)
@@ -85,9 +81,7 @@ def read_logs(folder: str, cluster: Cluster) -> list[Log]:
 
 
 def errors(log: Log, constants: Vector, cluster: Cluster) -> Vector:
-    predicted = collective_s(
-        log.kind, log.sizes_bytes, with_constants(log.route, constants.tolist(), cluster)
-    )
+    predicted = collective_s(log.kind, log.sizes_bytes, with_constants(log.route, constants.tolist(), cluster))
     return np.abs(predicted / log.measured_s - 1)
 
 
@@ -121,10 +115,7 @@ def fit(logs: Sequence[Log], cluster: Cluster) -> Vector:
 
 def simplex(loss: Callable[[Vector], float], start: Vector) -> Vector:
     """Nelder and Mead (1965): move the worst corner of a simplex through the middle of the others."""
-    corners = [
-        start,
-        *(start * np.where(np.arange(len(start)) == axis, 1.1, 1.0) for axis in range(len(start))),
-    ]
+    corners = [start, *(start * np.where(np.arange(len(start)) == axis, 1.1, 1.0) for axis in range(len(start)))]
     losses = [loss(corner) for corner in corners]
     for _ in range(STEPS):
         order = np.argsort(losses)

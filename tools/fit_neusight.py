@@ -79,9 +79,7 @@ class Points:
         return 0.0 if self.op == LONE else float(np.quantile(self.seconds, LEAST_QUANTILE))
 
     def part(self, chosen: Any) -> "Points":
-        return Points(
-            self.op, self.gpu, *(x[chosen] for x in (self.m, self.n, self.k, self.batch, self.seconds))
-        )
+        return Points(self.op, self.gpu, *(x[chosen] for x in (self.m, self.n, self.k, self.batch, self.seconds)))
 
 
 def read_points(folder: Path, name: str = "ops_fp32.csv.gz") -> list[Points]:
@@ -96,10 +94,7 @@ def read_points(folder: Path, name: str = "ops_fp32.csv.gz") -> list[Points]:
         def of(name: str, rows: list[dict[str, str]] = rows) -> Vector:
             return np.array([float(row[name] or 1) for row in rows])
 
-        if op in MATRIX:
-            sizes = (of("m"), of("k"), of("n"), of("b"))
-        else:
-            sizes = (of("b"), of("h"), of("h"), of("b") * 0 + 1)
+        sizes = (of("m"), of("k"), of("n"), of("b")) if op in MATRIX else (of("b"), of("h"), of("h"), of("b") * 0 + 1)
         points.append(Points(op, load_gpu(GPUS[device]), *sizes, of("ms") * 1e-3))
     return points
 
@@ -203,9 +198,7 @@ def fit_simt(
     table: dict[str, Any], points: list[Points], left_out: str = ""
 ) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """[matmul.simt] and the energy of fp32, with the overheads of the measuring code (op -> added, least)."""
-    found = [
-        (sample(p, SAMPLE), p.least_s) for p in points if p.op in MATRIX and p.gpu.architecture != LATEST
-    ]
+    found = [(sample(p, SAMPLE), p.least_s) for p in points if p.op in MATRIX and p.gpu.architecture != LATEST]
     bounds = [*MATMUL.values(), *OTHERS]
     start, low, high = (np.array([b[i] for b in bounds]) for i in range(3))
 
@@ -214,9 +207,7 @@ def fit_simt(
 
     def ratios(x: Vector) -> Vector:
         fit, before = compute_fit(set_simt(table, x, left_out)), share(x)
-        return np.concatenate(
-            [predict(p, fit, before[p.op] * least_s, least_s) / p.seconds for p, least_s in found]
-        )
+        return np.concatenate([predict(p, fit, before[p.op] * least_s, least_s) / p.seconds for p, least_s in found])
 
     best = minimise(ratios, start, low, high, scale=0.1, rounds=20)
     best = np.array([float(f"{value:.4g}") for value in best])
@@ -237,9 +228,7 @@ def _overhead(points: list[Points], op: str, share: float) -> tuple[float, float
     return float(f"{share * least_s:.4g}"), least_s
 
 
-def fit_memory(
-    table: dict[str, Any], points: list[Points]
-) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
+def fit_memory(table: dict[str, Any], points: list[Points]) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """What each architecture reaches of its bandwidth, the older norm and softmax kernels, and overheads."""
     points = [p for p in points if p.op not in (*MATRIX, LONE)]
     table = {**table, "memory_efficiency": memory_efficiency(table, points)}
@@ -247,9 +236,7 @@ def fit_memory(
     older = [p for p in points if p.gpu.architecture != LATEST]
     overheads: dict[str, tuple[float, float]] = {}
     for op in sorted({p.op for p in points}):
-        table, share = _fit_stream(
-            table, [p for p in (older if op in ("ln", "softmax") else points) if p.op == op]
-        )
+        table, share = _fit_stream(table, [p for p in (older if op in ("ln", "softmax") else points) if p.op == op])
         overheads[op] = _overhead(points, op, share)
     return table, overheads
 
@@ -292,17 +279,10 @@ def _fit_stream(table: dict[str, Any], points: list[Points]) -> tuple[dict[str, 
         stream = dict(table["stream"])
         if op == "ln":
             names = ("bandwidth_efficiency", "row_clocks", "column_clocks")
-            stream["layer-norm"] = {
-                **stream["layer-norm"],
-                **dict(zip(names, map(float, x[1:]), strict=True)),
-            }
+            stream["layer-norm"] = {**stream["layer-norm"], **dict(zip(names, map(float, x[1:]), strict=True))}
         elif op == "softmax":
             for key, value in zip(STREAMS[1:], x[1:], strict=True):
-                older = {
-                    "bandwidth_efficiency": float(value),
-                    "elements_per_clock": 0.0,
-                    "column_clocks": 0.0,
-                }
+                older = {"bandwidth_efficiency": float(value), "elements_per_clock": 0.0, "column_clocks": 0.0}
                 stream[key] = {**stream[key], **older}
         return {**table, "stream": stream}
 
@@ -329,9 +309,7 @@ def check(table: dict[str, Any], points: list[Points]) -> None:
         for own in (p for p in points if p.gpu.name == left_out):
             predicted = predict(own, fit, *overheads[own.op])
             cells[own.op, left_out] = float(np.mean(np.abs(predicted / own.seconds - 1.0)))
-            seen = np.random.default_rng(1).choice(
-                own.seconds.size, min(20, own.seconds.size // 2), replace=False
-            )
+            seen = np.random.default_rng(1).choice(own.seconds.size, min(20, own.seconds.size // 2), replace=False)
             unseen = np.ones(own.seconds.size, dtype=bool)
             unseen[seen] = False
             correction = fit_correction(predicted[seen], own.seconds[seen])
@@ -340,14 +318,11 @@ def check(table: dict[str, Any], points: list[Points]) -> None:
     print("  ", names)
     for op in sorted({op for op, _ in cells}):
         row = [
-            f"{cells[op, name]:6.1%}/{calibrated[op, name]:5.1%}" if (op, name) in cells else " " * 13
-            for name in names
+            f"{cells[op, name]:6.1%}/{calibrated[op, name]:5.1%}" if (op, name) in cells else " " * 13 for name in names
         ]
         print(f"  {op:8s}", "  ".join(row))
     mean, better = np.mean(list(cells.values())), np.mean(list(calibrated.values()))
-    print(
-        f"neusight, leave one GPU out: mean over cells {mean:.2%}; with 20 points per operator {better:.2%}"
-    )
+    print(f"neusight, leave one GPU out: mean over cells {mean:.2%}; with 20 points per operator {better:.2%}")
 
 
 def all_points(neusight: Path, h200: Path, ops: list[dict[str, str]]) -> list[Points]:

@@ -40,11 +40,7 @@ def _copy(table: Any) -> Any:
 
 
 def fit_keys(
-    table: dict[str, Any],
-    free: Free,
-    predict: Callable[[ComputeFit], Vector],
-    measured: Vector,
-    scale: float = 0.05,
+    table: dict[str, Any], free: Free, predict: Callable[[ComputeFit], Vector], measured: Vector, scale: float = 0.05
 ) -> dict[str, float]:
     keys = list(free)
     start, low, high = (np.array([free[key][i] for key in keys]) for i in range(3))

@@ -59,8 +59,7 @@ def _app(page: Any) -> None:
         assert server.stdout
         address = server.stdout.readline().removeprefix("open ").strip()
         page.goto(
-            f"{address}#predict?framework=megatron-core&"
-            + "&".join(f"{name}={value}" for name, value in ASKED.items())
+            f"{address}#predict?framework=megatron-core&" + "&".join(f"{name}={value}" for name, value in ASKED.items())
         )
         page.wait_for_selector("#answer[data-whole]", timeout=60_000)
         page.fill("#predict-micro_batch", "2")  # a live answer, once all is loaded

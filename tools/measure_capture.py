@@ -34,35 +34,18 @@ def main() -> None:
     folder, home = Path(sys.argv[1]), Path(__file__).resolve().parents[1]
     folder.mkdir(parents=True, exist_ok=True)
     config = home / "src" / "stepcast" / "data" / "transformers" / "configs" / "llama-3.1-8b.json"
-    one = subprocess.run(
-        [sys.executable, "-c", ONE, str(config)], capture_output=True, text=True, check=False
-    )
+    one = subprocess.run([sys.executable, "-c", ONE, str(config)], capture_output=True, text=True, check=False)
     began = time.perf_counter()
     sum(range(10)), [each + 1 for each in range(10_000_000)]
     python_s = time.perf_counter() - began
-    line = (
-        one.stdout.strip().splitlines()[-1]
-        if one.stdout.strip()
-        else json.dumps({"error": one.stderr[-800:]})
-    )
+    line = one.stdout.strip().splitlines()[-1] if one.stdout.strip() else json.dumps({"error": one.stderr[-800:]})
     found = {**json.loads(line), "ten_million_additions_s": python_s}
     (folder / "speed.json").write_text(json.dumps(found))
     print(found, flush=True)
     began = time.perf_counter()
-    words = [
-        sys.executable,
-        "-m",
-        "stepcast",
-        "validate",
-        "--set",
-        "captured",
-        "-o",
-        str(folder / "captured.csv"),
-    ]
+    words = [sys.executable, "-m", "stepcast", "validate", "--set", "captured", "-o", str(folder / "captured.csv")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=420, check=False)
-    (folder / "captured.txt").write_text(
-        f"{time.perf_counter() - began:.0f} s\n{done.stdout}\n{done.stderr[-3000:]}"
-    )
+    (folder / "captured.txt").write_text(f"{time.perf_counter() - began:.0f} s\n{done.stdout}\n{done.stderr[-3000:]}")
     print(f"{time.perf_counter() - began:.0f} s", done.stdout[:1500], done.stderr[-800:], flush=True)
 
 

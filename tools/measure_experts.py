@@ -98,13 +98,7 @@ def measure(rows: int, inner: int, width: int, groups: int) -> None:
         report("clamp", rows, inner, groups, lambda: clamp(y))
     leaf = y.clone().requires_grad_()
     clamped = clamp(leaf)
-    report(
-        "clamp backward",
-        rows,
-        inner,
-        groups,
-        lambda: torch.autograd.grad(clamped, leaf, y, retain_graph=True),
-    )
+    report("clamp backward", rows, inner, groups, lambda: torch.autograd.grad(clamped, leaf, y, retain_graph=True))
     counts = [rows // groups] * groups
     result = torch.randn(rows, width, **make).requires_grad_()
     biases = [torch.randn(width, **make).requires_grad_() for _ in range(groups)]

@@ -225,9 +225,7 @@ def kernels(plan, row, watch: Watch, device: str) -> dict:
     found, loss = {}, None
     for phase in ("forward", "backward", "optimizer"):
         trainer.wait()
-        with profile(
-            activities=[ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU]
-        ) as seen:
+        with profile(activities=[ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU]) as seen:
             if phase == "forward":
                 loss = trainer.forward()
             elif phase == "backward":

@@ -49,27 +49,9 @@ def rand(*shape, dtype=BF16, scale=1.0):
 
 
 def matmuls():
-    shapes = [
-        (8192, 50257, 1280),
-        (4096, 50257, 1280),
-        (8192, 50304, 1280),
-        (4096, 4097, 4096),
-        (4096, 4096, 4097),
-    ]
-    shapes += [
-        (4096, 4098, 4096),
-        (4096, 4100, 4096),
-        (2048, 128256, 2048),
-        (8192, 3840, 1280),
-        (8192, 5120, 1280),
-    ]
-    shapes += [
-        (8192, 1280, 5120),
-        (8192, 1280, 1280),
-        (1001, 4096, 4096),
-        (4096, 1001, 1001),
-        (512, 30522, 768),
-    ]
+    shapes = [(8192, 50257, 1280), (4096, 50257, 1280), (8192, 50304, 1280), (4096, 4097, 4096), (4096, 4096, 4097)]
+    shapes += [(4096, 4098, 4096), (4096, 4100, 4096), (2048, 128256, 2048), (8192, 3840, 1280), (8192, 5120, 1280)]
+    shapes += [(8192, 1280, 5120), (8192, 1280, 1280), (1001, 4096, 4096), (4096, 1001, 1001), (512, 30522, 768)]
     for m, n, k in shapes:
         x, w, g = rand(m, k), rand(n, k), rand(m, n)
         case("linear", m, n, k, "bf16", lambda x=x, w=w: F.linear(x, w))
@@ -116,21 +98,12 @@ def backward(name, a, b, dtype, function, *leaves):
     grad = torch.randn_like(out)
     label = "bf16" if dtype is BF16 else "fp32"
     case(name, a, b, 0, label, function)
-    case(
-        name + "-backward", a, b, 0, label, lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
-    )
+    case(name + "-backward", a, b, 0, label, lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True))
 
 
 def memory_bound():
     for dtype in (BF16, FP32):
-        for rows, cols in (
-            (8192, 1280),
-            (2048, 2048),
-            (16384, 2048),
-            (8192, 6144),
-            (8192, 12288),
-            (4096, 16384),
-        ):
+        for rows, cols in ((8192, 1280), (2048, 2048), (16384, 2048), (8192, 6144), (8192, 12288), (4096, 16384)):
             x = rand(rows, cols, dtype=dtype).requires_grad_()
             w, b = rand(cols, dtype=dtype).requires_grad_(), rand(cols, dtype=dtype).requires_grad_()
             backward("layer-norm", rows, cols, dtype, lambda: F.layer_norm(x, (cols,), w, b), x, w, b)
@@ -215,11 +188,7 @@ def optimizers():
     ]
     llama = [(2048, 3072), (2048, 2048), (2048, 16384), (8192, 2048), (2048,), (2048,)]
     big = [(4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096,), (4096,)]
-    lists = {
-        "gpt2-large": gpt * 36 + [(50257, 1280)],
-        "llama-1b": llama * 16 + [(128256, 2048)],
-        "llama-8b-4": big * 4,
-    }
+    lists = {"gpt2-large": gpt * 36 + [(50257, 1280)], "llama-1b": llama * 16 + [(128256, 2048)], "llama-8b-4": big * 4}
     lists["one"] = [(1 << 30,)]
     for name, shapes in lists.items():
         weights = [torch.nn.Parameter(rand(*shape)) for shape in shapes]

@@ -152,16 +152,7 @@ def main():
                 out.writerow(("delta", heads, key_dim, value_dim, 64, batch, seq, phase, *numbers))
             file.flush()
             torch.cuda.empty_cache()
-            print(
-                f"{time.time() - started:.0f} s delta",
-                heads,
-                key_dim,
-                value_dim,
-                batch,
-                seq,
-                rows,
-                flush=True,
-            )
+            print(f"{time.time() - started:.0f} s delta", heads, key_dim, value_dim, batch, seq, rows, flush=True)
         if "selective" not in asked:
             return
         scan = compiled(libraries)

@@ -130,9 +130,7 @@ def main():
         for phase, named in found.items():
             for name, (us, launches) in sorted(named.items()):
                 rows.append((*sizes, phase, name, f"{launches:g}", f"{us:.2f}", saved, peak))
-        total = {
-            phase: sum(us * launches for us, launches in named.values()) for phase, named in found.items()
-        }
+        total = {phase: sum(us * launches for us, launches in named.values()) for phase, named in found.items()}
         print(sizes, total, saved, peak, flush=True)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)

@@ -55,9 +55,7 @@ class Offload:
 
         def run(*inputs: Any) -> Any:
             known.clear()
-            with torch.autograd.graph.saved_tensors_hooks(
-                pack, lambda at: kept[at] if isinstance(at, int) else at
-            ):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda at: kept[at] if isinstance(at, int) else at):
                 result = forward(*inputs)
             self.sent(number)
             return result
@@ -115,9 +113,7 @@ class HostAdamW:
             for weight, master in zip(self.weights, self.master, strict=True):
                 master.grad.copy_(weight.grad, non_blocking=True)
                 events.append(self.out.record_event())
-        for weight, master, update, event in zip(
-            self.weights, self.master, self.updates, events, strict=True
-        ):
+        for weight, master, update, event in zip(self.weights, self.master, self.updates, events, strict=True):
             event.synchronize()
             update.step()
             with torch.cuda.stream(self.into):

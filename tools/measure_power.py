@@ -96,12 +96,7 @@ CASES = {
     "silu fp32 1 Gi": lambda: silu_float(1 << 30),
     "waiting 1 ms": lambda: waiting(1.0),
 }
-MIXED = (
-    "mm bf16 8192 8192 8192",
-    "mm bf16 16384 2048 2048",
-    "mm fp8 8192 8192 8192",
-    "attention 2 32 8192 128",
-)
+MIXED = ("mm bf16 8192 8192 8192", "mm bf16 16384 2048 2048", "mm fp8 8192 8192 8192", "attention 2 32 8192 128")
 WITH = ("add bf16 64 Mi", "waiting 0.2 ms")
 PARTNERS = {"add bf16 64 Mi": lambda: add(64 << 20), "waiting 0.2 ms": lambda: waiting(0.2)}
 SHARES = (0.25, 0.5, 0.75)

@@ -147,11 +147,7 @@ def main() -> None:
     environment = {**os.environ, "PYTHONPATH": str(me.parents[1] / "src"), "PYTHONUNBUFFERED": "1"}
     python = sys.executable
     for name, words in RUNS.items():
-        command(
-            f"{python} -m stepcast run {words} --steps 5 -o {folder}/run_{name}.json",
-            env=environment,
-            timeout=150,
-        )
+        command(f"{python} -m stepcast run {words} --steps 5 -o {folder}/run_{name}.json", env=environment, timeout=150)
         if "--with-kernels" in sys.argv:
             file = f"{folder}/kernels_{name}.json"
             command(f"{python} {me} --kernels {name} {file}", env=environment, timeout=100)

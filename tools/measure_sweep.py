@@ -136,17 +136,9 @@ class Sweep:
                         q, k = rand(heads, seq, size, dtype=dtype), rand(heads, seq, size, dtype=dtype)
                         scores = rand(heads, seq, seq, dtype=dtype)
                         self.our_row(
-                            "bmm",
-                            NAMES[dtype],
-                            lambda: torch.bmm(q, k.transpose(1, 2)),
-                            B=heads,
-                            M=seq,
-                            N=seq,
-                            K=size,
+                            "bmm", NAMES[dtype], lambda: torch.bmm(q, k.transpose(1, 2)), B=heads, M=seq, N=seq, K=size
                         )
-                        self.our_row(
-                            "bmm", NAMES[dtype], lambda: torch.bmm(scores, k), B=heads, M=seq, N=size, K=seq
-                        )
+                        self.our_row("bmm", NAMES[dtype], lambda: torch.bmm(scores, k), B=heads, M=seq, N=size, K=seq)
 
     def again(self):
         """Products of the set's first file, to see that two days of measuring agree."""
@@ -202,12 +194,7 @@ class Sweep:
                 x8 = rand(m, k).to(torch.float8_e4m3fn)
                 w8 = rand(n, k).to(torch.float8_e4m3fn)
                 self.our_row(
-                    "linear",
-                    "fp8",
-                    lambda: torch._scaled_mm(x8, w8.t(), one, one, out_dtype=BF16),
-                    M=m,
-                    N=n,
-                    K=k,
+                    "linear", "fp8", lambda: torch._scaled_mm(x8, w8.t(), one, one, out_dtype=BF16), M=m, N=n, K=k
                 )
 
     def power(self):
@@ -251,12 +238,7 @@ class Sweep:
             )
         for _ in range(240):
             shapes.append(
-                (
-                    "bmm",
-                    log_uniform(generator, 1, 1024),
-                    *(log_uniform(generator, 8, 1024) for _ in range(3)),
-                    "train",
-                )
+                ("bmm", log_uniform(generator, 1, 1024), *(log_uniform(generator, 8, 1024) for _ in range(3)), "train")
             )
         for hidden, ffn in ((1024, 4096), (1280, 5120), (2048, 8192), (2560, 10240)):
             for tokens in (1024, 4096, 16384):
@@ -269,10 +251,7 @@ class Sweep:
                 ]
         for size in (64, 80, 128):
             for seq, heads in ((512, 16), (512, 256), (1024, 80), (2048, 64)):
-                shapes += [
-                    ("bmm", heads, seq, size, seq, "aligned"),
-                    ("bmm", heads, seq, seq, size, "aligned"),
-                ]
+                shapes += [("bmm", heads, seq, size, seq, "aligned"), ("bmm", heads, seq, seq, size, "aligned")]
         torch.backends.cuda.matmul.allow_tf32 = False
         for op, b, m, n, k, split in shapes:
             if b * m * n * k > 1.2e12 or b * (m * n + n * k + m * k) > 4e9:

@@ -28,10 +28,7 @@ def updates() -> list[dict]:
     for dtype in (torch.bfloat16, torch.float32):
         for how in ("fused", "foreach"):
             for values in ("random", "zero", "half", "nan"):
-                weights = [
-                    nn.Parameter(torch.randn(2048, 8192, device="cuda", dtype=dtype) * 0.02)
-                    for _ in range(16)
-                ]
+                weights = [nn.Parameter(torch.randn(2048, 8192, device="cuda", dtype=dtype) * 0.02) for _ in range(16)]
                 for weight in weights:
                     weight.grad = torch.randn_like(weight) * 1e-3
                     if values == "zero":

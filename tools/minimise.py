@@ -9,12 +9,7 @@ Vector = NDArray[np.float64]
 
 
 def minimise(
-    ratios: Callable[[Vector], Vector],
-    start: Vector,
-    low: Vector,
-    high: Vector,
-    scale: float = 0.05,
-    rounds: int = 40,
+    ratios: Callable[[Vector], Vector], start: Vector, low: Vector, high: Vector, scale: float = 0.05, rounds: int = 40
 ) -> Vector:
     """The parameters within [low, high] that bring *ratios* (predicted / measured) closest to 1.
 
@@ -57,9 +52,7 @@ def minimise(
     return np.exp(_coordinate_search(x, best, lambda point: cost(residual(point)), bottom, top))
 
 
-def _coordinate_search(
-    x: Vector, best: float, cost: Callable[[Vector], float], bottom: Vector, top: Vector
-) -> Vector:
+def _coordinate_search(x: Vector, best: float, cost: Callable[[Vector], float], bottom: Vector, top: Vector) -> Vector:
     step = 0.1
     while step > 0.01:
         improved = False

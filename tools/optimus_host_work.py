@@ -98,10 +98,7 @@ def operators(layers: int) -> tuple[int, int]:
 
 
 def per_layer(measure: Callable[[int], tuple[float, ...]]) -> list[float]:
-    return [
-        (deep - shallow) / (DEEP - SHALLOW)
-        for shallow, deep in zip(measure(SHALLOW), measure(DEEP), strict=True)
-    ]
+    return [(deep - shallow) / (DEEP - SHALLOW) for shallow, deep in zip(measure(SHALLOW), measure(DEEP), strict=True)]
 
 
 def main() -> None:
@@ -113,9 +110,7 @@ def main() -> None:
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     mesh = init_device_mesh("cpu", (ranks,))
     split = per_layer(lambda layers: timed_us(sharded(layers, mesh)))
-    print(
-        f"operators per layer: forward {counts[0]:.0f}, backward {counts[1]:.0f}; {operator_us:.2f} us each"
-    )
+    print(f"operators per layer: forward {counts[0]:.0f}, backward {counts[1]:.0f}; {operator_us:.2f} us each")
     for name, times in (("plain", plain), (f"sharded over {ranks}", split)):
         shown = ", ".join(f"{time_us:.0f} us = {time_us / operator_us:.0f} operators" for time_us in times)
         print(f"{name}: forward, backward, Adam: {shown}")

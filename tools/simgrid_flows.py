@@ -120,9 +120,7 @@ def timed(case: Case) -> Case:
     crossing = any(flow["back"] for flow in case["flows"])
     optim = "Lazy" if case.get("lazy") else "Full"
     settings = [*CONFIG, f"network/crosstraffic:{int(crossing)}", f"network/optim:{optim}"]
-    engine = simgrid.Engine(
-        ["flows", "--log=root.thres:critical", *(f"--cfg={setting}" for setting in settings)]
-    )
+    engine = simgrid.Engine(["flows", "--log=root.thres:critical", *(f"--cfg={setting}" for setting in settings)])
     zone = simgrid.NetZone.create_full_zone("all")
     links = []
     for number, rate in enumerate(case["capacity"]):

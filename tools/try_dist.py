@@ -12,18 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-PREDICT = (
-    "predict",
-    "--model",
-    "llama-3.1-8b",
-    "--cluster",
-    "dgx-h100",
-    "--gpus",
-    "8",
-    "--sharding",
-    "fsdp",
-    "--json",
-)
+PREDICT = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", "--sharding", "fsdp", "--json")
 
 
 def run(*words: str | Path, cwd: Path | None = None) -> str:

@@ -230,9 +230,7 @@ def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> dict[str, Any]
     return analysed(_args("analyze", files, choices))[0]
 
 
-def replay(
-    *files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]"
-) -> dict[str, Any]:
+def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]") -> dict[str, Any]:
     """A measured run under changed conditions: what ``stepcast replay --json`` prints."""
     from stepcast.cli.replay import replayed
 
@@ -271,12 +269,7 @@ def rows(*answers: Any) -> list[dict[str, Any]]:
 def _searched(rank: int, found: Any) -> dict[str, Any]:
     from stepcast.views.search import row_words
 
-    return {
-        "rank": rank,
-        **row_words(found.strategy),
-        "step_s": found.step_s,
-        "memory_bytes": found.memory_bytes,
-    }
+    return {"rank": rank, **row_words(found.strategy), "step_s": found.step_s, "memory_bytes": found.memory_bytes}
 
 
 def _planned(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,9 +85,7 @@ def parse_duration_s(text: str) -> float:
 
 def parse_count(text: str) -> float:
     """``15T``, ``2.5B``, ``300M``, ``4096``: how many of something."""
-    return _number_and_unit(
-        text, COUNT_UNITS, "a count; write a number, with K, M, B or T behind it if large"
-    )
+    return _number_and_unit(text, COUNT_UNITS, "a count; write a number, with K, M, B or T behind it if large")
 
 
 def format_duration(seconds: float) -> str:

@@ -15,26 +15,18 @@ MATMUL_US, NORM_US, TRANSFER_US, REST_US, LAUNCH_US = 200.0, 40.0, 90.0, 2.0, 5.
 SIZE = 8_000_000  # elements, bf16
 
 
-def device_timeline(
-    spans: list[tuple[int, SpanKind, int, int]], steps: Sequence[tuple[float, float]] = ()
-) -> Timeline:
+def device_timeline(spans: list[tuple[int, SpanKind, int, int]], steps: Sequence[tuple[float, float]] = ()) -> Timeline:
     """(stream, kind, start, length) in whole microseconds on rank 0."""
     builder = TimelineBuilder()
     for stream, kind, start, length in spans:
-        name = {SpanKind.COMPUTE: "gemm", SpanKind.COMMUNICATION: "ncclDevKernel", SpanKind.COPY: "Memcpy"}[
-            kind
-        ]
+        name = {SpanKind.COMPUTE: "gemm", SpanKind.COMMUNICATION: "ncclDevKernel", SpanKind.COPY: "Memcpy"}[kind]
         builder.add(name, builder.lane(0, f"stream {stream}"), start * US, length * US, kind=kind)
     for number, (begin, lasts) in enumerate(steps):
-        builder.add(
-            f"ProfilerStep#{number}", builder.lane(0, "steps"), begin * US, lasts * US, kind=SpanKind.STEP
-        )
+        builder.add(f"ProfilerStep#{number}", builder.lane(0, "steps"), begin * US, lasts * US, kind=SpanKind.STEP)
     return builder.build(measured=True, rebase=False)
 
 
-def host_ahead(
-    steps: int, kernels: int, kernel_us: float, host_us: float, backlog: int
-) -> list[dict[str, Any]]:
+def host_ahead(steps: int, kernels: int, kernel_us: float, host_us: float, backlog: int) -> list[dict[str, Any]]:
     """Marked steps of a host that never waits for its GPU, which still runs *backlog* kernels of before.
 
     Half of the backlog was launched before the trace began: its launches are not in it.
@@ -116,9 +108,7 @@ def write_ranks(folder: Path) -> None:
 def _kernel(events: list[dict[str, Any]], name: str, stream: int, start: float, length: float) -> None:
     launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
     events.append({**launch, "ts": start - 50.0, "dur": LAUNCH_US})
-    events.append(
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": length}
-    )
+    events.append({"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": length})
 
 
 def _all_reduce(events: list[dict[str, Any]], start: float, length: float, sequence: int) -> None:

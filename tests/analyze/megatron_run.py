@@ -188,10 +188,7 @@ class _Rank:
             step: Step = ("meet", ("embedding", ends), ends, run.embedding_ms, "")
             self.operations.append(_Operation([("ep_allreduce", 0, "ep", f"[128, {HIDDEN}]")], [step]))
         model = tuple(self.at(stage, tensor=tensor) for stage in range(run.pp) for tensor in range(run.tp))
-        steps: list[Step] = [
-            ("meet", ("norm", model), model, 0.0, ""),
-            ("work", run.optimizer_ms * self.pace),
-        ]
+        steps: list[Step] = [("meet", ("norm", model), model, 0.0, ""), ("work", run.optimizer_ms * self.pace)]
         self.operations.append(_Operation([("optimizer_step", 0, "None", "None")], steps))
 
 
@@ -214,10 +211,7 @@ def work_out(run: Pipeline) -> list[_Rank]:
 
 
 def _advance(
-    rank: _Rank,
-    at: tuple[int, int, float, bool],
-    arrived: dict[object, dict[int, float]],
-    run: Pipeline,
+    rank: _Rank, at: tuple[int, int, float, bool], arrived: dict[object, dict[int, float]], run: Pipeline
 ) -> tuple[int, int, float, bool] | None:
     """One step of *rank*; None where it waits or has ended."""
     index, step_index, clock, started = at
@@ -265,13 +259,7 @@ def write(run: Pipeline, folder: Path, keep: Callable[[int], bool] = lambda rank
         clock = 1e6 + run.clock_ms.get(rank.rank, 0.0)
         lines = [line for operation in rank.operations for line in _lines(rank, operation, clock)]
         name = run.file_name.format(
-            world=run.ranks,
-            tp=run.tp,
-            pp=run.pp,
-            ep=run.ep,
-            layers=sum(run.layers),
-            batch=MICRO_BATCH,
-            rank=rank.rank,
+            world=run.ranks, tp=run.tp, pp=run.pp, ep=run.ep, layers=sum(run.layers), batch=MICRO_BATCH, rank=rank.rank
         )
         path = folder / name
         path.write_text("\n".join(lines) + "\n")

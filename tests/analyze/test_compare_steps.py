@@ -56,8 +56,7 @@ def test_only_what_both_say_tells_two_runs_apart() -> None:
     assert any("nothing that both say" in text for text in found.warnings)
     run = {"model": "one", "parameters": 7, "layers": 2, "hidden": 4, "precision": "tf32", "pp": 2}
     named = compare(
-        PREDICTED | {"run": run},
-        MEASURED | {"pp": 2, "configuration": {**run, "model": "two", "dtype": "fp32"}},
+        PREDICTED | {"run": run}, MEASURED | {"pp": 2, "configuration": {**run, "model": "two", "dtype": "fp32"}}
     )
     assert named.same_run
     assert not any("nothing that both say" in text for text in named.warnings)

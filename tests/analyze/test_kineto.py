@@ -35,9 +35,7 @@ from tests.analyze.kineto_traces import (
 from tests.shared import ROOT
 
 KINDS = st.sampled_from([SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY])
-SPANS = st.lists(
-    st.tuples(st.integers(7, 10), KINDS, st.integers(0, 60), st.integers(1, 15)), min_size=1, max_size=40
-)
+SPANS = st.lists(st.tuples(st.integers(7, 10), KINDS, st.integers(0, 60), st.integers(1, 15)), min_size=1, max_size=40)
 
 
 def near(microseconds: float) -> object:
@@ -75,9 +73,7 @@ def test_one_rank_against_points_of_time(spans: list[tuple[int, SpanKind, int, i
 
 @given(SPANS, st.integers(0, 40), st.integers(1, 40))
 @settings(deadline=None)
-def test_a_marked_step_is_the_window(
-    spans: list[tuple[int, SpanKind, int, int]], start: int, length: int
-) -> None:
+def test_a_marked_step_is_the_window(spans: list[tuple[int, SpanKind, int, int]], start: int, length: int) -> None:
     """Without launches work counts when it starts; the step begins once its busiest stream is free."""
     begin = start + 0.5  # between two starts, so that rounding decides nothing
     rank = analyze_kineto(device_timeline(spans, [(begin, length)])).ranks[0]
@@ -105,9 +101,7 @@ def analysed(events: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backlog", [0, 2])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_step_lasts_until_the_kernels_it_launched_have_ended(
-    steps: int, backlog: int, tmp_path: Path
-) -> None:
+def test_a_step_lasts_until_the_kernels_it_launched_have_ended(steps: int, backlog: int, tmp_path: Path) -> None:
     """Eight kernels of 12 ms a step; the host needs 78.8 ms to launch them and never waits."""
     events = host_ahead(steps=steps, kernels=8, kernel_us=12_000.0, host_us=78_800.0, backlog=backlog)
     found = analysed(events, tmp_path)
@@ -233,12 +227,7 @@ def test_eight_ranks_overlap(eight: KinetoAnalysis) -> None:
 
 def test_eight_ranks_reach_a_bandwidth(eight: KinetoAnalysis) -> None:
     (row,) = eight.collectives.rows
-    assert (row.kind, row.ranks, row.size_bytes, row.matched) == (
-        "all-reduce",
-        RANKS,
-        2 * SIZE,
-        LAYERS * STEPS,
-    )
+    assert (row.kind, row.ranks, row.size_bytes, row.matched) == ("all-reduce", RANKS, 2 * SIZE, LAYERS * STEPS)
     assert row.transfer_s == pytest.approx(TRANSFER_US * US)
     bus_bytes = 2 * (RANKS - 1) / RANKS * 2 * SIZE
     assert row.busbw_bytes_per_s == pytest.approx(bus_bytes / (TRANSFER_US * US))
@@ -246,15 +235,7 @@ def test_eight_ranks_reach_a_bandwidth(eight: KinetoAnalysis) -> None:
 
 def test_facts_and_text_of_eight_ranks(eight: KinetoAnalysis) -> None:
     facts = eight.facts()
-    wanted = {
-        "step_s",
-        "operations_s",
-        "bubble_s",
-        "exposed_comm_s",
-        "stragglers",
-        "critical_path",
-        "warnings",
-    }
+    wanted = {"step_s", "operations_s", "bubble_s", "exposed_comm_s", "stragglers", "critical_path", "warnings"}
     assert wanted <= set(facts)
     assert facts["critical_path"][0]["rank"] == SLOW_RANK
     assert list(facts["operations_s"])[:2] == ["matmul", "communication: all-reduce"]
@@ -399,9 +380,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("label", "name"), [(label, name) for label, names in KERNELS.items() for name in names]
-)
+@pytest.mark.parametrize(("label", "name"), [(label, name) for label, names in KERNELS.items() for name in names])
 def test_kernel_classes(label: str, name: str) -> None:
     assert kernel_class(name) == label
 

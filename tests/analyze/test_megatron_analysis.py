@@ -143,10 +143,7 @@ def test_a_clock_without_meetings_stays_unplaced() -> None:
 
 
 def test_clocks_chain_from_host_to_host() -> None:
-    meetings = [
-        [Presence(0, 1.0, 2.0), Presence(1, 51.5, 52.0)],
-        [Presence(1, 53.0, 54.0), Presence(2, 0.5, 1.0)],
-    ]
+    meetings = [[Presence(0, 1.0, 2.0), Presence(1, 51.5, 52.0)], [Presence(1, 53.0, 54.0), Presence(2, 0.5, 1.0)]]
     found = align(meetings, [0, 1, 2])
     assert found.offset_s[1] == pytest.approx(-50.0)
     assert found.offset_s[2] == pytest.approx(3.0)

@@ -99,13 +99,7 @@ def test_an_ep_that_cannot_be_told_is_warned_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file_name", [NAMED, UNNAMED])
 @pytest.mark.parametrize(
-    "run",
-    [
-        RUN,
-        RUN.changed(dp=8),
-        RUN.changed(ep=2, routing=((1, 3),)),
-        RUN.changed(slow={2: 1.6}, pp=1, layers=(3,)),
-    ],
+    "run", [RUN, RUN.changed(dp=8), RUN.changed(ep=2, routing=((1, 3),)), RUN.changed(slow={2: 1.6}, pp=1, layers=(3,))]
 )
 def test_a_run_with_uneven_experts_is_replayed(run: Pipeline, file_name: str, tmp_path: Path) -> None:
     run = run.changed(file_name=file_name)

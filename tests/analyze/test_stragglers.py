@@ -176,12 +176,8 @@ def test_incomplete_replicas_and_steps_are_left_out() -> None:
     assert found.replicas == 2
     assert found.warnings == ("1 of 3 replicas lack stages and are left out",)
     assert Stragglers(found).slowdown == pytest.approx(whole.slowdown)
-    second = [
-        line.replace(",1,forward", ",2,forward").replace(",1,backward", ",2,backward") for line in lines[1:]
-    ]
-    third = [
-        line.replace(",2,forward", ",3,forward").replace(",2,backward", ",3,backward") for line in second
-    ]
+    second = [line.replace(",1,forward", ",2,forward").replace(",1,backward", ",2,backward") for line in lines[1:]]
+    third = [line.replace(",2,forward", ",3,forward").replace(",2,backward", ",3,backward") for line in second]
     # The first step lacks an operation; the others tell what the job does.
     odd = "\n".join([lines[0], *lines[2:], *second, *third])
     found = read(Source("job.csv", odd.encode()))

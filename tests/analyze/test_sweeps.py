@@ -41,17 +41,9 @@ def analyze(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("cluster", "ranks", "nodes"),
-    [
-        ("dgx-h100", 8, 1),
-        ("dgx-h100", 32, 4),
-        ("dgx-a100", 16, 2),
-        ("gb200-nvl72", 144, 2),
-        ("mi300x-node", 8, 1),
-    ],
+    [("dgx-h100", 8, 1), ("dgx-h100", 32, 4), ("dgx-a100", 16, 2), ("gb200-nvl72", 144, 2), ("mi300x-node", 8, 1)],
 )
-@pytest.mark.parametrize(
-    "kind", [CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL]
-)
+@pytest.mark.parametrize("kind", [CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL])
 def test_a_healthy_log_has_no_findings(cluster: str, ranks: int, nodes: int, kind: CollectiveKind) -> None:
     assert causes(log_of(load_cluster(cluster), ranks, nodes, kind, noise=0.03), cluster) == []
 
@@ -68,11 +60,7 @@ def test_a_healthy_log_has_no_findings(cluster: str, ranks: int, nodes: int, kin
             "dgx-h100",
             8,
             1,
-            [
-                "node.fabric.in_switch_reduction=false",
-                "node.fabric.kind=pcie",
-                "node.fabric.link.bandwidth=50 GB/s",
-            ],
+            ["node.fabric.in_switch_reduction=false", "node.fabric.kind=pcie", "node.fabric.link.bandwidth=50 GB/s"],
             "no-nvlink",
         ),
         ("dgx-a100", 8, 1, ["node.fabric.link.efficiency=0.4"], "slow-fabric"),
@@ -91,18 +79,14 @@ def test_what_is_faster_than_the_description_is_told() -> None:
 
 
 def test_ranges_follow_the_prediction_and_cover_every_size() -> None:
-    log = MeasuredSweep(
-        read(Source("a", log_of(load_cluster("dgx-h100"), 8).encode())), load_cluster("dgx-h100")
-    )
+    log = MeasuredSweep(read(Source("a", log_of(load_cluster("dgx-h100"), 8).encode())), load_cluster("dgx-h100"))
     parts = [log.within(part) for part in Range]
     assert np.sum(parts, axis=0).tolist() == [1] * len(log.sizes_bytes)
     small, middle, large = (log.sizes_bytes[part] for part in parts)
     assert small.max() < middle.min() < middle.max() < large.min()
 
 
-def test_a_disturbed_size_is_marked_and_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disturbed_size_is_marked_and_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = log_of(load_cluster("dgx-h100"), 8).splitlines()
     at = next(index for index, line in enumerate(lines) if line.startswith("  1024 "))
     fields = lines[at].split()
@@ -119,9 +103,7 @@ def test_the_numbers_agree_with_the_log(tmp_path: Path, capsys: pytest.CaptureFi
     path.write_text(log_of(load_cluster("dgx-h100", ["node.nics=1"]), 16, 2))
     found = analyze(capsys, str(path), "--cluster", "dgx-h100")
     last = found["rows"][-1]
-    assert last["measured_busbw_bytes_per_s"] == pytest.approx(
-        last["size_bytes"] / last["measured_s"] * 30 / 16
-    )
+    assert last["measured_busbw_bytes_per_s"] == pytest.approx(last["size_bytes"] / last["measured_s"] * 30 / 16)
     assert last["reached"] == pytest.approx(last["predicted_s"] / last["measured_s"])
     (finding,) = found["findings"]
     assert finding["cause"] == "one-nic"
@@ -143,9 +125,7 @@ def test_logs_of_rccl_tests_are_read_alike(tmp_path: Path, capsys: pytest.Captur
     text = log_of(load_cluster("mi300x-node"), 8, device="AMD Instinct MI300X")
     version = "# Using devices\nrccl-tests: Version develop:9f5a5dd\n"
     path = tmp_path / "rccl.log"
-    path.write_text(
-        text.replace("# Using devices\n", version).replace("all_reduce_perf", "./all_reduce_perf -g 1")
-    )
+    path.write_text(text.replace("# Using devices\n", version).replace("all_reduce_perf", "./all_reduce_perf -g 1"))
     found = analyze(capsys, str(path), "--cluster", "mi300x-node")
     assert (found["collective"], found["ranks"], found["device"]) == ("all-reduce", 8, "AMD Instinct MI300X")
     assert found["mean_abs_error"] < 1e-3
@@ -181,9 +161,7 @@ def test_mistakes_are_one_line(
     assert error.count("\n") == 1
 
 
-def test_clusters_with_the_gpu_of_the_log_are_suggested(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clusters_with_the_gpu_of_the_log_are_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.log"
     path.write_text(log_of(load_cluster("dgx-h100"), 8))
     assert main(["analyze", str(path)]) == 2
@@ -192,9 +170,7 @@ def test_clusters_with_the_gpu_of_the_log_are_suggested(
 
 @needs_data("nccl-tests")
 @pytest.mark.parametrize("ranks", [2, 8, 16, 64])
-def test_measured_logs_are_healthy_where_they_were_fitted(
-    ranks: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_measured_logs_are_healthy_where_they_were_fitted(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     path = DATA / "nccl-tests" / f"nccl_{ranks}.log"
     found = analyze(capsys, str(path), "--cluster", "azure-nd-a100-v4")
     assert found["findings"] == []

@@ -27,11 +27,7 @@ def log_of(rows: list[TableRow]) -> MeasuredSweep:
     first, cluster = rows[0], matched(rows[0]).cluster
     route = row_route(first)
     timed = tuple(
-        SweepRow(
-            row.size_bytes,
-            row.measured_s if row.out_of_place else None,
-            row.measured_s if row.in_place else None,
-        )
+        SweepRow(row.size_bytes, row.measured_s if row.out_of_place else None, row.measured_s if row.in_place else None)
         for row in rows
     )
     kind, held = CollectiveKind(first.collective), route.ranks_per_thread

@@ -58,8 +58,7 @@ class Watched:
 
     def __post_init__(self) -> None:
         self.page.on(
-            "console",
-            lambda each: self.wrong.append(each.text) if each.type in ("error", "warning") else None,
+            "console", lambda each: self.wrong.append(each.text) if each.type in ("error", "warning") else None
         )
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("dialog", lambda dialog: self.wrong.append(f"dialog {dialog.message}"))

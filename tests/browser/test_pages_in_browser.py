@@ -170,8 +170,7 @@ def test_a_page_prints_whole(pages: dict[str, Path], opened: Any) -> None:
 @pytest.mark.parametrize("name", VERBS)
 def test_no_serious_barrier(name: str, scheme: str, pages: dict[str, Path], opened: Any) -> None:
     axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="needs axe-playwright-python: pip install 'stepcast[browser]'",
+        "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python: pip install 'stepcast[browser]'"
     )
     # Axe adds a script of its own, which the page's policy would refuse.
     page = opened(pages[name], scheme=scheme, bypass_csp=True).page
@@ -179,9 +178,7 @@ def test_no_serious_barrier(name: str, scheme: str, pages: dict[str, Path], open
         page.wait_for_selector("canvas[data-ready]")
     found = axe.Axe().run(page).response["violations"]
     serious = [
-        (each["id"], each["nodes"][0]["html"][:200])
-        for each in found
-        if each["impact"] in ("serious", "critical")
+        (each["id"], each["nodes"][0]["html"][:200]) for each in found if each["impact"] in ("serious", "critical")
     ]
     assert serious == []
 
@@ -227,16 +224,7 @@ def test_hostile_names_stay_text_in_the_browser(tmp_path: Path, opened: Any) -> 
     from tests.pages.test_pages import NAMES
 
     events = [
-        {
-            "ph": "X",
-            "cat": "kernel",
-            "name": name,
-            "pid": 0,
-            "tid": 7,
-            "ts": 10.0 * at,
-            "dur": 8.0,
-            "args": {},
-        }
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 10.0 * at, "dur": 8.0, "args": {}}
         for at, name in enumerate(NAMES.values())
     ]
     (tmp_path / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))

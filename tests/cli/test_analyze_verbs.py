@@ -55,9 +55,7 @@ def test_analyze_says_it_in_words(run: Path, capsys: pytest.CaptureFixture[str])
         assert not any(line.startswith(title) for line in text.splitlines())
 
 
-def test_stragglers_cost_nothing_where_there_are_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stragglers_cost_nothing_where_there_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(Pipeline(), tmp_path)
     assert printed(capsys, "analyze", tmp_path)["straggler_cost_s"] == 0
     assert main(["analyze", str(tmp_path)]) == 0
@@ -72,9 +70,7 @@ def test_verbose_is_noted_where_nothing_is_left_out(capsys: pytest.CaptureFixtur
 def test_analyze_compares_bandwidth_with_a_cluster(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, "analyze", run, "--cluster", "dgx-a100")
     (row,) = [
-        row
-        for row in found["communication"]
-        if row["name"] == "linear_fwd" and row["operation"] == "forward_step"
+        row for row in found["communication"] if row["name"] == "linear_fwd" and row["operation"] == "forward_step"
     ]
     assert row["cluster_busbw_bytes_per_s"] > row["busbw_bytes_per_s"] > 0
 
@@ -253,9 +249,7 @@ def test_a_prediction_of_another_layout_than_the_measured_run(
     assert "not the same run micro_batches 8 vs 4" in " ".join(capsys.readouterr().out.split())
 
 
-def test_compare_takes_what_a_verb_printed(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_takes_what_a_verb_printed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(run), "--json"]) == 0
     path = tmp_path / "replayed.json"
     path.write_text(capsys.readouterr().out)

@@ -78,11 +78,7 @@ ERRORS = [
     (("analyze", MEGATRON, "--set", "node.nics=4"), "--set", "give --cluster"),
     (("replay", MEGATRON, "--set", "node.nics=4"), "--set", "give --cluster"),
     (("show", MEGATRON, "--repeat-layers", "3"), "--repeat-layers", "says what happened"),
-    (
-        ("convert", MEGATRON, "t.json", "--to", "json", "--backward-factor", "2"),
-        "--backward-factor",
-        MEGATRON,
-    ),
+    (("convert", MEGATRON, "t.json", "--to", "json", "--backward-factor", "2"), "--backward-factor", MEGATRON),
     (
         (
             "predict",
@@ -194,9 +190,7 @@ def test_a_calibration_of_another_gpu_is_an_error(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("arguments", EFFECTIVE)
-def test_an_option_with_an_effect_is_taken(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
+def test_an_option_with_an_effect_is_taken(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     status, _, err = run(capsys, *arguments, "--json")
     assert status == 0
     assert "has no effect" not in err

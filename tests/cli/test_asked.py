@@ -17,11 +17,7 @@ def test_json_says_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*LLAMA_8B, "--gpus", "16", "--tp", "2", "--global-batch", "32", "--seq", "2048")
     found = run_json(capsys, *words)
     assert list(found)[:3] == ["model", "parameters", "cluster"]
-    assert (found["model"], found["cluster"], found["framework"]) == (
-        "llama-3.1-8b",
-        "dgx-h100",
-        "megatron-core",
-    )
+    assert (found["model"], found["cluster"], found["framework"]) == ("llama-3.1-8b", "dgx-h100", "megatron-core")
     assert found["parameters"] == 8_030_261_248
     strategy = found["strategy"]
     assert (strategy["tp"], strategy["dp"], strategy["gpus"]) == (2, 8, 16)
@@ -171,9 +167,7 @@ def test_memory_has_an_interval_a_verdict_and_what_the_allocator_counts(
 
 
 @pytest.mark.parametrize(("micro_batch", "status"), [("1", 0), ("4", 1)])
-def test_require_fit_is_an_exit_status(
-    capsys: pytest.CaptureFixture[str], micro_batch: str, status: int
-) -> None:
+def test_require_fit_is_an_exit_status(capsys: pytest.CaptureFixture[str], micro_batch: str, status: int) -> None:
     words = (*LLAMA_8B, "--gpus", "8", "--sharding", "zero-2", "--micro-batch", micro_batch)
     assert run(capsys, *words, "--require-fit")[0] == status
     assert run(capsys, *words)[0] == 0

@@ -54,9 +54,7 @@ def slower_matmuls(factor: float) -> list[str]:
 
 
 @pytest.mark.parametrize("separator", [",", "\t"])
-def test_a_slower_gpu_is_found_and_used(
-    separator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slower_gpu_is_found_and_used(separator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, written = tmp_path / "mine.csv", tmp_path / "c.toml"
     path.write_text(table(slower_matmuls(1.3), separator))
     found = calibrate(capsys, str(path), "--gpu", "h200", "-o", str(written))
@@ -79,14 +77,7 @@ def test_a_slower_gpu_is_found_and_used(
 def test_what_points_cannot_tell_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(
-        table(
-            [
-                *slower_matmuls(1.2)[:3],
-                "add,bf16,,,,1000000,0.01",
-                "mystery,bf16,,,,5,0.1",
-                "add,bf8,,,,5,0.1",
-            ]
-        )
+        table([*slower_matmuls(1.2)[:3], "add,bf16,,,,1000000,0.01", "mystery,bf16,,,,5,0.1", "add,bf8,,,,5,0.1"])
     )
     found = calibrate(capsys, str(path), "--gpu", "h200")
     assert found["classes"]["stream.add"]["left_out"] is None
@@ -101,9 +92,7 @@ def test_what_points_cannot_tell_is_said(tmp_path: Path, capsys: pytest.CaptureF
         assert words in said
 
 
-def test_a_correction_that_does_not_help_is_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_correction_that_does_not_help_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Times that scatter around the prices: no constant brings points left out closer."""
     gpu, fit = load_gpu("h200"), default_fit()
     rows = [
@@ -131,9 +120,7 @@ def test_a_correction_that_does_not_help_is_not_written(
         (table(["mystery,bf16,,,,5,1"]), "no operator of a known kind"),
     ],
 )
-def test_mistakes_in_a_table(
-    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_in_a_table(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
     assert f"{path}" in (error := one_line(capsys, str(path), "--gpu", "h200"))
@@ -177,15 +164,8 @@ def event(category: str, name: str, start: float, duration: float, **args: Any) 
     }  # fmt: skip
 
 
-def operator(
-    number: int, name: str, shapes: list[list[int]], types: str, values: list[str]
-) -> dict[str, Any]:
-    args = {
-        "External id": number,
-        "Input Dims": shapes,
-        "Input type": [types] * len(shapes),
-        "Concrete Inputs": values,
-    }
+def operator(number: int, name: str, shapes: list[list[int]], types: str, values: list[str]) -> dict[str, Any]:
+    args = {"External id": number, "Input Dims": shapes, "Input type": [types] * len(shapes), "Concrete Inputs": values}
     return event("cpu_op", name, 10.0 * number, 5.0, **args)
 
 
@@ -302,9 +282,7 @@ def test_slow_ranks_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert last[0]["measured_s"] == pytest.approx(0.2497, rel=0.01), "rank 6 alone"
 
 
-def test_a_trace_that_lacks_its_passes_gives_what_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_that_lacks_its_passes_gives_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rank7.txt"
     kept = [line for line in RANK.read_text().splitlines() if "backward_step" not in line]
     path.write_text("\n".join(kept) + "\n")

@@ -39,9 +39,7 @@ def calibrate(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("base", ["dgx-a100", "dgx-h100"])
-def test_changed_constants_are_found_again(
-    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_constants_are_found_again(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = logs(tmp_path, base, CHANGES, [(8, 1), (16, 2), (64, 8)])
     found = calibrate(capsys, *paths, "--cluster", base)
     values = {key: one["value"] for key, one in found["constants"].items()}
@@ -51,9 +49,7 @@ def test_changed_constants_are_found_again(
     assert found["used"]
 
 
-def test_the_file_builds_on_the_cluster_and_is_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_builds_on_the_cluster_and_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = logs(tmp_path, "dgx-a100", CHANGES, [(8, 1), (16, 2), (32, 4)])
     written = tmp_path / "mine.toml"
     found = calibrate(capsys, *paths, "--cluster", "dgx-a100", "-o", str(written))
@@ -92,18 +88,14 @@ def test_one_node_tells_nothing_of_the_network(tmp_path: Path, capsys: pytest.Ca
 
 def test_an_all_to_all_tells_its_share() -> None:
     described = load_cluster("dgx-h100")
-    text = log_of(
-        load_cluster("dgx-h100", ["communication.exchange_share=0.6"]), 8, kind=CollectiveKind.ALL_TO_ALL
-    )
+    text = log_of(load_cluster("dgx-h100", ["communication.exchange_share=0.6"]), 8, kind=CollectiveKind.ALL_TO_ALL)
     ring = log_of(described, 8)
     sweeps = [read(Source("made.log", one.encode())) for one in (text, ring)]
     fitted = fit_collectives([MeasuredSweep(sweep, described) for sweep in sweeps])
     assert fitted.values["communication.exchange_share"] == pytest.approx(0.6, rel=0.05)
 
 
-def test_a_log_that_fits_already_changes_nothing_much(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_fits_already_changes_nothing_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = logs(tmp_path, "dgx-a100", (), [(8, 1), (16, 2)], noise=0.0)
     found = calibrate(capsys, *paths, "--cluster", "dgx-a100")
     assert found["before"] < 1e-4

@@ -26,9 +26,7 @@ def memory_bytes(found: dict[str, object]) -> float:
 
 
 @pytest.mark.parametrize("format_name", ["optable", "chakra", "simai"])
-def test_converted_it_takes_as_long(
-    format_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_converted_it_takes_as_long(format_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other formats hold its kernels' times: their sum is the step, but for what the host starts with."""
     target = tmp_path / {"optable": "out.tsv", "chakra": "out", "simai": "out.txt"}[format_name]
     assert main(["convert", str(EXAMPLE), str(target), "--to", format_name, "--gpu", "h200"]) == 0
@@ -78,9 +76,7 @@ def test_spread_like_the_generated_model(
         (["--place", "packed"], "--place"),
     ],
 )
-def test_options_without_effect_are_refused(
-    words: list[str], option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_without_effect_are_refused(words: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--captured", str(EXAMPLE), "--cluster", "hgx-h200", *words]) == 2
     assert f"{option} has no effect" in capsys.readouterr().err
 
@@ -166,10 +162,7 @@ def test_without_torch_the_extra_is_named(
 
 def test_recording_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with (
-        pytest.raises(ValueError, match=r"stepcast\[torch\]"),
-        stepcast.record(str(tmp_path / "run")),
-    ):
+    with pytest.raises(ValueError, match=r"stepcast\[torch\]"), stepcast.record(str(tmp_path / "run")):
         pass
 
 

@@ -46,9 +46,7 @@ def test_a_send_costs_what_a_transfer_costs(tmp_path: Path, capsys: pytest.Captu
     assert found["breakdown_s"]["compute"] == pytest.approx(2e-3)
 
 
-def test_gathers_grow_with_the_ranks_that_gpus_states(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gathers_grow_with_the_ranks_that_gpus_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gather = write(tmp_path / "g.et", node(1, COLL, "g", (), 0, *coll(2, 10**8)))
     reduce = write(tmp_path / "r.et", node(1, COLL, "r", (), 0, *coll(7, 8 * 10**8)))
     gathered = run_json(capsys, "simulate", gather, *H100, "--gpus", "8")
@@ -128,9 +126,7 @@ def test_each_file_of_a_set_holds_the_workload_and_sets_are_not_mixed(
     assert half["format"] == "chakra"
 
 
-def test_worlds_too_large_for_a_file_per_rank_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_worlds_too_large_for_a_file_per_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large = ("--gpus", "16384", "--tp", "8", "--pp", "2", "--global-batch", "16384")
     status, _, err = run(capsys, *LLAMA, *large, "--to-workload", str(tmp_path / "w.et"))
     assert status == 2

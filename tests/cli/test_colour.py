@@ -51,9 +51,7 @@ def test_a_terminal_gets_colours_and_blocks() -> None:
     assert "\x1b[32mfits\x1b[0m" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "environment"), [(["--plain"], {}), ([], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"})]
-)
+@pytest.mark.parametrize(("words", "environment"), [(["--plain"], {}), ([], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"})])
 def test_who_wants_none_gets_none(words: list[str], environment: dict[str, str]) -> None:
     text = on_terminal(*PREDICT, *words, **environment)
     assert "\x1b" not in text

@@ -43,8 +43,7 @@ def test_a_model_in_a_file_may_have_any_name(tmp_path: Path, capsys: pytest.Capt
     assert run_json(capsys, "predict", str(file), "--gpu", "h200")["model"] == "mine"
     file.write_text(json.dumps({"model_type": "llama", **sizes}))
     assert (
-        "mine.json: the llama config lacks intermediate_size"
-        in run(capsys, "predict", str(file), "--gpu", "h200")[2]
+        "mine.json: the llama config lacks intermediate_size" in run(capsys, "predict", str(file), "--gpu", "h200")[2]
     )
     table = tmp_path / "mine.toml"
     table.write_text("layers = 2\nhiden = 64\nheads = 4\nffn = 128\nvocab = 100\nmax_seq = 32\n")
@@ -56,18 +55,13 @@ def test_a_model_in_a_file_may_have_any_name(tmp_path: Path, capsys: pytest.Capt
     ("words", "problem"),
     [
         (("llama-3.1-8b", "--model", "llama-3.2-1b", "--gpu", "h200"), "leave one of them out"),
-        (
-            ("--config", str(CONFIGS / "accelerate/fsdp.yaml"), "--cluster", "dgx-h100"),
-            "give --model as well",
-        ),
+        (("--config", str(CONFIGS / "accelerate/fsdp.yaml"), "--cluster", "dgx-h100"), "give --model as well"),
         (("--config", "nowhere.yaml", "--cluster", "dgx-h100"), "no such file"),
         (("llama-3.1-8b", "--gpu", "h200", "--save", "run.txt"), "ends in .toml"),
         (("lama-3.1-8b", "--gpu", "h200"), "did you mean llama-3.1-8b"),
     ],
 )
-def test_mistakes_are_one_line(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], problem: str
-) -> None:
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], problem: str) -> None:
     status, out, err = run(capsys, "predict", *words)
     assert (status, out) == (2, "")
     assert problem in err

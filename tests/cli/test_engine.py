@@ -11,14 +11,7 @@ from stepcast.questions.question import ENGINES
 from tests.shared import ROOT
 
 LLAMA = str(ROOT / "examples" / "simai-llama-405b.txt")
-SHORT = [
-    "--set",
-    "network.kind=fat-tree",
-    "--set",
-    "network.leaf_nodes=4",
-    "--set",
-    "network.oversubscription=4",
-]
+SHORT = ["--set", "network.kind=fat-tree", "--set", "network.leaf_nodes=4", "--set", "network.oversubscription=4"]
 RUN = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--tp", "4", "--global-batch", "64"]
 
 
@@ -44,9 +37,7 @@ def test_simulate_says_which_engine_ran_and_who_was_slowed(capsys: pytest.Captur
 def test_predict_and_the_library_give_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "predict", *RUN, *SHORT, "--engine", "fluid")
     changes = SHORT[1::2]
-    same = stepcast.predict(
-        "llama-3-8b", "dgx-h100", gpus=64, tp=4, global_batch=64, set=changes, engine="fluid"
-    )
+    same = stepcast.predict("llama-3-8b", "dgx-h100", gpus=64, tp=4, global_batch=64, set=changes, engine="fluid")
     assert found["step_s"] == same.step_s
     assert same.shared is not None
     assert same.shared().observed.hottest(1)

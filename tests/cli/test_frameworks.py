@@ -50,9 +50,7 @@ def test_a_profile_is_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=" ".join,
 )
-def test_options_count_more_than_the_profile(
-    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
-) -> None:
+def test_options_count_more_than_the_profile(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
     layout = ("--tp", "8") if "--tp" in options else ()
     usual = step_s(capsys, "--framework", "torchtitan", *layout)
     assert step_s(capsys, "--framework", "torchtitan", *options) != usual
@@ -119,10 +117,7 @@ def test_sizes_of_a_model_can_be_changed(capsys: pytest.CaptureFixture[str]) -> 
     assert 0.45 * whole < half < 0.6 * whole
     words[2] = "mine:layers=16,hidden=4096,seq=8192"
     assert json.loads(run(capsys, *words, "--json")[1])["run"]["model"] == "mine"
-    for wrong, message in (
-        ("llama-3.1-8b:depth=3", "is no size"),
-        ("llama-3.1-8b:layers=x", "is not a number"),
-    ):
+    for wrong, message in (("llama-3.1-8b:depth=3", "is no size"), ("llama-3.1-8b:layers=x", "is not a number")):
         words[2] = wrong
         status, _, err = run(capsys, *words)
         assert status == 2

@@ -28,12 +28,8 @@ def test_a_folder_of_logs_is_analysed_one_by_one(logs: Path, capsys: pytest.Capt
     assert all(str(logs / name) in out for name in NCCL)
 
 
-def test_a_folder_of_logs_is_calibrated(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, _ = run(
-        capsys, "calibrate", str(logs), "--cluster", "dgx-h100", "-o", str(tmp_path / "mine.toml")
-    )
+def test_a_folder_of_logs_is_calibrated(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "calibrate", str(logs), "--cluster", "dgx-h100", "-o", str(tmp_path / "mine.toml"))
     assert status == 0
     assert "of 2 logs" in out
     assert (tmp_path / "mine.toml").is_file()
@@ -47,22 +43,8 @@ def test_patterns_that_the_shell_left_alone(logs: Path, capsys: pytest.CaptureFi
     assert "none-*.txt" in err
 
 
-def test_a_chakra_set_by_pattern_folder_and_prefix(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (
-        "predict",
-        "--model",
-        "llama-3.2-1b",
-        "--cluster",
-        "dgx-h100",
-        "--gpus",
-        "4",
-        "--tp",
-        "2",
-        "--seq",
-        "512",
-    )
+def test_a_chakra_set_by_pattern_folder_and_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("predict", "--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "4", "--tp", "2", "--seq", "512")
     assert run(capsys, *words, "--global-batch", "4", "--to-workload", str(tmp_path / "ar.et"))[0] == 0
     assert len(list(tmp_path.glob("ar.*.et"))) >= 2
     steps = {

@@ -87,9 +87,7 @@ def test_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_verb_outside_the_process_never_shows_a_traceback(tmp_path: Path) -> None:
     path = tmp_path / "bad"
     path.write_bytes(b"DATA\nmany\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "stepcast", "show", str(path)], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "stepcast", "show", str(path)], capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -152,17 +150,9 @@ def test_impossible_edits_are_refused(capsys: pytest.CaptureFixture[str], argume
 
 def test_list_formats(capsys: pytest.CaptureFixture[str]) -> None:
     listed = run_json(capsys, "list", "formats")["formats"]
-    assert {
-        "simai",
-        "optable",
-        "megatron",
-        "optimus",
-        "chakra",
-        "kineto",
-        "nccl-tests",
-        "huggingface",
-        "perfetto",
-    } <= {row["format"] for row in listed}
+    assert {"simai", "optable", "megatron", "optimus", "chakra", "kineto", "nccl-tests", "huggingface", "perfetto"} <= {
+        row["format"] for row in listed
+    }
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -180,9 +170,7 @@ def test_bash_completes_verbs_and_options(capsys: pytest.CaptureFixture[str]) ->
     assert done.stdout.strip() == "--to"
 
 
-def test_demo_reads_every_example_and_writes_a_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_reads_every_example_and_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "demo", "--examples", str(EXAMPLES), "-o", str(tmp_path))
     assert status == 0
     assert all(path.name in out for path in EXAMPLES.iterdir() if path.is_file())

@@ -40,9 +40,7 @@ COLLECTIVE = ("collective", "all-to-all", "--cluster", "dgx-h100", "--size", "1G
         ((*EXPERTS, "--expert-imbalance", "0"), "imbalance"),
     ],
 )
-def test_nonsense_is_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
-) -> None:
+def test_nonsense_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("stepcast: ")
@@ -112,11 +110,7 @@ def test_options_without_effect_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "precision", "warned"),
-    [
-        ("dgx-2", "bf16", "run as fp32"),
-        ("dgx-h100", "fp8", ""),
-    ],
+    ("cluster", "precision", "warned"), [("dgx-2", "bf16", "run as fp32"), ("dgx-h100", "fp8", "")]
 )
 def test_missing_matrix_units_are_said(
     capsys: pytest.CaptureFixture[str], cluster: str, precision: str, warned: str
@@ -143,9 +137,7 @@ def test_compare_takes_every_measured_format(capsys: pytest.CaptureFixture[str])
         ((*COLLECTIVE, "--sweep", "--size", "0"), "--size"),
     ],
 )
-def test_nonsense_collectives(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
-) -> None:
+def test_nonsense_collectives(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
@@ -161,12 +153,7 @@ def test_nonsense_collectives(
     ],
 )
 def test_lists_give_numbers_to_programs_and_whole_names_to_people(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    what: str,
-    key: str,
-    name: str,
-    number: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str, key: str, name: str, number: str
 ) -> None:
     rows = {row[key]: row for row in run_json(capsys, "list", what)[what]}
     assert rows[name][number] > 0
@@ -198,17 +185,13 @@ def test_predictions_fit_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    status, out, _ = run(
-        capsys, *PREDICT, "--tp", "2", "--pp", "4", "--explain-memory", "--gantt", "--critical-path"
-    )
+    status, out, _ = run(capsys, *PREDICT, "--tp", "2", "--pp", "4", "--explain-memory", "--gantt", "--critical-path")
     assert status == 0
     assert max(map(len, out.splitlines())) <= columns
     assert "activations" in out
 
 
-@pytest.mark.parametrize(
-    ("cluster", "precision"), [("dgx-a100", "fp8"), ("dgx-h100", "mxfp8"), ("hgx-h200", "nvfp4")]
-)
+@pytest.mark.parametrize(("cluster", "precision"), [("dgx-a100", "fp8"), ("dgx-h100", "mxfp8"), ("hgx-h200", "nvfp4")])
 @pytest.mark.parametrize("words", [("predict",), ("search", "--global-batch", "64")])
 def test_scaled_formats_without_matrix_units_are_refused(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], cluster: str, precision: str

@@ -125,9 +125,7 @@ def test_the_fast_engine_says_what_it_leaves_out(capsys: pytest.CaptureFixture[s
     """A link that failed changes nothing there: whoever named one is told."""
     slow = ("--set", "network.slow=['node 1 NIC 2 up: 0.5']", "--set", "network.routing=ecmp")
     where = ("--cluster", "dgx-h100", *slow)
-    told = (
-        "network.routing and network.slow: the fast engine leaves it out of account; --engine fluid does not"
-    )
+    told = "network.routing and network.slow: the fast engine leaves it out of account; --engine fluid does not"
     one = ("collective", "all-reduce", "--ranks", "16", "--size", "1GiB", *where)
     step = ("predict", "--model", "llama-3.2-1b", "--gpus", "16", *where)
     for words in (one, step):

@@ -33,9 +33,7 @@ def test_offload_moves_memory_to_the_host(capsys: pytest.CaptureFixture[str]) ->
         (("--offload", "optimizer", "--to-workload", "x.txt"), "leave --offload out"),
     ],
 )
-def test_offload_that_cannot_be(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
-) -> None:
+def test_offload_that_cannot_be(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
     status, _, err = run(capsys, *LLAMA, "--seq", "4096", *words)
     assert status == 2
     assert message in err

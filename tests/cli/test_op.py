@@ -62,9 +62,7 @@ def test_json_has_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )  # fmt: skip
 def test_every_kind_is_the_operator_it_says(
-    words: list[str],
-    work: Matmul | GroupedMatmul | Attention | Elementwise,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], work: Matmul | GroupedMatmul | Attention | Elementwise, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = result(capsys, "op", *words, "--gpu", "h200")
     assert found["time_s"] == compute_price(work, load_gpu("h200"), default_fit()).seconds
@@ -101,9 +99,7 @@ def test_text_names_bound_and_source(capsys: pytest.CaptureFixture[str]) -> None
         assert word in text
 
 
-def test_a_calibration_changes_the_price_and_its_source(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibration_changes_the_price_and_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text('gpu = "h200"\n[class."matmul.bf16"]\nfactor = 2.0\n')
     plain = result(capsys, *MATMUL)

@@ -35,9 +35,7 @@ def test_a_plan_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
 TOO_LARGE = ("plan", "llama-3.1-405b", "--cluster", "dgx-h100", "--gpus", "128", "--tokens", "1T")
 
 
-def test_a_run_that_does_not_fit_is_refused_with_the_remedies_of_predict(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_that_does_not_fit_is_refused_with_the_remedies_of_predict(capsys: pytest.CaptureFixture[str]) -> None:
     status, printed, complaint = run(capsys, *TOO_LARGE)
     assert status == 1
     assert not printed
@@ -51,9 +49,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_remedies_of_predict(
     assert all(each["options"] in complaint for each in step["remedies"])
 
 
-def test_a_run_that_does_not_fit_is_planned_only_if_allowed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_that_does_not_fit_is_planned_only_if_allowed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     found = run_json(capsys, *TOO_LARGE, "--allow-oom", "--html", str(page))
     (phase,) = found["phases"]
@@ -84,8 +80,7 @@ def test_fewer_replicas_of_a_measured_run_follow_from_its_layout(capsys: pytest.
     """Of 64 replicas one node holds one, of 2 it takes half of the GPUs along."""
     words = ("plan", *MEASURED, "--spares", "0", "--shrink", "--repair", "share=1,takes=3d")
     many, few = (
-        run_json(capsys, *words, *layout)["split_s"]["missing_replicas"]
-        for layout in (("--tp", "8"), ("--dp", "2"))
+        run_json(capsys, *words, *layout)["split_s"]["missing_replicas"] for layout in (("--tp", "8"), ("--dp", "2"))
     )
     assert 0 < many < few / 4
 
@@ -142,9 +137,7 @@ def test_stages_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_until_a_date_is_the_inverse_of_days(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_json(
-        capsys, "plan", *MEASURED[:4], *MEASURED[6:], "--from", "2026-12-01", "--until", "2026-12-31"
-    )
+    found = run_json(capsys, "plan", *MEASURED[:4], *MEASURED[6:], "--from", "2026-12-01", "--until", "2026-12-31")
     assert found["days"]["closed_form"] == pytest.approx(30, rel=1e-3)
     assert found["days"]["closed_form"] <= 30
 
@@ -201,9 +194,7 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         ((*SMALL, "--tokens", "1T", "--checkpoint-every", "0s"), "above zero"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_clear_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
-) -> None:
+def test_mistakes_are_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
     status, printed, complaint = run(capsys, "plan", *arguments)
     assert status == 2
     assert not printed

@@ -13,32 +13,14 @@ from stepcast.frameworks.words import OVERLAPS
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.framework import Execution, Kernels
-from stepcast.ir.strategy import (
-    PRECISIONS,
-    Overlap,
-    Recompute,
-    RecomputeKind,
-    RecomputeModule,
-    Strategy,
-)
+from stepcast.ir.strategy import PRECISIONS, Overlap, Recompute, RecomputeKind, RecomputeModule, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions import question
 from stepcast.questions.settle import settle
 from tests.cli.test_main import run, run_json
 
 SMALL = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64")
-LLAMA_405B = (
-    "--model",
-    "llama-3.1-405b",
-    "--cluster",
-    "dgx-h100",
-    "--gpus",
-    "16384",
-    "--tp",
-    "8",
-    "--pp",
-    "16",
-)
+LLAMA_405B = ("--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--gpus", "16384", "--tp", "8", "--pp", "16")
 LLAMA_BATCH = ("--seq", "8192", "--global-batch", "2048")
 SPREAD = ("--model", "deepseek-v3", "--cluster", "dgx-b200", "--gpus", "64", "--ep", "64", "--expert-tp", "1")
 DEEPSEEK = ("--model", "deepseek-v3", "--cluster", "h800-node", "--gpus", "2048", "--pp", "16", "--ep", "64")
@@ -71,9 +53,7 @@ def test_recompute_takes_modules() -> None:
     assert recompute("selective") == Recompute(RecomputeKind.SELECTIVE)
     assert recompute("block:3") == Recompute(RecomputeKind.BLOCK, 3)
     modules = (RecomputeModule.MLP, RecomputeModule.CORE)
-    assert recompute("selective:mlp,core-attention,mlp") == Recompute(
-        RecomputeKind.SELECTIVE, modules=modules
-    )
+    assert recompute("selective:mlp,core-attention,mlp") == Recompute(RecomputeKind.SELECTIVE, modules=modules)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +120,7 @@ def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        (*LLAMA_405B, *LLAMA_BATCH),
-        (*DEEPSEEK, "--seq", "4096", "--global-batch", "15360", "--precision", "fp8"),
-        SMALL,
-    ],
+    [(*LLAMA_405B, *LLAMA_BATCH), (*DEEPSEEK, "--seq", "4096", "--global-batch", "15360", "--precision", "fp8"), SMALL],
     ids=["llama-405b on 16,384", "deepseek-v3 on 2,048", "defaults"],
 )
 def test_json_follows_the_contract(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
@@ -171,18 +147,7 @@ def test_what_is_left_out_is_assumed_and_said(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_eager_host_never_makes_a_step_faster(capsys: pytest.CaptureFixture[str]) -> None:
-    one = (
-        "--model",
-        "gpt2-large",
-        "--cluster",
-        "hgx-h200",
-        "--gpus",
-        "1",
-        "--seq",
-        "1024",
-        "--global-batch",
-        "4",
-    )
+    one = ("--model", "gpt2-large", "--cluster", "hgx-h200", "--gpus", "1", "--seq", "1024", "--global-batch", "4")
     graphs = run_json(capsys, "predict", *one, "--kernels", "plain")
     eager = run_json(capsys, "predict", *one, "--kernels", "plain", "--execution", "eager")
     assert eager["step_s"] > graphs["step_s"]
@@ -223,9 +188,7 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
         (("--model", "llama-3.1-8b", "--cluster", "dgx", "--gpus", "8"), "unknown cluster 'dgx'"),
     ],
 )
-def test_mistakes_are_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
     status, _, err = run(capsys, "predict", *arguments)
     assert status == 2
     assert err.count("\n") == 1
@@ -264,17 +227,13 @@ def test_simai_text_holds_all_computation(
 
 
 @pytest.mark.parametrize("tp", ["1", "2"])
-def test_simai_text_holds_the_exchange_of_experts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tp: str
-) -> None:
+def test_simai_text_holds_the_exchange_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str], tp: str) -> None:
     path = str(tmp_path / "workload.txt")
     machine = ("--cluster", "dgx-h100", "--gpus", "64")
     layout = ("--model", "mixtral-8x7b", "--ep", "8", "--tp", tp)
     found = run_json(capsys, "predict", *layout, *machine, "--to-workload", path)
     written = run_json(capsys, "simulate", path, *machine)
-    assert written["communication_s"]["ep"]["total"] == pytest.approx(
-        found["communication_s"]["ep"]["total"], rel=1e-3
-    )
+    assert written["communication_s"]["ep"]["total"] == pytest.approx(found["communication_s"]["ep"]["total"], rel=1e-3)
 
 
 def test_an_exported_step_is_the_predicted_one_or_the_answer_says_by_how_much(
@@ -302,11 +261,7 @@ def test_capacity_bounds_what_imbalance_costs(capsys: pytest.CaptureFixture[str]
     experts = ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "64", "--ep", "8")
     even, uneven, bounded = (
         run_json(capsys, *experts, *more)["step_s"]
-        for more in (
-            (),
-            ("--expert-imbalance", "1.5"),
-            ("--expert-imbalance", "1.5", "--expert-capacity", "1.2"),
-        )
+        for more in ((), ("--expert-imbalance", "1.5"), ("--expert-imbalance", "1.5", "--expert-capacity", "1.2"))
     )
     assert even < bounded < uneven
 

@@ -106,10 +106,7 @@ def test_a_rerun_measures_only_what_is_missing(
 
 
 def test_points_of_another_gpu_are_not_mixed_in(
-    gpus: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    gpus: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mine.toml"
     main(["profile", "-o", str(out), "--quick"])
@@ -120,10 +117,7 @@ def test_points_of_another_gpu_are_not_mixed_in(
 
 
 def test_an_unknown_gpu_must_be_described(
-    gpus: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    gpus: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(FakeBackend, "device", "NVIDIA Q1000")
     assert main(["profile", "-o", str(tmp_path / "mine.toml")]) == 2
@@ -132,10 +126,7 @@ def test_an_unknown_gpu_must_be_described(
 
 
 def test_several_gpus_are_timed_together(
-    gpus: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    gpus: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus.cuda.device_count = lambda: 4
     point = {"kind": "all-reduce", "ranks": 4, "size_bytes": 2**30, "seconds": 4e-3}
@@ -147,10 +138,7 @@ def test_several_gpus_are_timed_together(
 
 
 def test_a_broken_fabric_is_noted(
-    gpus: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    gpus: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus.cuda.device_count = lambda: 4
 

@@ -50,9 +50,7 @@ def test_a_dash_reads_standard_input(
     assert piped == named
 
 
-def test_convert_is_a_filter(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_convert_is_a_filter(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     pipe_in(monkeypatch, LLAMA.read_bytes())
     from stepcast.cli.main import main
 
@@ -127,9 +125,7 @@ def test_unknown_files_of_a_folder_are_left_out_and_named(
         assert reason in note
 
 
-def test_a_folder_without_known_files_is_an_error(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_known_files_is_an_error(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run_folder / MEGATRON.name).unlink()
     status, out, err = run(capsys, "show", str(run_folder))
     assert (status, out) == (2, "")
@@ -137,9 +133,7 @@ def test_a_folder_without_known_files_is_an_error(
     assert err.count("\n") == 1
 
 
-def test_an_unknown_file_named_by_itself_is_an_error(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_file_named_by_itself_is_an_error(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "show", str(MEGATRON), str(run_folder / "README.md"))
     assert (status, out) == (2, "")
     assert "README.md: text of no known format" in err

@@ -13,16 +13,7 @@ import pytest
 from stepcast import predict
 from tests.cli.test_main import run, run_json
 
-NARROW = (
-    "--fix",
-    "sharding=zero-1",
-    "--allow",
-    "micro-batch=1,2",
-    "--allow",
-    "pp=1,2",
-    "--allow",
-    "tp=1,2,4",
-)
+NARROW = ("--fix", "sharding=zero-1", "--allow", "micro-batch=1,2", "--allow", "pp=1,2", "--allow", "tp=1,2,4")
 QUESTION = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "16")
 SMALL = (*QUESTION, *NARROW, "--allow", "recompute=none,full")
 # For tests of how an answer is written, whatever was searched.
@@ -56,16 +47,7 @@ def test_recipes_of_a_framework_hold_of_the_layouts_they_name(capsys: pytest.Cap
 def test_text_tells_ranks_reasons_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
     status, printed, _ = run(capsys, "search", *SMALL, "--top", "2", "--tokens", "1T", "--price", "2")
     assert status == 0
-    for word in (
-        "searched",
-        "candidates",
-        "illegal",
-        "do not fit",
-        "simulated",
-        "bottleneck",
-        "rank 2",
-        "GPU-hours",
-    ):
+    for word in ("searched", "candidates", "illegal", "do not fit", "simulated", "bottleneck", "rank 2", "GPU-hours"):
         assert word in printed
     assert "stepcast predict --model llama-3.2-1b" in printed
 
@@ -231,16 +213,7 @@ def test_two_kinds_of_gpus_share_the_layers(tmp_path: Path, capsys: pytest.Captu
     cluster = tmp_path / "both.toml"
     cluster.write_text('base = "dgx-h100"\nnodes = 1\n[other]\ncluster = "dgx-a100"\nnodes = 1\n')
     question = ["--model", "llama-3.2-1b", "--cluster", str(cluster), "--gpus", "16", "--global-batch", "16"]
-    few = (
-        "--fix",
-        "schedule=1f1b",
-        "--fix",
-        "recompute=none",
-        "--fix",
-        "sequence-parallel=no",
-        "--fix",
-        "cp=1",
-    )
+    few = ("--fix", "schedule=1f1b", "--fix", "recompute=none", "--fix", "sequence-parallel=no", "--fix", "cp=1")
     found = run_json(capsys, "search", *question, *NARROW, *few, "--top", "2")
     best = found["rows"][0]
     assert "on h100-sxm" in best["kinds"]
@@ -280,9 +253,7 @@ def test_the_answer_says_what_would_change_it(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("objective", ["step", "throughput", "cost", "energy"])
-def test_numbers_of_gpus_are_not_compared_with_each_other(
-    capsys: pytest.CaptureFixture[str], objective: str
-) -> None:
+def test_numbers_of_gpus_are_not_compared_with_each_other(capsys: pytest.CaptureFixture[str], objective: str) -> None:
     """Twice the GPUs are neither a tie of rank 1 nor the effect of a faster network."""
     asked = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8,16", "--global-batch", "64")
     narrow = ("--fix", "schedule=1f1b", "--fix", "recompute=none", "--allow", "micro-batch=1,2", "--top", "6")
@@ -325,9 +296,7 @@ def test_selective_recomputation_is_tried_where_it_saves_memory(
     assert (saved[1] < saved[0]) == useful
 
 
-def test_a_search_leaves_a_reserve_of_memory_unless_told_otherwise(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_search_leaves_a_reserve_of_memory_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     """An H100 has 79.2 GiB: the fastest that fits takes more than 93 % of it, the fastest with a reserve not."""
     words = ("llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "8", "--global-batch", "64", "--seq", "4096")
     narrow = (*words, "--top", "1", "--fix", "tp=1", "--fix", "pp=1", "--fix", "cp=1", "--workers", "1")

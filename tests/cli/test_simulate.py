@@ -25,17 +25,7 @@ def test_choices_are_those_of_the_engine() -> None:
 
 def test_json_follows_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "simulate", LLAMA, *ON_H100)
-    assert set(found["breakdown_s"]) == {
-        "compute",
-        "tp",
-        "cp",
-        "ep",
-        "dp",
-        "pp",
-        "bubble",
-        "optimizer",
-        "other",
-    }
+    assert set(found["breakdown_s"]) == {"compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other"}
     assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"], rel=1e-12)
     assert set(found["communication_s"]["tp"]) == {"total", "exposed"}
     assert len(found["stages"]) == 16
@@ -112,10 +102,7 @@ def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (("simulate", str(EXAMPLES / "megatron-rank7.txt"), *ON_H100), "simulate needs a workload file"),
         (("simulate", LLAMA, *ON_H100, "--schedule", "nope"), "no such schedule or file"),
         (("simulate", LLAMA, *ON_H100, "--slow-stage", "x=2"), "expected a number"),
-        (
-            ("simulate", LLAMA, *ON_H100, "--slow-rank", "4096=2"),
-            "rank 4096 is outside the layout's 1024 GPUs",
-        ),
+        (("simulate", LLAMA, *ON_H100, "--slow-rank", "4096=2"), "rank 4096 is outside the layout's 1024 GPUs"),
         (("simulate", LLAMA, *ON_H100, "--slow-group", "xp=2"), "expected one of tp"),
         (("simulate", LLAMA, *ON_H100, "--slow-group", "tp=-2"), "factor above zero"),
         (("simulate", LLAMA, *ON_H100, "--jitter", "-1"), "jitter must be within"),
@@ -123,9 +110,7 @@ def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (("simulate", LLAMA, "--engine", "simai", "--gpus", "64"), "64 GPUs are fewer than tp x pp"),
     ],
 )
-def test_mistakes_are_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
     status, _, err = run(capsys, *arguments)
     assert status == 2
     assert err.count("\n") == 1

@@ -16,19 +16,12 @@ LLAMA = str(EXAMPLES / "simai-llama-405b.txt")
 # As a terminal's user has it; some machines that run tests switch the buffer off.
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 MORE_THAN_A_PIPE_HOLDS = 4 * 2**20
-LONG = (
-    ["list", "models"],
-    ["show", LLAMA, "--json"],
-    ["predict", "--help"],
-    ["convert", LLAMA, "-", "--to", "simai"],
-)
+LONG = (["list", "models"], ["show", LLAMA, "--json"], ["predict", "--help"], ["convert", LLAMA, "-", "--to", "simai"])
 
 
 @pytest.mark.parametrize("words", LONG, ids=" ".join)
 def test_a_reader_that_leaves_early_is_no_error(words: list[str]) -> None:
-    process = subprocess.Popen(
-        [*STEPCAST, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED
-    )
+    process = subprocess.Popen([*STEPCAST, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
@@ -41,9 +34,7 @@ def test_a_reader_that_leaves_early_is_no_error(words: list[str]) -> None:
 @pytest.mark.parametrize("words", LONG, ids=" ".join)
 def test_a_full_disk_is_one_line(words: list[str]) -> None:
     with open("/dev/full", "wb") as full:
-        found = subprocess.run(
-            [*STEPCAST, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=BUFFERED
-        )
+        found = subprocess.run([*STEPCAST, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=BUFFERED)
     assert found.returncode == 2
     assert found.stderr == "stepcast: standard output: no space left on device\n"
 
@@ -111,11 +102,7 @@ def test_an_interrupt_is_one_line() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_answered_with_the_right_one(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    expected: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     status, out, err = run(capsys, *words)
@@ -165,9 +152,7 @@ def test_no_file_is_written_where_one_must_not(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("what", ["formats", "gpus", "clusters", "models"])
-def test_lists_fit_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
+def test_lists_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run(capsys, "list", what)
     assert max(map(len, out.splitlines())) <= 80

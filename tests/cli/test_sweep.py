@@ -51,9 +51,9 @@ def test_the_same_command_asks_nothing_again(answers: str, capsys: pytest.Captur
 
 
 def test_rows_are_shown_filtered_and_sorted(answers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = run_json(
-        capsys, "sweep", "show", answers, "--where", "fits AND gpus = 32", "--sort", "mfu", "--reverse"
-    )["rows"]
+    rows = run_json(capsys, "sweep", "show", answers, "--where", "fits AND gpus = 32", "--sort", "mfu", "--reverse")[
+        "rows"
+    ]
     assert rows
     assert all(row["fits"] and row["gpus"] == 32 for row in rows)
     assert [row["mfu"] for row in rows] == sorted((row["mfu"] for row in rows), reverse=True)
@@ -69,25 +69,17 @@ def test_exported_rows_are_those_shown(
 ) -> None:
     name = tmp_path / f"rows.{kind}"
     assert run(capsys, "sweep", "export", answers, "--to-file", str(name))[0] == 0
-    rows = (
-        json.loads(name.read_text())
-        if kind == "json"
-        else list(csv.DictReader(io.StringIO(name.read_text())))
-    )
+    rows = json.loads(name.read_text()) if kind == "json" else list(csv.DictReader(io.StringIO(name.read_text())))
     shown = run_json(capsys, "sweep", "show", answers, "--sort", "position", "--top", "100")["rows"]
     assert [float(row["step_s"]) for row in rows] == [row["step_s"] for row in shown]
 
 
 def test_what_cannot_be_predicted_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "spec.toml"
-    spec.write_text(
-        '[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\ngpus = 8\n[[axis]]\ntp = [1, 3, "two"]'
-    )
+    spec.write_text('[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\ngpus = 8\n[[axis]]\ntp = [1, 3, "two"]')
     found = run_json(capsys, "sweep", str(spec), "-o", str(tmp_path / "answers"), "--workers", "1")
     assert (found["answered"], found["errors"]) == (3, 2)
-    rows = run_json(capsys, "sweep", "show", str(tmp_path / "answers"), "--where", "error IS NOT NULL")[
-        "rows"
-    ]
+    rows = run_json(capsys, "sweep", "show", str(tmp_path / "answers"), "--where", "error IS NOT NULL")["rows"]
     assert [row["tp"] for row in rows] == [3, "two"]
     assert "divide" in rows[0]["error"] or "multiple" in rows[0]["error"]
     assert "whole number" in rows[1]["error"]
@@ -116,15 +108,11 @@ def test_whole_runs_of_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run_json(capsys, "sweep", str(spec), "-o", folder, "--workers", "1")["errors"] == 0
     words = "--model llama-3.2-1b --cluster dgx-h100 --tokens 1T --runs 20"
     for row in run_json(capsys, "sweep", "show", folder)["rows"]:
-        told = run_json(
-            capsys, "plan", *words.split(), "--gpus", str(row["gpus"]), "--seed", str(row["seed"])
-        )
+        told = run_json(capsys, "plan", *words.split(), "--gpus", str(row["gpus"]), "--seed", str(row["seed"]))
         assert (row["days"], row["goodput"]) == (told["days"]["mean"], told["goodput"])
 
 
-def test_the_page_of_plans_shows_days_cost_and_what_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_of_plans_shows_days_cost_and_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An 8B model with fp32 states on each of 8 GPUs fits at tp 8, not at tp 1 without sharding."""
     spec, page, folder = tmp_path / "spec.toml", tmp_path / "page.html", str(tmp_path / "answers")
     spec.write_text(
@@ -138,9 +126,7 @@ def test_the_page_of_plans_shows_days_cost_and_what_fits(
     assert all(row["memory_bytes"] > 0 and 0 < row["mfu"] < 1 for row in rows)
     for row in rows:
         assert row["cost"] == pytest.approx(2 * row["gpu_hours"])
-        assert row["tokens_per_s_per_gpu"] == pytest.approx(
-            1e12 / row["days"] / row["goodput"] / 86400 / 8, rel=1e-5
-        )
+        assert row["tokens_per_s_per_gpu"] == pytest.approx(1e12 / row["days"] / row["goodput"] / 86400 / 8, rel=1e-5)
     text = page.read_text()
     assert "Nothing" not in text
     fitting = rows[1:]
@@ -170,13 +156,9 @@ def test_a_search_that_is_out_of_time_is_not_one_that_finds_nothing(
     assert "nothing fits" not in text.lower()
 
 
-def test_a_breakdown_is_told_where_it_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_breakdown_is_told_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "spec.toml"
-    spec.write_text(
-        '[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\ngpus = 8\nbreakdown = true\npp = 2'
-    )
+    spec.write_text('[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\ngpus = 8\nbreakdown = true\npp = 2')
     run_json(capsys, "sweep", str(spec), "-o", str(tmp_path / "answers"), "--workers", "1")
     row = run_json(capsys, "sweep", "show", str(tmp_path / "answers"))["rows"][0]
     told = run_json(
@@ -234,9 +216,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)
-def test_what_is_wrong_is_one_line(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_one_line(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, said = run(capsys, *(word.format(folder=tmp_path) for word in words))
     assert code == 2
     assert said.count("\n") == 1
@@ -247,9 +227,7 @@ def test_what_is_wrong_is_one_line(
     ("word", "said"),
     [("tpp = 1", "did you mean tp?"), ("json = true", "is no option"), ('trace = "x"', "is no option")],
 )
-def test_words_that_no_point_can_have(
-    word: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_that_no_point_can_have(word: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text(f"[fixed]\n{word}")
     code, _, told = run(capsys, "sweep", str(spec), "-o", str(tmp_path / "x"))

@@ -10,15 +10,7 @@ from stepcast.cli.main import main
 from stepcast.validate import h200 as h200
 from tests.shared import DATA, needs_data
 
-KEYS = (
-    "rows",
-    "skipped",
-    "mean_abs_error",
-    "median_abs_error",
-    "p90_abs_error",
-    "worst_abs_error",
-    "mean_error",
-)
+KEYS = ("rows", "skipped", "mean_abs_error", "median_abs_error", "p90_abs_error", "worst_abs_error", "mean_error")
 
 
 def small(folder: Path) -> Path:
@@ -43,15 +35,7 @@ def test_json_has_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> 
 def test_text_shows_groups_reasons_and_the_worst(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "--set", "h200"]) == 0
     text = capsys.readouterr().out
-    for word in (
-        "linear bf16 over 50 us",
-        "by kind",
-        "by model",
-        "by time",
-        "skipped 1",
-        "worst 10",
-        "signed",
-    ):
+    for word in ("linear bf16 over 50 us", "by kind", "by model", "by time", "skipped 1", "worst 10", "signed"):
         assert word in text
 
 
@@ -80,10 +64,7 @@ def test_a_folder_of_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_cluster_of_logs_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     errors = []
     for words in ([], ["--cluster", "dgx-a100"]):
-        assert (
-            main(["validate", "--set", "nccl-tests", "--data", str(DATA / "nccl-tests"), *words, "--json"])
-            == 0
-        )
+        assert main(["validate", "--set", "nccl-tests", "--data", str(DATA / "nccl-tests"), *words, "--json"]) == 0
         errors.append(json.loads(capsys.readouterr().out)["sets"]["nccl-tests"]["mean_abs_error"])
     assert errors[0] < errors[1]
 
@@ -97,11 +78,7 @@ def test_the_cluster_of_logs_can_be_named(capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_mistakes_are_one_line(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["validate", *words]) == 2

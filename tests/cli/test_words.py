@@ -36,16 +36,10 @@ LLAMA = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100")
         (("--gpus", "16", "--seq-length", "8K"), ("--gpus", "16", "--seq", "8192")),
         (("--gpus", "16", "--seq", "8,192"), ("--gpus", "16", "--seq", "8192")),
         (("--gpus", "1k"), ("--gpus", "1024")),
-        (
-            ("--gpus", "16", "--gbs", "64", "--mbs", "2"),
-            ("--gpus", "16", "--global-batch", "64", "--micro-batch", "2"),
-        ),
+        (("--gpus", "16", "--gbs", "64", "--mbs", "2"), ("--gpus", "16", "--global-batch", "64", "--micro-batch", "2")),
         (("--gpus", "16", "--gradient-checkpointing"), ("--gpus", "16", "--recompute", "full")),
         (("--gpus", "16", "--recompute", "Full"), ("--gpus", "16", "--recompute", "full")),
-        (
-            ("--gpus", "16", "--pp", "4", "--schedule", "1F1B"),
-            ("--gpus", "16", "--pp", "4", "--schedule", "1f1b"),
-        ),
+        (("--gpus", "16", "--pp", "4", "--schedule", "1F1B"), ("--gpus", "16", "--pp", "4", "--schedule", "1f1b")),
         (("--gpus", "16", "--framework", "hf"), ("--gpus", "16", "--framework", "transformers")),
         (("--gpus", "16", "--backend", "Megatron"), ("--gpus", "16", "--framework", "megatron-core")),
         (("--gpus", "16", "--tokens", "15 trillion"), ("--gpus", "16", "--tokens", "15T")),
@@ -117,9 +111,7 @@ def test_any_gpu_is_a_place_to_run(
         (("autotune", "--model", "llama-3.1-8b"), "did you mean search?"),
     ],
 )
-def test_suggestions_are_right(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], answer: str
-) -> None:
+def test_suggestions_are_right(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], answer: str) -> None:
     status, out, err = run(capsys, *words)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1

@@ -31,13 +31,7 @@ from stepcast.ir.work import CollectiveKind
 from stepcast.units import GB, GIB, MIB, US
 
 KINDS = tuple(CollectiveKind)
-LIBRARIES = [
-    ("nccl", "ampere"),
-    ("nccl", "hopper"),
-    ("nccl", "blackwell"),
-    ("nccl-2.12", "ampere"),
-    ("rccl", "cdna3"),
-]
+LIBRARIES = [("nccl", "ampere"), ("nccl", "hopper"), ("nccl", "blackwell"), ("nccl-2.12", "ampere"), ("rccl", "cdna3")]
 SIZES = st.floats(1, 1e12)
 
 
@@ -145,9 +139,7 @@ def test_more_bytes_never_take_less(kind: CollectiveKind, size: float, factor: f
 
 @settings(max_examples=200)
 @given(st.sampled_from(KINDS), SIZES, st.floats(0.01, 1), routes())
-def test_less_bandwidth_is_never_faster(
-    kind: CollectiveKind, size: float, factor: float, route: Route
-) -> None:
+def test_less_bandwidth_is_never_faster(kind: CollectiveKind, size: float, factor: float, route: Route) -> None:
     slower = [
         replace(route, intra_bytes_per_s=route.intra_bytes_per_s * factor),
         replace(route, memory_bytes_per_s=route.memory_bytes_per_s * factor),
@@ -239,9 +231,9 @@ def test_nvlink_sharp_of_eight_h100() -> None:
     assert reduced.busbw_bytes_per_s == pytest.approx(480 * GB, rel=0.05)
     gathered = price(CollectiveKind.ALL_GATHER, 8 * GIB, route)
     assert gathered.busbw_bytes_per_s == pytest.approx(370 * GB, rel=0.05)
-    assert price(
-        CollectiveKind.ALL_REDUCE, 8 * GIB, route, Algorithm.RING
-    ).busbw_bytes_per_s == pytest.approx(370 * GB, rel=0.05)
+    assert price(CollectiveKind.ALL_REDUCE, 8 * GIB, route, Algorithm.RING).busbw_bytes_per_s == pytest.approx(
+        370 * GB, rel=0.05
+    )
 
 
 def test_nvlink_sharp_between_nodes_climbs_a_tree() -> None:

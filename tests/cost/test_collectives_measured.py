@@ -8,21 +8,14 @@ from stepcast.inputs.table import folder_files, read
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
-from stepcast.validate.nccl_tests import (
-    MeasuredCollective,
-    compare_sweep,
-    mean_abs_error,
-    read_sweep,
-)
+from stepcast.validate.nccl_tests import MeasuredCollective, compare_sweep, mean_abs_error, read_sweep
 from tests.shared import DATA, needs_data
 
 FOLDER = DATA / "nccl-tests"
 CLUSTER = "azure-nd-a100-v4"
 
 
-def sweep(
-    ranks: int, nodes: int, rows: tuple[SweepRow, ...] = (), ranks_per_thread: int = 1
-) -> CollectiveSweep:
+def sweep(ranks: int, nodes: int, rows: tuple[SweepRow, ...] = (), ranks_per_thread: int = 1) -> CollectiveSweep:
     return CollectiveSweep(
         CollectiveKind.ALL_REDUCE, ranks, nodes, "A100", None, rows, "made.log", (), ranks_per_thread
     )
@@ -31,9 +24,7 @@ def sweep(
 @pytest.fixture(scope="module")
 def rows() -> tuple[MeasuredCollective, ...]:
     cluster = load_cluster(CLUSTER)
-    return tuple(
-        row for path in folder_files(str(FOLDER)) for row in compare_sweep(read_sweep(path), cluster)
-    )
+    return tuple(row for path in folder_files(str(FOLDER)) for row in compare_sweep(read_sweep(path), cluster))
 
 
 @needs_data("nccl-tests")

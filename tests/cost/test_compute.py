@@ -44,12 +44,7 @@ def has_units(gpu: Gpu, dtype: DType) -> bool:
 
 
 supported = st.sampled_from(
-    [
-        (gpu, dtype)
-        for gpu in map(load_gpu, gpu_names())
-        for dtype in (*DTYPES, DType.NVFP4)
-        if has_units(gpu, dtype)
-    ]
+    [(gpu, dtype) for gpu in map(load_gpu, gpu_names()) for dtype in (*DTYPES, DType.NVFP4) if has_units(gpu, dtype)]
 )
 loads = st.sampled_from([ALONE, SUSTAINED, Load(1e-2, 0.5)])
 
@@ -95,9 +90,7 @@ def test_no_attention_beats_the_hardware(
     assert compute_price(whole, H200, FIT).seconds >= price.seconds * (1 - 1e-9)
 
 
-@given(
-    rows=st.integers(1, 100_000), columns=st.integers(1, 100_000), kind=st.sampled_from(list(ElementwiseKind))
-)
+@given(rows=st.integers(1, 100_000), columns=st.integers(1, 100_000), kind=st.sampled_from(list(ElementwiseKind)))
 @settings(deadline=None)
 def test_no_memory_bound_kernel_beats_the_memory(rows: int, columns: int, kind: ElementwiseKind) -> None:
     moved = 2.0 * rows * columns
@@ -196,8 +189,7 @@ def test_older_libraries_cut_batched_fp32_products_into_large_tiles_alone() -> N
     """A 16 x 16 result then costs as much as a 128 x 128 one."""
     a100 = load_gpu("a100-pcie-40gb")
     small, large = (
-        compute_price(Matmul(size, size, 512, 1024, DType.FP32), a100, FIT, SUSTAINED).seconds
-        for size in (16, 128)
+        compute_price(Matmul(size, size, 512, 1024, DType.FP32), a100, FIT, SUSTAINED).seconds for size in (16, 128)
     )
     assert small > 0.8 * large
 
@@ -207,9 +199,7 @@ def test_boards_of_little_power_fall_back_when_kept_busy() -> None:
     work = Matmul(8192, 8192, 4096, 1, DType.FP32)
     for name, low, high in (("t4", 0.35, 0.5), ("v100-pcie-32gb", 0.8, 0.99), ("h200", 0.7, 0.8)):
         gpu = load_gpu(name)
-        reached = (
-            work.flops / compute_price(work, gpu, FIT, SUSTAINED).seconds / gpu.matrix_peak_flops(DType.FP32)
-        )
+        reached = work.flops / compute_price(work, gpu, FIT, SUSTAINED).seconds / gpu.matrix_peak_flops(DType.FP32)
         assert low <= reached <= high, name
     repeated = [compute_price(work, load_gpu("t4"), FIT, Load(0.0, repeats=n)).seconds for n in (1, 25, 1e6)]
     assert repeated == sorted(repeated)
@@ -254,9 +244,7 @@ def test_a_recorded_time_is_its_own_price() -> None:
         (ElementwiseKind.BROADCAST, 2048, 1.0, 1.0, DType.FP32, "broadcast-wide"),
     ],
 )
-def test_stream_keys(
-    kind: ElementwiseKind, columns: int, read: float, write: float, dtype: DType, key: str
-) -> None:
+def test_stream_keys(kind: ElementwiseKind, columns: int, read: float, write: float, dtype: DType, key: str) -> None:
     assert stream_key(Elementwise(kind, 8, columns, read, write, False, dtype)) == key
 
 

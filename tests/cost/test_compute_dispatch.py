@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.cost.calibration import (
-    Calibration,
-    CalibrationError,
-    Correction,
-    calibration,
-    fit_correction,
-    work_class,
-)
+from stepcast.cost.calibration import Calibration, CalibrationError, Correction, calibration, fit_correction, work_class
 from stepcast.cost.compute import SUSTAINED, compute_price
 from stepcast.cost.dispatch import elapsed_s
 from stepcast.cost.fits import default_dispatch, default_fit
@@ -51,9 +44,7 @@ def test_backward_is_issued_by_another_engine() -> None:
 
 @given(st.floats(0.5, 3), st.floats(-0.15, 0.15), st.floats(5e-6, 5e-5))
 @settings(deadline=None, max_examples=10)
-def test_a_correction_finds_the_constants_behind_its_points(
-    factor: float, slope: float, least_s: float
-) -> None:
+def test_a_correction_finds_the_constants_behind_its_points(factor: float, slope: float, least_s: float) -> None:
     predicted = np.geomspace(1e-6, 1e-1, 20)
     truth = Correction(factor, slope, least_s)
     measured = np.asarray(truth.applied_s(predicted))

@@ -51,9 +51,7 @@ def test_a_token_crosses_the_network_once_for_each_node() -> None:
     forwarding = forwarding_route(route, routing)
     assert forwarding.exchange_bytes_per_s / route.exchange_bytes_per_s == pytest.approx(experts / met)
     assert forwarding_route(replace(route, nodes=1, ranks_per_node=64), routing).nodes == 1
-    assert exchange_s("dgx-h100", 64, routing) == pytest.approx(
-        exchange_s("dgx-h100", 64) * met / experts, rel=0.02
-    )
+    assert exchange_s("dgx-h100", 64, routing) == pytest.approx(exchange_s("dgx-h100", 64) * met / experts, rel=0.02)
 
 
 def test_one_expert_or_one_node_leaves_nothing_to_save() -> None:
@@ -97,9 +95,7 @@ def test_deepseek_v3_sends_a_token_to_at_most_four_nodes() -> None:
     assert experts is not None
     assert (experts.groups, experts.top_groups) == (8, 4)
     assert experts.routing.nodes_per_token(8) == pytest.approx(3.983, abs=1e-3)
-    assert replace(experts.routing, groups=1, top_groups=1).nodes_per_token(8) == pytest.approx(
-        5.295, abs=1e-3
-    )
+    assert replace(experts.routing, groups=1, top_groups=1).nodes_per_token(8) == pytest.approx(5.295, abs=1e-3)
 
 
 @pytest.mark.parametrize("dispatcher", list(Dispatcher))
@@ -110,8 +106,7 @@ def test_a_group_limit_shortens_forwarded_exchanges_only(dispatcher: Dispatcher)
     unlimited = replace(model, experts=replace(model.experts, groups=1, top_groups=1))
     strategy = Strategy(Layout(ep=64, dp=64, expert_tp=1), 1, 64, 4096)
     limited, free = (
-        predict(each, cluster, strategy, Framework(dispatcher=dispatcher)).report
-        for each in (model, unlimited)
+        predict(each, cluster, strategy, Framework(dispatcher=dispatcher)).report for each in (model, unlimited)
     )
     forwards = dispatcher is Dispatcher.FORWARDING
     ratio = 3.983 / 5.295 if forwards else 1.0

@@ -33,13 +33,7 @@ OPS = {
 def measured(kernels: dict[str, str]) -> list[tuple[str, int, int, int, float]]:
     with FILE.open(encoding="utf-8", newline="") as lines:
         return [
-            (
-                kernels[row["kernel"]],
-                int(row["rows"]),
-                int(row["columns"]),
-                int(row["groups"]),
-                float(row["gpu_us"]),
-            )
+            (kernels[row["kernel"]], int(row["rows"]), int(row["columns"]), int(row["groups"]), float(row["gpu_us"]))
             for row in csv.DictReader(lines)
             if row["kernel"] in kernels
         ]
@@ -62,10 +56,7 @@ def elements_s() -> dict[str, float]:
 
 def test_kernels_around_the_products() -> None:
     each_s = elements_s()
-    errors = [
-        each_s[name] * rows * columns / (gpu_us * 1e-6) - 1
-        for name, rows, columns, _, gpu_us in measured(OPS)
-    ]
+    errors = [each_s[name] * rows * columns / (gpu_us * 1e-6) - 1 for name, rows, columns, _, gpu_us in measured(OPS)]
     assert len(errors) == 24
     assert mean(abs(error) for error in errors) < 0.06
     assert max(abs(error) for error in errors) < 0.35

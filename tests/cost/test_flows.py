@@ -40,9 +40,7 @@ def between_nodes(kind: KIND, algorithm: Algorithm, groups: Groups, **how: float
 
 
 @pytest.mark.parametrize(("ranks", "per_node"), [(16, 8), (32, 8), (8, 1), (24, 4), (6, 2)])
-@pytest.mark.parametrize(
-    ("kind", "rounds"), [(KIND.ALL_REDUCE, 2), (KIND.ALL_GATHER, 1), (KIND.REDUCE_SCATTER, 1)]
-)
+@pytest.mark.parametrize(("kind", "rounds"), [(KIND.ALL_REDUCE, 2), (KIND.ALL_GATHER, 1), (KIND.REDUCE_SCATTER, 1)])
 def test_a_ring_passes_each_node_once_a_round(kind: KIND, rounds: int, ranks: int, per_node: int) -> None:
     left = between_nodes(kind, Algorithm.RING, groups_of(ranks, per_node))
     assert left == pytest.approx(np.full(ranks // per_node, rounds * (ranks - 1) / ranks * SIZE))
@@ -83,15 +81,9 @@ def test_switches_that_add_save_half() -> None:
     scatter = moved(KIND.REDUCE_SCATTER, Algorithm.NVLS, SIZE, groups_of(8, 8)).added
     assert scatter.sent_bytes == pytest.approx(np.full(8, SIZE))
     assert scatter.received_bytes == pytest.approx(np.full(8, SIZE / 8))
-    assert between_nodes(KIND.ALL_REDUCE, Algorithm.IN_NETWORK, groups_of(64, 8)) == pytest.approx(
-        np.full(8, SIZE)
-    )
-    assert between_nodes(KIND.ALL_REDUCE, Algorithm.NVLS_TREE, groups_of(16, 8)) == pytest.approx(
-        np.full(2, SIZE)
-    )
-    assert between_nodes(KIND.ALL_REDUCE, Algorithm.NVLS_TREE, groups_of(64, 8)).sum() == pytest.approx(
-        14 * SIZE
-    )
+    assert between_nodes(KIND.ALL_REDUCE, Algorithm.IN_NETWORK, groups_of(64, 8)) == pytest.approx(np.full(8, SIZE))
+    assert between_nodes(KIND.ALL_REDUCE, Algorithm.NVLS_TREE, groups_of(16, 8)) == pytest.approx(np.full(2, SIZE))
+    assert between_nodes(KIND.ALL_REDUCE, Algorithm.NVLS_TREE, groups_of(64, 8)).sum() == pytest.approx(14 * SIZE)
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.PAIRWISE, Algorithm.HIERARCHICAL])
@@ -141,9 +133,7 @@ def test_siblings_are_all_groups_of_the_stage() -> None:
     assert len(flows) == 8
     assert flows.group.tolist() == list(range(8))
     names = {network.links.name(int(link)) for link in flows.link}
-    assert names == {
-        f"node {n} NIC {i} {way}" for n in range(16, 32) for i in range(8) for way in ("up", "down")
-    }
+    assert names == {f"node {n} NIC {i} {way}" for n in range(16, 32) for i in range(8) for way in ("up", "down")}
 
 
 def test_a_group_over_stages_counts_what_its_stage_sends() -> None:
@@ -151,9 +141,7 @@ def test_a_group_over_stages_counts_what_its_stage_sends() -> None:
     network, seats = built(load_cluster("dgx-h100"), layout)
     grid, work = grid_of(layout), Collective(KIND.ALL_REDUCE, SIZE, Group.EMBEDDING)
     whole = collective_flows(network, seats, grid, work, Algorithm.RING, LONG)
-    parts = [
-        collective_flows(network, seats, grid, work, Algorithm.RING, LONG, stage=stage) for stage in range(4)
-    ]
+    parts = [collective_flows(network, seats, grid, work, Algorithm.RING, LONG, stage=stage) for stage in range(4)]
     links = len(network.links)
     assert sum(part.on_links(links) for part in parts) == pytest.approx(whole.on_links(links))
     assert [len(part.link) > 0 for part in parts] == [True, False, False, True]
@@ -171,11 +159,7 @@ def test_a_transfer_is_a_flow_for_each_rank_of_the_stage() -> None:
     assert first == ["node 16 NIC 0 up", "node 32 NIC 0 down", *spines]
 
 
-LAYOUTS = (
-    Layout(tp=4, pp=4, dp=16, ep=8),
-    Layout(tp=2, pp=2, cp=2, dp=8, ep=4),
-    Layout(tp=16, pp=2, dp=4, ep=2),
-)
+LAYOUTS = (Layout(tp=4, pp=4, dp=16, ep=8), Layout(tp=2, pp=2, cp=2, dp=8, ep=4), Layout(tp=16, pp=2, dp=4, ep=2))
 
 
 def joined_by_switches(name: str) -> bool:
@@ -187,13 +171,7 @@ def joined_by_switches(name: str) -> bool:
 @pytest.mark.parametrize("shape", ["[16,16]", "[4,4,4]", "[8,4,2]"])
 def test_rings_on_a_torus_run_along_its_lines(shape: str, layout: Layout) -> None:
     """So that those of all groups of a family fit side by side, as the price takes them to."""
-    sets = [
-        "network.kind=torus",
-        f"network.shape={shape}",
-        "node.gpus=1",
-        "node.nics=6",
-        "network.leaf_nodes=1",
-    ]
+    sets = ["network.kind=torus", f"network.shape={shape}", "node.gpus=1", "node.nics=6", "network.leaf_nodes=1"]
     cluster = load_cluster("dgx-h100", sets)
     network, seats = built(cluster, layout)
     for group in (Group.TP, Group.DP):
@@ -222,9 +200,7 @@ def test_what_a_price_counts_fits_the_links_in_its_time(name: str) -> None:
                     work = Collective(kind, size, group)
                     found = price(kind, size, pricer.route(group))
                     assert found.algorithm is not None
-                    flows = collective_flows(
-                        network, seats, grid, work, found.algorithm, found.seconds, stage=0
-                    )
+                    flows = collective_flows(network, seats, grid, work, found.algorithm, found.seconds, stage=0)
                     assert fits(flows, found.seconds), (layout, work, found)
         message = Transfer(Direction.SEND, SIZE, Group.PP)
         seconds = pricer.seconds(message)
@@ -237,8 +213,7 @@ def test_oversubscription_bites_in_proportion() -> None:
     work = Transfer(Direction.SEND, SIZE, Group.PP)
     for factor in (1, 2, 4, 8):
         cluster = load_cluster(
-            "dgx-h100",
-            ["network.kind=fat-tree", "network.leaf_nodes=4", f"network.oversubscription={factor}"],
+            "dgx-h100", ["network.kind=fat-tree", "network.leaf_nodes=4", f"network.oversubscription={factor}"]
         )
         network, seats = built(cluster, layout)
         flows = transfer_flows(network, seats, grid_of(layout), work, LONG, stage=0)
@@ -289,10 +264,7 @@ def test_slow_and_failed_links_are_not_in_the_price() -> None:
 
 
 def test_flows_of_8192_gpus_are_there_in_a_second() -> None:
-    cluster, layout = (
-        load_cluster("dgx-h100", ["network.oversubscription=4"]),
-        Layout(tp=8, pp=8, dp=128, ep=64),
-    )
+    cluster, layout = (load_cluster("dgx-h100", ["network.oversubscription=4"]), Layout(tp=8, pp=8, dp=128, ep=64))
     begin = time.process_time()
     network, seats = built(cluster, layout)
     grid = grid_of(layout)

@@ -45,9 +45,7 @@ def test_deepspeed_moves_split_gradients_too() -> None:
 
 
 def test_fsdp_moves_everything_that_ranks_split() -> None:
-    moved = stage(
-        replace(PLAIN, sharding=Sharding.FSDP, offload=Offload(optimizer=1)), load_framework("torchtitan")
-    )
+    moved = stage(replace(PLAIN, sharding=Sharding.FSDP, offload=Offload(optimizer=1)), load_framework("torchtitan"))
     assert moved.parameters == moved.gradients == moved.optimizer == 0
     assert moved.host == pytest.approx(16 * OWN)
 
@@ -75,9 +73,7 @@ def test_all_micro_batches_in_flight_are_on_the_host() -> None:
     st.floats(0, 1),
     st.sampled_from([Layout(dp=8), Layout(pp=2, dp=4), Layout(tp=2, pp=2, vpp=2, dp=2)]),
 )
-def test_more_on_the_host_is_never_more_on_the_gpu(
-    optimizer: float, activations: float, layout: Layout
-) -> None:
+def test_more_on_the_host_is_never_more_on_the_gpu(optimizer: float, activations: float, layout: Layout) -> None:
     strategy = replace(PLAIN, layout=layout, sequence_parallel=layout.tp > 1)
     shares = [Offload(), Offload(optimizer), Offload(optimizer, activations), Offload(1, 1)]
     found = [memory(MODEL, replace(strategy, offload=each), GPU)[0] for each in shares]

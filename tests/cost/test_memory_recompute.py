@@ -62,9 +62,7 @@ def freed(model: Model, framework: Framework, *modules: RecomputeModule, layer: 
         (LATENT, -1, M.EXPERTS, 8 * 7168 * 2 + 8 * 3 * 2048 * 2 + 3 * 2048 * 2 + 2 * 256 * 4),
     ],
 )
-def test_a_module_frees_what_it_makes_anew(
-    model: Model, layer: int, module: RecomputeModule, expected: float
-) -> None:
+def test_a_module_frees_what_it_makes_anew(model: Model, layer: int, module: RecomputeModule, expected: float) -> None:
     assert freed(model, MEGATRON_CORE, module, layer=layer) == pytest.approx(expected)
 
 

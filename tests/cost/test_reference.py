@@ -21,10 +21,7 @@ def profiled(factor: float = 1.0, **launch: float) -> Calibration:
     profile, power = load_fit("profile"), load_fit("power")["hopper"]
     cool = power["cool"]["h200"]
     classes: dict[str, Mapping[str, float]] = {
-        name: {
-            "factor": factor * pair[0] * (cool if name.startswith("matmul") else 1.0),
-            "slope": pair[1],
-        }
+        name: {"factor": factor * pair[0] * (cool if name.startswith("matmul") else 1.0), "slope": pair[1]}
         for name, pair in profile["class"].items()
     }
     energies = {
@@ -64,9 +61,7 @@ def test_one_look_at_a_host_says_little() -> None:
     assert profiled(**{name: 2 * value for name, value in usual.items()}).pace == pytest.approx(2**0.25)
 
 
-@pytest.mark.parametrize(
-    "launch", [{"looks": 0}, {"looks": "3"}, {"light_host_s": 1.0}, {"heavy_host_s": "x"}]
-)
+@pytest.mark.parametrize("launch", [{"looks": 0}, {"looks": "3"}, {"light_host_s": 1.0}, {"heavy_host_s": "x"}])
 def test_hosts_that_cannot_be_are_refused(launch: dict[str, object]) -> None:
     with pytest.raises(CalibrationError, match="launch"):
         calibration({"gpu": "h200", "class": {}, "launch": launch})

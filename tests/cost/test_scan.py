@@ -56,10 +56,7 @@ def test_what_stands_around_the_scan(key: str, phase: str, kernel: str, mean: fl
     assert key in fit.streams
     predicted = []
     for case in cases():
-        tokens, inner = (
-            case.sizes["batch"] * case.sizes["seq"],
-            case.sizes["heads"] * case.sizes["head_dim"],
-        )
+        tokens, inner = (case.sizes["batch"] * case.sizes["seq"], case.sizes["heads"] * case.sizes["head_dim"])
         groups = case.sizes["groups"]
         rows, columns = tokens, inner + 2 * groups * case.sizes["state"]
         if key.startswith("group"):

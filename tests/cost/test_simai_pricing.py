@@ -29,28 +29,16 @@ MOE = DATA / "simai" / "moe_9216gpus.txt"
 REFERENCE = [
     (GPT, 512, (109168, 0, 124302, 0, 940909, 951592, 2125971)),
     (LLAMA, 1024, (322654, 0, 290054, 0, 6946315, 7213232, 14772256)),
-    pytest.param(
-        MOE, 9216, (40332, 1067010, 326686, 1222811, 345984, 4542795, 7545619), marks=needs_data("simai")
-    ),
+    pytest.param(MOE, 9216, (40332, 1067010, 326686, 1222811, 345984, 4542795, 7545619), marks=needs_data("simai")),
 ]
 
 
 def parts_us(price: SimaiPrice) -> tuple[float, ...]:
-    parts = (
-        price.dp_s,
-        price.dp_ep_s,
-        price.tp_s,
-        price.ep_s,
-        price.bubble_s,
-        price.compute_s,
-        price.total_s,
-    )
+    parts = (price.dp_s, price.dp_ep_s, price.tp_s, price.ep_s, price.bubble_s, price.compute_s, price.total_s)
     return tuple(part / US for part in parts)
 
 
-def one_layer(
-    kind: CollectiveKind, size_bytes: int, group: Group, layout: Layout, compute_s: float = 0.0
-) -> Workload:
+def one_layer(kind: CollectiveKind, size_bytes: int, group: Group, layout: Layout, compute_s: float = 0.0) -> Workload:
     """A layer of one computation and one collective, in the column that the group belongs to."""
     ops = (Op("", Recorded(compute_s)), Op("comm", Collective(kind, size_bytes, group)))
     outer = group in (Group.DP, Group.EXPERT_DP)

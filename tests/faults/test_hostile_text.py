@@ -34,12 +34,7 @@ def toml(text: str) -> str:
     return json.dumps(text)
 
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-}
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
 CONFIG |= {"num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
 EVENT = {
     "ph": "X",
@@ -102,19 +97,7 @@ READING = (
     ["predict", "--model", "FILE", *SIMULATED, "--gpus", "8"],
     ["predict", "--model", "llama-3.1-8b", "--cluster", "FILE", "--gpus", "8"],
     ["collective", "barrier", "--ranks", "2", "--cluster", "FILE"],
-    [
-        "plan",
-        "--gpus",
-        "8",
-        "--step-s",
-        "1",
-        "--steps",
-        "9",
-        "--checkpoint-size",
-        "1GB",
-        "--failures",
-        "FILE",
-    ],
+    ["plan", "--gpus", "8", "--step-s", "1", "--steps", "9", "--checkpoint-size", "1GB", "--failures", "FILE"],
     ["op", "add", "--rows", "8", "--columns", "8", "--gpu", "h200", "--calibration", "FILE"],
 )
 TOML = ("a cluster", "a calibration", "a framework", "no format")
@@ -146,9 +129,7 @@ VALUED = [
     (verb.name, action.option_strings[-1])
     for verb in VERBS
     for parser in [build_parser([verb])]
-    for sub in next(
-        each for each in parser._actions if isinstance(each, argparse._SubParsersAction)
-    ).choices.values()
+    for sub in next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction)).choices.values()
     for action in sub._actions
     if action.option_strings and action.nargs is None
 ]

@@ -131,15 +131,10 @@ def test_no_correction_leaves_what_is_plausible(values: dict[str, float]) -> Non
         assert least <= getattr(found.corrections["matmul.bf16"], name) <= most
 
 
-def test_products_faster_than_the_peak_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_products_faster_than_the_peak_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.toml"
     path.write_text('gpu = "h100-sxm"\n[class."matmul.bf16"]\nfactor = 0.001\n')
-    for words, expected in (
-        (PREDICT, "no GPU does more than its peak"),
-        (OP, "more than the peak of h100-sxm"),
-    ):
+    for words, expected in ((PREDICT, "no GPU does more than its peak"), (OP, "more than the peak of h100-sxm")):
         status, _, err = run(capsys, *words, "--calibration", str(path))
         assert status == 0
         assert expected in " ".join(err.split())
@@ -173,13 +168,7 @@ def test_what_is_no_number_is_no_answer(number: float) -> None:
 
 
 def test_usual_answers_are_not_doubted() -> None:
-    facts = {
-        "step_s": 3.5,
-        "tokens_per_s": 1e12,
-        "mfu": 0.99,
-        "stages": [{"busy_s": 1.0}],
-        "breakdown_s": {"dp": 2.0},
-    }
+    facts = {"step_s": 3.5, "tokens_per_s": 1e12, "mfu": 0.99, "stages": [{"busy_s": 1.0}], "breakdown_s": {"dp": 2.0}}
     assert doubts(facts) == []
     assert len(doubts(facts | {"mfu": 1.2, "breakdown_s": {"dp": 1e28}})) == 2
 

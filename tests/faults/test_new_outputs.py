@@ -74,9 +74,7 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(
 
 
 @pytest.mark.parametrize("name", ["saved run", "page of predict", "page of a trace"])
-def test_a_limit_on_sizes_leaves_the_old_file(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_limit_on_sizes_leaves_the_old_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "out.toml"
     target.write_bytes(BEFORE)
     with size_limit(64):
@@ -105,11 +103,7 @@ def test_kills_in_the_midst_of_writing_tear_no_page(tmp_path: Path) -> None:
     ids=lambda each: each if isinstance(each, str) else " ".join(each[:2]),
 )  # fmt: skip
 def test_what_is_read_is_not_written_over_by_any_name(
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
-    link: Callable[[str, str], None],
-    read: str,
-    words: list[str],
+    here: Path, capsys: pytest.CaptureFixture[str], link: Callable[[str, str], None], read: str, words: list[str]
 ) -> None:
     shutil.copy(EXAMPLES / "configs" / "megatron-llama3-8b.sh", "run.sh")
     shutil.copy(EXAMPLES / "captured" / "llama-3.2-1b.json", "captured.json")

@@ -37,9 +37,7 @@ WRITING = {
     "found by search": [*SEARCH, "--top", "1", "-o"],
     "rows": ["validate", "--set", "h200", "--data", "rows", "-o"],
 }
-OPERATORS = "op,dtype,rows,cols,ms\n" + "".join(
-    f"add,bf16,{2**at},4096,{2**at / 1e5}\n" for at in range(9, 13)
-)
+OPERATORS = "op,dtype,rows,cols,ms\n" + "".join(f"add,bf16,{2**at},4096,{2**at / 1e5}\n" for at in range(9, 13))
 BEFORE = b"what was there before\n"
 
 
@@ -84,9 +82,7 @@ def test_twenty_kills_in_the_midst_of_writing_tear_nothing(tmp_path: Path) -> No
 
 def test_the_same_kills_tear_a_file_that_is_written_in_place(tmp_path: Path) -> None:
     """The killer can tell a torn file from a whole one."""
-    found = kill_while_writing(
-        tmp_path / "o", 4, "plain", [*WRITING["SimAI text"], str(tmp_path / "o" / "out")]
-    )
+    found = kill_while_writing(tmp_path / "o", 4, "plain", [*WRITING["SimAI text"], str(tmp_path / "o" / "out")])
     assert found["torn"] >= 3
 
 
@@ -120,9 +116,7 @@ def test_a_limit_on_sizes_leaves_the_old_file_and_names_it(
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("name", WRITING)
-def test_with_room_the_new_file_takes_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_with_room_the_new_file_takes_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     target = tmp_path / "out.json"
     target.write_bytes(BEFORE)
     assert run(capsys, *WRITING[name], str(target))[0] == 0
@@ -140,9 +134,7 @@ def test_a_set_of_files_is_written_wholly_or_not(tmp_path: Path, capsys: pytest.
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {old.name: BEFORE}
 
 
-def test_the_demo_names_the_file_it_could_not_write(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_names_the_file_it_could_not_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with size_limit(128):
         status, _, err = run(capsys, "demo", "--examples", str(EXAMPLES), "-o", str(tmp_path))
     assert status == 2
@@ -152,10 +144,7 @@ def test_the_demo_names_the_file_it_could_not_write(
 
 def in_own_mounts(script: str, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run *script* where file systems can be mounted without touching the machine's."""
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode
-    ):
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("needs user namespaces (unshare -rm)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = ["unshare", "-rm", "sh", "-ec", script, "sh", *words]
@@ -171,10 +160,7 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path: Path) -> None:
     """
     found = in_own_mounts(script, str(tmp_path), sys.executable, LLAMA)
     assert found.stdout == "status 2\nbefore\nout.json\nrest\n"
-    assert (
-        found.stderr
-        == f"stepcast: {tmp_path}/out.json: no space left on device; the file is left as it was\n"
-    )
+    assert found.stderr == f"stepcast: {tmp_path}/out.json: no space left on device; the file is left as it was\n"
 
 
 # ---- what is written over ----------------------------------------------------------------------------------

@@ -90,9 +90,7 @@ def cases(draw: st.DrawFn) -> Case:
         sequence_parallel=tp > 1,
         schedule=schedule,
         sharding=sharding,
-        recompute=draw(
-            pick((Recompute(), Recompute(RecomputeKind.SELECTIVE), Recompute(RecomputeKind.FULL)))
-        ),
+        recompute=draw(pick((Recompute(), Recompute(RecomputeKind.SELECTIVE), Recompute(RecomputeKind.FULL)))),
         overlap=Overlap(*(draw(st.booleans()) for _ in Overlap.__dataclass_fields__)),
         precision=draw(pick([each for each in (DType.BF16, DType.FP8) if each in cluster.gpu.matrix_flops])),
         expert_imbalance=draw(pick((1.0, 1.5))) if layout.ep > 1 else 1.0,

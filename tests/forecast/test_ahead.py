@@ -58,8 +58,7 @@ def test_steps_ahead_are_the_same_together_and_by_themselves() -> None:
 def test_who_runs_ahead() -> None:
     """Traced steps: transformers reads a mask in each forward, but not where it is compiled."""
     ahead = {
-        name: load_profile(name).framework.runs_ahead
-        for name in ("pytorch", "transformers", "transformers-compiled")
+        name: load_profile(name).framework.runs_ahead for name in ("pytorch", "transformers", "transformers-compiled")
     }
     assert ahead == {"pytorch": True, "transformers": False, "transformers-compiled": True}
     assert load_profile("transformers").framework.modules is Modules.TRANSFORMERS

@@ -96,8 +96,7 @@ def test_a_jobs_traffic_is_that_of_its_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "message"),
-    [((3, 4), "node 3 is the run's own, which has the first 4"), ((4, 99), "node 99 is not in")],
+    ("nodes", "message"), [((3, 4), "node 3 is the run's own, which has the first 4"), ((4, 99), "node 99 is not in")]
 )
 def test_nodes_have_one_job(nodes: tuple[int, ...], message: str) -> None:
     where = cluster("nodes=16")
@@ -122,9 +121,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> float:
     return step_s
 
 
-def test_the_command_line_runs_a_step_beside_a_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_runs_a_step_beside_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     assert told(capsys, "--background", str(tmp_path / "job.toml")) > 1.1 * told(capsys)
 
@@ -136,11 +133,7 @@ def test_the_command_line_runs_a_step_beside_a_job(
         (JOB.replace("4-7", "3-6"), ["--engine", "fluid"], "another: node 3 is the run's own"),
         (JOB.replace("tp = 8", "tp = 7"), ["--engine", "fluid"], "job.toml: another: "),
         (JOB.replace("llama", "lama"), ["--engine", "fluid"], "job.toml: another: "),
-        (
-            JOB.replace("tp = 8", "tp = 8, cluster = 'dgx-a100'"),
-            ["--engine", "fluid"],
-            "runs on another cluster",
-        ),
+        (JOB.replace("tp = 8", "tp = 8, cluster = 'dgx-a100'"), ["--engine", "fluid"], "runs on another cluster"),
     ],
 )
 def test_wrong_jobs_are_told_in_one_line(

@@ -21,13 +21,7 @@ def checkpointed() -> Captured:
     matmul = Op("mm", Matmul(64, 64, 64))
     layer, loss = Layer("layer", (matmul,), (matmul,), (matmul,)), Layer("loss", (matmul,), (matmul,))
     part = Part(
-        GIB,
-        2 * GIB,
-        2 * GIB,
-        kept_bytes=GIB,
-        forward_peak_bytes=2 * GIB,
-        backward_peak_bytes=3 * GIB,
-        sent_bytes=1,
+        GIB, 2 * GIB, 2 * GIB, kept_bytes=GIB, forward_peak_bytes=2 * GIB, backward_peak_bytes=3 * GIB, sent_bytes=1
     )
     last = Part(kept_bytes=8 * GIB, forward_peak_bytes=12 * GIB, backward_peak_bytes=20 * GIB)
     stage = Stage((Block((layer,), LAYERS), Block((loss,))))

@@ -18,9 +18,7 @@ def test_the_two_copies_of_each_layer_add_their_gradients() -> None:
     choices: dict[str, Any] = {"gpus": 64, "tp": 8, "pp": 8, "global_batch": 32}
     report = stepcast.predict("llama-3.1-70b", "dgx-h100", schedule="dualpipe", **choices).report
     gradient_bytes = 2 * 70.55e9 / 64 * 4
-    assert report.communication_s["mirror"].total_s == pytest.approx(
-        gradient_bytes / NIC_BYTES_PER_S, rel=0.06
-    )
+    assert report.communication_s["mirror"].total_s == pytest.approx(gradient_bytes / NIC_BYTES_PER_S, rel=0.06)
     plain = stepcast.predict("llama-3.1-70b", "dgx-h100", **choices).report
     assert "mirror" not in plain.communication_s
 
@@ -60,22 +58,9 @@ def test_dualpipe_hides_the_exchanges_of_experts() -> None:
     assert shares[1] < 0.5
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"pp": 32, "schedule": "dualpipe"},
-        {"pp": 8, "vpp": 4, "overlap": "experts"},
-    ],
-)
+@pytest.mark.parametrize("choices", [{"pp": 32, "schedule": "dualpipe"}, {"pp": 8, "vpp": 4, "overlap": "experts"}])
 def test_recomputation_beside_exchanges_is_not_faster_than_none(choices: dict[str, Any]) -> None:
-    common: dict[str, Any] = {
-        "gpus": 1024,
-        "tp": 2,
-        "cp": 2,
-        "ep": 16,
-        "micro_batch": 2,
-        "global_batch": 2048,
-    }
+    common: dict[str, Any] = {"gpus": 1024, "tp": 2, "cp": 2, "ep": 16, "micro_batch": 2, "global_batch": 2048}
     times_s = [
         stepcast.predict("deepseek-v3", "dgx-h100", recompute=recompute, **common, **choices).step_s
         for recompute in ("none", "selective:norms", "selective:norms,core-attention", "full")

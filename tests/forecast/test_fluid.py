@@ -42,9 +42,7 @@ def has_shared_nics(cluster: Cluster) -> bool:
     return gpus > cluster.domain_gpus and cluster.node.nics < cluster.node.gpus
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in cluster_names() if not has_shared_nics(load_cluster(name))]
-)
+@pytest.mark.parametrize("name", [name for name in cluster_names() if not has_shared_nics(load_cluster(name))])
 def test_where_nothing_is_shared_it_is_the_fast_engine_bit_for_bit(name: str) -> None:
     """Data parallelism alone, on every cluster whose GPUs have a NIC each or more."""
     cluster, workload = load_cluster(name), read(GPT2)
@@ -103,9 +101,7 @@ def test_every_byte_is_seen_on_the_links() -> None:
     shared = prediction.shared()
     told, traffic = shared.observed, shared.run.shared.traffic
     runs = np.bincount(shared.run.shared.task_kind + 1, minlength=len(traffic.sets) + 1)[1:]
-    sent = sum(
-        flows.on_links(len(traffic.links)) * count for flows, count in zip(traffic.sets, runs, strict=True)
-    )
+    sent = sum(flows.on_links(len(traffic.links)) * count for flows, count in zip(traffic.sets, runs, strict=True))
     np.testing.assert_allclose(told.link_bytes, sent, rtol=1e-6, atol=1.0)
     hot = told.hottest(3)
     assert hot[0].share >= hot[1].share >= hot[2].share > 0

@@ -63,9 +63,7 @@ def test_a_long_step_is_as_if_written_out(
 
 
 def test_a_million_micro_batches_are_as_many_times_what_each_adds() -> None:
-    steps_s = [
-        predict(MODEL, CLUSTER, strategy(ScheduleKind.ONE_F_ONE_B, 10**6 + n)).step_s for n in (0, 1, 2)
-    ]
+    steps_s = [predict(MODEL, CLUSTER, strategy(ScheduleKind.ONE_F_ONE_B, 10**6 + n)).step_s for n in (0, 1, 2)]
     assert steps_s[2] - steps_s[1] == pytest.approx(steps_s[1] - steps_s[0], rel=1e-4)
     assert steps_s[0] == pytest.approx(10**6 * (steps_s[1] - steps_s[0]), rel=1e-3)
 

@@ -52,8 +52,7 @@ def faster(cluster: Cluster, what: str, factor: float) -> Cluster:
             gpu = replace(gpu, memory_bandwidth_bytes_per_s=rate)
         case _:
             matrix, vector = (
-                {name: flops * factor for name, flops in each.items()}
-                for each in (gpu.matrix_flops, gpu.vector_flops)
+                {name: flops * factor for name, flops in each.items()} for each in (gpu.matrix_flops, gpu.vector_flops)
             )
             gpu = replace(gpu, matrix_flops=matrix, vector_flops=vector)
     return replace(cluster, node=replace(node, gpu=gpu))
@@ -123,24 +122,10 @@ LESS_WORK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     what=st.sampled_from(tuple(LESS_WORK)),
 )
 def test_less_work_is_never_slower(
-    model: str,
-    schedule: ScheduleKind,
-    pp: int,
-    tp: int,
-    cp: int,
-    ep: int,
-    execution: str,
-    paired: bool,
-    what: str,
+    model: str, schedule: ScheduleKind, pp: int, tp: int, cp: int, ep: int, execution: str, paired: bool, what: str
 ) -> None:
     """Also where a forward and a backward share a GPU, whose order is chosen anew for other work."""
-    choices: dict[str, Any] = {
-        "gpus": 64,
-        "tp": tp,
-        "cp": cp,
-        "pp": pp,
-        "ep": 1 if model.startswith("llama") else ep,
-    }
+    choices: dict[str, Any] = {"gpus": 64, "tp": tp, "cp": cp, "pp": pp, "ep": 1 if model.startswith("llama") else ep}
     choices |= {"execution": execution, "global_batch": 256, "seq": 2048}
     chunks = schedule in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V)
     if pp > 1:

@@ -18,9 +18,7 @@ from stepcast.units import GB
 Capsys = pytest.CaptureFixture[str]
 
 
-def collective(
-    capsys: Capsys, kind: str, ranks: int, *sets: str, cluster: str = "dgx-h100"
-) -> dict[str, Any]:
+def collective(capsys: Capsys, kind: str, ranks: int, *sets: str, cluster: str = "dgx-h100") -> dict[str, Any]:
     words = ["collective", kind, "--size", "4GiB", "--ranks", str(ranks), "--cluster", cluster]
     if kind == "all-reduce":
         words += ["--algorithm", "ring"]

@@ -50,6 +50,4 @@ def test_a_chakra_trace_keeps_it() -> None:
     workload = predict(load_model("llama-3.2-1b"), CLUSTER, strategy).workload
     written = dict(files(workload, "w.et"))
     again = chakra.read_run([Source(name, data) for name, data in written.items()])
-    assert [layer.role for layer in again.stages[0].epilogue] == [
-        layer.role for layer in workload.stages[0].epilogue
-    ]
+    assert [layer.role for layer in again.stages[0].epilogue] == [layer.role for layer in workload.stages[0].epilogue]

@@ -18,9 +18,7 @@ MODEL, CLUSTER = load_model("gpt3-175b"), load_cluster("dgx-a100")
 def report(execution: Execution, micro_batch: int = 1, micro_batches: int = 4, layers: int = 8) -> StepReport:
     model = replace(MODEL, layers=layers)
     batch = micro_batch * micro_batches
-    strategy = Strategy(
-        Layout(tp=8), micro_batch=micro_batch, global_batch=batch, seq=2048, overlap=NO_OVERLAP
-    )
+    strategy = Strategy(Layout(tp=8), micro_batch=micro_batch, global_batch=batch, seq=2048, overlap=NO_OVERLAP)
     return predict(model, CLUSTER, strategy, Framework(execution=execution)).report
 
 

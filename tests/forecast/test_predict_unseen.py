@@ -29,9 +29,7 @@ def test_a_gpu_nobody_measured_says_so() -> None:
     unseen, seen = forecast("mi300x-node"), forecast("hgx-h200")
     for kind in ("matmul", "attention", "elementwise"):
         assert (unseen.sources[kind], seen.sources[kind]) == ("scaled", "fitted")
-    assert any(
-        "nobody measured bf16 products on mi300x or its kind" in warning for warning in unseen.warnings
-    )
+    assert any("nobody measured bf16 products on mi300x or its kind" in warning for warning in unseen.warnings)
     assert not seen.warnings
     assert unseen.high_s / unseen.step_s > 1.4 > 1.3 > seen.high_s / seen.step_s
 

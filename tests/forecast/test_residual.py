@@ -44,9 +44,7 @@ def test_every_time_is_corrected_and_the_answer_says_so(capsys: pytest.CaptureFi
         ["--cluster", "a40-pcie", "--gpus", "8"],
     ],
 )
-def test_it_is_refused_where_nobody_measured(
-    elsewhere: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_refused_where_nobody_measured(elsewhere: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RUN, *elsewhere, "--residual"]) == 2
     assert "--residual has no effect: no run like llama-3.1-70b under" in capsys.readouterr().err
 

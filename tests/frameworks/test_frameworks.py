@@ -31,9 +31,7 @@ def test_every_profile_is_described_and_sourced(name: str) -> None:
     assert profile.name == name
     assert profile.description
     # No value has its own file as its source.
-    assert not [
-        key for key, source in profile.sources.items() if source.endswith(".toml") and key != "extends"
-    ]
+    assert not [key for key, source in profile.sources.items() if source.endswith(".toml") and key != "extends"]
 
 
 def test_the_default_states_every_field() -> None:
@@ -76,10 +74,7 @@ def test_a_users_file_builds_on_others(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[software]\nkernel = 'fused'\n", "mine.toml:2: software.kernel: unknown key; did you mean"),
-        (
-            "[software]\nkernels = 'fast'\n",
-            "mine.toml:2: software.kernels: 'fast' is not known; expected one of",
-        ),
+        ("[software]\nkernels = 'fast'\n", "mine.toml:2: software.kernels: 'fast' is not known; expected one of"),
         ("[software]\ndropout = 1\n", "software.dropout: 1 is not true or false"),
         ("[memory]\ncontext = 3\n", "memory.context: 3 has no unit"),
         ("[memory]\nfragmentation = -1\n", "fragmentation is below 0"),
@@ -129,11 +124,7 @@ def test_profiles_have_what_they_choose_by_default(name: str) -> None:
 @pytest.mark.parametrize(
     ("framework", "choices", "lacks"),
     [
-        (
-            "megatron-core",
-            {"pp": 4, "schedule": "dualpipe"},
-            "no dualpipe schedule (it has 1f1b, interleaved)",
-        ),
+        ("megatron-core", {"pp": 4, "schedule": "dualpipe"}, "no dualpipe schedule (it has 1f1b, interleaved)"),
         ("megatron-core", {"pp": 4, "sharding": "fsdp"}, "no fsdp sharding in a pipeline"),
         ("deepspeed-zero", {"pp": 4, "sharding": "zero-2"}, "no zero-2 sharding in a pipeline"),
         ("torchtitan", {"recompute": "block:2"}, "no block recomputation"),
@@ -142,9 +133,7 @@ def test_profiles_have_what_they_choose_by_default(name: str) -> None:
         ("megatron-lm-2021", {"overlap": "gradients"}, "no gradients overlap (nor any other)"),
     ],
 )
-def test_predict_warns_of_what_the_software_lacks(
-    framework: str, choices: dict[str, Any], lacks: str
-) -> None:
+def test_predict_warns_of_what_the_software_lacks(framework: str, choices: dict[str, Any], lacks: str) -> None:
     values: dict[str, Any] = {"gpus": 16, "global_batch": 64, **choices}
     warnings = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=framework, **values).report.warnings
     assert [each for each in warnings if f"{framework} has {lacks}" in each]
@@ -179,13 +168,9 @@ def test_search_stays_inside_what_the_software_has() -> None:
     fixed: dict[str, Any] = {"gpus": 16, "global_batch": 64, "top": 50, "workers": 1}
     axes: dict[str, Any] = {"pp": (1, 4), "tp": (2,), "cp": (1,), "micro_batch": (1,), "recompute": ("none",)}
     axes["schedule"] = ("1f1b", "dualpipe", "zb-h1")
-    inside, anything = (
-        stepcast.search("llama-3.2-1b", "dgx-h100", axes=axes, **fixed, **asked) for asked in SEARCHED
-    )
+    inside, anything = (stepcast.search("llama-3.2-1b", "dgx-h100", axes=axes, **fixed, **asked) for asked in SEARCHED)
     profile = load_profile("megatron-core")
     assert not [each for each in inside.simulated if missing_features(profile, each.strategy, each.framework)]
     assert inside.counts.considered < anything.counts.considered
     with pytest.raises(ValueError, match="megatron-core has no dualpipe schedule"):
-        stepcast.search(
-            "llama-3.2-1b", "dgx-h100", axes={**axes, "pp": (4,), "schedule": ("dualpipe",)}, **fixed
-        )
+        stepcast.search("llama-3.2-1b", "dgx-h100", axes={**axes, "pp": (4,), "schedule": ("dualpipe",)}, **fixed)

@@ -38,9 +38,7 @@ def recipe(model: str, gpu: str, precision: str, release: str, layout: Layout = 
         ("qwen3-30b-a3b", "b200", "mxfp8", "26.02", ()),
     ],
 )
-def test_presets_recompute(
-    model: str, gpu: str, precision: str, release: str, modules: tuple[M, ...]
-) -> None:
+def test_presets_recompute(model: str, gpu: str, precision: str, release: str, modules: tuple[M, ...]) -> None:
     assert recipe(model, gpu, precision, release).choices["recompute"].modules == modules
 
 

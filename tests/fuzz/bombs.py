@@ -33,17 +33,7 @@ LLAMA = {
 
 def uses(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every option that takes a file, given *path*."""
-    formats = (
-        "simai",
-        "optable",
-        "op-times",
-        "megatron",
-        "nccl-tests",
-        "optimus",
-        "kineto",
-        "huggingface",
-        "chakra",
-    )
+    formats = ("simai", "optable", "op-times", "megatron", "nccl-tests", "optimus", "kineto", "huggingface", "chakra")
     cluster = ("--cluster", "dgx-h100")
     yield "show", ("show", path)
     for name in formats:
@@ -94,10 +84,7 @@ def _simulate(file: str, *more: str) -> tuple[str, ...]:
 
 def _predict(**changes: str) -> tuple[str, ...]:
     options = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": "8"} | changes
-    return (
-        "predict",
-        *(word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)),
-    )
+    return ("predict", *(word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)))
 
 
 def _chain(key: str, count: int, head: str = "") -> Files:
@@ -121,10 +108,7 @@ def schedules() -> Iterator[tuple[str, Bomb]]:
         "many slots",
         _schedule("stages 1\nmicro-batches 100000\n0: " + " ".join(f"F{i} B{i}" for i in range(60000))),
     )
-    yield (
-        "many stages",
-        _schedule("stages 40000\nmicro-batches 1\n" + "\n".join(f"{i}: F0 B0" for i in range(40000))),
-    )
+    yield ("many stages", _schedule("stages 40000\nmicro-batches 1\n" + "\n".join(f"{i}: F0 B0" for i in range(40000))))
     yield (
         "many stages of few",
         _schedule(f"stages {10**9}\nmicro-batches 1\n" + "\n".join(f"{i}: F0 B0" for i in range(40000))),
@@ -183,10 +167,7 @@ def simais() -> Iterator[tuple[str, Bomb]]:
     yield "layer lines", ({"w.txt": f"{header}\n{2**62}\n"}, _simulate("w.txt"))
     row = SIMAI.split("\n")[10]
     lines = [row.replace(row.split()[0], f"r{i}", 1) for i in range(10_000)]
-    yield (
-        "10,000 rows",
-        ({"w.txt": f"{header}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")),
-    )
+    yield ("10,000 rows", ({"w.txt": f"{header}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")))
     lines = [
         f"r{i}\t-1\t{750_000 + i}\tALLGATHER\t{2**20 + i}\t{750_000 + i}\tNONE\t0\t1\tNONE\t0\t100"
         for i in range(8_600)
@@ -197,23 +178,14 @@ def simais() -> Iterator[tuple[str, Bomb]]:
         ({"w.txt": f"{wide}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")),
     )
     lines = [f"r{i % 63}" + row[len(row.split()[0]) :] for i in range(9_000)]
-    yield (
-        "9,000 rows of 63",
-        ({"w.txt": f"{header}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")),
-    )
+    yield ("9,000 rows of 63", ({"w.txt": f"{header}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")))
     lines = ["r" + row[len(row.split()[0]) :]] * 9_000
-    yield (
-        "9,000 equal rows",
-        ({"w.txt": f"{header}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")),
-    )
+    yield ("9,000 equal rows", ({"w.txt": f"{header}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")))
     yield "--gpus", ({"w.txt": SIMAI}, _simulate("w.txt", "--gpus", str(10**12)))
     yield "--slow-rank", ({"w.txt": SIMAI}, _simulate("w.txt", "--slow-rank", f"{10**15}=2"))
     yield "--slow-stage", ({"w.txt": SIMAI}, _simulate("w.txt", "--slow-stage", f"{10**15}=2"))
     yield "--slow-stage digits", ({"w.txt": SIMAI}, _simulate("w.txt", "--slow-stage", f"{'9' * 5000}=2"))
-    yield (
-        "--engine simai",
-        ({"w.txt": _simai(pp=10**9, all_gpus=2**62)}, ("simulate", "w.txt", "--engine", "simai")),
-    )
+    yield ("--engine simai", ({"w.txt": _simai(pp=10**9, all_gpus=2**62)}, ("simulate", "w.txt", "--engine", "simai")))
     yield "to chakra", ({"w.txt": _simai(all_gpus=10**9)}, ("convert", "w.txt", "out.et", "--to", "chakra"))
 
 
@@ -243,9 +215,7 @@ def tables() -> Iterator[tuple[str, Bomb]]:
     yield (
         "op-times sizes",
         (
-            {
-                "t.csv": "op,dtype,M,N,K,ms\nlinear,bf16,9223372036854775807,9223372036854775807,9223372036854775807,1\n"
-            },
+            {"t.csv": "op,dtype,M,N,K,ms\nlinear,bf16,9223372036854775807,9223372036854775807,9223372036854775807,1\n"},
             ("show", "t.csv"),
         ),
     )
@@ -266,10 +236,7 @@ def tables() -> Iterator[tuple[str, Bomb]]:
     yield "nccl size", ({"n.log": nccl.replace("\n8 2", "\n" + "9" * 5000 + " 2")}, ("show", "n.log"))
     yield "nccl blank", ({"n.log": nccl + " " * 900_000}, ("show", "n.log"))
     yield "nccl hashes", ({"n.log": "#" * 900_000 + "\n" + nccl}, ("show", "--format", "nccl-tests", "n.log"))
-    yield (
-        "nccl rank",
-        ({"n.log": "# Rank " * 100_000 + "\n" + nccl}, ("show", "--format", "nccl-tests", "n.log")),
-    )
+    yield ("nccl rank", ({"n.log": "# Rank " * 100_000 + "\n" + nccl}, ("show", "--format", "nccl-tests", "n.log")))
 
 
 def models() -> Iterator[tuple[str, Bomb]]:
@@ -284,10 +251,7 @@ def models() -> Iterator[tuple[str, Bomb]]:
         "head_dim",
     ):
         for value in (10_000, 2**31, 2**62, 10**30):
-            yield (
-                f"{key} {value:.0e}",
-                ({"config.json": _config(**{key: value})}, _predict(model="config.json")),
-            )
+            yield (f"{key} {value:.0e}", ({"config.json": _config(**{key: value})}, _predict(model="config.json")))
     yield (
         "all sizes",
         (
@@ -297,10 +261,7 @@ def models() -> Iterator[tuple[str, Bomb]]:
     )
     yield (
         "pp of layers",
-        (
-            {"config.json": _config(num_hidden_layers=10_000)},
-            _predict(model="config.json", gpus="10000", pp="10000"),
-        ),
+        ({"config.json": _config(num_hidden_layers=10_000)}, _predict(model="config.json", gpus="10000", pp="10000")),
     )
     yield (
         "vpp of layers",
@@ -314,9 +275,7 @@ def models() -> Iterator[tuple[str, Bomb]]:
         (
             {
                 "config.json": _config(
-                    model_type="gemma3_text",
-                    layer_types=["full_attention"] * 60_000,
-                    num_hidden_layers=60_000,
+                    model_type="gemma3_text", layer_types=["full_attention"] * 60_000, num_hidden_layers=60_000
                 )
             },
             _predict(model="config.json"),
@@ -325,11 +284,7 @@ def models() -> Iterator[tuple[str, Bomb]]:
     yield (
         "experts",
         (
-            {
-                "config.json": _config(
-                    model_type="mixtral", num_local_experts=2**31, num_experts_per_tok=2**30
-                )
-            },
+            {"config.json": _config(model_type="mixtral", num_local_experts=2**31, num_experts_per_tok=2**30)},
             _predict(model="config.json"),
         ),
     )
@@ -345,10 +300,7 @@ def models() -> Iterator[tuple[str, Bomb]]:
     )
     yield (
         "digits",
-        (
-            {"config.json": '{"model_type":"llama","vocab_size":' + "9" * 900_000 + "}"},
-            _predict(model="config.json"),
-        ),
+        ({"config.json": '{"model_type":"llama","vocab_size":' + "9" * 900_000 + "}"}, _predict(model="config.json")),
     )
     yield (
         "digits with NaN",
@@ -359,10 +311,7 @@ def models() -> Iterator[tuple[str, Bomb]]:
     )
     yield (
         "many keys",
-        (
-            {"config.json": json.dumps({f"k{i}": i for i in range(60_000)} | LLAMA)},
-            _predict(model="config.json"),
-        ),
+        ({"config.json": json.dumps({f"k{i}": i for i in range(60_000)} | LLAMA)}, _predict(model="config.json")),
     )
     for sizes in (
         "layers=10000",
@@ -405,10 +354,7 @@ def options() -> Iterator[tuple[str, Bomb]]:
     )
     yield (
         "op sweep",
-        (
-            {},
-            ("op", "matmul", "--m", "1", "--n", str(10**12), "--k", str(10**12), "--gpu", "h100", "--sweep"),
-        ),
+        ({}, ("op", "matmul", "--m", "1", "--n", str(10**12), "--k", str(10**12), "--gpu", "h100", "--sweep")),
     )
     yield (
         "collective size",
@@ -418,17 +364,7 @@ def options() -> Iterator[tuple[str, Bomb]]:
     searched = ("search", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "1..1000000")
     yield (
         "search of many numbers of GPUs",
-        (
-            {},
-            (
-                *searched,
-                "--global-batch",
-                "1048576",
-                "--any-framework",
-                "--allow",
-                "recompute=none,selective,full",
-            ),
-        ),
+        ({}, (*searched, "--global-batch", "1048576", "--any-framework", "--allow", "recompute=none,selective,full")),
     )
     yield "search", ({}, (*searched, "--global-batch", "720720", "--allow", f"micro-batch={many}"))
     yield (
@@ -451,39 +387,17 @@ def traces() -> Iterator[tuple[str, Bomb]]:
     for key in ("duration", "timestamp", "batch_id", "rank", "stage_id"):
         for value in ("9" * 15, "9" * 400, "1e308"):
             text = re.sub(rf"{key}=[0-9.]+", f"{key}={value}", MEGATRON, count=3)
-            yield (
-                f"megatron {key} {value[:5]}",
-                ({"benchmark-data-7.txt": text}, ("analyze", "benchmark-data-7.txt")),
-            )
+            yield (f"megatron {key} {value[:5]}", ({"benchmark-data-7.txt": text}, ("analyze", "benchmark-data-7.txt")))
     for mark in ("World size", "GAS", "GBS", "MBS", "TP", "DP", "PP"):
         text = re.sub(rf"> {mark}: +[0-9]+", f"> {mark}: 999999999", OPTIMUS)
         yield f"optimus {mark}", ({"log.txt": text}, ("analyze", "log.txt"))
     text = re.sub(
-        r"first metadata_range: \[[^\]]*\]",
-        "first metadata_range: [" + "(0, 999999999), " * 5000 + "]",
-        OPTIMUS,
+        r"first metadata_range: \[[^\]]*\]", "first metadata_range: [" + "(0, 999999999), " * 5000 + "]", OPTIMUS
     )
     yield "optimus stages", ({"log.txt": text}, ("analyze", "log.txt"))
-    yield (
-        "optimus step",
-        ({"log.txt": OPTIMUS.replace("- step 1", "- step 99999999")}, ("analyze", "log.txt")),
-    )
-    event = {
-        "ph": "X",
-        "cat": "kernel",
-        "name": "k",
-        "pid": 0,
-        "tid": 7,
-        "ts": 1.0,
-        "dur": 2.0,
-        "args": {"stream": 7},
-    }
-    info = {
-        "backend": "nccl",
-        "rank": 0,
-        "world_size": 2**62,
-        "pg_config": [{"pg_name": "1", "ranks": [0, 2**62]}],
-    }
+    yield ("optimus step", ({"log.txt": OPTIMUS.replace("- step 1", "- step 99999999")}, ("analyze", "log.txt")))
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1.0, "dur": 2.0, "args": {"stream": 7}}
+    info = {"backend": "nccl", "rank": 0, "world_size": 2**62, "pg_config": [{"pg_name": "1", "ranks": [0, 2**62]}]}
     for name, trace in {
         "world": {"traceEvents": [event], "distributedInfo": info},
         "times": {"traceEvents": [event | {"ts": 1e300, "dur": 1e300}]},

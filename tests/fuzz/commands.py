@@ -16,28 +16,8 @@ GOOD: tuple[tuple[str, ...], ...] = (
     PREDICT,
     (*PREDICT, "--tp", "4", "--pp", "2", "--global-batch", "32"),
     ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "16", "--ep", "8"),
-    (
-        "predict",
-        "--model",
-        "llama3-8b",
-        "--cluster",
-        "gb200-nvl72",
-        "--gpus",
-        "8",
-        "--framework",
-        "torchtitan",
-    ),
-    (
-        "predict",
-        "--model",
-        "config.json",
-        "--cluster",
-        "cluster.toml",
-        "--gpus",
-        "8",
-        "--framework",
-        "framework.toml",
-    ),
+    ("predict", "--model", "llama3-8b", "--cluster", "gb200-nvl72", "--gpus", "8", "--framework", "torchtitan"),
+    ("predict", "--model", "config.json", "--cluster", "cluster.toml", "--gpus", "8", "--framework", "framework.toml"),
     ("simulate", "w.txt", "--cluster", "dgx-h100"),
     ("simulate", "w.txt", "--engine", "simai"),
     ("simulate", "t.tsv", "--cluster", "dgx-h100", "--gpus", "8"),
@@ -114,9 +94,7 @@ def options(verb: str) -> tuple[argparse.Action, ...]:
     """The options that *verb* knows."""
     chosen = build_parser([entry for entry in VERBS if entry.name == verb])
     sub: Any = next(action for action in chosen._actions if isinstance(action, argparse._SubParsersAction))
-    return tuple(
-        action for action in sub.choices[verb]._actions if action.option_strings and action.dest != "help"
-    )
+    return tuple(action for action in sub.choices[verb]._actions if action.option_strings and action.dest != "help")
 
 
 def command(seed: int, number: int) -> tuple[str, ...]:

@@ -104,9 +104,7 @@ def _structure(data: bytes, random: Random) -> bytes | None:
             return None
         for _ in range(random.choice((1, 1, 2, 4))):
             tree = _changed(tree, random)
-        return json.dumps(tree, allow_nan=True, ensure_ascii=random.random() < 0.5).encode(
-            "utf-8", "surrogatepass"
-        )
+        return json.dumps(tree, allow_nan=True, ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
     separator = next((mark for mark in (b"\t", b",") if data.split(b"\n", 1)[0].count(mark) > 1), None)
     if separator is None:
         return None
@@ -134,10 +132,7 @@ def _changed(tree: Any, random: Random) -> Any:
             case 0:
                 return {name: value for name, value in tree.items() if name != key}
             case 1:
-                return {
-                    (random.choice(VALUES[20:24]) if name == key else name): value
-                    for name, value in tree.items()
-                }
+                return {(random.choice(VALUES[20:24]) if name == key else name): value for name, value in tree.items()}
             case _:
                 return {**tree, key: _changed(tree[key], random)}
     if isinstance(tree, list) and tree and random.random() < 0.9:

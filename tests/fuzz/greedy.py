@@ -53,13 +53,7 @@ def _model(random: Random) -> tuple[Files, dict[str, int]]:
     if experts:
         taken = min(experts, _large(random, 64))
         config |= {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": taken}
-    return {"config.json": json.dumps(config)}, {
-        "pp": pp,
-        "vpp": vpp,
-        "tp": tp,
-        "layers": layers,
-        "experts": experts,
-    }
+    return {"config.json": json.dumps(config)}, {"pp": pp, "vpp": vpp, "tp": tp, "layers": layers, "experts": experts}
 
 
 def _layout(random: Random, sizes: dict[str, int]) -> tuple[list[str], int]:
@@ -101,13 +95,7 @@ def _strategy(random: Random, dp: int) -> list[str]:
 
 def _shown(random: Random) -> list[str]:
     return _flags(
-        random,
-        jitter="0.05",
-        runs=_large(random, 10**6),
-        gantt=True,
-        critical_path=True,
-        trace="out.json",
-        json=True,
+        random, jitter="0.05", runs=_large(random, 10**6), gantt=True, critical_path=True, trace="out.json", json=True
     )
 
 

@@ -36,9 +36,7 @@ def fault_of(target: Target, data: bytes) -> str:
         target.run(data)
     except target.errors as error:
         text = str(error)
-        return (
-            "" if text.strip() and "\n" not in text else f"an error of several lines or none: {text[:200]!r}"
-        )
+        return "" if text.strip() and "\n" not in text else f"an error of several lines or none: {text[:200]!r}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]
     return ""

@@ -86,13 +86,8 @@ def _formats() -> Iterator[Target]:
         "torchtitan-log": (job_logs.TITAN.encode(),),
         "mlperf-log": (job_logs.MLPERF.encode(),),
         "stragglers": (STRAGGLERS.encode(),),
-        "flight-recorder": (
-            json.dumps(RECORDED).encode(),
-            *(pickle.dumps(RECORDED, kind) for kind in (2, 5)),
-        ),
-        "nccl-inspector": (
-            "\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),
-        ),
+        "flight-recorder": (json.dumps(RECORDED).encode(), *(pickle.dumps(RECORDED, kind) for kind in (2, 5))),
+        "nccl-inspector": ("\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),),
         "nccl-topo": (nccl_topo(4).encode(),),
         "nvidia-smi-topo": (gpu_matrix(4).encode(),),
         "slurm-topology": (SLURM_THREE_TIERS.encode(), SLURM_BLOCKS.encode()),
@@ -126,7 +121,9 @@ def _described() -> Iterator[Target]:
     def files(folder: str, *names: str) -> tuple[bytes, ...]:
         return tuple((DATA / folder / f"{name}.toml").read_bytes() for name in names)
 
-    cluster = b'base = "dgx-h100"\ngpu = "h200"\n[node]\nnics = 4\n[network]\noversubscription = 2.0\n[sources]\nnode = "x"\n'
+    cluster = (
+        b'base = "dgx-h100"\ngpu = "h200"\n[node]\nnics = 4\n[network]\noversubscription = 2.0\n[sources]\nnode = "x"\n'
+    )
     network = b'base = "dgx-h100"\nnodes = 16\n[network]\nkind = "dragonfly"\nleaf_nodes = 2\npod_nodes = 8\nrouting = "ecmp"\nqueue_pairs = 4\nspines = 8\nfailed = ["pod 0 switch 0 to pod 1"]\nslow = ["node 3 NIC 2 up: 0.5"]\n'
     model = b"layers = 2\nhidden = 64\nheads = 4\nffn = 128\nvocab = 1000\nmax_seq = 64\nexperts = { count = 4, top_k = 2, ffn = 32 }\n"
     for name, load, seeds in (
@@ -153,28 +150,19 @@ def _others() -> Iterator[Target]:
     schedule = b"stages 2\nmicro-batches 4\nchunks 1\nplacement loop\n\n0: F0 F1 B0 F2 B1 F3 B2 B3\n1: F0 B0 F1 B1 F2 B2 F3 B3\n"
     groups = json.dumps({"1": [0, 1, 2, 3], "2": [4, 5, 6, 7], "3": [0, 4]}).encode()
     stat = b"node  Wed Dec 24 10:59:14 2025  560.35.03\n[0] NVIDIA A40 | 31'C,   0 % |     4 / 46068 MB |\n[1] NVIDIA A40 | 45'C,  99 % | 20000 / 46068 MB | me(10M)\n"
-    yield Target(
-        "schedule", (schedule,), lambda data: parse_schedule(Source("s", data).text(_limit())), (ValueError,)
-    )
+    yield Target("schedule", (schedule,), lambda data: parse_schedule(Source("s", data).text(_limit())), (ValueError,))
     yield Target("communicators", (groups,), lambda data: read_groups(Source("g", data)))
     yield Target("gpustat", (stat,), lambda data: read_gpustat(Source("g", data)))
-    yield Target(
-        "kineto operators", (_kineto_operators(), _kineto()), lambda data: read_operators([Source("k", data)])
-    )
+    yield Target("kineto operators", (_kineto_operators(), _kineto()), lambda data: read_operators([Source("k", data)]))
     yield Target("nsys", (_nsys(),), _by_path(_shown_file, ".sqlite"))
     yield Target("sweep", ((EXAMPLES / "sweeps" / "small.toml").read_bytes(),), _asked)
     yield Target("steps", (json.dumps(STEPS).encode(),), _by_path(_steps, ".json"))
     yield Target("csv", (OPERATORS.encode(),), lambda data: list(csv_records(Source("c", data))[1]))
     optimus = (DATA / "fits" / "optimus.toml").read_bytes()
-    yield Target(
-        "optimus constants", (optimus,), lambda data: calibrated_of(Source("c", data).text(_limit()), "c")
-    )
+    yield Target("optimus constants", (optimus,), lambda data: calibrated_of(Source("c", data).text(_limit()), "c"))
     profile = (EXAMPLES / "calibrations" / "h200.toml").read_bytes()[:5000]
     yield Target(
-        "profile",
-        (profile,),
-        lambda data: read_document(Source("c", data).text(_limit()), "c"),
-        (ValueError,),
+        "profile", (profile,), lambda data: read_document(Source("c", data).text(_limit()), "c"), (ValueError,)
     )
 
 
@@ -284,9 +272,7 @@ def _kineto_operators() -> bytes:
 def _nccl() -> bytes:
     device = "#  Rank {0:2d} Group  0 Pid  10000 on node-0 device {0:2d} [0000:0f:00] NVIDIA H200"
     head = HEAD.format(devices="\n".join(map(device.format, range(4))))
-    return (
-        head + "".join(row(2**power) for power in range(3, 15)) + "# Out of bounds values : 0 OK\n"
-    ).encode()
+    return (head + "".join(row(2**power) for power in range(3, 15)) + "# Out of bounds values : 0 OK\n").encode()
 
 
 def _kineto() -> bytes:

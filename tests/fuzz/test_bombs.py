@@ -71,9 +71,7 @@ def test_every_file_option_survives_what_is_no_file(kind: str, tmp_path: Path) -
         assert not outcome.fault, (name, outcome.fault)
 
 
-def test_a_pipe_that_nobody_writes_into_is_waited_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_that_nobody_writes_into_is_waited_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepcast.inputs.source.WRITER_S", 0.2)
     os.mkfifo(tmp_path / "pipe")
     outcome = run_command(("show", str(tmp_path / "pipe")))

@@ -47,9 +47,7 @@ def test_what_was_found_once_stays_right(path: Path, tmp_path: Path, monkeypatch
 
 def test_the_same_seed_gives_the_same_cases() -> None:
     seed, others = b"a 1\nb 2\n", (b"x\ny\n",)
-    assert [damaged(seed, others, Random(7)) for _ in range(3)] == [
-        damaged(seed, others, Random(7)) for _ in range(3)
-    ]
+    assert [damaged(seed, others, Random(7)) for _ in range(3)] == [damaged(seed, others, Random(7)) for _ in range(3)]
     assert len({damaged(seed, others, Random(number)) for number in range(200)}) > 100
     assert command(3, 5) == command(3, 5) != command(3, 6)
 

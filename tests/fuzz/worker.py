@@ -82,10 +82,7 @@ def loaded() -> int:
 
 
 def run_bounded(
-    work: Callable[[], int],
-    seconds: float = MOST_SECONDS,
-    most_bytes: int = MOST_BYTES,
-    stdin: str = os.devnull,
+    work: Callable[[], int], seconds: float = MOST_SECONDS, most_bytes: int = MOST_BYTES, stdin: str = os.devnull
 ) -> Outcome:
     """*work* in a child, ended when it takes longer; its number is the status."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -10,8 +10,7 @@ from stepcast.outputs.simai import write
 from tests.shared import DATA, ROOT, needs_data
 
 LLAMA = model_of(
-    "llama-405b-like",
-    {"layers": 128, "hidden": 16384, "heads": 128, "ffn": 53248, "vocab": 30522, "max_seq": 4096},
+    "llama-405b-like", {"layers": 128, "hidden": 16384, "heads": 128, "ffn": 53248, "vocab": 30522, "max_seq": 4096}
 )
 EXPERTS = model_of(
     "gpt-moe",
@@ -35,9 +34,7 @@ def layer_lines(text: str) -> list[list[str]]:
 
 
 def test_llama_405b_example_line_by_line() -> None:
-    strategy = Strategy(
-        Layout(tp=8, pp=16, dp=8), 1, 128, 4096, sequence_parallel=True, sharding=Sharding.ZERO_1
-    )
+    strategy = Strategy(Layout(tp=8, pp=16, dp=8), 1, 128, 4096, sequence_parallel=True, sharding=Sharding.ZERO_1)
     theirs = (ROOT / "examples" / "simai-llama-405b.txt").read_text()
     ours = write(aicb_workload(LLAMA, strategy)).decode()
     assert ours.splitlines()[:2] == theirs.splitlines()[:2]

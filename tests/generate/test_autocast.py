@@ -12,13 +12,7 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import (
-    Recompute,
-    RecomputeKind,
-    Sharding,
-    Strategy,
-    StrategyError,
-)
+from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul, Work
 from stepcast.ir.workload import Phase
 from stepcast.models.catalog import load_model
@@ -38,9 +32,7 @@ def works(strategy: Strategy, phase: Phase, framework: Framework = PYTORCH) -> l
     return [(op.name, op.work) for layer in layers for op in layer.ops(phase)]
 
 
-def cast_elements(
-    strategy: Strategy, phase: Phase, words: str, framework: Framework = PYTORCH
-) -> tuple[int, float]:
+def cast_elements(strategy: Strategy, phase: Phase, words: str, framework: Framework = PYTORCH) -> tuple[int, float]:
     """Elements that casts named so turn, and the bytes that they move."""
     found = [work for name, work in works(strategy, phase, framework) if name.endswith(words)]
     assert all(isinstance(work, Elementwise) and work.kind is ElementwiseKind.CAST for work in found)
@@ -64,11 +56,7 @@ def test_recomputed_layers_cast_their_weights_again() -> None:
 
 def test_norms_run_in_fp32_and_products_in_bf16() -> None:
     found = [work for phase in Phase for _, work in works(AUTOCAST, phase)]
-    norms = {
-        work.dtype
-        for work in found
-        if isinstance(work, Elementwise) and work.kind is ElementwiseKind.RMS_NORM
-    }
+    norms = {work.dtype for work in found if isinstance(work, Elementwise) and work.kind is ElementwiseKind.RMS_NORM}
     assert norms == {DType.FP32}
     assert {work.dtype for work in found if isinstance(work, Matmul)} == {DType.BF16}
 
@@ -116,11 +104,7 @@ def test_fsdp_gathers_fp32_weights() -> None:
     layout = replace(AUTOCAST, layout=Layout(dp=8), global_batch=8, sharding=Sharding.FSDP)
     stored = replace(layout, autocast=False)
     sizes = [
-        sum(
-            getattr(work, "size_bytes", 0)
-            for name, work in works(each, Phase.FORWARD)
-            if "all-gather" in name
-        )
+        sum(getattr(work, "size_bytes", 0) for name, work in works(each, Phase.FORWARD) if "all-gather" in name)
         for each in (layout, stored)
     ]
     assert sizes[0] == 2 * sizes[1] > 0

@@ -43,9 +43,7 @@ def test_buckets_bound_the_reductions() -> None:
 
 @pytest.mark.parametrize("gradients", [DType.FP32, DType.BF16])
 @pytest.mark.parametrize(("dp", "cp", "buckets"), [(8, 1, 186), (256, 4, 7), (2048, 1, 4)])
-def test_buckets_grow_with_the_ranks_that_reduce_them(
-    gradients: DType, dp: int, cp: int, buckets: int
-) -> None:
+def test_buckets_grow_with_the_ranks_that_reduce_them(gradients: DType, dp: int, cp: int, buckets: int) -> None:
     """Megatron-Core: max(40 M, 1 M x dp x cp) parameters, whatever the format of their gradients."""
     stage = run_of(dp=dp, cp=cp, gradient_dtype=gradients).stages[0]
     sizes = [work.size_bytes for work in collectives(stage) if work.group is Group.DP]
@@ -84,12 +82,7 @@ def test_what_overlaps_nothing_is_one_reduction() -> None:
 
 amounts = st.integers(0, 10**12)
 shards = st.lists(
-    st.builds(
-        lambda dense, experts, share: Shard(dense, experts, dense // share),
-        amounts,
-        amounts,
-        st.integers(1, 9),
-    ),
+    st.builds(lambda dense, experts, share: Shard(dense, experts, dense // share), amounts, amounts, st.integers(1, 9)),
     min_size=1,
     max_size=6,
 )
@@ -99,8 +92,7 @@ shards = st.lists(
 def test_buckets_hold_what_they_were_filled_with(filled: list[Shard], limit: int) -> None:
     found = [bucket for _, bucket in buckets(limit, tuple(filled))]
     held = [
-        Shard(*(each * times for each in (shard.dense, shard.experts, shard.unquantised)))
-        for shard, times in found
+        Shard(*(each * times for each in (shard.dense, shard.experts, shard.unquantised))) for shard, times in found
     ]
     assert sum(held, start=NOTHING) == sum(filled, start=NOTHING)
     largest = max([limit, *(max(shard.dense, shard.experts) for shard in filled)])

@@ -76,9 +76,7 @@ def test_gradients_of_biases_and_of_joined_projections_are_kernels_of_their_own(
     for run in (plain, run_of(fused_accumulation=False)):
         assert moved(ops(run, "up bias gradient")[0]) == TOKENS * 4 * HIDDEN * 2
         assert moved(ops(run, "join gradients")[0]) == 2 * TOKENS * 3 * HIDDEN * 2
-    llama = generate(
-        load_model("llama-3.1-8b"), Strategy(Layout(), 1, 4, SEQ), Framework(kernels=Kernels.PLAIN)
-    )
+    llama = generate(load_model("llama-3.1-8b"), Strategy(Layout(), 1, 4, SEQ), Framework(kernels=Kernels.PLAIN))
     assert not ops(llama, "up bias gradient")
 
 
@@ -101,9 +99,7 @@ def test_sums_over_tensor_ranks_wait_for_both_gradients() -> None:
     name = "mlp up tp all-reduce"
     assert not ops(beside, name)[0].blocking
     assert ops(after, name)[0].blocking
-    assert not any(
-        op.after for stage in after.stages for layer in stage.body_layers() for op in layer.forward
-    )
+    assert not any(op.after for stage in after.stages for layer in stage.body_layers() for op in layer.forward)
 
 
 def test_tensor_ranks_send_parts_and_gather_them() -> None:
@@ -124,9 +120,7 @@ def test_owners_send_their_tensors_one_after_the_other() -> None:
     run = run_of(layout=Layout(dp=4), sharding=Sharding.ZERO_1, owners_broadcast=True)
     (gather,) = [layer for layer in run.stages[0].epilogue if layer.name == "parameters"]
     works = [op.work for op in gather.forward if isinstance(op.work, Collective)]
-    assert [(work.kind, work.group, work.times) for work in works] == [
-        (CollectiveKind.BROADCAST, Group.DP, 4)
-    ]
+    assert [(work.kind, work.group, work.times) for work in works] == [(CollectiveKind.BROADCAST, Group.DP, 4)]
     assert all(op.blocking for op in gather.forward)
     assert sum(work.total_bytes for work in works) == pytest.approx(2 * GPT.parameters, rel=0.02)
     # Nothing is gathered beside the first forward any more.

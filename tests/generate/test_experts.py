@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.generate.expert_bias import (
-    BIAS_BACKWARD_PASSES,
-    BIAS_PASSES,
-    CLAMP_BACKWARD_PASSES,
-    CLAMP_PASSES,
-)
+from stepcast.generate.expert_bias import BIAS_BACKWARD_PASSES, BIAS_PASSES, CLAMP_BACKWARD_PASSES, CLAMP_PASSES
 from stepcast.generate.stage import block_layers, layer_view
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
@@ -83,9 +78,7 @@ def test_fused_experts_are_their_products_and_one_quantisation_each_way() -> Non
     for model in (GPT_OSS, QWEN):
         layers = layers_of(model, strategy, framework)
         ops = (*ops_of(layers["experts up"]), *ops_of(layers["experts down"]))
-        others = [
-            op.name for op in ops if not isinstance(op.work, GroupedMatmul) and "accumulate" not in op.name
-        ]
+        others = [op.name for op in ops if not isinstance(op.work, GroupedMatmul) and "accumulate" not in op.name]
         assert others == ["up quantise input", "down quantise gradient"]
         assert sum(isinstance(op.work, GroupedMatmul) for op in ops) == 6
 
@@ -119,9 +112,7 @@ def recomputed_names(model: Model, *modules: RecomputeModule) -> list[str]:
 
 
 def test_recomputed_experts_run_their_forward_again() -> None:
-    plain, again = (
-        hardware_flops(generate(DEEPSEEK, strategy)) for strategy in (EIGHT, selective(M.EXPERTS))
-    )
+    plain, again = (hardware_flops(generate(DEEPSEEK, strategy)) for strategy in (EIGHT, selective(M.EXPERTS)))
     layers = layers_of(DEEPSEEK, EIGHT)
     names = ("experts router", "experts up", "experts down", "shared experts up", "shared experts down")
     forward = sum(layer_flops(Layer(name, layers[name].forward)) for name in names)
@@ -132,10 +123,7 @@ def test_recomputed_experts_run_their_forward_again() -> None:
 
 
 def test_single_modules_are_recomputed() -> None:
-    assert recomputed_names(GPT_OSS, M.EXPERT_ACTIVATION) == [
-        "recompute clamp",
-        "recompute activation",
-    ]
+    assert recomputed_names(GPT_OSS, M.EXPERT_ACTIVATION) == ["recompute clamp", "recompute activation"]
     up = recomputed_names(DEEPSEEK, M.LATENT_UP)
     assert {"recompute query up", "recompute kv up", "recompute rotary"} <= set(up)
     # Norms that are kernels of their own: before a router, and before latent projections.

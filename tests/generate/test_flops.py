@@ -36,26 +36,16 @@ def strategy(layout: Layout, **changes: Any) -> Strategy:
     return Strategy(layout, 1, BATCH, 2048, **changes)
 
 
-LAYOUTS = [
-    Layout(),
-    Layout(tp=8),
-    Layout(tp=2, pp=4, dp=2),
-    Layout(dp=8),
-    Layout(pp=8),
-]
+LAYOUTS = [Layout(), Layout(tp=8), Layout(tp=2, pp=4, dp=2), Layout(dp=8), Layout(pp=8)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_hardware_flops_are_megatrons(layout: Layout) -> None:
     model = load_model("megatron-22b")
     split = strategy(layout, sequence_parallel=layout.tp > 1, recompute=FULL)
-    assert hardware_flops(generate(model, split, UNFUSED)) == pytest.approx(
-        formula(model, BATCH, 2048, 4), rel=1e-9
-    )
+    assert hardware_flops(generate(model, split, UNFUSED)) == pytest.approx(formula(model, BATCH, 2048, 4), rel=1e-9)
     plain = strategy(layout)
-    assert hardware_flops(generate(model, plain, UNFUSED)) == pytest.approx(
-        formula(model, BATCH, 2048, 3), rel=1e-9
-    )
+    assert hardware_flops(generate(model, plain, UNFUSED)) == pytest.approx(formula(model, BATCH, 2048, 3), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "gpt3-175b", "megatron-530b"])
@@ -161,9 +151,7 @@ def test_chunks_of_llama_4_are_sequences_of_their_own(context: ContextKind | Non
 
     def step(seq: int, batch: int) -> StepReport:
         layout = Layout(cp=cp)
-        return predict(
-            model, cluster, Strategy(layout, batch, batch, seq, context=context or ContextKind.RING)
-        ).report
+        return predict(model, cluster, Strategy(layout, batch, batch, seq, context=context or ContextKind.RING)).report
 
     long, short = step(32768, 1), step(8192, 4)
     assert long.throughput is not None

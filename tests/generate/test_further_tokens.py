@@ -39,10 +39,7 @@ def test_workloads_execute_what_the_model_asks_for() -> None:
 def test_the_last_stage_holds_the_module_however_often_it_runs() -> None:
     alone = replace(STRATEGY, layout=Layout())
     for model in (DEEPSEEK, load_model("nemotron3-super")):
-        held = [
-            held_shard(model, replace(alone, further_tokens=n), pieces(model, alone)[-1]).total
-            for n in (0, 1, 2)
-        ]
+        held = [held_shard(model, replace(alone, further_tokens=n), pieces(model, alone)[-1]).total for n in (0, 1, 2)]
         assert held[1] - held[0] == model.next_token_parameters
         assert held[2] == held[1]
         assert model.next_token_layers == 1

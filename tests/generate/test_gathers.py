@@ -46,9 +46,7 @@ def size(op: Op) -> int:
         (DType.NVFP4, WIDE // 4, WIDE // 2),
     ],
 )
-def test_operands_are_gathered_in_the_format_of_their_product(
-    precision: DType, inputs: int, gradients: int
-) -> None:
+def test_operands_are_gathered_in_the_format_of_their_product(precision: DType, inputs: int, gradients: int) -> None:
     layers = layers_of(precision=precision)
     for role in ("attention qkv", "mlp up"):
         assert size(found(layers, role, Phase.FORWARD, "all-gather")[0]) == inputs
@@ -58,9 +56,7 @@ def test_operands_are_gathered_in_the_format_of_their_product(
         assert size(found(layers, role, Phase.FORWARD, "reduce-scatter")[0]) == WIDE
 
 
-@pytest.mark.parametrize(
-    "others", [{"kernels": Kernels.COMPILED}, {"training": TrainingKind.LORA, "lora_rank": 16}]
-)
+@pytest.mark.parametrize("others", [{"kernels": Kernels.COMPILED}, {"training": TrainingKind.LORA, "lora_rank": 16}])
 def test_others_gather_before_they_quantise(others: dict[str, Any]) -> None:
     layers = layers_of(precision=DType.FP8, **others)
     assert size(found(layers, "mlp up", Phase.FORWARD, "all-gather")[0]) == WIDE

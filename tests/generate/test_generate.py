@@ -33,9 +33,7 @@ from tests.software import software
 LLAMA = load_model("llama-3.1-8b")
 
 
-def run_of(
-    model_name: str = "llama-3.1-8b", micro_batches: int = 4, seq: int = 2048, **changes: Any
-) -> Workload:
+def run_of(model_name: str = "llama-3.1-8b", micro_batches: int = 4, seq: int = 2048, **changes: Any) -> Workload:
     degrees = {key: changes.pop(key) for key in list(changes) if key in Layout.__dataclass_fields__}
     layout, framework = Layout(**degrees), software(changes)
     strategy = Strategy(layout, 1, layout.dp * micro_batches, seq, **changes)
@@ -126,10 +124,7 @@ def test_gradients_are_reduced_beside_the_last_backward() -> None:
     reductions = [op for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
     assert reductions
     assert not any(op.blocking for op in reductions)
-    assert (
-        sum(op.work.total_bytes for op in reductions if isinstance(op.work, Collective))
-        == 4 * LLAMA.parameters
-    )
+    assert sum(op.work.total_bytes for op in reductions if isinstance(op.work, Collective)) == 4 * LLAMA.parameters
     assert not [op for op in all_ops(stage, 0) if isinstance(op.work, Collective)]
 
 
@@ -237,10 +232,7 @@ def test_plain_kernels_are_not_fused() -> None:
     fused, plain = run_of().stages[0], run_of(kernels=Kernels.PLAIN).stages[0]
 
     def rotaries(stage: Stage) -> int:
-        return sum(
-            isinstance(op.work, Elementwise) and op.work.kind is ElementwiseKind.ROTARY
-            for op in all_ops(stage)
-        )
+        return sum(isinstance(op.work, Elementwise) and op.work.kind is ElementwiseKind.ROTARY for op in all_ops(stage))
 
     assert rotaries(plain) > 4 * rotaries(fused)
 
@@ -271,9 +263,7 @@ def test_every_legal_strategy_generates(
     rule: SelectiveRule,
 ) -> None:
     model = load_model(name)
-    layout = Layout(
-        tp=tp, pp=pp, cp=cp, dp=dp, ep=dp if model.experts else 1, expert_tp=1 if model.experts else 0
-    )
+    layout = Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=dp if model.experts else 1, expert_tp=1 if model.experts else 0)
     layers = even_layers(model.layers, pp)
     strategy = Strategy(
         layout,
@@ -318,9 +308,7 @@ def test_a_large_model_stays_folded() -> None:
     assert sum(len(block.layers) for stage in distinct for block in stage.body) < 126
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-3.1-8b", "deepseek-v3", "nemotron-h-8b", "gemma-3-27b", "gpt-oss-20b"]
-)
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "nemotron-h-8b", "gemma-3-27b", "gpt-oss-20b"])
 def test_every_layer_says_what_it_is(name: str) -> None:
     """Rules go by the role, which no renaming touches; a role nobody gives would leave its rules without effect."""
     model = load_model(name)

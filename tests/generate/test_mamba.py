@@ -62,11 +62,7 @@ def test_a_block_is_spelt_out() -> None:
 
 def test_the_backward_runs_the_convolution_again_and_its_own_scan() -> None:
     layer = block()["mamba scan"]
-    assert [op.name for op in layer.input_gradient] == [
-        "convolution again",
-        "scan gradient",
-        "convolution gradient",
-    ]
+    assert [op.name for op in layer.input_gradient] == ["convolution again", "scan gradient", "convolution gradient"]
     assert works(layer.input_gradient, Scan) == [replace(works(layer.forward, Scan)[0], backward=True)]
 
 
@@ -145,9 +141,7 @@ def test_ranks_together_execute_the_same(layout: dict[str, Any]) -> None:
     alone = hardware_flops(generate(H8B, strategy(), framework)) / 4
     assert found == pytest.approx(alone, rel=1e-12)
     # The backward of a scan executes a little more than twice its forward: 5/2 through states, 3 of the rest.
-    scans = 24 * (
-        Scan(1, SEQ, 128, 64, 128, 8, 128, True).flops - 2 * Scan(1, SEQ, 128, 64, 128, 8, 128).flops
-    )
+    scans = 24 * (Scan(1, SEQ, 128, 64, 128, 8, 128, True).flops - 2 * Scan(1, SEQ, 128, 64, 128, 8, 128).flops)
     assert found == pytest.approx(model_flops(H8B, SEQ, 1) + scans, rel=1e-12)
 
 
@@ -230,7 +224,6 @@ def test_a_hybrid_of_550_billion_is_forecast() -> None:
     plan = strategy(seq=8192, tp=2, ep=64, dp=128, expert_tp=1, sequence_parallel=True)
     model, cluster = load_model("nemotron-3-ultra-550b-a55b"), load_cluster("gb200-nvl72")
     four, eight = (
-        predict(model, cluster, replace(plan, global_batch=batch * plan.layout.dp)).report.step_s
-        for batch in (4, 8)
+        predict(model, cluster, replace(plan, global_batch=batch * plan.layout.dp)).report.step_s for batch in (4, 8)
     )
     assert 1.5 < eight / four < 2  # the optimizer and the last sum of gradients come once

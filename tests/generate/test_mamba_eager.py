@@ -37,12 +37,8 @@ def test_scans_as_measured(shape: tuple[int, ...]) -> None:
     batch, seq, heads, head_dim, state, groups, chunk = shape
     base, cluster = load_model("mamba2-1.3b"), load_cluster("h200")
     assert base.hybrid is not None
-    hybrid = replace(
-        base.hybrid, mamba_heads=heads, mamba_head_dim=head_dim, state=state, groups=groups, chunk=chunk
-    )
-    model = replace(
-        base, hybrid=hybrid, heads=heads, kv_heads=heads, head_dim=head_dim, hidden=heads * head_dim // 2
-    )
+    hybrid = replace(base.hybrid, mamba_heads=heads, mamba_head_dim=head_dim, state=state, groups=groups, chunk=chunk)
+    model = replace(base, hybrid=hybrid, heads=heads, kv_heads=heads, head_dim=head_dim, hidden=heads * head_dim // 2)
     software = settle(load_profile("transformers"), model, "h200", Layout(), {}).framework
     eager = replace(software, ssm_kernels=SsmKernels.EAGER)
     workload = generate(model, Strategy(Layout(), batch, batch, seq), eager)
@@ -65,10 +61,7 @@ MAMBA = ("predict", "mamba2-1.3b", "--gpu", "h200", "--global-batch", "1", "--se
 def test_the_answer_says_which_kernels_run_scans(capsys: pytest.CaptureFixture[str]) -> None:
     """48 layers of 108.9 ms, and 79 ms with fused kernels: about 70 times as long."""
     steps = []
-    for kernels, said in (
-        ("fused", "fused kernels of mamba-ssm and causal-conv1d"),
-        ("eager", "PyTorch operations"),
-    ):
+    for kernels, said in (("fused", "fused kernels of mamba-ssm and causal-conv1d"), ("eager", "PyTorch operations")):
         words = (*MAMBA, "--framework", "transformers", "--ssm-kernels", kernels)
         found = run_json(capsys, *words)
         assert any(said in text for text in found["assumptions"])
@@ -84,10 +77,7 @@ def test_the_answer_says_which_kernels_run_scans(capsys: pytest.CaptureFixture[s
     ("words", "reason"),
     [
         (MAMBA, "is the PyTorch path of transformers"),
-        (
-            (*MAMBA, "--framework", "transformers", "--kernels", "compiled"),
-            "is the PyTorch path of transformers",
-        ),
+        ((*MAMBA, "--framework", "transformers", "--kernels", "compiled"), "is the PyTorch path of transformers"),
         (("predict", "llama-3.2-1b", "--gpu", "h200"), "has no Mamba-2 layers"),
     ],
 )

@@ -159,9 +159,7 @@ def test_delta_nets_keep_a_share_on_each_tensor_rank() -> None:
     assert shared.transient < whole.transient
 
 
-@pytest.mark.parametrize(
-    ("model", "changes"), [(QWEN, {"tp": 2, "ep": 8, "dp": 32}), (JAMBA, {"ep": 8, "dp": 64})]
-)
+@pytest.mark.parametrize(("model", "changes"), [(QWEN, {"tp": 2, "ep": 8, "dp": 32}), (JAMBA, {"ep": 8, "dp": 64})])
 def test_a_whole_step_is_forecast(model: Model, changes: dict[str, int]) -> None:
     report = predict(model, load_cluster("dgx-h100"), strategy(**changes))
     assert report.step_s > 0
@@ -170,9 +168,7 @@ def test_a_whole_step_is_forecast(model: Model, changes: dict[str, int]) -> None
 
 
 @pytest.mark.parametrize(
-    "work",
-    [DeltaRule(1, SEQ, 32, 128, 128, 64, True), SelectiveScan(2, SEQ, 8192, 16)],
-    ids=["delta", "scan"],
+    "work", [DeltaRule(1, SEQ, 32, 128, 128, 64, True), SelectiveScan(2, SEQ, 8192, 16)], ids=["delta", "scan"]
 )
 def test_they_travel_through_chakra(work: DeltaRule | SelectiveScan) -> None:
     workload = Workload((Stage((Block((Layer("mixer", (Op("", work),)),)),)),))

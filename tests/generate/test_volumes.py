@@ -175,10 +175,7 @@ def test_tied_embeddings_are_summed_between_the_ends() -> None:
     gpt = load_model("gpt2-large")
     run = generate(gpt, Strategy(Layout(pp=4), 1, 8, 1024))
     size = gpt.vocab * gpt.hidden * 4
-    groups = [
-        [work for work, _ in communications(run, stage) if work.group is Group.EMBEDDING]
-        for stage in range(4)
-    ]
+    groups = [[work for work, _ in communications(run, stage) if work.group is Group.EMBEDDING] for stage in range(4)]
     assert [[work.size_bytes for work in stage] for stage in groups] == [[size], [], [], [size]]
 
 

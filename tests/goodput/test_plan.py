@@ -48,9 +48,7 @@ def test_one_gpu_has_no_links() -> None:
 
 
 def test_split_sums_to_the_mean() -> None:
-    operation = replace(
-        OPERATION, pause=Pause(1000, 300.0), stragglers=Stragglers(0.01, 1800.0, 0.2), spares=20
-    )
+    operation = replace(OPERATION, pause=Pause(1000, 300.0), stragglers=Stragglers(0.01, 1800.0, 0.2), spares=20)
     made = plan([PHASE, replace(PHASE, gpus=8192)], operation, price_per_gpu_hour=2.0, runs=200)
     assert sum(made.split_s.values()) == pytest.approx(made.mean_s)
     assert all(seconds >= 0 for seconds in made.split_s.values())
@@ -103,9 +101,7 @@ def test_every_profile_names_its_sources(name: str) -> None:
 
 def test_a_users_profile(tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
-    file.write_text(
-        '[between]\ngpu = "60_000 h"\n[repair]\nshare = 0.5\ntakes = "8 h"\n[restart]\ndetect = "30 s"\n'
-    )
+    file.write_text('[between]\ngpu = "60_000 h"\n[repair]\nshare = 0.5\ntakes = "8 h"\n[restart]\ndetect = "30 s"\n')
     failures, restart = load_failures(str(file))
     assert failures.gpu_s == 60_000 * HOUR
     assert failures.repair_s == 8 * HOUR

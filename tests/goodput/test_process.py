@@ -14,9 +14,7 @@ from stepcast.goodput.drawn import Courses, draw
 from stepcast.goodput.process import Process, Shortage
 from stepcast.units import DAY, HOUR
 
-MONTHS = Process(
-    work_s=90 * DAY, interval_s=900, pause_s=10, lag_s=60, failures_per_s=1 / (3 * HOUR), restart_s=600
-)
+MONTHS = Process(work_s=90 * DAY, interval_s=900, pause_s=10, lag_s=60, failures_per_s=1 / (3 * HOUR), restart_s=600)
 
 
 def drawn(process: Process, runs: int = 4000, seed: int = 1) -> Courses:

@@ -66,11 +66,7 @@ CLUSTERS = {
 # fp32 operations one multiprocessor starts per clock: cores x 2 (AMD: packed fp32 from CDNA 3 on doubles it)
 FP32_PER_CLOCK = {
     **dict.fromkeys(("p100-pcie", "p100-sxm", "t4", "mi210", "mi250x"), 128),
-    **{
-        name: 128
-        for name in gpu_names()
-        if name.startswith(("v100", "a100", "a800", "a30", "tpu", "trainium"))
-    },
+    **{name: 128 for name in gpu_names() if name.startswith(("v100", "a100", "a800", "a30", "tpu", "trainium"))},
 }
 
 

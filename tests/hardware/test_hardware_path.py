@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.hardware import (
-    Cluster,
-    cluster_names,
-    group_path,
-    load_cluster,
-    neighbour_path,
-    resolve,
-)
+from stepcast.hardware import Cluster, cluster_names, group_path, load_cluster, neighbour_path, resolve
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import RankGrid
 
@@ -42,9 +35,7 @@ def test_a_path_counts_its_ranks_and_nodes(cluster: Cluster, ranks: list[int]) -
     assert path.ranks == len(ranks)
     assert path.nodes == len(nodes)
     assert path.fewest_per_node <= path.ranks / path.nodes <= path.ranks_per_node
-    assert (
-        (path.inter is None) == (path.exchange_bytes_per_s is None) == (path.nodes == 1) == (path.hops == 0)
-    )
+    assert (path.inter is None) == (path.exchange_bytes_per_s is None) == (path.nodes == 1) == (path.hops == 0)
     assert (path.intra is None) == (path.ranks_per_node == 1)
     assert path == resolve(cluster, list(reversed(ranks)))
 
@@ -62,13 +53,9 @@ def test_no_group_gets_more_than_its_node_has(cluster: Cluster, ranks: list[int]
 
 
 @given(rank_sets, st.integers(1, 8), st.floats(1, 8))
-def test_bandwidth_is_monotone_in_nics_and_oversubscription(
-    ranks: list[int], nics: int, ratio: float
-) -> None:
+def test_bandwidth_is_monotone_in_nics_and_oversubscription(ranks: list[int], nics: int, ratio: float) -> None:
     topology = replace(H100.topology, leaf_nodes=2)
-    few = replace(
-        H100, node=replace(H100.node, nics=nics), topology=replace(topology, oversubscription=ratio)
-    )
+    few = replace(H100, node=replace(H100.node, nics=nics), topology=replace(topology, oversubscription=ratio))
     more_nics = replace(few, node=replace(H100.node, nics=nics + 1))
     less_shared = replace(few, topology=replace(topology, oversubscription=max(1.0, ratio - 0.5)))
     slow = resolve(few, ranks)
@@ -150,9 +137,7 @@ def test_an_nvl72_is_one_domain() -> None:
 def test_a_torus_shares_links_between_distant_neighbours() -> None:
     torus = load_cluster("generic", ["network.kind=torus", "network.shape=[8,4]", "node.nics=8"])
     assert torus.gpus == 8 * 32
-    row, column, strided = (
-        resolve(torus, ranks) for ranks in (range(0, 64, 8), range(0, 256, 64), range(0, 64, 16))
-    )
+    row, column, strided = (resolve(torus, ranks) for ranks in (range(0, 64, 8), range(0, 256, 64), range(0, 64, 16)))
     every = resolve(torus, range(0, 256, 8))
     assert row.inter is not None
     assert column.inter is not None
@@ -161,21 +146,13 @@ def test_a_torus_shares_links_between_distant_neighbours() -> None:
     assert row.inter.bandwidth_bytes_per_s == column.inter.bandwidth_bytes_per_s == 25 * GB
     assert strided.inter.bandwidth_bytes_per_s == 12.5 * GB
     assert (strided.hops, every.inter.bandwidth_bytes_per_s) == (2, 50 * GB)
-    assert row.exchange_bytes_per_s == pytest.approx(
-        25 * GB / (16 / 7)
-    )  # 16 links to reach 7 others on a ring of 8
+    assert row.exchange_bytes_per_s == pytest.approx(25 * GB / (16 / 7))  # 16 links to reach 7 others on a ring of 8
 
 
 def test_pairs_use_their_bridge_and_others_the_slowest_way() -> None:
     host = load_cluster("a40-pcie")
     rates = [resolve(host, ranks).intra for ranks in ((0, 1), (1, 2), (0, 1, 2, 3), (3, 4), range(8))]
-    assert [link and round(link.effective_bytes_per_s / GB, 1) for link in rates] == [
-        46.9,
-        22.8,
-        22.8,
-        16.5,
-        16.5,
-    ]
+    assert [link and round(link.effective_bytes_per_s / GB, 1) for link in rates] == [46.9, 22.8, 22.8, 16.5, 16.5]
     with pytest.raises(ValueError, match="rank 8 is outside a40-pcie, which has 8 GPUs"):
         resolve(host, (0, 8))
 
@@ -199,10 +176,7 @@ def test_bad_groups(ranks: tuple[int, ...]) -> None:
         resolve(H100, ranks)
 
 
-@given(
-    st.sampled_from([H100, load_cluster("generic:network.leaf_nodes=3,network.oversubscription=2")]),
-    st.data(),
-)
+@given(st.sampled_from([H100, load_cluster("generic:network.leaf_nodes=3,network.oversubscription=2")]), st.data())
 def test_the_slowest_group_is_found_among_all(cluster: Cluster, data: st.DataObject) -> None:
     tp, dp, pp = (data.draw(st.sampled_from([1, 2, 3, 4, 6, 12])) for _ in range(3))
     grid = RankGrid(Layout(tp=tp, dp=dp, pp=pp))

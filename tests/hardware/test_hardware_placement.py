@@ -81,25 +81,13 @@ def test_512_gpus_are_no_slower_than_504_or_576(tp: int, slower: float) -> None:
 
 def test_a_rank_alone_in_a_rack_is_said() -> None:
     (warning,) = forecast(512, Place.PACKED, 8).warnings
-    assert warning.startswith(
-        "a dp group of 64 ranks stands on 8 racks, 9 on the fullest and 1 on the emptiest"
-    )
+    assert warning.startswith("a dp group of 64 ranks stands on 8 racks, 9 on the fullest and 1 on the emptiest")
     assert "--place even" in warning
     assert forecast(512, Place.EVEN, 8).warnings == ()
 
 
 def test_the_verbs_place_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "collective",
-        "all-reduce",
-        "--size",
-        "1GiB",
-        "--ranks",
-        "512",
-        "--cluster",
-        "gb200-nvl72",
-        "--json",
-    ]
+    words = ["collective", "all-reduce", "--size", "1GiB", "--ranks", "512", "--cluster", "gb200-nvl72", "--json"]
     times = {}
     for place in WORDS:
         assert main([*words, "--place", place]) == 0

@@ -108,8 +108,7 @@ def test_every_cluster_predicts(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("name", "gib"),
-    [("aws-p5", 2048), ("azure-nd-h200-v5", 1850), ("azure-nd-gb200-v6", 900), ("aws-p5e", 2048)],
+    ("name", "gib"), [("aws-p5", 2048), ("azure-nd-h200-v5", 1850), ("azure-nd-gb200-v6", 900), ("aws-p5e", 2048)]
 )
 def test_hosts_have_the_memory_that_their_page_states(name: str, gib: int) -> None:
     host = load_cluster(name).node.host

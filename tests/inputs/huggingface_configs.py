@@ -36,12 +36,7 @@ DEEPSEEK: dict[str, Any] = {
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": LLAMA3
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-    },
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32},
     "llama-3.2-1b": LLAMA3
     | {
         "head_dim": 64,

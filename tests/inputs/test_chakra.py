@@ -39,9 +39,7 @@ from stepcast.outputs.chakra import files
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.outputs.test_chakra import example, write
 
-METADATA = delimited(
-    bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4"))
-)
+METADATA = delimited(bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4")))
 COMP, SEND, RECV, COLL, META = 4, 5, 6, 7, 1
 
 
@@ -302,14 +300,7 @@ def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
         values.insert(0, attribute("rf_id" * random.randrange(1, 9), Kind.UINT64, random.getrandbits(64)))
         waits = tuple(random.randrange(1, 300) for _ in range(random.choice([0, 0, 1, 2, 90])))
         messages.append(
-            node(
-                number << random.randrange(50),
-                COMP,
-                "x" * random.randrange(9),
-                waits,
-                1 << number % 64,
-                *values,
-            )
+            node(number << random.randrange(50), COMP, "x" * random.randrange(9), waits, 1 << number % 64, *values)
         )
     nodes = decode(METADATA + b"".join(messages), "t").nodes
     ends = [0, *nodes.dependency_ends.tolist()]
@@ -329,9 +320,7 @@ def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
 def test_lengths_that_look_like_byte_order_marks() -> None:
     filler = 127 + 126 * 128 + 16384  # encoded ff fe 01
     for size in range(filler - 60, filler):
-        data = delimited(bytes_field(2, attribute("input_file", Kind.STRING, "x" * size))) + node(
-            1, COMP, us=1
-        )
+        data = delimited(bytes_field(2, attribute("input_file", Kind.STRING, "x" * size))) + node(1, COMP, us=1)
         if data.startswith(b"\xff\xfe"):
             assert len(layers(chakra.read(Source("t.et", data)))) == 1
             return
@@ -339,12 +328,7 @@ def test_lengths_that_look_like_byte_order_marks() -> None:
 
 
 def test_recognised_by_content() -> None:
-    for data in (
-        write(example()),
-        METADATA + node(1, COMP, us=1),
-        b"\0" + node(1, COMP, us=1),
-        node(1, COLL),
-    ):
+    for data in (write(example()), METADATA + node(1, COMP, us=1), b"\0" + node(1, COMP, us=1), node(1, COLL)):
         assert chakra.looks_like(data)
     assert recognise(Source("trace", write(example()))).name == "chakra"
 
@@ -359,14 +343,7 @@ def test_junk_is_not_recognised(junk: bytes) -> None:
 
 OWN = write(example())
 FOREIGN = METADATA + b"".join(
-    node(
-        number,
-        COLL if number % 3 == 0 else COMP,
-        f"n{number}",
-        (number - 1,) if number > 1 else (),
-        10,
-        *values,
-    )
+    node(number, COLL if number % 3 == 0 else COMP, f"n{number}", (number - 1,) if number > 1 else (), 10, *values)
     for number in range(1, 12)
     for values in [coll(number % 10, 100 * number, "1") if number % 3 == 0 else ()]
 )
@@ -398,9 +375,7 @@ def sources(given_files: Sequence[tuple[str, bytes]]) -> list[Source]:
     return [Source(name, data) for name, data in given_files]
 
 
-def test_files_that_are_decoded_together_are_those_that_are_decoded_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_files_that_are_decoded_together_are_those_that_are_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ranks of another program that lack attributes which others have, and take different times.
     others = [
         (f"t.{rank}.et", METADATA + node(1, COMP, "a", (), 10 + rank) + node(2, COLL, "b", (1,), 0, *values))

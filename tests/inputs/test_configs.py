@@ -111,9 +111,7 @@ def path_of(name: str) -> Path:
 
 
 def format_of(name: str) -> str:
-    return FORMATS[
-        Path(name).stem.partition("-")[0] if name.startswith("examples/") else name.partition("/")[0]
-    ]
+    return FORMATS[Path(name).stem.partition("-")[0] if name.startswith("examples/") else name.partition("/")[0]]
 
 
 def test_ten_of_each_format() -> None:
@@ -185,9 +183,7 @@ def test_a_configuration_is_understood(name: str) -> None:
         ("accelerate/tp_hsdp.yaml", ("--model", "qwen2.5-7b")),
     ],
 )
-def test_a_configuration_is_predicted(
-    capsys: pytest.CaptureFixture[str], name: str, further: tuple[str, ...]
-) -> None:
+def test_a_configuration_is_predicted(capsys: pytest.CaptureFixture[str], name: str, further: tuple[str, ...]) -> None:
     found = run_json(capsys, "predict", "--config", str(FOLDER / name), "--cluster", "dgx-h100", *further)
     assert found["step_s"] > 0
     assert found["config"]["ignored"] == list(read_config(FOLDER / name).ignored)
@@ -195,9 +191,7 @@ def test_a_configuration_is_predicted(
 
 def test_words_that_are_typed_win(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(FOLDER / "nemo/llama3_8b.yaml")
-    found = run_json(
-        capsys, "predict", "--config", file, "--cluster", "dgx-h100", "--cp", "1", "--seq", "4096"
-    )
+    found = run_json(capsys, "predict", "--config", file, "--cluster", "dgx-h100", "--cp", "1", "--seq", "4096")
     assert (found["strategy"]["cp"], found["strategy"]["seq"]) == (1, 4096)
     assert found["strategy"]["global_batch"] == 128
 
@@ -272,8 +266,7 @@ def test_yaml_that_repeats_itself_ends(tmp_path: Path) -> None:
     ("parallelism", "expected"),
     [
         (
-            "data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 8\n"
-            'fsdp_reshard_after_forward = "never"',
+            'data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 8\nfsdp_reshard_after_forward = "never"',
             "gpus=32 sharding=hybrid-fsdp replicate=4 reshard=False accumulation=1",
         ),
         (
@@ -376,9 +369,7 @@ def test_a_file_and_its_command_line_ask_for_the_same(name: str) -> None:
         "accelerate/fsdp.yaml",
     ],
 )
-def test_a_file_and_its_command_line_give_the_same_bits(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_file_and_its_command_line_give_the_same_bits(capsys: pytest.CaptureFixture[str], name: str) -> None:
     by_file = run_json(capsys, "predict", "--config", str(path_of(name)), *further_words(name))
     by_command = run_json(capsys, *shlex.split(by_file["config"]["command"])[1:])
     assert by_file["step_s"].hex() == by_command["step_s"].hex()
@@ -395,9 +386,7 @@ def read_text(tmp_path: Path, text: str, name: str = "a.sh") -> RunConfig:
     return read_config(tmp_path / name)
 
 
-def test_a_misspelt_argument_is_an_error_with_the_right_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misspelt_argument_is_an_error_with_the_right_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.sh"
     file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} --tensor-model-paralel-size 8")
     words = ["predict", "--config", str(file), "--cluster", "dgx-h100"]
@@ -503,10 +492,7 @@ def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
         ("--context-parallel-size 2 --cp-comm-type a2a", "context=all-to-all"),
         ("--context-parallel-size 2 --cp-comm-type allgather", "context=all-gather"),
         ("--context-parallel-size 4 --cp-comm-type a2a+p2p", "context=ring ~cp-comm-type"),
-        (
-            "--use-distributed-optimizer --num-distributed-optimizer-instances 4",
-            "sharding=zero-1 replicate=4",
-        ),
+        ("--use-distributed-optimizer --num-distributed-optimizer-instances 4", "sharding=zero-1 replicate=4"),
         (
             "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
             "--num-distributed-optimizer-instances 2",
@@ -514,14 +500,8 @@ def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
         ),
         ("--num-experts 8 --moe-token-dispatcher-type allgather", "~moe-token-dispatcher-type"),
         ("--num-experts 8 --overlap-moe-expert-parallel-comm", "overlap=experts"),
-        (
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
-            "recompute=block:3",
-        ),
-        (
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-            "recompute=full",
-        ),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 3", "recompute=block:3"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute=full"),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
             "recompute=full ~recompute-num-layers",
@@ -690,15 +670,7 @@ def test_deepspeed_is_software_of_today(capsys: pytest.CaptureFixture[str]) -> N
     file = str(FOLDER / "deepspeed/zero3_auto.json")
     found = run_json(capsys, "predict", "--config", file, *words)
     plain = run_json(
-        capsys,
-        "predict",
-        "--framework",
-        "transformers",
-        "--sharding",
-        "zero-3",
-        "--accumulation",
-        "1",
-        *words,
+        capsys, "predict", "--framework", "transformers", "--sharding", "zero-3", "--accumulation", "1", *words
     )
     assert found["framework"] == "deepspeed-transformers"
     assert found["strategy"]["recompute"] == "none"

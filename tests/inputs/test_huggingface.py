@@ -29,9 +29,7 @@ def without_unused_ffn(model: Model) -> Model:
     """
     written = (Activation.GELU_NEW, Activation.GELU_BLOOM)
     plain = Activation.GELU if model.activation in written else model.activation
-    model = replace(
-        model, joined=False, wide_norms=False, dropout=0.0, drops_attention=False, activation=plain
-    )
+    model = replace(model, joined=False, wide_norms=False, dropout=0.0, drops_attention=False, activation=plain)
     position = replace(model.position, share=1.0, tailed=False)
     experts = model.experts and replace(model.experts, wide_weights=False)
     model = replace(model, position=position, experts=experts)

@@ -37,9 +37,7 @@ MLPERF = """noise before
 """
 
 
-def entry(
-    turn: int, state: str = "completed", kind: str = "nccl:all_reduce", **more: object
-) -> dict[str, object]:
+def entry(turn: int, state: str = "completed", kind: str = "nccl:all_reduce", **more: object) -> dict[str, object]:
     return {
         "collective_seq_id": turn, "profiling_name": kind, "process_group": ["0", "default_pg"],
         "input_sizes": [[4, 8]], "input_dtypes": ["BFloat16"], "output_sizes": [[4, 8]],
@@ -174,9 +172,7 @@ def test_nsight_systems(tmp_path: Path) -> None:
     assert found["kernels"][0]["name"] in ("gemm", "ncclDevKernel_AllReduce")
 
 
-def test_nsight_systems_says_first_which_gpu_is_slow(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nsight_systems_says_first_which_gpu_is_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """GPU 0 computes for 20 ns, GPU 1 for 50 of 50: two and a half times as long."""
     path = tmp_path / "report.sqlite"
     nsys(path, ((0, 50, 1, 7, 1),))

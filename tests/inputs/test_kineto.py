@@ -74,16 +74,7 @@ def read(*files: bytes) -> Timeline:
 
 def rows(timeline: Timeline) -> list[tuple[Any, ...]]:
     return [
-        (
-            span.name,
-            span.kind,
-            span.lane,
-            span.start_s,
-            span.duration_s,
-            span.work,
-            span.parent,
-            dict(span.details),
-        )
+        (span.name, span.kind, span.lane, span.start_s, span.duration_s, span.work, span.parent, dict(span.details))
         for span in timeline.spans()
     ]
 

@@ -31,11 +31,7 @@ def test_a_time_made_quickly_is_an_op() -> None:
 
 @pytest.mark.parametrize(
     ("made", "field"),
-    [
-        (layer_of("a", (), (), (), 0.0), "name"),
-        (recorded_op(0.5), "blocking"),
-        (recorded_op(0.5).work, "duration_s"),
-    ],
+    [(layer_of("a", (), (), (), 0.0), "name"), (recorded_op(0.5), "blocking"), (recorded_op(0.5).work, "duration_s")],
 )
 def test_what_was_made_quickly_does_not_change(made: object, field: str) -> None:
     with pytest.raises(FrozenInstanceError):

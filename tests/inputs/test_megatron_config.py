@@ -33,9 +33,7 @@ RANK7 = RankEvidence(
     micro_batches=1,
     has_loss=True,
 )
-MIDDLE = replace(
-    RANK7, rank=2, stage=1, tokens=None, word_embedding=None, gradients=1_573_350_400, has_loss=False
-)
+MIDDLE = replace(RANK7, rank=2, stage=1, tokens=None, word_embedding=None, gradients=1_573_350_400, has_loss=False)
 FIRST = replace(RANK7, rank=0, stage=0, gradients=1_712_942_080, has_loss=False)
 
 

@@ -57,11 +57,7 @@ OLD = "#  size  count  type {} time  algbw  busbw  error  time  algbw  busbw  er
     ("header", "row", "expected"),
     [
         (OLD.format(" redop "), "1024 256 float sum 9.5 40.00 70.00 1e-07 9.4 40.10 70.18 N/A", "all-reduce"),
-        (
-            OLD.format(" redop "),
-            "1024 32 float sum 9.5 40.00 35.00 1e-07 9.4 40.10 35.09 N/A",
-            "reduce-scatter",
-        ),
+        (OLD.format(" redop "), "1024 32 float sum 9.5 40.00 35.00 1e-07 9.4 40.10 35.09 N/A", "reduce-scatter"),
         (OLD.format(" redop root "), "1024 256 half sum 0 9.5 40.00 40.00 0e+00 9.4 40.10 40.10 0", "reduce"),
         (OLD.format(" root "), "1024 256 bfloat16 0 9.5 40.00 40.00 0e+00 9.4 40.10 40.10 0", "broadcast"),
         (OLD.format(""), "1024 32 int8 9.5 40.00 35.00 0e+00 9.4 40.10 35.09 0", None),
@@ -93,10 +89,7 @@ def test_layouts_and_kinds_without_a_program_name(
 
 def test_two_ranks_share_a_ratio_but_not_a_root() -> None:
     row = "1024 256 float sum 9.5 40.00 40.00 0 9.4 40.10 40.10 0"
-    assert (
-        read_text(table(row, header=OLD.format(" redop "), listed=devices(2))).kind
-        is CollectiveKind.ALL_REDUCE
-    )
+    assert read_text(table(row, header=OLD.format(" redop "), listed=devices(2))).kind is CollectiveKind.ALL_REDUCE
 
 
 @pytest.mark.parametrize(
@@ -182,8 +175,6 @@ def test_not_recognised() -> None:
 
 
 @FUZZ
-@given(
-    mutations(table(*(new_row(1 << power) for power in range(10, 20)), program="all_reduce_perf").encode())
-)
+@given(mutations(table(*(new_row(1 << power) for power in range(10, 20)), program="all_reduce_perf").encode()))
 def test_damaged_logs_give_a_sweep_or_a_format_error(data: bytes) -> None:
     check_reader(read, data, CollectiveSweep)

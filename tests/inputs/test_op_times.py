@@ -33,11 +33,7 @@ def test_impossible_times_are_refused_with_their_line(word: str) -> None:
 
 @pytest.mark.parametrize(
     ("header", "message"),
-    [
-        ("op,dtype,M", "header lacks ms"),
-        ("op,dtype,ms,M,M", "header repeats 'M'"),
-        ("", "header lacks op, dtype, ms"),
-    ],
+    [("op,dtype,M", "header lacks ms"), ("op,dtype,ms,M,M", "header repeats 'M'"), ("", "header lacks op, dtype, ms")],
 )
 def test_wrong_headers_are_refused(header: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):

@@ -35,11 +35,7 @@ def test_gpt2_large_known_answers() -> None:
     assert found["communication_elements"] == 774_080_337
     assert found["communication_bytes"] == 4 * 774_080_337
     assert found["compute_s"] == pytest.approx(2.2793, abs=1e-4)
-    assert [(len(block.layers), block.repeat) for block in workload.stages[0].body] == [
-        (7, 1),
-        (40, 36),
-        (4, 1),
-    ]
+    assert [(len(block.layers), block.repeat) for block in workload.stages[0].body] == [(7, 1), (40, 36), (4, 1)]
     layer = workload.stages[0].body[1].layers
     assert (layer[0].name, layer[-1].name) == ("transformer_h_0_ln_1_grad", "add_15")
 
@@ -105,9 +101,7 @@ def test_sendrecv_is_a_transfer() -> None:
 def test_written_and_read_again() -> None:
     workload = read(Source(GPT2_LARGE))
     again = read(Source("t.tsv", write(workload)))
-    assert workload_facts(again)["compute_s"] == pytest.approx(
-        workload_facts(workload)["compute_s"], rel=1e-12
-    )
+    assert workload_facts(again)["compute_s"] == pytest.approx(workload_facts(workload)["compute_s"], rel=1e-12)
     assert again.stages[0].body[1].repeat == 36
     assert workload_facts(again)["collectives"] == workload_facts(workload)["collectives"]
 
@@ -118,22 +112,10 @@ def test_written_and_read_again() -> None:
         (HEAD.replace("process_time", "delay") + f"\n{ROW}\n", "t.tsv:1: header lacks process_time"),
         (f"{HEAD}\n", "t.tsv:1: table has a header but no rows"),
         (f"{HEAD}\n{ROW}\t1\n", "t.tsv:2: has 12 columns; expected 11"),
-        (
-            f"{HEAD}\n{ROW.replace('1.5', '-1.5')}\n",
-            "t.tsv:2: forward_compute_time is -1.5; expected zero or more",
-        ),
-        (
-            f"{HEAD}\n{ROW.replace('1.5', 'inf')}\n",
-            "t.tsv:2: forward_compute_time is inf; expected a finite number",
-        ),
-        (
-            f"{HEAD}\n{ROW.replace('ALLREDUCE_ASYNC', 'ALLROUND')}\n",
-            "t.tsv:2: unknown communication 'ALLROUND'",
-        ),
-        (
-            f"{HEAD}\n{ROW.replace('10', '1.5')}\n",
-            "t.tsv:2: backward_comm_size is '1.5'; expected a whole number",
-        ),
+        (f"{HEAD}\n{ROW.replace('1.5', '-1.5')}\n", "t.tsv:2: forward_compute_time is -1.5; expected zero or more"),
+        (f"{HEAD}\n{ROW.replace('1.5', 'inf')}\n", "t.tsv:2: forward_compute_time is inf; expected a finite number"),
+        (f"{HEAD}\n{ROW.replace('ALLREDUCE_ASYNC', 'ALLROUND')}\n", "t.tsv:2: unknown communication 'ALLROUND'"),
+        (f"{HEAD}\n{ROW.replace('10', '1.5')}\n", "t.tsv:2: backward_comm_size is '1.5'; expected a whole number"),
         (f"{HEAD}\tname\n{ROW}\tx\n", "t.tsv:1: header repeats 'name'"),
     ],
 )

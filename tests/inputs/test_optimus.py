@@ -84,13 +84,7 @@ def test_seed_is_complete(seed: RunLog) -> None:
     assert seed.steps == tuple(range(1, 21))
     assert seed.stage_ends[0] == "model_layers_1_mlp_up_proj"
     assert len(seed.stage_ends) == 8
-    facts = {
-        "world": 8,
-        "data_size": 10334,
-        "batches_per_epoch": 323,
-        "finished_ranks": 8,
-        "elapsed_s": 37.576,
-    }
+    facts = {"world": 8, "data_size": 10334, "batches_per_epoch": 323, "finished_ranks": 8, "elapsed_s": 37.576}
     assert facts.items() <= seed.facts.items()
 
 
@@ -143,11 +137,7 @@ def test_any_gluing_gives_the_same() -> None:
         mine, its = iter(first), iter(second)
         order = [next(its) if pattern >> bit & 1 else next(mine) for bit in range(len(first) + len(second))]
         log = read_text(SETTINGS + clean + "".join(order) + "\n\n")
-        found = {
-            (time.layer, time.rank): round(time.total_s * 1e3, 6)
-            for time in log.layer_times
-            if time.step == 2
-        }
+        found = {(time.layer, time.rank): round(time.total_s * 1e3, 6) for time in log.layer_times if time.step == 2}
         assert found == expected
         assert log.warnings == ()
         mixed += 1
@@ -157,29 +147,13 @@ def test_any_gluing_gives_the_same() -> None:
 def test_ranks_of_one_stage_are_taken_in_order() -> None:
     """With data parallelism two ranks report the same layers; glued, only their order tells them apart."""
     clean = "\n".join(
-        [
-            header(0, 0, 1),
-            record("0", 9.0),
-            record("1", 9.0),
-            header(1, 0, 1),
-            record("0", 9.0),
-            record("1", 9.0),
-        ]
+        [header(0, 0, 1), record("0", 9.0), record("1", 9.0), header(1, 0, 1), record("0", 9.0), record("1", 9.0)]
     )
     glued = "".join(
-        [
-            header(0, 0, 2),
-            header(1, 0, 2),
-            record("0", 1.0),
-            record("0", 2.0),
-            record("1", 3.0),
-            record("1", 4.0),
-        ]
+        [header(0, 0, 2), header(1, 0, 2), record("0", 1.0), record("0", 2.0), record("1", 3.0), record("1", 4.0)]
     )
     log = read_text(f"{SETTINGS}{clean}\n{glued}\n")
-    found = {
-        (time.rank, time.layer): round(time.total_s * 1e3, 6) for time in log.layer_times if time.step == 2
-    }
+    found = {(time.rank, time.layer): round(time.total_s * 1e3, 6) for time in log.layer_times if time.step == 2}
     assert found == {(0, "0"): 1.0, (1, "0"): 2.0, (0, "1"): 3.0, (1, "1"): 4.0}
     assert any("several ranks of one stage" in warning for warning in log.warnings)
 

@@ -55,11 +55,7 @@ def test_llama_405b_known_answers() -> None:
     assert (found["tp"], found["pp"], found["dp"], found["lines"]) == (8, 16, 8, 557)
     assert found["compute_s"] * 1e6 == pytest.approx(7_213_232, abs=1)
     assert workload.micro_batches == 16
-    assert [(len(block.layers), block.repeat) for block in workload.stages[0].body] == [
-        (1, 1),
-        (4, 8),
-        (1, 1),
-    ]
+    assert [(len(block.layers), block.repeat) for block in workload.stages[0].body] == [(1, 1), (4, 8), (1, 1)]
     # AICB gives the first micro-batch's embedding another weight-gradient time.
     assert [(item.micro_batch, item.position) for item in workload.stages[0].variations] == [(0, 0)]
 
@@ -73,12 +69,7 @@ def test_written_back_byte_for_byte(path: Path) -> None:
 def test_moe_example_of_9216_gpus() -> None:
     path = DATA / "simai" / "moe_9216gpus.txt"
     workload = read(Source(path))
-    assert (workload.layout.tp, workload.layout.ep, workload.layout.pp, workload.layout.dp) == (
-        2,
-        16,
-        12,
-        384,
-    )
+    assert (workload.layout.tp, workload.layout.ep, workload.layout.pp, workload.layout.dp) == (2, 16, 12, 384)
     assert workload.boundary_bytes == 50_331_648
     assert workload.micro_batches == 24
     groups = {(row["kind"], row["group"]) for row in workload_facts(workload)["collectives"]}
@@ -88,10 +79,7 @@ def test_moe_example_of_9216_gpus() -> None:
 
 def test_groups_follow_the_column() -> None:
     workload = read_text(
-        small(
-            "x -1 0 ALLREDUCE 1 0 ALLTOALL_EP 2 0 ALLGATHER 3 0",
-            "y -1 0 NONE 0 0 NONE 0 0 REDUCESCATTER_DP_EP 4 0",
-        )
+        small("x -1 0 ALLREDUCE 1 0 ALLTOALL_EP 2 0 ALLGATHER 3 0", "y -1 0 NONE 0 0 NONE 0 0 REDUCESCATTER_DP_EP 4 0")
     )
     first, second = workload.stages[0].body_layers()
     assert first.forward[1].work == Collective(CollectiveKind.ALL_REDUCE, 1, Group.TP)
@@ -104,10 +92,7 @@ def test_groups_follow_the_column() -> None:
     ("header", "degrees"),
     [
         ("DATA", (1, 1, 1, 1, 1)),
-        (
-            "HYBRID_TRANSFORMER model_parallel_NPU_group: 4 checkpoints: 1 0 checkpoint_initiates: 1 0",
-            (4, 1, 1, 1, 1),
-        ),
+        ("HYBRID_TRANSFORMER model_parallel_NPU_group: 4 checkpoints: 1 0 checkpoint_initiates: 1 0", (4, 1, 1, 1, 1)),
         ("HYBRID_TRANSFORMER model_parallel_NPU_group: 2 ep: 4 pp: 2 ga: 1 all_gpus: 32", (2, 4, 2, 1, 8)),
         (HEADER.replace("vpp: 1", "vpp: 2") + " pp_comm 16777216.0", (2, 1, 2, 2, 2)),
         (HEADER + " pp_comm: 7 pp: 4", (2, 1, 4, 1, 1)),
@@ -195,10 +180,7 @@ WORDS = st.sampled_from(["NONE", "ALLREDUCE", "ALLGATHER_DP_EP", "ALLTOALL_EP", 
 
 @st.composite
 def layer_lines(draw: st.DrawFn) -> str:
-    cells = [
-        draw(st.sampled_from(["embedding_layer", "attention", "mlp", "optimizer1", "grad_gather"])),
-        "-1",
-    ]
+    cells = [draw(st.sampled_from(["embedding_layer", "attention", "mlp", "optimizer1", "grad_gather"])), "-1"]
     for _ in range(3):
         word = draw(WORDS)
         cells += [str(draw(TIMES)), word, "0" if word == "NONE" else str(draw(SIZES))]

@@ -12,13 +12,7 @@ from stepcast.inputs.slurm_topology import expanded
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.ir.wiring import Wiring
-from tests.inputs.topologies import (
-    SLURM_BLOCKS,
-    SLURM_THREE_TIERS,
-    SLURM_TWO_TIERS,
-    gpu_matrix,
-    nccl_topo,
-)
+from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, SLURM_TWO_TIERS, gpu_matrix, nccl_topo
 
 
 def wired(text: str) -> Wiring:
@@ -37,9 +31,7 @@ def test_nccl_tells_gpus_switches_and_nics() -> None:
 
 
 def test_nccl_tells_meshes_bridges_and_slots() -> None:
-    edges = [
-        "".join(f'<nvlink target="0000:{other}b:00.0" count="4" tclass="0x030200"/>' for other in range(4))
-    ]
+    edges = ["".join(f'<nvlink target="0000:{other}b:00.0" count="4" tclass="0x030200"/>' for other in range(4))]
     mesh = wired(nccl_topo(4, "0x20b2", "80", edges[0]))
     assert (mesh.gpu, mesh.fabric, mesh.fabric_bytes_per_s) == ("a100-sxm-80gb", "nvlink-mesh", 100e9)
     slots = wired(nccl_topo(8, "0x26b9", "89", ""))
@@ -65,9 +57,7 @@ def test_the_matrix_tells_nvlinks_sockets_and_nics_beside_gpus() -> None:
 
 
 def test_bridges_between_pairs() -> None:
-    text = (
-        gpu_matrix(4, "", 1).replace("GPU0\t X \tNODE", "GPU0\t X \tNV4").replace("\t X \tNODE", "\t X \tNV4")
-    )
+    text = gpu_matrix(4, "", 1).replace("GPU0\t X \tNODE", "GPU0\t X \tNV4").replace("\t X \tNODE", "\t X \tNV4")
     found = wired(text.replace("NODE\t X ", "NV4\t X "))
     assert (found.fabric, found.fabric_links) == ("nvlink-pairs", 4)
 
@@ -101,10 +91,7 @@ def test_names_of_hosts_are_written_out() -> None:
         ("SwitchName=a Nodes=n1\nBlockName=b Nodes=n2\n", "has switches and blocks"),
         ('<system version="1"><cpu numaid="0"></cpu></system>', "holds no GPU"),
         ('<system version="1"><cpu numaid="0">', "is not XML"),
-        (
-            '<!DOCTYPE x [<!ENTITY a "b">]><system version="1"><cpu></cpu></system>',
-            "declares a document type",
-        ),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><system version="1"><cpu></cpu></system>', "declares a document type"),
         (nccl_topo(links='<nvlink target="x" count="many"/>'), "count of an nvlink is 'many'"),
         (gpu_matrix().replace("NV18", "LINK", 1), "'LINK' is no way between devices"),
         (gpu_matrix().replace("\nGPU7", "\nGPX7"), "lacks the row of GPU7"),
@@ -140,11 +127,7 @@ def test_a_dump_becomes_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[
         (nccl_topo(8, "0x26b9", "89", ""), [], {"kind": "pcie", "gpu": "l40s"}),
         (nccl_topo(8, "0xffff", "90"), ["--gpu", "h200"], {"kind": "nvswitch", "gpu": "h200"}),
         (gpu_matrix(), ["--gpu", "h100"], {"kind": "nvswitch", "gpu": "h100-sxm"}),
-        (
-            gpu_matrix(4, "NV4", 4),
-            ["--gpu", "a100-sxm-80gb"],
-            {"kind": "nvlink-mesh", "gpu": "a100-sxm-80gb"},
-        ),
+        (gpu_matrix(4, "NV4", 4), ["--gpu", "a100-sxm-80gb"], {"kind": "nvlink-mesh", "gpu": "a100-sxm-80gb"}),
         (gpu_matrix(8, "", 2), ["--gpu", "l40s"], {"kind": "pcie", "gpu": "l40s"}),
         (SLURM_TWO_TIERS, ["--gpu", "h100"], {"leaf": 6, "nodes": 18}),
         (SLURM_THREE_TIERS, ["--gpu", "mi300x"], {"leaf": 4, "pod": 8, "nodes": 16}),

@@ -83,10 +83,7 @@ def test_experts_without_tensor_parallelism_spread_over_the_tensor_ranks() -> No
     [
         ((Layout(dp=2, ep=4),), "must divide"),
         ((Layout(), ("tp", "dp")), "order must name each of tp, cp, ep, dp, pp once"),
-        (
-            (Layout(dp=2, ep=2, pp=2), ("tp", "ep", "pp", "cp", "dp")),
-            "other ranks than its other weights",
-        ),
+        ((Layout(dp=2, ep=2, pp=2), ("tp", "ep", "pp", "cp", "dp")), "other ranks than its other weights"),
     ],
 )
 def test_bad_grids(given: tuple[Any, ...], problem: str) -> None:

@@ -58,9 +58,7 @@ def test_one_layer_may_lie_on_two_stages() -> None:
 
 
 def test_batch_median_names_its_range() -> None:
-    batches = [
-        BatchTime(1, index, seconds, 2.0) for index, seconds in ((1, 9.0), (2, 1.0), (3, 2.0), (5, 6.0))
-    ]
+    batches = [BatchTime(1, index, seconds, 2.0) for index, seconds in ((1, 9.0), (2, 1.0), (3, 2.0), (5, 6.0))]
     median = log(ROWS, *batches).batch_time()
     assert median is not None
     assert (median.seconds, median.first, median.last, median.count) == (2.0, 2, 5, 3)

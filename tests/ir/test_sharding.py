@@ -146,9 +146,7 @@ def test_parameters_in_fp8_travel_in_one_byte(sharding: Sharding) -> None:
 
 def test_mxfp8_parameters_are_made_of_gathered_bf16_ones() -> None:
     """Megatron-Core's --reuse-grad-buf-for-mxfp8-param-ag."""
-    runs = [
-        strategy(dp=8, sharding=Sharding.ZERO_1, precision=DType.MXFP8, fp8_parameters=on) for on in (0, 1)
-    ]
+    runs = [strategy(dp=8, sharding=Sharding.ZERO_1, precision=DType.MXFP8, fp8_parameters=on) for on in (0, 1)]
     assert gathered(LLAMA, runs[0]) == gathered(LLAMA, runs[1])
     kept = memory(LLAMA, runs[1], B200)[0].parameters
     assert kept == pytest.approx(2 * LLAMA.parameters, rel=1e-3)

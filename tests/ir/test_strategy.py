@@ -60,11 +60,7 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
         "6 micro-batches to be a multiple of pp 4: the nearest is 8",
     ),
     ("dualpipe odd", {"pp": 1, "dp": 1, "schedule": ScheduleKind.DUALPIPE}, ""),
-    (
-        "dualpipe batches",
-        {"pp": 4, "schedule": ScheduleKind.DUALPIPE, "global_batch": 6},
-        "at least 2 x pp = 8",
-    ),
+    ("dualpipe batches", {"pp": 4, "schedule": ScheduleKind.DUALPIPE, "global_batch": 6}, "at least 2 x pp = 8"),
     ("hybrid without shard", {"dp": 16, "sharding": Sharding.HYBRID_FSDP}, "use shard 8"),
     ("shard", {"dp": 8, "shard": 3, "sharding": Sharding.FSDP}, "shard 3 does not divide dp x cp = 8"),
     ("ep without experts", {"ep": 2}, "ep 2 needs experts"),
@@ -77,9 +73,7 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), ILLEGAL, ids=[name for name, _, _ in ILLEGAL])
-def test_illegal_strategies_name_the_rule_and_a_legal_value(
-    name: str, changes: dict[str, Any], message: str
-) -> None:
+def test_illegal_strategies_name_the_rule_and_a_legal_value(name: str, changes: dict[str, Any], message: str) -> None:
     chosen = strategy(**changes)
     if not message:
         check(LLAMA, chosen)
@@ -122,10 +116,7 @@ def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"global_batch": 100, "dp": 8},
-            "global batch 100 is not a multiple of micro-batch x dp = 1 x 8 = 8",
-        ),
+        ({"global_batch": 100, "dp": 8}, "global batch 100 is not a multiple of micro-batch x dp = 1 x 8 = 8"),
         ({"precision": DType.INT8}, "precision int8 cannot train"),
         ({"lora_rank": 8}, "goes with training 'lora'"),
         ({"expert_imbalance": 0.5}, "1 \\(even\\) or more"),
@@ -214,6 +205,4 @@ def test_pieces_cover_the_model() -> None:
 def test_nearest_divisor_is_a_divisor(number: int, wanted: int) -> None:
     found = nearest_divisor(number, wanted)
     assert number % found == 0
-    assert all(
-        abs(found - wanted) <= abs(ways - wanted) for ways in range(1, 2 * wanted) if number % ways == 0
-    )
+    assert all(abs(found - wanted) <= abs(ways - wanted) for ways in range(1, 2 * wanted) if number % ways == 0)

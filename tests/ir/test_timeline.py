@@ -15,13 +15,7 @@ def test_rows_come_back_as_they_went_in() -> None:
     timeline = builder.build(measured=True)
     assert timeline.origin_s == 100.0
     first, second = timeline.spans()
-    assert (first.name, first.lane.rank, first.start_s, first.end_s, first.micro_batch) == (
-        "step",
-        3,
-        0.0,
-        2.0,
-        1,
-    )
+    assert (first.name, first.lane.rank, first.start_s, first.end_s, first.micro_batch) == ("step", 3, 0.0, 2.0, 1)
     assert (second.parent, second.details) == (outer, {"why": "test"})
     assert timeline.span_s == 2.0
     assert timeline.ranks == (3,)

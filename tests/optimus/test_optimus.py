@@ -20,29 +20,7 @@ from stepcast.views.traces import optimus_view
 from tests.shared import ROOT
 
 MODEL = load_model("llama-3.2-1b")
-LENGTHS = (
-    88,
-    109,
-    109,
-    120,
-    124,
-    116,
-    108,
-    95,
-    122,
-    122,
-    121,
-    121,
-    108,
-    94,
-    120,
-    120,
-    104,
-    106,
-    101,
-    117,
-    102,
-)
+LENGTHS = (88, 109, 109, 120, 124, 116, 108, 95, 122, 122, 121, 121, 108, 94, 120, 120, 104, 106, 101, 117, 102)
 MACHINE = Machine(
     name="test",
     matrix_flops=37.4e12,
@@ -51,9 +29,7 @@ MACHINE = Machine(
     all_reduce_s=lambda ranks, size: 3e-5 + 2 * (len(ranks) - 1) / len(ranks) * size / 20e9,
     hop_bytes_per_s=lambda one, other: 20e9,
 )
-CONSTANTS = Constants(
-    matmul_efficiency=0.5, backward_factor=1.5, message_s=1.5e-4, host_op_s=4e-6, fixed_s=0.15
-)
+CONSTANTS = Constants(matmul_efficiency=0.5, backward_factor=1.5, message_s=1.5e-4, host_op_s=4e-6, fixed_s=0.15)
 
 
 def made(tp: int, pp: int, micro_batch: int, dp: int = 1, sequence: float = 110.0) -> OptimusPlan:
@@ -99,10 +75,7 @@ def test_a_plan_of_another_model_is_refused(log: RunLog) -> None:
         plan(MODEL, Layout(pp=2), 1, 1, 100.0, ("nowhere", "lm_head"))
 
 
-@given(
-    st.sampled_from([(1, 8, 1), (2, 4, 1), (4, 2, 1), (8, 1, 1), (1, 4, 2), (2, 2, 2)]),
-    st.sampled_from([1, 2, 4]),
-)
+@given(st.sampled_from([(1, 8, 1), (2, 4, 1), (4, 2, 1), (8, 1, 1), (1, 4, 2), (2, 2, 2)]), st.sampled_from([1, 2, 4]))
 @settings(deadline=None, max_examples=15)
 def test_every_stage_explains_the_whole_step(layout: tuple[int, int, int], micro_batch: int) -> None:
     tp, pp, dp = layout
@@ -124,9 +97,7 @@ def test_one_micro_batch_passes_through_the_stages_one_after_the_other() -> None
     one = made(2, 4, 32, sequence=1000.0)
     free = replace(CONSTANTS, host_op_s=1e-12)
     works = [stage_work(one, stage, MACHINE, free) for stage in one.stages]
-    passes_s = sum(
-        sum(work.device_s.values()) for stage in works for work in (*stage.forward, *stage.first_backward)
-    )
+    passes_s = sum(sum(work.device_s.values()) for stage in works for work in (*stage.forward, *stage.first_backward))
     update_s = sum(sum(work.device_s.values()) for work in works[0].optimizer)
     count = 5 + sum(one.forward_messages(hop) + one.backward_messages() for hop in range(3))
     moved_s = 4 * one.boundary_elements() * (3 + 2 + 3) / 20e9
@@ -179,9 +150,7 @@ def test_shuffled_steps_are_longer_than_those_in_order() -> None:
 
 @given(st.sampled_from(FITTED), st.floats(1.05, 3.0), st.sampled_from([(1, 8, 1), (2, 4, 4), (4, 2, 8)]))
 @settings(deadline=None, max_examples=20)
-def test_a_larger_constant_never_makes_a_step_shorter(
-    name: str, factor: float, shape: tuple[int, int, int]
-) -> None:
+def test_a_larger_constant_never_makes_a_step_shorter(name: str, factor: float, shape: tuple[int, int, int]) -> None:
     tp, pp, micro_batch = shape
     one = made(tp, pp, micro_batch)
     larger = replace(CONSTANTS, **{name: getattr(CONSTANTS, name) * factor})
@@ -229,17 +198,7 @@ def test_the_explanation_sums_to_the_measured_step(log: RunLog) -> None:
     facts = found.facts()
     assert facts["step_s"] == pytest.approx(1.61334, abs=1e-5)
     assert sum(facts["breakdown_s"].values()) == pytest.approx(facts["step_s"], abs=1e-12)
-    wanted = {
-        "compute",
-        "unhooked",
-        "accumulation",
-        "messages",
-        "optimizer",
-        "fixed",
-        "host",
-        "bubble",
-        "unexplained",
-    }
+    wanted = {"compute", "unhooked", "accumulation", "messages", "optimizer", "fixed", "host", "bubble", "unexplained"}
     assert wanted <= set(facts["breakdown_s"])
     medians_ms = [1e3 * row["forward_s"] for row in facts["stages"]]
     assert medians_ms == pytest.approx([2.261, 2.748, 2.538, 2.511, 2.415, 2.420, 2.391, 6.853], abs=5e-4)
@@ -256,10 +215,7 @@ def test_a_slow_stage_is_named(log: RunLog) -> None:
     slow = times.total_s.copy()
     slow[times.stage_of == 3] *= 1.6
     found = analyze_optimus(
-        replace(log, layer_times=replace(times, total_s=slow)),
-        plan_of_log(log, MODEL, LENGTHS),
-        MACHINE,
-        CONSTANTS,
+        replace(log, layer_times=replace(times, total_s=slow)), plan_of_log(log, MODEL, LENGTHS), MACHINE, CONSTANTS
     )
     assert [(one["stage"], one["rank"]) for one in found.stragglers] == [(3, 3)]
     assert found.stragglers[0]["factor"] == pytest.approx(1.6, rel=0.1)

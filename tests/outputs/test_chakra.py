@@ -48,22 +48,11 @@ def _scan(groups: int, per_group: int, *sizes: int, backward: bool, dtype: DType
 works = st.one_of(
     st.builds(Recorded, times),
     st.builds(Collective, st.sampled_from(CollectiveKind), sizes, st.sampled_from(Group), st.integers(1, 3)),
-    st.builds(
-        Transfer,
-        st.sampled_from(Direction),
-        sizes,
-        st.sampled_from(Group),
-        st.integers(-8, 8),
-    ),
+    st.builds(Transfer, st.sampled_from(Direction), sizes, st.sampled_from(Group), st.integers(-8, 8)),
     st.builds(Matmul, *[st.integers(1, 2**15)] * 4, st.sampled_from(DType)),
     st.builds(GroupedMatmul, *[st.integers(1, 2**15)] * 4, st.sampled_from(DType)),
     st.builds(Attention, *[st.integers(1, 2**10)] * 7, st.booleans(), st.booleans(), st.sampled_from(DType)),
-    st.builds(
-        _scan,
-        *[st.integers(1, 2**5)] * 7,
-        backward=st.booleans(),
-        dtype=st.sampled_from(DType),
-    ),
+    st.builds(_scan, *[st.integers(1, 2**5)] * 7, backward=st.booleans(), dtype=st.sampled_from(DType)),
     st.builds(
         Elementwise,
         st.sampled_from(ElementwiseKind),

@@ -61,27 +61,12 @@ def test_names_and_arguments_are_kept() -> None:
     builder = TimelineBuilder()
     lane = builder.lane(0, 'stream "7"')
     work = Collective(CollectiveKind.ALL_REDUCE, 4096, Group.DP)
-    builder.add(
-        "ncclé\n",
-        lane,
-        1.5,
-        0.25,
-        kind=SpanKind.COMMUNICATION,
-        work=work,
-        micro_batch=3,
-        details=[("a", "b")],
-    )
+    builder.add("ncclé\n", lane, 1.5, 0.25, kind=SpanKind.COMMUNICATION, work=work, micro_batch=3, details=[("a", "b")])
     events = events_of(builder.build(measured=True, rebase=False))
     check_rules(events)
     (span,) = [event for event in events if event["ph"] == "X"]
     assert (span["name"], span["cat"], span["ts"], span["dur"]) == ("ncclé\n", "communication", 1.5e6, 0.25e6)
-    assert span["args"] == {
-        "micro_batch": 3,
-        "a": "b",
-        "collective": "all-reduce",
-        "group": "dp",
-        "bytes": 4096,
-    }
+    assert span["args"] == {"micro_batch": 3, "a": "b", "collective": "all-reduce", "group": "dp", "bytes": 4096}
 
 
 def test_messages_between_stages_are_arrows_that_start_and_end_inside_slices() -> None:
@@ -92,9 +77,7 @@ def test_messages_between_stages_are_arrows_that_start_and_end_inside_slices() -
     slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events:
         if event["ph"] == "X":
-            slices.setdefault((event["pid"], event["tid"]), []).append(
-                (event["ts"], event["ts"] + event["dur"])
-            )
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
     arrows = [event for event in events if event["ph"] in "sf"]
     # Each of 16 micro-batches crosses 15 boundaries forward and backward.
     assert len(arrows) == 2 * 2 * 16 * 15
@@ -134,9 +117,7 @@ def dropped(slices: list[tuple[int, int]]) -> int:
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, 2), st.floats(0, 3e-6), st.one_of(st.just(0.0), st.floats(0, 2e-6)), st.booleans()
-        ),
+        st.tuples(st.integers(0, 2), st.floats(0, 3e-6), st.one_of(st.just(0.0), st.floats(0, 2e-6)), st.booleans()),
         max_size=40,
     )
 )
@@ -182,9 +163,7 @@ def test_work_that_follows_itself_stays_in_one_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("send", Send)
 @pytest.mark.parametrize(("slow", "place"), [({}, 0), ({38: 2.0, 50: 1.5}, 6)])
-def test_a_simulated_rank_is_called_by_its_number_in_the_world(
-    send: Send, slow: dict[int, float], place: int
-) -> None:
+def test_a_simulated_rank_is_called_by_its_number_in_the_world(send: Send, slow: dict[int, float], place: int) -> None:
     """Of tp 8, dp 2 and 16 stages, stage s is ranks 16 s and on; the slowest is simulated, or else the
     first."""
     workload = read(ROOT / "examples" / "simai-llama-405b.txt")

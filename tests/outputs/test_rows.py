@@ -21,9 +21,7 @@ def test_csv_holds_what_rows_say() -> None:
 
 
 def test_parquet_holds_the_same() -> None:
-    parquet = pytest.importorskip(
-        "pyarrow.parquet", reason="needs the extra parquet: pip install 'stepcast[parquet]'"
-    )
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet: pip install 'stepcast[parquet]'")
     read = parquet.read_table(io.BytesIO(table_bytes("rows.parquet", [{"a": 1, "b": "x"}])))
     assert read.to_pylist() == [{"a": 1, "b": "x"}]
 

@@ -19,9 +19,7 @@ def test_text_is_escaped_and_markup_is_not_escaped_twice() -> None:
 
 
 def test_attributes_are_escaped_and_left_out() -> None:
-    made = tag(
-        "a", "x", class_="one", aria_label='" onload="boo', data_row=3, hidden=True, title=None, lang=False
-    )
+    made = tag("a", "x", class_="one", aria_label='" onload="boo', data_row=3, hidden=True, title=None, lang=False)
     assert made == '<a class="one" aria-label="&quot; onload=&quot;boo" data-row="3" hidden>x</a>'
 
 
@@ -46,8 +44,7 @@ def test_overlong_text_keeps_its_ends_and_says_so() -> None:
 
 def test_data_blocks_end_where_they_should() -> None:
     block = data_block(
-        "facts",
-        {"name": "</script><script>alert(1)</script>", "line": "\u2028", "n": [1.5, None, float("nan")]},
+        "facts", {"name": "</script><script>alert(1)</script>", "line": "\u2028", "n": [1.5, None, float("nan")]}
     )
     assert block.count("</script>") == 1
     page = parsed(block.encode())
@@ -58,9 +55,7 @@ def test_data_blocks_end_where_they_should() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "about"), [(0, 1, 4), (0, 4.66, 2), (0, 80, 3), (0.7, 0.71, 4), (3, 3, 4)]
-)
+@pytest.mark.parametrize(("low", "high", "about"), [(0, 1, 4), (0, 4.66, 2), (0, 80, 3), (0.7, 0.71, 4), (3, 3, 4)])
 def test_ticks_are_round_and_within(low: float, high: float, about: int) -> None:
     ticks = nice_ticks(low, high, about)
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)

@@ -151,9 +151,7 @@ def test_a_waterfall_adds_up_to_the_step(folder: Path, capsys: pytest.CaptureFix
     text = Path("page.html").read_text()
     rows = re.search(r'id="time-breakdown".*?</section>', text, re.DOTALL)
     assert rows
-    pieces = [
-        (float(x), float(w)) for x, w in re.findall(r'<rect x="([\d.]+)%" y="0" width="([\d.]+)%"', rows[0])
-    ]
+    pieces = [(float(x), float(w)) for x, w in re.findall(r'<rect x="([\d.]+)%" y="0" width="([\d.]+)%"', rows[0])]
     each, whole = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
     assert each == whole
     for (x, width), (after, _) in pairwise(each):
@@ -161,9 +159,7 @@ def test_a_waterfall_adds_up_to_the_step(folder: Path, capsys: pytest.CaptureFix
     assert each[-1][0] + each[-1][1] == pytest.approx(100, abs=0.5)
 
 
-def test_changes_are_predictions_of_the_commands_beside_them(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changes_are_predictions_of_the_commands_beside_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, _ = page_and_facts(PREDICT, capsys)
     commands = [word for word in page.words if word.startswith("stepcast predict") and "--html" not in word]
     tried = next(each for each in commands if each.endswith("--micro-batch 2"))
@@ -172,9 +168,7 @@ def test_changes_are_predictions_of_the_commands_beside_them(
     assert format_seconds(json.loads(text)["step_s"]) in page.text
 
 
-def test_the_trace_that_is_written_beside_a_page_is_linked(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_trace_that_is_written_beside_a_page_is_linked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "pages").mkdir()
     assert main([*PREDICT, "--html", "pages/page.html", "--trace", "a trace&.json"]) == 0
     page = assert_safe((folder / "pages" / "page.html").read_bytes())
@@ -190,9 +184,7 @@ def test_a_step_that_does_not_fit_says_so_first(folder: Path, capsys: pytest.Cap
     assert any(attributes.get("class") == "card bad" for _, attributes in page.elements)
 
 
-def test_a_search_without_an_answer_says_what_would_help(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_without_an_answer_says_what_would_help(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, _ = page_and_facts([*SEARCH, "--max-memory", "2GiB"], capsys)
     assert "Nothing fits" in page.text
     assert "Least change" in page.text
@@ -200,16 +192,8 @@ def test_a_search_without_an_answer_says_what_would_help(
 
 def test_dots_of_a_search_are_rows_of_its_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, _ = page_and_facts(SEARCH, capsys)
-    dots = [
-        attributes["data-row"]
-        for tag, attributes in page.elements
-        if tag == "circle" and "data-row" in attributes
-    ]
-    rows = [
-        attributes["data-row"]
-        for tag, attributes in page.elements
-        if tag == "tr" and "data-row" in attributes
-    ]
+    dots = [attributes["data-row"] for tag, attributes in page.elements if tag == "circle" and "data-row" in attributes]
+    rows = [attributes["data-row"] for tag, attributes in page.elements if tag == "tr" and "data-row" in attributes]
     assert dots == rows == ["1", "2", "3"]
 
 
@@ -242,9 +226,7 @@ NAMES = {"html": HTML, "long": "n" * 10_000, "turned": "\u202eabc\u2066", "escap
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_hostile_names_of_a_timeline_are_text(
-    kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_names_of_a_timeline_are_text(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = NAMES[kind]
     events = [
         {
@@ -283,9 +265,7 @@ def test_hostile_file_names_are_text(kind: str, folder: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_text_of_a_file_becomes_more_than_text(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_text_of_a_file_becomes_more_than_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in (
         FILES[name],
         FILES[name].replace(json.dumps(HOSTILE)[1:-1], json.dumps(HTML)[1:-1]).replace(HOSTILE, HTML),
@@ -306,26 +286,15 @@ def test_no_text_of_a_file_becomes_more_than_text(
 def test_a_cluster_file_with_hostile_words_is_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("<i>c.toml").write_text(f'base = "dgx-h100"\ndescription = {json.dumps(HTML)}\n')
     name = "<b>model.json"
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-    }
-    Path(name).write_text(
-        json.dumps({**config, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100})
-    )
-    status = main(
-        ["predict", "--model", name, "--cluster", "<i>c.toml", "--gpus", "1", "--html", "page.html"]
-    )
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+    Path(name).write_text(json.dumps({**config, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}))
+    status = main(["predict", "--model", name, "--cluster", "<i>c.toml", "--gpus", "1", "--html", "page.html"])
     told = capsys.readouterr().err
     assert status == 0, told
     assert "<b>model" in assert_safe(Path("page.html").read_bytes()).text
 
 
-def test_the_demo_ends_with_a_page_that_links_the_others(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_ends_with_a_page_that_links_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--examples", str(EXAMPLES), "-o", "out"]) == 0
     assert "wrote out/index.html" in capsys.readouterr().out
     index = assert_safe(Path("out", "index.html").read_bytes())

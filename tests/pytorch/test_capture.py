@@ -101,12 +101,7 @@ def test_compiled_has_fewer_kernels_and_keeps_less(tiny: Captured, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "spread",
-    [
-        Spread(),
-        Spread(dp=4),
-        Spread(dp=4, sharding=CapturedSharding.FSDP),
-        Spread(pp=2, dp=2, micro_batches=4),
-    ],
+    [Spread(), Spread(dp=4), Spread(dp=4, sharding=CapturedSharding.FSDP), Spread(pp=2, dp=2, micro_batches=4)],
 )
 def test_spread_over_ranks(tiny: Captured, spread: Spread) -> None:
     prediction = predict_captured(tiny, load_cluster("hgx-h200"), spread)
@@ -187,12 +182,8 @@ def wants():
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("odd", 3200 + 1584 + 4900 + 32), ("space", 2112 + 1056 + 160 + 256)]
-)
-def test_programs_of_a_user(
-    name: str, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "parameters"), [("odd", 3200 + 1584 + 4900 + 32), ("space", 2112 + 1056 + 160 + 256)])
+def test_programs_of_a_user(name: str, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_program.py").write_text(PROGRAMS)
     monkeypatch.chdir(tmp_path)
     found = capture(f"users_program:{name}", Asked(batch=2, seq=8, dtype="fp32"))
@@ -209,9 +200,7 @@ def test_vision_and_translation(tmp_path: Path) -> None:
         path = tmp_path / f"{keys['model_type']}.json"
         path.write_text(json.dumps(keys))
         found = capture(str(path), Asked(batch=2, seq=16))
-        assert found.parameters == sum(
-            each.numel() for each in program_of(str(path), Asked()).model.parameters()
-        )
+        assert found.parameters == sum(each.numel() for each in program_of(str(path), Asked()).model.parameters())
         assert predict_captured(found, load_cluster("generic:gpu=h100")).fits
 
 

@@ -51,9 +51,7 @@ def test_a_layer_keeps_what_inductor_keeps(compiled: Captured) -> None:
     """
     tokens = BATCH * SEQ
     block = next(block for block in compiled.stage.body if block.repeat > 1)
-    at = sum(
-        len(each.layers) * each.repeat for each in compiled.stage.body[: compiled.stage.body.index(block)]
-    )
+    at = sum(len(each.layers) * each.repeat for each in compiled.stage.body[: compiled.stage.body.index(block)])
     kept = sum(part.kept_bytes for part in compiled.parts[at : at + len(block.layers)])
     expected = 2 * tokens * (2 * HIDDEN + 2 * HIDDEN + 3 * HIDDEN + HIDDEN + 3 * FFN) + 4 * tokens * HEADS
     assert kept == pytest.approx(expected, rel=0.03)  # and two numbers for each row of the norms
@@ -108,11 +106,7 @@ def test_measured_steps(tmp_path: Path) -> None:
     rows = []
     for file in sorted(ROWS.glob("steps*.csv")):
         with file.open(encoding="utf-8", newline="") as lines:
-            rows += [
-                row
-                for row in csv.DictReader(lines)
-                if (row["model"], row["layers"], row["setting"]) in wanted
-            ]
+            rows += [row for row in csv.DictReader(lines) if (row["model"], row["layers"], row["setting"]) in wanted]
     with (tmp_path / "steps_some.csv").open("w", encoding="utf-8", newline="") as lines:
         writer = csv.DictWriter(lines, sorted({name for row in rows for name in row}))
         writer.writeheader()

@@ -17,14 +17,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
-from stepcast.pytorch.profile.cases import (
-    LONGEST_S,
-    Case,
-    Operator,
-    gpu_cases,
-    held_bytes,
-    sustained_cases,
-)
+from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes, sustained_cases
 from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
 from stepcast.pytorch.profile.measure import (
     Document,
@@ -147,14 +140,10 @@ words = st.text(st.characters(codec="ascii", exclude_characters="\r\n"), min_siz
     failed=st.dictionaries(words, words, max_size=3),
     factor=st.floats(0.5, 2),
 )
-def test_what_is_written_is_read_again(
-    seconds: dict[str, float], failed: dict[str, str], factor: float
-) -> None:
+def test_what_is_written_is_read_again(seconds: dict[str, float], failed: dict[str, str], factor: float) -> None:
     rows = ({"kind": "all-reduce", "ranks": 2, "size_bytes": 1024, "seconds": 1e-5},)
     corrections = {"matmul.bf16": Correction(factor, -0.1, 1e-6, 0.2)}
-    written = Document(
-        "h200", "NVIDIA H200", "torch", Points(seconds, failed), corrections, {"kernel_s": 2e-6}, rows
-    )
+    written = Document("h200", "NVIDIA H200", "torch", Points(seconds, failed), corrections, {"kernel_s": 2e-6}, rows)
     found = read_document(to_toml(written), "mine.toml")
     assert (found.gpu, found.device, found.software) == ("h200", "NVIDIA H200", "torch")
     assert dict(found.points.seconds) == pytest.approx(seconds, rel=1e-5)
@@ -170,13 +159,9 @@ def test_a_calibration_takes_the_file() -> None:
     assert calibration(tomllib.loads(to_toml(document))).corrections["stream.add"].factor == 2.0
 
 
-@pytest.mark.parametrize(
-    "text", ["gpu = 3 =", 'gpu = "h200"', 'gpu = "h200"\ndevice = ""\nsoftware = ""\npoints = 3']
-)
+@pytest.mark.parametrize("text", ["gpu = 3 =", 'gpu = "h200"', 'gpu = "h200"\ndevice = ""\nsoftware = ""\npoints = 3'])
 def test_other_files_are_not_overwritten(text: str) -> None:
-    with pytest.raises(
-        CalibrationError, match=r"mine\.toml: .*expected a file that 'stepcast profile' wrote"
-    ):
+    with pytest.raises(CalibrationError, match=r"mine\.toml: .*expected a file that 'stepcast profile' wrote"):
         read_document(text, "mine.toml")
 
 

@@ -165,9 +165,7 @@ def test_recurrent_step_as_measured() -> None:
     assert 2 * 64 * (26e-6 + 35e-6) < step_s < 2 * 64 * 90e-6
 
 
-@pytest.mark.parametrize(
-    ("name", "reads", "writes"), [("sgd", 2, 1), ("momentum", 5, 3), ("fused_momentum", 3, 2)]
-)
+@pytest.mark.parametrize(("name", "reads", "writes"), [("sgd", 2, 1), ("momentum", 5, 3), ("fused_momentum", 3, 2)])
 def test_what_updates_read_and_write(name: str, reads: int, writes: int) -> None:
     """Plain: weight and gradient in, weight out. With momentum that is scaled, added to and then read; in one
     kernel each is read and written once, and the gradient read.
@@ -216,9 +214,7 @@ def test_the_interval_of_a_host_bound_step_holds_what_hosts_differ_by() -> None:
         ("sgd", "--no-fused-optimizer"),
     ],
 )
-def test_options_without_effect_are_refused(
-    name: str, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_without_effect_are_refused(name: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", f"stepcast_programs:{name}", option]) == 2
     assert f"{option.split('=')[0]} has no effect" in capsys.readouterr().err
 

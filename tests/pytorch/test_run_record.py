@@ -82,9 +82,7 @@ def test_predict_run_compare(ways: list[str], tmp_path: Path, capsys: pytest.Cap
         assert len(sends) == len(asked)
 
 
-def recorded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str
-) -> tuple[Path, dict[str, Any]]:
+def recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[Path, dict[str, Any]]:
     job, folder = tmp_path / "job.py", tmp_path / "run"
     job.write_text(JOB)
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(job)]

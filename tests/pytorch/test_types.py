@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
-transformers = pytest.importorskip(
-    "transformers", reason="needs the extra torch: pip install 'stepcast[torch]'"
-)
+transformers = pytest.importorskip("transformers", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
 from stepcast.frameworks.catalog import load_profile  # noqa: E402
 from stepcast.frameworks.profile import settle  # noqa: E402

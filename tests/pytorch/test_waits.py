@@ -153,8 +153,7 @@ def test_experts_in_a_loop_get_tokens_alike() -> None:
 def test_a_library_s_experts_in_a_loop_compute_as_much_as_grouped_ones(tmp_path: Path) -> None:
     keys = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     grouped, loop = (
-        from_config(tmp_path, Asked(batch=2, seq=64, experts=name), **keys)
-        for name in ("grouped_mm", "eager")
+        from_config(tmp_path, Asked(batch=2, seq=64, experts=name), **keys) for name in ("grouped_mm", "eager")
     )
     assert works(grouped, GroupedMatmul)
     assert not works(loop, GroupedMatmul)
@@ -201,8 +200,7 @@ def test_rows_of_odd_width_are_seen_in_every_product(tmp_path: Path) -> None:
     assert len(head) == 3
     assert all(work.n % 2 or work.k % 2 for work in head)
     assert found.flops(attention=False) == pytest.approx(
-        sum(2 * w.m * w.n * w.k * w.batch for w in works(found, Matmul)),
-        rel=1e-9,
+        sum(2 * w.m * w.n * w.k * w.batch for w in works(found, Matmul)), rel=1e-9
     )
 
 

@@ -45,9 +45,7 @@ PRINTED = {"html", "json", "output", "verbose", "debug", "plain", "help", "no_ca
         (stepcast.replay, ReplayChoices),
     ],
 )
-def test_the_keywords_of_a_function_are_the_options_of_its_verb(
-    function: Callable[..., Any], keywords: type
-) -> None:
+def test_the_keywords_of_a_function_are_the_options_of_its_verb(function: Callable[..., Any], keywords: type) -> None:
     verb = function.__name__
     parser = build_parser([each for each in VERBS if each.name == verb])._subparsers
     options = {
@@ -111,9 +109,7 @@ def test_text_keywords_and_printed_commands_mean_the_same(name: str) -> None:
 
 
 def test_names_of_other_tools_are_read() -> None:
-    asked = build_question(
-        {"tensor_parallel_size": 2, "zero": 3, "gradient_checkpointing": True, "seq_length": "8k"}
-    )
+    asked = build_question({"tensor_parallel_size": 2, "zero": 3, "gradient_checkpointing": True, "seq_length": "8k"})
     assert asked == PredictQuestion(tp=2, sharding="zero-3", recompute="full", seq=8192)
 
 
@@ -147,8 +143,7 @@ def test_settling_fills_in_defaults_and_changes_nothing() -> None:
     changed = settle(run.question.change({"tp": 4, "nodes": None}))
     assert changed.strategy.layout.dp == 16
     assert (
-        settle(ask(*shlex.split("--model llama-3.1-8b --cluster dgx-h100 --nodes 8 --tp 8"))).strategy
-        == run.strategy
+        settle(ask(*shlex.split("--model llama-3.1-8b --cluster dgx-h100 --nodes 8 --tp 8"))).strategy == run.strategy
     )
 
 

@@ -23,14 +23,8 @@ def case(model: str, cluster: str, gpus: int, global_batch: int, seq: int, **axe
 
 
 def dense(wide: bool = False) -> Case:
-    few = (
-        {"cp": (1, 2)}
-        if wide
-        else {"recompute": ("none", "full"), "sharding": (Sharding.ZERO_1,), "cp": (1,)}
-    )
-    return case(
-        "llama-3.1-8b", "dgx-h100", 32, 32, 8192, pp=(1, 2, 4), vpp=(1, 2, 4), micro_batch=(1, 2), **few
-    )
+    few = {"cp": (1, 2)} if wide else {"recompute": ("none", "full"), "sharding": (Sharding.ZERO_1,), "cp": (1,)}
+    return case("llama-3.1-8b", "dgx-h100", 32, 32, 8192, pp=(1, 2, 4), vpp=(1, 2, 4), micro_batch=(1, 2), **few)
 
 
 def experts(wide: bool = False) -> Case:
@@ -47,12 +41,7 @@ def experts(wide: bool = False) -> Case:
         vpp=(1, 2, 4),
         micro_batch=(1, 2),
         sharding=(Sharding.ZERO_1, Sharding.FSDP) if wide else (Sharding.ZERO_1,),
-        schedule=(
-            ScheduleKind.ONE_F_ONE_B,
-            ScheduleKind.INTERLEAVED,
-            ScheduleKind.ZB_V,
-            ScheduleKind.DUALPIPE,
-        ),
+        schedule=(ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V, ScheduleKind.DUALPIPE),
         **few,
     )
 

@@ -190,8 +190,6 @@ def test_of_several_numbers_of_gpus_the_fastest_of_each_is_known() -> None:
     for number in (16, 32):
         rows = np.flatnonzero(both.columns["gpus"] == number)
         alone = searched(case._replace(space=both.only(rows)), top=1).best[0]
-        fastest = min(
-            (each for each in result.simulated if each.gpus == number), key=lambda each: each.step_s
-        )
+        fastest = min((each for each in result.simulated if each.gpus == number), key=lambda each: each.step_s)
         assert fastest.step_s == alone.step_s
         assert any(each.step_s == alone.step_s for each in result.front)

@@ -36,19 +36,13 @@ def varied() -> dict[str, Case]:
         "experts": case("mixtral-8x7b", "dgx-h100", 64, 64, 4096, cp=(1, 2), **fewer),
         "latent": case("deepseek-v2-lite", "h800-node", 32, 64, 4096, **fewer),
         "paired": paired._replace(space=paired.space.having(common)),
-        "eager": case("llama-2-7b", "dgx-a100", 16, 32, 4096, **few)._replace(
-            framework=load_framework("torchtitan")
-        ),
-        "plain": case("gpt2-xl", "dgx-a100", 16, 32, 1024, **few)._replace(
-            framework=load_framework("pytorch")
-        ),
+        "eager": case("llama-2-7b", "dgx-a100", 16, 32, 4096, **few)._replace(framework=load_framework("torchtitan")),
+        "plain": case("gpt2-xl", "dgx-a100", 16, 32, 1024, **few)._replace(framework=load_framework("pytorch")),
         "hybrid": case("jamba-v0.1", "dgx-h100", 32, 32, 4096, cp=(1,), **fewer),
         "delta": case(
             "qwen3-next-80b-a3b", "dgx-h100", 64, 64, 4096, cp=(1,), **{**fewer, "ep": (4, 16), "tp": (1, 2)}
         ),
-        "racks": case(
-            "llama-3.1-70b", "gb200-nvl72", 72, 72, 8192, tp=(1, 2, 4, 8), **{**few, "pp": (1, 2, 3, 6)}
-        ),
+        "racks": case("llama-3.1-70b", "gb200-nvl72", 72, 72, 8192, tp=(1, 2, 4, 8), **{**few, "pp": (1, 2, 3, 6)}),
     }
 
 

@@ -9,9 +9,7 @@ import pytest
 from stepcast.cli.main import main
 from stepcast.searching.crew import Crew, in_parallel
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="needs Linux: worker processes are forked"
-)
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux: worker processes are forked")
 
 
 def test_answers_come_in_the_order_of_the_items() -> None:

@@ -79,9 +79,7 @@ def test_links_are_the_slower_ones_and_gpus_are_all(tmp_path: Path) -> None:
         (5, (1.0, 1.0, 1.0), 1, (2, 2, 1)),
     ],
 )
-def test_layers_are_split_by_speed(
-    layers: int, takes: tuple[float, ...], chunks: int, split: tuple[int, ...]
-) -> None:
+def test_layers_are_split_by_speed(layers: int, takes: tuple[float, ...], chunks: int, split: tuple[int, ...]) -> None:
     assert balanced(layers, takes, chunks) == split
 
 
@@ -91,10 +89,7 @@ def test_layers_are_split_by_speed(
         ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a100"\n', "other.nodes: is missing"),
         ('base = "dgx-h100"\nnodes = 2\n[other]\nnodes = 2\n', "other.cluster: is missing"),
         ('base = "dgx-h100"\n[other]\ncluster = "dgx-a100"\nnodes = 2\n', "nodes of both kinds must be told"),
-        (
-            'base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a101"\nnodes = 2\n',
-            "unknown cluster 'dgx-a101'",
-        ),
+        ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a101"\nnodes = 2\n', "unknown cluster 'dgx-a101'"),
     ],
 )
 def test_mistakes_in_descriptions_are_told(tmp_path: Path, text: str, message: str) -> None:

@@ -60,9 +60,7 @@ def test_nothing_else_gets_through(name: str, value: str) -> None:
         command_words("predict", PREDICT, {**GIVEN, name: value})
 
 
-@pytest.mark.parametrize(
-    "name", ["trace", "html", "set", "calibration", "to_workload", "output", "o", "--html", ""]
-)
+@pytest.mark.parametrize("name", ["trace", "html", "set", "calibration", "to_workload", "output", "o", "--html", ""])
 def test_what_a_form_does_not_have_is_refused(name: str) -> None:
     for verb, known in (("predict", PREDICT), ("search", SEARCH)):
         with pytest.raises(FieldError, match="no field"):

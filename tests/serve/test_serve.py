@@ -45,25 +45,15 @@ class Server:
     process: int
 
     def ask(
-        self,
-        path: str,
-        method: str = "GET",
-        body: bytes | None = None,
-        token: str | None = None,
-        **headers: str,
+        self, path: str, method: str = "GET", body: bytes | None = None, token: str | None = None, **headers: str
     ) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        given = {
-            "Host": f"127.0.0.1:{self.port}",
-            **{name.replace("_", "-"): value for name, value in headers.items()},
-        }
+        given = {"Host": f"127.0.0.1:{self.port}", **{name.replace("_", "-"): value for name, value in headers.items()}}
         if method == "POST" and "Origin" not in given:
             given["Origin"] = f"http://127.0.0.1:{self.port}"
         connection.request(method, f"/{self.token if token is None else token}{path}", body, given)
         answer = connection.getresponse()
-        found = Reply(
-            answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-        )
+        found = Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
         connection.close()
         return found
 
@@ -77,10 +67,7 @@ def children(process: int) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            parent, words = (
-                path.read_text().rpartition(")")[2].split()[1],
-                (path.parent / "cmdline").read_bytes(),
-            )
+            parent, words = (path.read_text().rpartition(")")[2].split()[1], (path.parent / "cmdline").read_bytes())
             if int(parent) == process and b"spawn_main" in words:
                 found.append(path.parent.name)
     return found
@@ -188,19 +175,13 @@ def test_a_trace_is_analysed(server: Server) -> None:
     assert "Megatron run" in reply.found["html"]
     packed = server.upload("trace.json.gz", (ROOT / "examples" / "kineto-llama-1b.json.gz").read_bytes())
     assert "profiler trace" in packed.found["html"]
-    assert (
-        "cluster" in server.upload("log", (ROOT / "examples" / "nccl-8-h100.txt").read_bytes()).found["error"]
-    )
-    assert (
-        server.upload("log", (ROOT / "examples" / "nccl-8-h100.txt").read_bytes(), "dgx-h100").status == 200
-    )
+    assert "cluster" in server.upload("log", (ROOT / "examples" / "nccl-8-h100.txt").read_bytes()).found["error"]
+    assert server.upload("log", (ROOT / "examples" / "nccl-8-h100.txt").read_bytes(), "dgx-h100").status == 200
 
 
 def test_two_hundred_at_once_are_all_answered(server: Server) -> None:
     replies: list[int] = []
-    queries = [
-        f"{QUERY.replace('tp=2', f'tp={2 ** (at % 3)}')}&micro_batch={1 + at % 2}" for at in range(200)
-    ]
+    queries = [f"{QUERY.replace('tp=2', f'tp={2 ** (at % 3)}')}&micro_batch={1 + at % 2}" for at in range(200)]
 
     def ask(query: str) -> None:
         reply = server.ask(f"/answer?{query}")
@@ -234,8 +215,7 @@ def test_without_the_token_nothing_is_answered(path: str, token: str, server: Se
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["evil.example", "127.0.0.1", "localhost:1", "127.0.0.1.evil.example:80", "", "[::1]", "169.254.169.254"],
+    "host", ["evil.example", "127.0.0.1", "localhost:1", "127.0.0.1.evil.example:80", "", "[::1]", "169.254.169.254"]
 )
 def test_another_host_is_refused(host: str, server: Server) -> None:
     assert server.ask("/", Host=host).status in (400, 421)
@@ -246,10 +226,7 @@ def test_another_host_is_refused(host: str, server: Server) -> None:
 )
 def test_another_origin_is_refused(origin: str, server: Server) -> None:
     assert server.ask(f"/answer?{QUERY}", Origin=origin).status == 403
-    assert (
-        server.ask("/analyze", "POST", b"x", Origin=origin, X_Files='[{"name": "x", "size": 1}]').status
-        == 403
-    )
+    assert server.ask("/analyze", "POST", b"x", Origin=origin, X_Files='[{"name": "x", "size": 1}]').status == 403
 
 
 def test_a_browser_that_says_it_comes_from_elsewhere_is_refused(server: Server) -> None:
@@ -338,16 +315,7 @@ def test_no_field_reaches_a_file(name: str, value: str, server: Server) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../../secret.txt",
-        "/etc/passwd",
-        "secret.txt",
-        "C:\\x\\secret.txt",
-        "a\nb",
-        HTML,
-        "n" * 10_000,
-        "\u202eabc",
-    ],
+    ["../../secret.txt", "/etc/passwd", "secret.txt", "C:\\x\\secret.txt", "a\nb", HTML, "n" * 10_000, "\u202eabc"],
 )
 def test_a_name_of_an_upload_is_a_word_to_show(name: str, server: Server) -> None:
     """The text of the request is read, never the file of that name."""
@@ -377,16 +345,7 @@ def test_files_that_do_not_add_up_are_refused(server: Server) -> None:
 @pytest.mark.parametrize("kind", NAMES)
 def test_hostile_names_of_a_trace_are_text(kind: str, server: Server) -> None:
     events = [
-        {
-            "ph": "X",
-            "cat": "kernel",
-            "name": NAMES[kind],
-            "pid": 0,
-            "tid": 7,
-            "ts": 10.0 * at,
-            "dur": 5.0,
-            "args": {},
-        }
+        {"ph": "X", "cat": "kernel", "name": NAMES[kind], "pid": 0, "tid": 7, "ts": 10.0 * at, "dur": 5.0, "args": {}}
         for at in range(5)
     ]
     reply = server.upload("t.json", json.dumps({"schemaVersion": 1, "traceEvents": events}).encode())

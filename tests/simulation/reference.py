@@ -42,9 +42,7 @@ class Plan:
     def program(self) -> Program:
         builder = ProgramBuilder(tuple(f"lane {lane}" for lane in range(self.lanes)), self.ranks)
         segments = [
-            Segment.of(
-                f"piece {number}", piece.ops, lanes=self.lanes, inputs=piece.inputs, outputs=piece.outputs
-            )
+            Segment.of(f"piece {number}", piece.ops, lanes=self.lanes, inputs=piece.inputs, outputs=piece.outputs)
             for number, piece in enumerate(self.pieces)
         ]
         for call in self.calls:
@@ -126,9 +124,7 @@ def random_plan(rng: random.Random) -> Plan:
     return Plan(lanes, ranks, pieces, tuple(calls))
 
 
-def _random_source(
-    rng: random.Random, pieces: tuple[Piece, ...], calls: list[Call]
-) -> tuple[int, int] | None:
+def _random_source(rng: random.Random, pieces: tuple[Piece, ...], calls: list[Call]) -> tuple[int, int] | None:
     able = [number for number, call in enumerate(calls) if pieces[call.piece].outputs]
     if not able or rng.random() < 0.2:
         return None

@@ -24,16 +24,12 @@ CLOSE = 1e-12
 def task_list(plan: Plan) -> list[Task]:
     """The tasks in the order in which the program numbers them."""
     return [
-        (call, op)
-        for call in plan.in_program_order()
-        for op in range(len(plan.pieces[plan.calls[call].piece].ops))
+        (call, op) for call in plan.in_program_order() for op in range(len(plan.pieces[plan.calls[call].piece].ops))
     ]
 
 
 def own_durations(plan: Plan) -> dict[Task, float]:
-    return {
-        (call, op): seconds_of(plan.pieces[plan.calls[call].piece].ops[op]) for call, op in task_list(plan)
-    }
+    return {(call, op): seconds_of(plan.pieces[plan.calls[call].piece].ops[op]) for call, op in task_list(plan)}
 
 
 def assert_same(times: Times, spans: dict[Task, tuple[float, float]], tasks: list[Task]) -> None:
@@ -149,9 +145,7 @@ def test_the_critical_path_sums_to_the_makespan(plan: Plan) -> None:
     for times in (simulate_unfolded(program, compiled=False), task_times(simulate(program))):
         path = critical_path(program, times)
         assert path.duration_s.sum() == pytest.approx(times.makespan_s, rel=CLOSE, abs=1e-15)
-        np.testing.assert_allclose(
-            path.start_s[1:], path.end_s[:-1], rtol=0, atol=CLOSE * max(times.makespan_s, 1)
-        )
+        np.testing.assert_allclose(path.start_s[1:], path.end_s[:-1], rtol=0, atol=CLOSE * max(times.makespan_s, 1))
         if len(path):
             assert path.end_s[-1] == times.makespan_s
 

@@ -45,9 +45,7 @@ def spans(program: Program) -> dict[tuple[int, str, int], tuple[float, float]]:
 
 def test_eager_messages_take_the_senders_lane() -> None:
     """Two stages, two micro-batches, F = 1, B = 2, half a second per message."""
-    found = spans(
-        uniform_program(make_schedule("1f1b", 2, 2, 1), 1, 1, 1, messages=messages(Send.EAGER, 0.5))
-    )
+    found = spans(uniform_program(make_schedule("1f1b", 2, 2, 1), 1, 1, 1, messages=messages(Send.EAGER, 0.5)))
     assert found[0, "F", 1] == (1, 2)
     assert found[0, "send", 0] == (1, 1.5)
     assert found[1, "F", 0] == (1.5, 2.5)
@@ -60,9 +58,7 @@ def test_eager_messages_take_the_senders_lane() -> None:
 
 
 def test_eager_messages_queue_in_their_lane() -> None:
-    found = spans(
-        uniform_program(make_schedule("gpipe", 2, 3, 1), 1, 1, 1, messages=messages(Send.EAGER, 1.5))
-    )
+    found = spans(uniform_program(make_schedule("gpipe", 2, 3, 1), 1, 1, 1, messages=messages(Send.EAGER, 1.5)))
     assert [found[0, "send", number] for number in range(3)] == [(1, 2.5), (2.5, 4), (4, 5.5)]
 
 
@@ -72,9 +68,7 @@ def test_rendezvous_waits_for_a_receiver_that_is_busy_but_the_sender_goes_on() -
     def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
         return uniform_segments(3.0 if stage else 1.0, 1.0, 1.0)(stage, phases)
 
-    program = pipeline_program(
-        make_schedule("gpipe", 2, 3, 1), LANES, segment_of, messages(Send.RENDEZVOUS, 0.5)
-    )
+    program = pipeline_program(make_schedule("gpipe", 2, 3, 1), LANES, segment_of, messages(Send.RENDEZVOUS, 0.5))
     assert program.rank_names == ("stage 0", "stage 1", "activations 0 to 1", "gradients 1 to 0")
     found = spans(program)
     assert [found[0, "F", number] for number in range(3)] == [(0, 1), (1, 2), (2, 3)]
@@ -93,9 +87,7 @@ def test_blocking_messages_stop_both_sides() -> None:
     def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
         return uniform_segments(3.0 if stage else 1.0, 1.0, 1.0)(stage, phases)
 
-    found = spans(
-        pipeline_program(make_schedule("gpipe", 2, 3, 1), LANES, segment_of, messages(Send.BLOCKING, 0.5))
-    )
+    found = spans(pipeline_program(make_schedule("gpipe", 2, 3, 1), LANES, segment_of, messages(Send.BLOCKING, 0.5)))
     assert found[0, "send", 0] == found[1, "receive", 0] == (1, 1.5)
     assert found[0, "F", 1] == (1.5, 2.5)
     assert found[1, "F", 0] == (1.5, 4.5)
@@ -111,10 +103,7 @@ def test_messages_that_cost_alike_run_as_if_asked_for_one_by_one(name: str, mode
     shared = cache(lambda phases: uniform_segments(1, 1, 1)(0, phases))
     programs = [
         pipeline_program(
-            schedule,
-            LANES,
-            lambda stage, phases: shared(phases),
-            replace(messages(mode, 0.5), alike=alike),
+            schedule, LANES, lambda stage, phases: shared(phases), replace(messages(mode, 0.5), alike=alike)
         )
         for alike in (False, True)
     ]
@@ -155,12 +144,8 @@ def test_every_schedule_runs_with_its_messages(name: str, mode: Send) -> None:
 
 @pytest.mark.parametrize("name", NO_BUFFERS)
 def test_both_sides_of_a_blocking_message_see_it_at_the_same_time(name: str) -> None:
-    found = spans(
-        uniform_program(make_schedule(name, 4, 9, 1), 1, 1.5, 0.5, messages=messages(Send.BLOCKING, 0.3))
-    )
-    sends, receives = (
-        sorted(span for key, span in found.items() if key[1] == word) for word in ("send", "receive")
-    )
+    found = spans(uniform_program(make_schedule(name, 4, 9, 1), 1, 1.5, 0.5, messages=messages(Send.BLOCKING, 0.3)))
+    sends, receives = (sorted(span for key, span in found.items() if key[1] == word) for word in ("send", "receive"))
     assert len(sends) == 2 * 3 * 9
     np.testing.assert_allclose(sends, receives, atol=1e-9)
 
@@ -174,9 +159,7 @@ def test_waiting_more_never_helps(name: str, seconds: float, more: float) -> Non
     modes = [Send.EAGER, Send.RENDEZVOUS] + [Send.BLOCKING] * (name in NO_BUFFERS)
 
     def step_s(mode: Send, duration_s: float) -> float:
-        return simulate(
-            uniform_program(schedule, 1, 1.5, 0.5, messages=messages(mode, duration_s))
-        ).makespan_s
+        return simulate(uniform_program(schedule, 1, 1.5, 0.5, messages=messages(mode, duration_s))).makespan_s
 
     order = [step_s(mode, seconds) for mode in modes]
     assert all(later >= earlier - 1e-9 for earlier, later in pairwise(order))
@@ -202,9 +185,7 @@ def test_the_turn_of_a_v_costs_no_message() -> None:
 @pytest.mark.parametrize("mode", Send)
 def test_calls_carry_their_micro_batches(mode: Send) -> None:
     """In the order of the schedule, pairs with both; messages carry that of their sender."""
-    schedule = make_schedule(
-        "1f1b" if mode is Send.BLOCKING else "dualpipe", 4, 8, 1 if mode is Send.BLOCKING else 2
-    )
+    schedule = make_schedule("1f1b" if mode is Send.BLOCKING else "dualpipe", 4, 8, 1 if mode is Send.BLOCKING else 2)
     program = uniform_program(schedule, 1, 1, 1, messages=messages(mode, 0.1))
     assert program.micro_batches is not None
     for stage, order in enumerate(schedule.orders):
@@ -255,17 +236,11 @@ def test_gradient_reduction_overlaps_the_backward_and_the_optimizer_waits_for_it
             return Segment.of("forward", (TimedOp("F", 1.0, inputs=(0,)),), lanes=2, inputs=1, outputs=(0,))
         ops = [TimedOp("B", 1.0, inputs=(0,)), TimedOp("B", 1.0)]
         if phase.last:
-            ops[1:] = [
-                TimedOp("reduce", 1.5, 1, after=(0,)),
-                TimedOp("B", 1.0),
-                TimedOp("reduce", 1.5, 1, after=(2,)),
-            ]
+            ops[1:] = [TimedOp("reduce", 1.5, 1, after=(0,)), TimedOp("B", 1.0), TimedOp("reduce", 1.5, 1, after=(2,))]
         return Segment.of("backward", ops, lanes=2, inputs=1, outputs=(len(ops) - 1 - phase.last,))
 
     optimizer = Segment.of("optimizer", (TimedOp("step", 0.25, lanes=(1,)),), lanes=2)
-    program = pipeline_program(
-        make_schedule("1f1b", 1, 2, 1), lanes, segment_of, after=(Round({0: optimizer}),)
-    )
+    program = pipeline_program(make_schedule("1f1b", 1, 2, 1), lanes, segment_of, after=(Round({0: optimizer}),))
     found = spans(program)
     assert found[0, "reduce", 0] == (5, 6.5)
     assert found[0, "reduce", 1] == (6.5, 8)
@@ -273,8 +248,7 @@ def test_gradient_reduction_overlaps_the_backward_and_the_optimizer_waits_for_it
     assert found[0, "step", 0] == (8, 8.25)
     path = critical_path(program, task_times(simulate(program)))
     names = [
-        program.segments[program.segment[call]].shape.names[op]
-        for call, op in zip(path.call, path.op, strict=True)
+        program.segments[program.segment[call]].shape.names[op] for call, op in zip(path.call, path.op, strict=True)
     ]
     assert names == ["F", "B", "B", "F", "B", "reduce", "reduce", "step"]
 
@@ -297,9 +271,7 @@ def test_stages_meet_once_per_step() -> None:
 def test_joining_segments_changes_nothing() -> None:
     """One call of two segments joined is the same as two calls."""
     one = Segment.of("one", (TimedOp("a", 1.0), TimedOp("b", 2.0, 1, after=(0,))), lanes=2, outputs=(1,))
-    two = Segment.of(
-        "two", (TimedOp("c", 0.5, inputs=(0,)), TimedOp("d", 1.0, 1, lanes=(0,))), lanes=2, inputs=1
-    )
+    two = Segment.of("two", (TimedOp("c", 0.5, inputs=(0,)), TimedOp("d", 1.0, 1, lanes=(0,))), lanes=2, inputs=1)
     apart, joined = ProgramBuilder(("x", "y"), 1), ProgramBuilder(("x", "y"), 1)
     both = one.then(two, {0: 0})
     for _ in range(3):
@@ -317,9 +289,7 @@ def test_calls_that_wait_for_each_other_are_an_error() -> None:
     builder.bind(one, 0, (two, 0))
     builder.bind(two, 0, (one, 0))
     for run in (simulate, lambda program: simulate_unfolded(program, compiled=False)):
-        with pytest.raises(
-            ProgramError, match=r"deadlock: call 0 of rank 0 \(meet\) waits for call 0 of rank 1"
-        ):
+        with pytest.raises(ProgramError, match=r"deadlock: call 0 of rank 0 \(meet\) waits for call 0 of rank 1"):
             run(builder.program())
 
 

@@ -26,9 +26,7 @@ def bubble_s(name: str, stages: int, batches: int, chunks: int, seconds: tuple[f
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("seconds", DURATIONS)
 @pytest.mark.parametrize(("stages", "batches"), SIZES)
-def test_bubble_of_gpipe_and_1f1b(
-    name: str, stages: int, batches: int, seconds: tuple[float, float, float]
-) -> None:
+def test_bubble_of_gpipe_and_1f1b(name: str, stages: int, batches: int, seconds: tuple[float, float, float]) -> None:
     """(p - 1) / (m + p - 1) of the step: Huang et al. (2019), section 2.3; Narayanan et al. (2021), section
     2.2."""
     program = uniform_program(make_schedule(name, stages, batches, 1), *seconds)
@@ -41,9 +39,7 @@ def test_bubble_of_gpipe_and_1f1b(
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 @pytest.mark.parametrize("seconds", DURATIONS)
 @pytest.mark.parametrize(("stages", "batches"), [(2, 2), (2, 8), (4, 4), (4, 12), (8, 8), (8, 64), (16, 32)])
-def test_bubble_of_interleaved(
-    stages: int, batches: int, chunks: int, seconds: tuple[float, float, float]
-) -> None:
+def test_bubble_of_interleaved(stages: int, batches: int, chunks: int, seconds: tuple[float, float, float]) -> None:
     """(p - 1) / (v m) of the ideal time: Narayanan et al. (2021), section 2.2.2."""
     ideal_s = batches * chunks * sum(seconds)
     bubble = bubble_s("interleaved", stages, batches, chunks, seconds) / ideal_s
@@ -178,16 +174,12 @@ def test_interleaved_when_the_stages_do_not_divide_the_micro_batches(
         ("dualpipe", 4, 6, 2, "at least 2 x pp = 8, not 6: use 8"),
     ],
 )
-def test_what_cannot_be_scheduled_says_why(
-    name: str, stages: int, batches: int, chunks: int, words: str
-) -> None:
+def test_what_cannot_be_scheduled_says_why(name: str, stages: int, batches: int, chunks: int, words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         make_schedule(name, stages, batches, chunks)
 
 
-@pytest.mark.parametrize(
-    ("group", "words"), [(3, "must lie between"), (9, "must lie between"), (7, "leave 1")]
-)
+@pytest.mark.parametrize(("group", "words"), [(3, "must lie between"), (9, "must lie between"), (7, "leave 1")])
 def test_a_group_that_megatron_refuses_is_refused(group: int, words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         interleaved(4, 8, 2, group)

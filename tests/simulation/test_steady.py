@@ -60,9 +60,7 @@ def test_a_settled_pipeline_goes_on_as_it_did(
         assert long.makespan_s == run(count).makespan_s + further * added
 
 
-def settling(
-    run: Callable[[int], Run], name: ScheduleKind, stages: int, count: int
-) -> tuple[int, float] | None:
+def settling(run: Callable[[int], Run], name: ScheduleKind, stages: int, count: int) -> tuple[int, float] | None:
     """The period of a pipeline, and what each adds."""
     group = PERIODS[name](stages, count)
     short = run(count)

@@ -33,10 +33,7 @@ def seconds(work: Work) -> float:
 
 def layer(forward_s: float, gradient_s: float, weight_s: float, *ops: Op) -> Layer:
     return Layer(
-        "layer",
-        (Op("", Recorded(forward_s)), *ops),
-        (Op("", Recorded(gradient_s)),),
-        (Op("", Recorded(weight_s)),),
+        "layer", (Op("", Recorded(forward_s)), *ops), (Op("", Recorded(gradient_s)),), (Op("", Recorded(weight_s)),)
     )
 
 
@@ -45,11 +42,7 @@ def workload(*layers: Layer, pp: int, micro_batches: int, vpp: int = 1) -> Workl
 
 
 def run(
-    work: Workload,
-    name: str,
-    message_s: float = 0.0,
-    conditions: Conditions = HEALTHY,
-    send: Send = Send.EAGER,
+    work: Workload, name: str, message_s: float = 0.0, conditions: Conditions = HEALTHY, send: Send = Send.EAGER
 ) -> Step:
     chunks = SCHEDULES[ScheduleKind(name)].pieces(work.layout.vpp)
     schedule = make_schedule(name, work.layout.pp, work.micro_batches, chunks)
@@ -75,22 +68,16 @@ def test_bubble_share_of_gpipe_and_1f1b(name: str, stages: int, micro_batches: i
 @pytest.mark.parametrize(("stages", "micro_batches", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 16, 4)])
 def test_bubble_of_interleaving_relative_to_ideal(stages: int, micro_batches: int, chunks: int) -> None:
     """(p - 1) / (v m) of the ideal time: Narayanan et al. 2021, section 2.2."""
-    step = run(
-        workload(layer(1.0, 1.0, 1.0), pp=stages, micro_batches=micro_batches, vpp=chunks), "interleaved"
-    )
+    step = run(workload(layer(1.0, 1.0, 1.0), pp=stages, micro_batches=micro_batches, vpp=chunks), "interleaved")
     result = simulate(step.program, step.seconds)
     ideal_s = 3.0 * micro_batches * chunks
-    assert (result.makespan_s - ideal_s) / ideal_s == pytest.approx(
-        (stages - 1) / (chunks * micro_batches), abs=1e-9
-    )
+    assert (result.makespan_s - ideal_s) / ideal_s == pytest.approx((stages - 1) / (chunks * micro_batches), abs=1e-9)
 
 
 def test_blocking_collectives_are_exposed_in_full_and_others_hidden() -> None:
     reduce = Collective(CollectiveKind.ALL_REDUCE, 500_000_000, Group.TP)
     for blocking, exposed_s in ((True, 2.0), (False, 0.0)):
-        step = run(
-            workload(layer(1.0, 1.0, 1.0, Op("reduce", reduce, blocking)), pp=1, micro_batches=4), "1f1b"
-        )
+        step = run(workload(layer(1.0, 1.0, 1.0, Op("reduce", reduce, blocking)), pp=1, micro_batches=4), "1f1b")
         (stage,) = stage_times(step, simulate(step.program, step.seconds))
         assert stage.communication_s[Group.TP] == pytest.approx(2.0)
         assert stage.exposed_s[Group.TP] == pytest.approx(exposed_s)
@@ -126,8 +113,7 @@ def test_the_first_micro_batch_may_differ() -> None:
 
 def test_stages_meet_for_the_embedding() -> None:
     meet = Layer(
-        "embedding",
-        (Op("all-reduce", Collective(CollectiveKind.ALL_REDUCE, 1_000_000_000, Group.EMBEDDING)),),
+        "embedding", (Op("all-reduce", Collective(CollectiveKind.ALL_REDUCE, 1_000_000_000, Group.EMBEDDING)),)
     )
     stage = Stage((Block((layer(1.0, 1.0, 1.0),)),), epilogue=(meet,))
     step = run(Workload((stage,), Layout(pp=4), 4), "1f1b")
@@ -177,9 +163,7 @@ OPS = st.builds(
     st.booleans(),
 )
 LAYERS = st.lists(
-    st.builds(
-        lambda f, i, w, ops: layer(f, i, w, *ops), SECONDS, SECONDS, SECONDS, st.lists(OPS, max_size=3)
-    ),
+    st.builds(lambda f, i, w, ops: layer(f, i, w, *ops), SECONDS, SECONDS, SECONDS, st.lists(OPS, max_size=3)),
     min_size=1,
     max_size=4,
 )
@@ -187,11 +171,7 @@ LAYERS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    LAYERS,
-    st.sampled_from([1, 2, 4]),
-    st.integers(4, 8),
-    st.sampled_from(["gpipe", "1f1b", "zb-h1"]),
-    st.floats(0, 1),
+    LAYERS, st.sampled_from([1, 2, 4]), st.integers(4, 8), st.sampled_from(["gpipe", "1f1b", "zb-h1"]), st.floats(0, 1)
 )
 def test_every_stage_accounts_for_the_whole_step(
     layers: list[Layer], stages: int, micro_batches: int, name: str, message_s: float
@@ -233,10 +213,7 @@ def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
     def issue_s(work: Work, backward: bool) -> float:
         return 2.0 if backward else 1.0
 
-    for op_s, step_s, host_s in (
-        (5.0, 1.0 + 4 * 3 * 5.0, 1.0),
-        (0.1, 4 * (1 + 2 + 2) + 0.1, 4 * 5 - 4 * 0.3 + 0.1),
-    ):
+    for op_s, step_s, host_s in ((5.0, 1.0 + 4 * 3 * 5.0, 1.0), (0.1, 4 * (1 + 2 + 2) + 0.1, 4 * 5 - 4 * 0.3 + 0.1)):
         work = workload(layer(op_s, op_s, op_s), pp=1, micro_batches=4)
         step = build_step(work, make_schedule("1f1b", 1, 4, 1), Prices(seconds, issue_s), 0.0)
         result = simulate(step.program, step.seconds)

@@ -18,22 +18,14 @@ def uniform_segments(
     forward_s: float, input_s: float, weight_s: float, overlapped_s: float | None = None
 ) -> Callable[[int, tuple[Phase, ...]], Segment]:
     """One op per slot; two interleaved slots are one op of *overlapped_s*, or their two ops in turn."""
-    seconds = {
-        Kind.FORWARD: forward_s,
-        Kind.BACKWARD: input_s + weight_s,
-        Kind.INPUT: input_s,
-        Kind.WEIGHT: weight_s,
-    }
+    seconds = {Kind.FORWARD: forward_s, Kind.BACKWARD: input_s + weight_s, Kind.INPUT: input_s, Kind.WEIGHT: weight_s}
 
     def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
         name = "+".join(phase.kind.letter for phase in phases)
         if len(phases) == 2 and overlapped_s is not None:
             both = TimedOp(name, overlapped_s, inputs=(0, 1))
             return Segment.of(name, (both,), lanes=len(LANES), inputs=2, outputs=(0, 0))
-        ops = [
-            TimedOp(phase.kind.letter, seconds[phase.kind], inputs=(number,))
-            for number, phase in enumerate(phases)
-        ]
+        ops = [TimedOp(phase.kind.letter, seconds[phase.kind], inputs=(number,)) for number, phase in enumerate(phases)]
         return Segment.of(name, ops, lanes=len(LANES), inputs=len(ops), outputs=range(len(ops)))
 
     return segment_of

@@ -58,9 +58,7 @@ def broken(ask: str, points: Sequence[Words]) -> Answers:
     raise OSError(28, "no space left")
 
 
-def run(
-    folder: str, answer: Any = product, text: str = SPEC, program: str = "program", **more: Any
-) -> Progress:
+def run(folder: str, answer: Any = product, text: str = SPEC, program: str = "program", **more: Any) -> Progress:
     return sweep(read_spec(text), folder, answer, lambda name, value: repr(value), program, **more)
 
 

@@ -27,9 +27,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [name for name, (_, extra) in ENGINES.items() if extra])
-def test_an_engine_that_is_not_installed_says_what_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_not_installed_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = {"ray": "ray", "dask": "distributed", "slurm": "submitit"}[name]
     monkeypatch.setitem(__import__("sys").modules, package, None)
     monkeypatch.delitem(__import__("sys").modules, ENGINES[name][0], raising=False)
@@ -78,9 +76,7 @@ def test_a_ray_cluster_loses_a_node_half_way(
             lost.append(node.all_processes["raylet"][0].process.pid)
             os.kill(lost[0], signal.SIGKILL)
 
-    found = questions.run(
-        str(tmp_path), questions.slow, engine="ray", workers=2, address=two_nodes.address, watch=lose
-    )
+    found = questions.run(str(tmp_path), questions.slow, engine="ray", workers=2, address=two_nodes.address, watch=lose)
     assert lost
     assert found.answered == questions.POINTS
     assert table(tmp_path) == local

@@ -17,9 +17,7 @@ def points(text: str) -> list[dict[str, object]]:
 
 
 def test_axes_multiply_and_lists_of_one_axis_vary_together() -> None:
-    text = (
-        '[[axis]]\ntp = [1, 2]\n[[axis]]\ncluster = ["x", "y"]\nprice = [2, 3.5]\n[fixed]\nglobal-batch = 64'
-    )
+    text = '[[axis]]\ntp = [1, 2]\n[[axis]]\ncluster = ["x", "y"]\nprice = [2, 3.5]\n[fixed]\nglobal-batch = 64'
     assert points(text) == [
         {"global_batch": 64, "cluster": cluster, "price": price, "tp": tp}
         for cluster, price in (("x", 2), ("y", 3.5))
@@ -28,10 +26,7 @@ def test_axes_multiply_and_lists_of_one_axis_vary_together() -> None:
 
 
 def test_rows_need_not_have_the_same_words() -> None:
-    assert points("[[axis]]\nrows = [{tp = 8, pp = 2}, {micro-batch = 4}]") == [
-        {"tp": 8, "pp": 2},
-        {"micro_batch": 4},
-    ]
+    assert points("[[axis]]\nrows = [{tp = 8, pp = 2}, {micro-batch = 4}]") == [{"tp": 8, "pp": 2}, {"micro_batch": 4}]
 
 
 def test_a_range_doubles() -> None:
@@ -98,11 +93,7 @@ def test_what_is_wrong_is_said(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ('tp * "a" == 1', "a text can be compared"),
-        ("tp / 0 > 1", "division by zero"),
-        ("tp < model", "not supported"),
-    ],
+    [('tp * "a" == 1', "a text can be compared"), ("tp / 0 > 1", "division by zero"), ("tp < model", "not supported")],
 )
 def test_what_a_filter_cannot_work_out_is_said(text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):

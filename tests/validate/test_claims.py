@@ -56,13 +56,9 @@ def test_the_scoreboard_says_what_predict_says() -> None:
 
 def test_the_command_line_can_say_it() -> None:
     """Plain PyTorch with everything in bf16: the options that docs/predict.md names are the strategy's."""
-    (row,) = (
-        row for row in steps() if row["batch"] == "4" and row["seq"] == "4096" and row["recompute"] == "none"
-    )
+    (row,) = (row for row in steps() if row["batch"] == "4" and row["seq"] == "4096" and row["recompute"] == "none")
     batch = "--micro-batch 4 --global-batch 4 --seq 4096"
-    words = (
-        f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16} --zero-gradients 1"
-    )
+    words = f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16} --zero-gradients 1"
     question = question_of(build_parser().parse_args(words.split()))
     run = settle(structs.replace(question, model=row_model(row)))
     assert run.strategy == row_strategy(row)

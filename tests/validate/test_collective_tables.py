@@ -84,9 +84,7 @@ def test_a_network_says_how_many_nics_of_which_rate_and_over_what(tmp_path: Path
 def test_a_rack_is_one_node_and_two_racks_are_two(tmp_path: Path) -> None:
     rack = route(tmp_path, gpu="GB200", nodes="18", ranks="72", network="NVLink domain of 72")
     assert (rack.nodes, rack.ranks_per_node) == (1, 72)
-    racks = route(
-        tmp_path, gpu="GB200", nodes="32", ranks="128", ranks_per_node="64", network="8 x 400 Gb/s RoCE"
-    )
+    racks = route(tmp_path, gpu="GB200", nodes="32", ranks="128", ranks_per_node="64", network="8 x 400 Gb/s RoCE")
     assert (racks.nodes, racks.ranks_per_node) == (2, 64)
     assert racks.inter_bytes_per_s == pytest.approx(64 * 2 * 50 * GB * 0.93)
 
@@ -167,9 +165,7 @@ def test_the_csv_has_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=12), max_size=6))
-def test_damaged_rows_are_told_or_read(
-    tmp_path_factory: pytest.TempPathFactory, damage: dict[str, str]
-) -> None:
+def test_damaged_rows_are_told_or_read(tmp_path_factory: pytest.TempPathFactory, damage: dict[str, str]) -> None:
     path = write(tmp_path_factory.mktemp("made") / FILE, line(**damage))
     with suppress(FormatError):
         found = measure_folder(str(path))

@@ -114,9 +114,7 @@ def test_patterns() -> None:
         stage_layers_of("Et|tt|L", 2)
 
 
-def test_rows_are_bytes_and_their_commands_can_be_typed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_are_bytes_and_their_commands_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = write(tmp_path / "megatron_memory.csv", GPT), tmp_path / "out.csv"
     assert main(["validate", "--set", "megatron-memory", "--data", str(path), "-o", str(out)]) == 0
     assert "GiB" in capsys.readouterr().out

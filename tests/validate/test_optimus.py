@@ -35,9 +35,7 @@ def rows(folder: Path) -> tuple[list[Row], dict[str, int]]:
 @needs_data("optimus-sweep")
 def test_left_out_runs_are_predicted() -> None:
     skipped: list[str] = []
-    logs = read_logs(
-        [str(path) for path in sorted(SWEEP.glob("*_log.txt"))], lambda *told: skipped.append(str(told))
-    )
+    logs = read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], lambda *told: skipped.append(str(told)))
     found = left_out(logs, lambda *told: skipped.append(str(told)))
     assert (len(found), skipped) == (8, [])
     assert {row.tags["constants"] for row in found} == {"fitted to the other runs"}
@@ -91,13 +89,7 @@ def test_calibrating_on_the_seed_warns(capsys: pytest.CaptureFixture[str], tmp_p
     found = json.loads(capsys.readouterr().out)
     assert found["warnings"][0].startswith("1 run cannot split message latency from fixed step overhead")
     assert found["runs"][0]["measured_s"] == pytest.approx(1.61334)
-    assert set(found["constants"]) == {
-        "matmul_efficiency",
-        "backward_factor",
-        "message_s",
-        "host_op_s",
-        "fixed_s",
-    }
+    assert set(found["constants"]) == {"matmul_efficiency", "backward_factor", "message_s", "host_op_s", "fixed_s"}
     assert calibrated_of(written.read_text(), "c.toml").constants.message_s == pytest.approx(
         found["constants"]["message_s"], rel=1e-4
     )
@@ -109,9 +101,7 @@ def test_analyze_explains_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["step_s"] == pytest.approx(1.61334)
     assert abs(found["error"]) < 0.05
     assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"])
-    assert {"operations_s", "bubble_s", "exposed_comm_s", "stragglers", "critical_path", "warnings"} <= set(
-        found
-    )
+    assert {"operations_s", "bubble_s", "exposed_comm_s", "stragglers", "critical_path", "warnings"} <= set(found)
 
 
 def test_analyze_takes_constants_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,9 +153,7 @@ def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["not toml [", "a = 1", "[constants]\nfixed_s = 1", "sequences = 3\n[constants]"]
-)
+@pytest.mark.parametrize("text", ["not toml [", "a = 1", "[constants]\nfixed_s = 1", "sequences = 3\n[constants]"])
 def test_a_calibration_that_is_none(text: str) -> None:
     with pytest.raises(FormatError, match=r"c\.toml"):
         calibrated_of(text, "c.toml")

@@ -261,9 +261,7 @@ def test_frameworks_of_2021_overlap_and_fuse_less() -> None:
 
 def test_heads_that_miss_boundaries_leave_the_tensor_cores() -> None:
     """The chronicles of BLOOM measured 121.28 s with 64 heads of 216, 162.72 s with 128 of 108."""
-    usual, narrow = (
-        predicted_step(setup_of({**BLOOM, "heads": heads})).step_s for heads in ("64.0", "128.0")
-    )
+    usual, narrow = (predicted_step(setup_of({**BLOOM, "heads": heads})).step_s for heads in ("64.0", "128.0"))
     assert 25 < narrow - usual < 50
     assert misses_boundaries(Matmul(2048, 2048, 108, 64, DType.BF16))
     assert not misses_boundaries(Matmul(2048, 2048, 216, 32, DType.BF16))
@@ -300,9 +298,7 @@ def test_peaks_whose_overheads_were_fitted_stand_apart(tmp_path: Path) -> None:
     assert [row.fitted for row in measure(records_of(str(path))).memory_rows] == [False, True]
     found = measure_folder(str(path))
     part = "peak memory, {}: mean_abs_error"
-    fitted, other = (
-        found.figures[part.format(what)] for what in ("overhead fitted to such rows", "nothing fitted")
-    )
+    fitted, other = (found.figures[part.format(what)] for what in ("overhead fitted to such rows", "nothing fitted"))
     assert found.figures["peak memory: mean_abs_error"] == pytest.approx((fitted + other) / 2)
     assert "peak memory: of 2 rows 1 have overheads that were fitted to such rows" in found.notes
 

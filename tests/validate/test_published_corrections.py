@@ -61,10 +61,7 @@ def test_other_rows_and_other_values_stay(other: dict[str, str]) -> None:
 
 def test_a_correction_may_name_columns_instead_of_rows() -> None:
     text = WRONG_BATCH.replace('rows = ["x1"]', 'when = { model = "llama3-8b", num_gpus = "16" }')
-    assert [row["global_batch"] for row in corrected([ROW, {**ROW, "num_gpus": "8"}], parse(text))] == [
-        "128",
-        "256.0",
-    ]
+    assert [row["global_batch"] for row in corrected([ROW, {**ROW, "num_gpus": "8"}], parse(text))] == ["128", "256.0"]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +123,7 @@ def test_both_folders_are_one_set() -> None:
 def test_operations_are_counted_as_the_source_counts_them() -> None:
     """Time from TFLOP/s: the whole square of attention, unless the source counts the causal half."""
     rate = {**ROW, "iter_time_s": "", "tflops_per_gpu": "400"}
-    whole = measured_step_s(
-        setup_of({**rate, "tflops_kind": "model(incl. full, non-causal attention FLOPs)"})
-    )
+    whole = measured_step_s(setup_of({**rate, "tflops_kind": "model(incl. full, non-causal attention FLOPs)"}))
     assert whole == measured_step_s(setup_of({**rate, "tflops_kind": "model"}))
     causal = setup_of({**rate, "tflops_kind": "model(causal attention)"})
     counted = model_flops(causal.model, 8192, 256, causal=True)

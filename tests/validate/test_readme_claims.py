@@ -13,14 +13,7 @@ check_readme = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(check_readme)
 
 ONE = {"rows": 7777, "mean_abs_error": 0.1234, "median_abs_error": 0.1234, "worst_abs_error": 0.1234}
-CHOSEN = (
-    "matmul, every kind",
-    "linear bf16",
-    "attention",
-    "memory-bound",
-    "memory-bound over 20 us",
-    "training steps",
-)
+CHOSEN = ("matmul, every kind", "linear bf16", "attention", "memory-bound", "memory-bound over 20 us", "training steps")
 SETS: dict[str, Any] = {
     "published": {
         **ONE,
@@ -29,11 +22,7 @@ SETS: dict[str, Any] = {
         "coverage": 0.12,
         "figures": {
             f"{name}: {kind}": 0.1234
-            for name in (
-                "with --residual",
-                "peak memory, nothing fitted",
-                "peak memory, overhead fitted to such rows",
-            )
+            for name in ("with --residual", "peak memory, nothing fitted", "peak memory, overhead fitted to such rows")
             for kind in ("mean_abs_error", "median_abs_error")
         },
     },

@@ -5,14 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.validate.scoreboard import (
-    Columns,
-    Measurements,
-    Row,
-    columns,
-    scoreboard,
-    summary,
-)
+from stepcast.validate.scoreboard import Columns, Measurements, Row, columns, scoreboard, summary
 
 ROWS = [
     Row("exact", 1e-3, 1e-3, {"kind": "linear"}),

@@ -73,9 +73,7 @@ def test_rows_of_another_folder_are_predicted_by_the_committed_constants(tmp_pat
     linear = next(line for line in lines if line.startswith("linear,bf16"))
     fields = linear.split(",")
     fields[lines[0].split(",").index("M")] = "777"
-    (tmp_path / "ops.csv").write_text(
-        "\n".join([lines[0], linear, ",".join(fields), "fold,bf16" + "," * 13]) + "\n"
-    )
+    (tmp_path / "ops.csv").write_text("\n".join([lines[0], linear, ",".join(fields), "fold,bf16" + "," * 13]) + "\n")
     found = measurement_sets()["h200"].measure(str(tmp_path))
     assert found.columns.tags["fit"].tolist() == ["left out", "never"]
     assert sum(found.skipped.values()) == 1
@@ -110,7 +108,9 @@ def test_neusight_rows_with_their_gpu_left_out(tmp_path: Path) -> None:
 
 @needs_data("neusight")
 def test_neusight_says_what_it_skips(tmp_path: Path) -> None:
-    names = "device,model,mode,seq,batch,option,n_layer,measured_ms,measured_fwd_ms,measured_bwd_ms,neusight_ms,roofline_ms"
+    names = (
+        "device,model,mode,seq,batch,option,n_layer,measured_ms,measured_fwd_ms,measured_bwd_ms,neusight_ms,roofline_ms"
+    )
     rows = [
         "Tesla_T4,bert_large,inf,512,2,,24,100,100,0,100,50",
         "Tesla_T4,bert_huge,inf,512,2,,24,100,100,0,100,50",

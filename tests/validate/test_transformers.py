@@ -17,14 +17,7 @@ from tests.validate.csv_rows import write
 from tests.validate.test_published_commands import typed_s
 
 FOLDER = shipped().parent / "transformers"
-ROW = {
-    "model": "llama-3.2-1b",
-    "layers": "",
-    "batch": "4",
-    "seq": "1024",
-    "setting": "fused",
-    "step_ms": "90",
-}
+ROW = {"model": "llama-3.2-1b", "layers": "", "batch": "4", "seq": "1024", "setting": "fused", "step_ms": "90"}
 
 
 def setting(**columns: str) -> Setting:

@@ -4,17 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from stepcast.analyze.recording import (
-    Block,
-    BlockKind,
-    Join,
-    Local,
-    Meeting,
-    Part,
-    Piece,
-    RankRecord,
-    Recording,
-)
+from stepcast.analyze.recording import Block, BlockKind, Join, Local, Meeting, Part, Piece, RankRecord, Recording
 
 # Work that follows the tokens that a router sends: experts of two ranks do not do the same work.
 
@@ -122,9 +112,7 @@ def _map_meetings(recording: Recording, group: str, transfer_s: Callable[[Meetin
 def scale_rank(recording: Recording, rank: int, factor: float) -> Recording:
     """All work of *rank* takes *factor* times as long."""
     recording.record_of(rank)
-    return map_pieces(
-        recording, lambda record, _, piece: _scaled(piece, factor) if record.rank == rank else piece
-    )
+    return map_pieces(recording, lambda record, _, piece: _scaled(piece, factor) if record.rank == rank else piece)
 
 
 def scale_compute(recording: Recording, compute: float, memory: float) -> Recording:
@@ -165,13 +153,9 @@ def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset(
         healed = [_like(piece, by_role.get(piece.role, []), slopes_s) for piece in pieces]
         text = f"rank {rank} works at the pace of ranks of other stages that do the same"
         if not any(piece.role in by_role for piece in pieces):
-            raise ValueError(
-                f"no healthy rank does the work of rank {rank}, so its healthy pace is not known"
-            )
+            raise ValueError(f"no healthy rank does the work of rank {rank}, so its healthy pace is not known")
     iterator = iter(healed)
-    blocks = tuple(
-        replace(block, pieces=tuple(next(iterator) for _ in block.pieces)) for block in record.blocks
-    )
+    blocks = tuple(replace(block, pieces=tuple(next(iterator) for _ in block.pieces)) for block in record.blocks)
     ranks = tuple(replace(one, blocks=blocks) if one.rank == rank else one for one in recording.ranks)
     return assuming(replace(recording, ranks=ranks), text)
 
@@ -193,11 +177,7 @@ def _like(piece: Piece, others: list[Piece], slopes_s: Mapping[str, float]) -> P
     joins = [other for other in others if isinstance(other, Join)]
     if not joins:
         return piece
-    return replace(
-        piece,
-        own_s=median(other.own_s for other in joins),
-        tail_s=median(other.tail_s for other in joins),
-    )
+    return replace(piece, own_s=median(other.own_s for other in joins), tail_s=median(other.tail_s for other in joins))
 
 
 def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
@@ -213,8 +193,7 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         raise ValueError(f"stage {stage} has {held[stage]} layers; {layers:+d} leaves none")
     share = (held[stage] + layers) / held[stage]
     factors = {
-        kind: _layer_factor(recording, stage, kind, held, layers)
-        for kind in (BlockKind.FORWARD, BlockKind.BACKWARD)
+        kind: _layer_factor(recording, stage, kind, held, layers) for kind in (BlockKind.FORWARD, BlockKind.BACKWARD)
     }
 
     def change(record: RankRecord, block: Block, piece: Piece) -> Piece:
@@ -268,9 +247,7 @@ def _layer_time_s(recording: Recording, kind: BlockKind, held: dict[int, int]) -
     return min(_stage_compute_s(recording, stage, kind) / count for stage, count in held.items())
 
 
-def _layer_factor(
-    recording: Recording, stage: int, kind: BlockKind, held: dict[int, int], layers: int
-) -> float:
+def _layer_factor(recording: Recording, stage: int, kind: BlockKind, held: dict[int, int], layers: int) -> float:
     before_s = _stage_compute_s(recording, stage, kind)
     if not before_s:
         return 1.0

@@ -104,8 +104,7 @@ class Comparison:
             "error": self.step.error if same else None,
             "parts": [row.facts(same) for row in self.parts],
             "stages": [
-                {"stage": stage, "parts": [row.facts(same) for row in rows]}
-                for stage, rows in self.stages.items()
+                {"stage": stage, "parts": [row.facts(same) for row in rows]} for stage, rows in self.stages.items()
             ],
             "operations": [row.facts(same) for row in self.operations],
             "warnings": list(self.warnings),
@@ -184,9 +183,7 @@ def _differences(first: Facts, second: Facts) -> tuple[Difference, ...]:
 
 
 def _rows(predicted: Facts, measured: Facts, fold: bool = True) -> tuple[Row, ...]:
-    left, right = (
-        (_folded(predicted, measured), _folded(measured, predicted)) if fold else (predicted, measured)
-    )
+    left, right = (_folded(predicted, measured), _folded(measured, predicted)) if fold else (predicted, measured)
     names = list(dict.fromkeys([*left, *right]))
     rows = [Row(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in names]
     return tuple(row for row in rows if row.predicted_s or row.measured_s)
@@ -206,9 +203,7 @@ def _stages(predicted: Any, measured: Any) -> tuple[dict[int, tuple[Row, ...]], 
     both = sorted(set(left) & set(right))
     texts = []
     if set(left) != set(right):
-        texts.append(
-            f"stages differ: {len(left)} in the first, {len(right)} in the second; common ones are compared"
-        )
+        texts.append(f"stages differ: {len(left)} in the first, {len(right)} in the second; common ones are compared")
     found = {}
     for stage in both:
         names = [name for name in left[stage] if name in right[stage]]

@@ -23,9 +23,7 @@ def at_shortest(recording: Recording) -> Recording:
     for number, meeting in enumerate(recording.meetings):
         stay_s = 0.0 if meeting.kind == "sync" else shortest_s.get(number, meeting.transfer_s)
         # Beside work, a stay is the work's time; the transfer is known from elsewhere.
-        meetings.append(
-            replace(meeting, transfer_s=min(stay_s, meeting.transfer_s) if meeting.overlapped else stay_s)
-        )
+        meetings.append(replace(meeting, transfer_s=min(stay_s, meeting.transfer_s) if meeting.overlapped else stay_s))
     ranks = tuple(
         replace(record, blocks=tuple(_block(block, optimizer_s) for block in record.blocks))
         for record in recording.ranks
@@ -40,9 +38,7 @@ def from_durations(recording: Recording) -> Recording:
     arrivals = play(shortest)
     ranks = []
     for number, record in enumerate(shortest.ranks):
-        recorded_s = {
-            sync.meetings[0]: _total_s(sync, update) for sync, update in _updates(recording.ranks[number])
-        }
+        recorded_s = {sync.meetings[0]: _total_s(sync, update) for sync, update in _updates(recording.ranks[number])}
         at = {piece.meetings[0]: index for index, piece in enumerate(record.pieces()) if _is_sync(piece)}
         left_s = {}
         for meeting, index in at.items():
@@ -76,9 +72,7 @@ def _shortest_stays(recording: Recording) -> dict[int, float]:
 def _updates(record: RankRecord) -> list[tuple[Join, Local]]:
     """Each synchronisation of the optimizer with the update that follows it."""
     pieces: list[Piece] = list(record.pieces())
-    return [
-        (sync, update) for sync, update in pairwise(pieces) if _is_sync(sync) and isinstance(update, Local)
-    ]
+    return [(sync, update) for sync, update in pairwise(pieces) if _is_sync(sync) and isinstance(update, Local)]
 
 
 def _shortest_optimizers(recording: Recording) -> dict[int, float]:

@@ -45,9 +45,7 @@ class Intervals:
         return covered
 
     def union(self, other: "Intervals") -> "Intervals":
-        return union_of(
-            np.concatenate([self.start_s, other.start_s]), np.concatenate([self.end_s, other.end_s])
-        )
+        return union_of(np.concatenate([self.start_s, other.start_s]), np.concatenate([self.end_s, other.end_s]))
 
     def intersection(self, other: "Intervals") -> "Intervals":
         # The intervals of the other set that end after an own one starts and start before it ends.
@@ -58,8 +56,7 @@ class Intervals:
         offset = np.arange(len(own)) - np.repeat(np.cumsum(count) - count, count)
         theirs = first[own] + offset
         return Intervals(
-            np.maximum(self.start_s[own], other.start_s[theirs]),
-            np.minimum(self.end_s[own], other.end_s[theirs]),
+            np.maximum(self.start_s[own], other.start_s[theirs]), np.minimum(self.end_s[own], other.end_s[theirs])
         )
 
     def gaps(self, start_s: float, end_s: float) -> "Intervals":

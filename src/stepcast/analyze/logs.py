@@ -141,8 +141,7 @@ class CollectiveLogAnalysis:
                 waited = issued[-1][0] - issued[-2][0]
                 late[issued[-1][1]].append(waited)
         rows: list[dict[str, Any]] = [
-            {"rank": rank, "last": len(waits), "waited_s": sum(waits), "factor": None}
-            for rank, waits in late.items()
+            {"rank": rank, "last": len(waits), "waited_s": sum(waits), "factor": None} for rank, waits in late.items()
         ]
         return sorted(rows, key=lambda row: -row["waited_s"])
 

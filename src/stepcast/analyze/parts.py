@@ -75,11 +75,7 @@ def _last_arrivals(played: Played) -> dict[int, tuple[int, float]]:
 
 
 def _add_join(
-    parts: RankParts,
-    played: Played,
-    join: Join,
-    span_s: tuple[float, float],
-    last: Mapping[int, tuple[int, float]],
+    parts: RankParts, played: Played, join: Join, span_s: tuple[float, float], last: Mapping[int, tuple[int, float]]
 ) -> None:
     """First the work of its own, then waiting for the last to come, then the transfer."""
     start_s, end_s = span_s

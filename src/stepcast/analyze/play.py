@@ -104,9 +104,7 @@ def script_of(recording: Recording) -> Script:
             for port, meeting in enumerate(one.waits):
                 builder.bind(numbers[rank][number], port, (call_of_meeting[meeting], 0))
     pieces = [piece for listed in calls for one in listed for piece in one.piece_of_op]
-    return Script(
-        recording, builder.program(), np.array([*pieces, *([-1] * len(held))], np.int64), tuple(held)
-    )
+    return Script(recording, builder.program(), np.array([*pieces, *([-1] * len(held))], np.int64), tuple(held))
 
 
 def _calls(pieces: list[Piece]) -> list[_Call]:
@@ -211,9 +209,7 @@ def _path_steps(script: Script, path: CriticalPath) -> list[PathStep]:
         if index >= 0:
             piece = pieces[rank][index]
             ranks = (recording.ranks[rank].rank,)
-            steps.append(
-                PathStep(ranks, piece.operation, piece.micro_batch, float(start_s), float(end_s - start_s))
-            )
+            steps.append(PathStep(ranks, piece.operation, piece.micro_batch, float(start_s), float(end_s - start_s)))
     return steps
 
 
@@ -250,9 +246,7 @@ def timeline_of(labelled: Mapping[str, Played]) -> Timeline:
         _add(builder, played, label)
     first = next(iter(labelled.values()))
     stages = {record.rank: record.stage for one in labelled.values() for record in one.recording.ranks}
-    return builder.build(
-        measured=False, layout=first.recording.layout, stage_of_rank=stages, facts={}, rebase=False
-    )
+    return builder.build(measured=False, layout=first.recording.layout, stage_of_rank=stages, facts={}, rebase=False)
 
 
 def _add(builder: TimelineBuilder, played: Played, label: str) -> None:
@@ -269,9 +263,7 @@ def _add(builder: TimelineBuilder, played: Played, label: str) -> None:
             cursor_s = max(cursor_s, end_s)
 
 
-def _add_join(
-    builder: TimelineBuilder, lane: int, played: Played, join: Join, span_s: tuple[float, float]
-) -> None:
+def _add_join(builder: TimelineBuilder, lane: int, played: Played, join: Join, span_s: tuple[float, float]) -> None:
     start_s, end_s = span_s
     free_s = min(start_s + join.own_s, end_s)
     came_s = max((float(played.meeting_start_s[at]) for at in join.waits), default=free_s)
@@ -282,12 +274,7 @@ def _add_join(
 
 
 def _span(
-    builder: TimelineBuilder,
-    lane: int,
-    name: str,
-    micro_batch: int,
-    span_s: tuple[float, float],
-    kind: SpanKind,
+    builder: TimelineBuilder, lane: int, name: str, micro_batch: int, span_s: tuple[float, float], kind: SpanKind
 ) -> None:
     if span_s[1] > span_s[0]:
         builder.add(name, lane, span_s[0], span_s[1] - span_s[0], kind=kind, micro_batch=micro_batch)

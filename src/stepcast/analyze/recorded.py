@@ -13,9 +13,7 @@ from stepcast.ir.work import Attention, Collective, Elementwise, GroupedMatmul, 
 
 
 def recorded_facts(
-    ranks: Sequence[Mapping[str, Any]],
-    logs: Sequence[CollectiveLog],
-    collectives: Sequence[Mapping[str, Any]],
+    ranks: Sequence[Mapping[str, Any]], logs: Sequence[CollectiveLog], collectives: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """*ranks* as their steps tell, *collectives* as the profiler saw them in its window."""
     window = [rank["window_step_s"] for rank in ranks if rank["window_step_s"]]
@@ -122,9 +120,7 @@ def by_kind(ran: Iterable[tuple[Work | None, float]], seconds: Callable[[Work], 
 def mean_abs_error(rows: Sequence[KindRow], least_share: float = 0.0) -> float | None:
     """Over kinds; those that take less than *least_share* of the time are too short to tell."""
     total_s = sum(row.measured_s for row in rows)
-    errors = [
-        abs(row.error) for row in rows if row.error is not None and row.measured_s >= least_share * total_s
-    ]
+    errors = [abs(row.error) for row in rows if row.error is not None and row.measured_s >= least_share * total_s]
     return sum(errors) / len(errors) if errors else None
 
 

@@ -146,9 +146,7 @@ class Recording:
         for record in self.ranks:
             if record.rank == rank:
                 return record
-        raise ValueError(
-            f"rank {rank} is not in this run; it has {', '.join(str(one.rank) for one in self.ranks)}"
-        )
+        raise ValueError(f"rank {rank} is not in this run; it has {', '.join(str(one.rank) for one in self.ranks)}")
 
     def compute_s(self, record: RankRecord, kind: BlockKind) -> float:
         """Time *record* computes alone in its blocks of *kind*, overlapped work included."""

@@ -102,9 +102,7 @@ class _Sending:
             algorithm = price(work.kind, size, route_of(path, self.cluster)).algorithm
             if algorithm is None:
                 return None
-            self.known[key] = collective_flows(
-                self.network, self.seats, self.grid, work, algorithm, meeting.transfer_s
-            )
+            self.known[key] = collective_flows(self.network, self.seats, self.grid, work, algorithm, meeting.transfer_s)
         return self.known[key].of_group(row)
 
 
@@ -120,11 +118,7 @@ class State:
         return self.played.step_s
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "step_s": self.step_s,
-            "breakdown_s": breakdown_s(self.parts),
-            "stages": stage_rows(self.parts),
-        }
+        return {"step_s": self.step_s, "breakdown_s": breakdown_s(self.parts), "stages": stage_rows(self.parts)}
 
 
 @dataclass(frozen=True)
@@ -167,13 +161,8 @@ class Replay:
         gpus = self.changed.layout.gpus / self.recording.layout.gpus
         held = self.recording.facts.get("micro_batch")
         sequences = {
-            name: _micro_batches(run) * held / state.step_s
-            if isinstance(held, int) and state.step_s
-            else None
-            for name, run, state in (
-                ("before", self.recording, self.before),
-                ("after", self.changed, self.after),
-            )
+            name: _micro_batches(run) * held / state.step_s if isinstance(held, int) and state.step_s else None
+            for name, run, state in (("before", self.recording, self.before), ("after", self.changed, self.after))
         }
         return {
             "work_factor": self.work_factor,
@@ -221,10 +210,7 @@ def _layers(recording: Recording) -> int | None:
 
 
 def replay(
-    recording: Recording,
-    changes: Sequence[str] = (),
-    around: Surroundings | None = None,
-    shares: Cluster | None = None,
+    recording: Recording, changes: Sequence[str] = (), around: Surroundings | None = None, shares: Cluster | None = None
 ) -> Replay:
     """Simulate *recording* as it was, and under *changes* (``K=V`` texts).
 
@@ -244,6 +230,4 @@ def replay(
         then = run(changed)
         after = State(then, rank_parts(then))
     as_measured = measured(recording)
-    return Replay(
-        recording, changed, tuple(changes), State(as_measured, rank_parts(as_measured)), before, after
-    )
+    return Replay(recording, changed, tuple(changes), State(as_measured, rank_parts(as_measured)), before, after)

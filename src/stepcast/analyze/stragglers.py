@@ -27,11 +27,7 @@ FORWARD, BACKWARD = "forward-compute", "backward-compute"
 
 COMPUTES = (FORWARD, BACKWARD)
 GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
-EMBEDDING, CLIP, SEPARATE = (
-    "embedding-grads-all-reduce",
-    "optimizer-clip-main-grad",
-    "separate-grads-all-reduce",
-)
+EMBEDDING, CLIP, SEPARATE = ("embedding-grads-all-reduce", "optimizer-clip-main-grad", "separate-grads-all-reduce")
 TAIL = ("gc", "layernorm-grads-all-reduce", EMBEDDING)
 # direction -> its computes, and which stage a message goes to.
 DIRECTIONS = {"forward": (FORWARD, 1), "backward": (BACKWARD, -1)}
@@ -97,9 +93,7 @@ class Structure:
         kept = [
             at
             for at in messages
-            if (
-                end[at] >= end[computes[0]] - SLACK_S if sends else start[at] <= start[computes[-1]] + SLACK_S
-            )
+            if (end[at] >= end[computes[0]] - SLACK_S if sends else start[at] <= start[computes[-1]] + SLACK_S)
         ]
         self._alone.update(set(messages) - set(kept))
         pairs = []
@@ -188,9 +182,7 @@ class Structure:
             if operation.kind in (GATHER, SCATTER):
                 grouped[at] = Unit((at,), across=True, grouped=True)
         alone = {
-            at: Unit((at,), across=False, grouped=False)
-            for at in range(len(self.operations))
-            if at not in grouped
+            at: Unit((at,), across=False, grouped=False) for at in range(len(self.operations)) if at not in grouped
         }
         return list(dict.fromkeys((grouped | alone).values()))
 
@@ -314,9 +306,7 @@ class Stragglers:
         """Mean step where operations that are *kept* are as in *base*, and all others as in *other*."""
         return float(self.played_s(np.where(kept, base, other)).mean())
 
-    def _mask(
-        self, stages: Iterable[int] = (), replicas: Iterable[int] = (), kinds: Iterable[str] = ()
-    ) -> BoolArray:
+    def _mask(self, stages: Iterable[int] = (), replicas: Iterable[int] = (), kinds: Iterable[str] = ()) -> BoolArray:
         shape = (1, self.run.replicas, len(self.run.operations))
         found = np.zeros(shape, dtype=np.bool_)
         for replica in replicas:

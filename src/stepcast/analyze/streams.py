@@ -33,8 +33,7 @@ class StreamsAnalysis:
             "step_s": step["median_s"] if step else None,
             "steps": step,
             "operations_s": {
-                part: sum(row[f"{part}_s"] for row in rows) / count
-                for part in ("compute", "exposed", "copy", "idle")
+                part: sum(row[f"{part}_s"] for row in rows) / count for part in ("compute", "exposed", "copy", "idle")
             },
             "exposed_comm_s": sum(row["exposed_s"] for row in rows) / count,
             "bubble_s": sum(row["idle_s"] for row in rows) / count,

@@ -93,11 +93,7 @@ class MeasuredSweep:
         small = self.predicted_s <= LATENCY_FACTOR * empty_s
         rate = self.sizes_bytes / self.predicted_s
         large = ~small & (rate >= LEVEL_SHARE * rate.max())
-        parts: dict[Range, NDArray[np.bool_]] = {
-            Range.SMALL: small,
-            Range.MIDDLE: ~small & ~large,
-            Range.LARGE: large,
-        }
+        parts: dict[Range, NDArray[np.bool_]] = {Range.SMALL: small, Range.MIDDLE: ~small & ~large, Range.LARGE: large}
         return parts[part]
 
     def mean_reached(self, part: Range, predicted_s: "Vector | None" = None) -> float | None:

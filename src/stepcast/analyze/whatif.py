@@ -18,17 +18,7 @@ from stepcast.analyze.changes import (
 from stepcast.analyze.megatron.stragglers import find_stragglers
 from stepcast.analyze.parts import rank_parts
 from stepcast.analyze.play import measured
-from stepcast.analyze.recording import (
-    Block,
-    BlockKind,
-    Join,
-    Local,
-    Meeting,
-    Part,
-    Piece,
-    RankRecord,
-    Recording,
-)
+from stepcast.analyze.recording import Block, BlockKind, Join, Local, Meeting, Part, Piece, RankRecord, Recording
 from stepcast.cost.collectives import price, route_of
 from stepcast.hardware import Cluster, group_path, load_gpu
 from stepcast.ir.group import Group
@@ -75,8 +65,7 @@ class _Replicas:
         self.meetings: list[Meeting] = []
         self.numbers: dict[tuple[object, ...], int] = {}
         self.between: dict[int, bool] = {
-            number: meeting.group in (Group.DP, Group.EXPERT_DP)
-            for number, meeting in enumerate(recording.meetings)
+            number: meeting.group in (Group.DP, Group.EXPERT_DP) for number, meeting in enumerate(recording.meetings)
         }
 
     def recording(self) -> Recording:
@@ -149,9 +138,7 @@ class _Replicas:
             self.numbers[key] = len(self.meetings)
             transfer_s = self.all_reduce_s(size_bytes, self.dp)
             members = tuple(rank_at(stage, other, tensor, self.layout) for other in range(self.dp))
-            self.meetings.append(
-                Meeting(Group.DP, "all-reduce", piece.operation, members, size_bytes, transfer_s)
-            )
+            self.meetings.append(Meeting(Group.DP, "all-reduce", piece.operation, members, size_bytes, transfer_s))
         number = self.numbers[key]
         return Join(Part.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
 
@@ -204,9 +191,7 @@ class _Messages:
         return mean(same or self.transfer_s.values()) if self.transfer_s else 0.0
 
 
-def reschedule(
-    recording: Recording, micro_batches: int | None = None, schedule: str | None = None
-) -> Recording:
+def reschedule(recording: Recording, micro_batches: int | None = None, schedule: str | None = None) -> Recording:
     """The same stages with other *micro_batches* or in another *schedule*."""
     if not recording.whole:
         raise ValueError("laying a run out anew needs every rank of it")
@@ -221,9 +206,7 @@ def reschedule(
     built = _Build(recording, plan).recording()
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
     if plan.chunks > 1:
-        texts.append(
-            f"the work of a stage is spread evenly over {plan.chunks} chunks; messages do not stop the sender"
-        )
+        texts.append(f"the work of a stage is spread evenly over {plan.chunks} chunks; messages do not stop the sender")
     return assuming(built, *texts)
 
 
@@ -238,9 +221,7 @@ class _Build:
 
     def recording(self) -> Recording:
         ranks = tuple(self._record(record) for record in self.old.ranks)
-        return replace(
-            self.old, ranks=ranks, meetings=tuple(self.meetings), micro_batches=self.plan.micro_batches
-        )
+        return replace(self.old, ranks=ranks, meetings=tuple(self.meetings), micro_batches=self.plan.micro_batches)
 
     def _number(self, key: tuple[object, ...], meeting: Callable[[], Meeting]) -> int:
         if key not in self.numbers:
@@ -292,9 +273,7 @@ class _Build:
 
     def _meeting(self, old: int, instance: tuple[object, ...], share: float) -> int:
         meeting = self.old.meetings[old]
-        return self._number(
-            ("copy", old, *instance), lambda: replace(meeting, transfer_s=meeting.transfer_s * share)
-        )
+        return self._number(("copy", old, *instance), lambda: replace(meeting, transfer_s=meeting.transfer_s * share))
 
     def _passing(self, record: RankRecord, before: Slot | None, after: Slot | None) -> list[Block]:
         """The messages between two slots: what *before* made and what *after* needs."""
@@ -331,9 +310,7 @@ class _Build:
         ends = tuple(rank_at(place.stage, replica, tensor, self.old.layout) for place in (source, target))
         key = ("message", way, *ends, source.chunk, slot.micro_batch)
         transfer_s = self.messages.between(way, source.stage, target.stage)
-        number = self._number(
-            key, lambda: Meeting(Group.PP, "message", way, tuple(sorted(ends)), None, transfer_s)
-        )
+        number = self._number(key, lambda: Meeting(Group.PP, "message", way, tuple(sorted(ends)), None, transfer_s))
         return number, way
 
 
@@ -342,9 +319,7 @@ class _Build:
 ASSUMED_GPU = "a100-sxm-80gb"
 
 
-def surroundings(
-    dtype: str, tp: int, gpu: str | None = None, cluster: Cluster | None = None
-) -> "Surroundings":
+def surroundings(dtype: str, tp: int, gpu: str | None = None, cluster: Cluster | None = None) -> "Surroundings":
     """Of a run in *dtype* with *tp* tensor ranks, on *gpu* or on that of *cluster*."""
     if cluster is None:
         return Surroundings(lambda name: gpu_change(gpu, name, dtype))
@@ -407,9 +382,7 @@ class Surroundings:
 Apply = Callable[[Recording, str, str, "Surroundings"], Recording]
 
 
-def apply_changes(
-    recording: Recording, texts: Sequence[str], around: Surroundings | None = None
-) -> Recording:
+def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundings | None = None) -> Recording:
     """*recording* under every change, in an order that lets each see what it needs."""
     around = around or Surroundings()
     pairs = [_split(text) for text in texts]
@@ -464,9 +437,7 @@ def _rank(recording: Recording, key: str, value: str, around: Surroundings) -> R
     if value == "healthy":
         slow = find_stragglers(recording, rank_parts(measured(recording)))
         return heal_rank(recording, rank, frozenset(one.rank for one in slow))
-    return assuming(
-        scale_rank(recording, rank, _factor(key, value)), f"all work of rank {rank} takes {value} as long"
-    )
+    return assuming(scale_rank(recording, rank, _factor(key, value)), f"all work of rank {rank} takes {value} as long")
 
 
 def _layers(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
@@ -525,6 +496,4 @@ def _with_stated_bandwidth(around: Surroundings, values: Mapping[str, str]) -> "
     rate = _rate(values.get("bandwidth.dp", ""))
     if not rate:
         return around
-    return Surroundings(
-        around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / rate
-    )
+    return Surroundings(around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / rate)

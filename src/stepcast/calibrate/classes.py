@@ -37,9 +37,7 @@ def gpu_of(name: str | None, devices: Iterable[str], where: str) -> "Gpu":
         ) from None
 
 
-def calibrate_operators(
-    measured: Sequence[OperatorTimes], gpu_name: str | None, source: str
-) -> tuple[Facts, str]:
+def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None, source: str) -> tuple[Facts, str]:
     """Facts and file of the corrections that *measured* give."""
     where = measured[0].source
     gpu = gpu_of(gpu_name, (one.device for one in measured), where)
@@ -78,9 +76,7 @@ def _points(measured: Sequence[OperatorTimes], gpu: "Gpu", in_step: bool) -> dic
     return {name: math.exp(sum(map(math.log, seconds)) / len(seconds)) for name, seconds in listed.items()}
 
 
-def _fitted(
-    measured: Sequence[OperatorTimes], points: Points, gpu: "Gpu", in_step: bool
-) -> tuple[Fitted, ...]:
+def _fitted(measured: Sequence[OperatorTimes], points: Points, gpu: "Gpu", in_step: bool) -> tuple[Fitted, ...]:
     import numpy as np
 
     fit = default_fit()
@@ -138,8 +134,7 @@ def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[Fitted], in_st
     level = [entry.kind for entry in fitted if "slope" in entry.unidentified and entry.points > 1]
     if level:
         texts.append(
-            f"slope not identified for {_named(level)}, left at 0: it takes 8 sizes whose times span a "
-            "factor of 10"
+            f"slope not identified for {_named(level)}, left at 0: it takes 8 sizes whose times span a factor of 10"
         )
     if in_step:
         texts.append(
@@ -149,9 +144,7 @@ def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[Fitted], in_st
     else:
         unseen = [entry.kind for entry in fitted if "least_s" in entry.unidentified and entry.points > 1]
         if unseen:
-            texts.append(
-                f"least time not identified for {_named(unseen)}, left at 0: no operator is small enough"
-            )
+            texts.append(f"least time not identified for {_named(unseen)}, left at 0: no operator is small enough")
     useless = [entry.kind for entry in fitted if not entry.helps]
     if useless:
         texts.append(f"{_named(useless)}: not corrected: points left out of the fit come no closer with it")

@@ -73,19 +73,13 @@ def _share(key: str, path: str, means: str) -> Constant:
 REDUCTION = "node.fabric.reduction_share"
 CONSTANTS = (
     _time("communication.launch_overhead", "communication.launch_overhead_s", "to start a rank's kernel"),
-    _time(
-        "communication.channel_overhead", "communication.channel_overhead_s", "for each channel that opens"
-    ),
+    _time("communication.channel_overhead", "communication.channel_overhead_s", "for each channel that opens"),
     _time("node.fabric.link.latency", "node.fabric.link.latency_s", "of a hop within a node"),
-    _share(
-        "node.fabric.link.efficiency", "node.fabric.link.efficiency", "of the rate of a link within a node"
-    ),
+    _share("node.fabric.link.efficiency", "node.fabric.link.efficiency", "of the rate of a link within a node"),
     _share(REDUCTION, REDUCTION, "that a port keeps while the switch adds"),
     _time("node.nic.latency", "node.nic.latency_s", "of a hop between nodes"),
     _share("node.nic.efficiency", "node.nic.efficiency", "of the rate of a NIC"),
-    _share(
-        "communication.exchange_share", "communication.exchange_share", "that an all-to-all reaches in a node"
-    ),
+    _share("communication.exchange_share", "communication.exchange_share", "that an all-to-all reaches in a node"),
 )
 TRAFFIC_BETWEEN = "node.nic."
 TRAFFIC_WITHIN = "node.fabric."
@@ -168,9 +162,7 @@ def _unsure(
 ) -> tuple[Constant, str] | None:
     """The least sure of *chosen* that the logs do not tell, and why; None where they tell all."""
     spread = _spread(points, cluster, chosen)
-    shares = {
-        one: spread[one.key] / (one.of(cluster) or one.scale) for one in chosen if one.key not in judged
-    }
+    shares = {one: spread[one.key] / (one.of(cluster) or one.scale) for one in chosen if one.key not in judged}
     worst = max(shares, key=lambda one: shares[one], default=None)
     if worst is None or shares[worst] < UNSURE:
         return None
@@ -294,9 +286,7 @@ def _reason(constant: Constant, points: Points, spread: float) -> str:
     return "not told apart from the others; more sizes, ranks or collectives would"
 
 
-def with_constants(
-    cluster: Cluster, chosen: Sequence[Constant], values: "Sequence[float] | Vector"
-) -> Cluster:
+def with_constants(cluster: Cluster, chosen: Sequence[Constant], values: "Sequence[float] | Vector") -> Cluster:
     """*cluster* with other values of the *chosen* constants."""
     for constant, value in zip(chosen, values, strict=True):
         cluster = _replaced(cluster, constant.path, float(value))

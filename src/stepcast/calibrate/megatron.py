@@ -214,11 +214,7 @@ def _compute_constants(
         own = [point for point in points if point.dtype == dtype]
         phases: dict[BlockKind, float] = {}
         constants[f"compute_factor_{dtype}"] = _constant(
-            f"compute over predicted, {dtype}",
-            fitted.factor,
-            f"{fitted.factor:.3f}",
-            len(own),
-            _known(fitted),
+            f"compute over predicted, {dtype}", fitted.factor, f"{fitted.factor:.3f}", len(own), _known(fitted)
         )
         for phase in (BlockKind.FORWARD, BlockKind.BACKWARD):
             each = fit_factor([point for point in own if point.phase is phase])
@@ -272,9 +268,7 @@ def _constant(title: str, value: float, text: str, points: int, known: str) -> F
     return {"title": title, "value": value, "text": text, "points": points, "known": known}
 
 
-def _link_constants(
-    runs: Iterable[MegatronAnalysis], cluster: str | None
-) -> tuple[dict[str, Facts], list[str]]:
+def _link_constants(runs: Iterable[MegatronAnalysis], cluster: str | None) -> tuple[dict[str, Facts], list[str]]:
     constants: dict[str, Facts] = {}
     warnings: list[str] = []
     measured = by_group([point for one in runs for point in link_points(one.traffic)])
@@ -336,11 +330,7 @@ def _fixed(runs: Iterable[MegatronAnalysis]) -> dict[str, Facts]:
     seconds = [mean(parts.parts_s[Part.HOST] for parts in one.parts) for one in runs]
     known = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
     value = median(seconds)
-    return {
-        "fixed_step_s": _constant(
-            "fixed step overhead (host)", value, format_seconds(value), len(seconds), known
-        )
-    }
+    return {"fixed_step_s": _constant("fixed step overhead (host)", value, format_seconds(value), len(seconds), known)}
 
 
 def _classes(
@@ -372,9 +362,7 @@ def _warnings(runs: Mapping[str, MegatronAnalysis], found: Sequence[RunPoints]) 
         for slow in one.stragglers:
             texts.append(f"{name}: rank {slow.rank} is {slow.factor:.2f} times as slow and left out")
     if all(one.recording.micro_batches <= 1 for one in runs.values()):
-        texts.append(
-            "one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch"
-        )
+        texts.append("one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch")
     widths = {one.recording.facts.get("hidden") for one in runs.values()}
     if len(widths) == 1 and any(run.points for run in found):
         texts.append("one model width cannot show how the factor changes with size; slopes are left at 0")

@@ -25,10 +25,7 @@ from stepcast.models.catalog import load_model
 
 # Traces do not tell the number of heads; this width is the usual one from hidden 1,024 on, the other below.
 HEAD_DIM, SMALL_HEAD_DIM, SMALL_HIDDEN = 128, 64, 1024
-PHASES = {
-    BlockKind.FORWARD: (Phase.FORWARD,),
-    BlockKind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
-}
+PHASES = {BlockKind.FORWARD: (Phase.FORWARD,), BlockKind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +157,7 @@ def _measured(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:
 
 
 def _works(layers: Sequence[Layer], phases: Any) -> list[Compute]:
-    return [
-        op.work
-        for layer in layers
-        for phase in phases
-        for op in layer.ops(phase)
-        if isinstance(op.work, Compute)
-    ]
+    return [op.work for layer in layers for phase in phases for op in layer.ops(phase) if isinstance(op.work, Compute)]
 
 
 def _predicted_s(workload: Workload, stage: int, phase: BlockKind, gpu: Gpu) -> float:

@@ -75,9 +75,7 @@ def _recorded(paths: list[str], found: dict[str, Any]) -> dict[str, Any] | None:
     return recorded_facts([rank.facts() for rank in ranks], read_logs(paths[0]), found["collectives"])
 
 
-def _logs(
-    sources: "Sequence[Source]", args: argparse.Namespace
-) -> "tuple[dict[str, Any], list[View]] | None":
+def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> "tuple[dict[str, Any], list[View]] | None":
     """Each of *sources* alone, where they are of a format that no two files of one run have."""
     entry = recognise(sources[0])
     if entry.joins or entry.name not in ANALYSES or any(recognise(each) is not entry for each in sources):

@@ -50,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              the logs)
         --json
         """,
-        runs={
-            "nargs": "+",
-        },
+        runs={"nargs": "+"},
     )
 
 
@@ -84,9 +82,7 @@ def _source_of(paths: Sequence[str]) -> str:
         raise ValueError(f"{found}; calibrate takes runs of one kind at a time: name those alone")
     if not usable:
         what = " and ".join(kinds) or "no known format"
-        raise ValueError(
-            f"{paths[0]}: found {what}; calibrate needs runs of one of: {', '.join(CALIBRATIONS)}"
-        )
+        raise ValueError(f"{paths[0]}: found {what}; calibrate needs runs of one of: {', '.join(CALIBRATIONS)}")
     return usable[0]
 
 

@@ -60,9 +60,7 @@ def _facts(fitted: Fitted, files: list[str], cluster: str, skipped: list[str]) -
         reasons.setdefault(why, []).append(key)
     warnings = [f"{', '.join(keys)} kept as described: {why}" for why, keys in reasons.items()]
     if not helps:
-        warnings.append(
-            "sizes left out of the fit come no closer with it: the constants are shown and not written"
-        )
+        warnings.append("sizes left out of the fit come no closer with it: the constants are shown and not written")
     return {
         "kind": "calibration",
         "source": "nccl-tests",

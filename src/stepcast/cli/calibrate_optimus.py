@@ -38,11 +38,7 @@ def _lengths(text: str) -> tuple[float, ...]:
 
 
 def _optimus_facts(
-    fitted: Fit,
-    observations: Sequence[Observation],
-    lengths: Sequence[float],
-    cluster: Cluster,
-    skipped: list[str],
+    fitted: Fit, observations: Sequence[Observation], lengths: Sequence[float], cluster: Cluster, skipped: list[str]
 ) -> tuple[Facts, str]:
     names = [each.name for each in observations]
     constants = {name: getattr(fitted.constants, name) for name in TITLES}

@@ -67,9 +67,7 @@ def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction,
         calibration = load_calibration(path)
         check_gpu(calibration, path, cluster.gpu.name)
     if "place" in args.given and cluster.topology.scale_up_nodes == 1:
-        raise ValueError(
-            "--place has no effect: no rack of this cluster is one NVLink domain of several nodes"
-        )
+        raise ValueError("--place has no effect: no rack of this cluster is one NVLink domain of several nodes")
     question = cluster_question(args)
     options = Options(place=Place(question.place), engine=Engine(question.engine))
     options = add_background(options, question, cluster, spread.layout.gpus)
@@ -155,8 +153,7 @@ def captured_facts(captured: Captured) -> dict[str, Any]:
         "compiled": captured.compiled,
         "facts": dict(captured.facts),
         "body": [
-            {"repeat": block.repeat, "layers": [layer.name for layer in block.layers]}
-            for block in captured.stage.body
+            {"repeat": block.repeat, "layers": [layer.name for layer in block.layers]} for block in captured.stage.body
         ],
     }
 

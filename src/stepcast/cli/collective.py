@@ -79,12 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.engine == "fluid":
         return _run_fluid(args, sizes, cluster)
     prices = [_price(args, size, route) for size in sizes]
-    about = {
-        "collective": args.kind,
-        "cluster": cluster.name,
-        "ranks": route.ranks,
-        "nodes": route.nodes,
-    }
+    about = {"collective": args.kind, "cluster": cluster.name, "ranks": route.ranks, "nodes": route.nodes}
     rows = [_record(each) for each in prices]
     uneven = uneven_warning("a group of", route, cluster, Place(args.place))
     warnings = [*uneven, *cluster.topology.doubts, *doubts({"rows": rows})]
@@ -143,11 +138,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
         ("alone", f"{format_seconds(found.alone.seconds)}, so {found.slowdown:.2f} times as long"),
         ("bus bandwidth", format_rate(found.busbw_bytes_per_s)),
         ("algorithm", found.alone.algorithm or "-"),
-        *(
-            [("rates", f"within {found.near:.1%}: too many flows to follow every change")]
-            if found.near
-            else []
-        ),
+        *([("rates", f"within {found.near:.1%}: too many flows to follow every change")] if found.near else []),
         *((f"busy {share:.0%}", name) for name, share in busiest),
     ]
     print(facts([*about.items(), *told]))

@@ -108,10 +108,7 @@ def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
     from stepcast.analyze.play import timeline_of
     from stepcast.views.compare import compare_view
 
-    names = (
-        os.path.basename(args.predicted) or args.predicted,
-        os.path.basename(args.measured) or args.measured,
-    )
+    names = (os.path.basename(args.predicted) or args.predicted, os.path.basename(args.measured) or args.measured)
     if names[0] == names[1]:
         names = (f"{names[0]} (first)", f"{names[1]} (second)")
     if not args.html:

@@ -23,14 +23,9 @@ def _words_by_verb() -> dict[str, list[str]]:
     chooser = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     words = {}
     for verb, sub in chooser.choices.items():
-        listed = [
-            option for action in sub._actions for option in action.option_strings if option.startswith("--")
-        ]
+        listed = [option for action in sub._actions for option in action.option_strings if option.startswith("--")]
         listed += [
-            str(choice)
-            for action in sub._actions
-            if not action.option_strings
-            for choice in action.choices or ()
+            str(choice) for action in sub._actions if not action.option_strings for choice in action.choices or ()
         ]
         words[verb] = listed
     return words

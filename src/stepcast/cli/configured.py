@@ -81,9 +81,7 @@ def described(args: argparse.Namespace) -> Described | None:
 
 def _is_run(name: str) -> bool:
     """Whether *name* is a file that describes more than a model."""
-    if not (
-        name.endswith(CONFIGS) or (name.endswith(".json") and "config.json" not in os.path.basename(name))
-    ):
+    if not (name.endswith(CONFIGS) or (name.endswith(".json") and "config.json" not in os.path.basename(name))):
         return False
     return os.path.isfile(name) and not _is_model(name)
 
@@ -161,9 +159,7 @@ def _unrecognised(config: "RunConfig") -> str:
         f"'{dashes}{key}'" + (f" (did you mean '{dashes}{near}'?)" if near else "")
         for key, near in config.unknown.items()
     ]
-    return f"{config.format} has no {', '.join(named[:5])}" + (
-        f" and {len(named) - 5} more" if named[5:] else ""
-    )
+    return f"{config.format} has no {', '.join(named[:5])}" + (f" and {len(named) - 5} more" if named[5:] else "")
 
 
 def _is_toml_run(name: str) -> bool:

@@ -16,10 +16,7 @@ from stepcast.report.text import bullet, table, wrap
 from stepcast.units import format_seconds
 
 NEXT_STEPS = (
-    (
-        "a model that has no file yet",
-        "predict --model llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2",
-    ),
+    ("a model that has no file yet", "predict --model llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2"),
     ("where a measured run's time went", "analyze examples/megatron-rank7.txt"),
     ("everything in one file, or as JSON", "show examples/simai-llama-405b.txt --json"),
     ("a workload for other simulators", "convert examples/simai-gpt-13b.txt gpt.et --to chakra"),

@@ -75,9 +75,7 @@ def _index(made: list[Made]) -> bytes:
                 tag("span", "pages to look into", class_="unit"),
             ),
             tag(
-                "p",
-                "Each is one file: open it, send it, print it. The line below each makes it again.",
-                class_="lead",
+                "p", "Each is one file: open it, send it, print it. The line below each makes it again.", class_="lead"
             ),
         )
     )

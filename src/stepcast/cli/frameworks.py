@@ -50,14 +50,8 @@ def profile_facts(profile: Profile) -> Facts:
 
 def profile_pairs(found: Facts) -> list[tuple[str, object]]:
     """The facts of a framework as a person reads them."""
-    software, optimizer, memory, chosen = (
-        found[part] for part in ("software", "optimizer", "memory", "defaults")
-    )
-    habits = [
-        name.replace("_", " ")
-        for name, value in software.items()
-        if value is True and name != "flash_attention"
-    ]
+    software, optimizer, memory, chosen = (found[part] for part in ("software", "optimizer", "memory", "defaults"))
+    habits = [name.replace("_", " ") for name, value in software.items() if value is True and name != "flash_attention"]
     attention = "flash" if software["flash_attention"] else "unfused"
     master = "fp32 weights" if optimizer["master_weights"] else "no fp32 weights"
     pairs: list[tuple[str, object]] = [
@@ -85,10 +79,7 @@ def profile_pairs(found: Facts) -> list[tuple[str, object]]:
     if found["presets"]:
         pairs.append(("presets", found["presets"]))
     pairs += [
-        (
-            "residual",
-            f"{_kind(each)}: times {each['factor']:g} ({each['rows']} runs, {each['sources']} sources)",
-        )
+        ("residual", f"{_kind(each)}: times {each['factor']:g} ({each['rows']} runs, {each['sources']} sources)")
         for each in found["residuals"]
     ]
     return pairs

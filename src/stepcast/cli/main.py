@@ -10,13 +10,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
-from stepcast.cli.streams import (
-    discard_output,
-    open_closed_streams,
-    show_status,
-    shown_streams,
-    terminal_width,
-)
+from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams, terminal_width
 from stepcast.cli.verbs import VERBS as VERBS
 from stepcast.cli.verbs import Verb
 from stepcast.cli.words import SPELT, known_words, renamed
@@ -25,9 +19,7 @@ from stepcast.report.visible import message as one_line
 from stepcast.version import __version__
 
 FEW_OPTIONS = 8
-DESCRIPTION = (
-    "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
-)
+DESCRIPTION = "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
 
 
 class Parser(argparse.ArgumentParser):
@@ -189,8 +181,7 @@ def with_files(parser: argparse.ArgumentParser, words: Sequence[str]) -> Any:
         found = described(args)
     if args.ignore_unknown and (found is None or found.config is None):
         raise ValueError(
-            "--ignore-unknown has no effect: it is for keys of a configuration; give --config as well, or "
-            "leave it out"
+            "--ignore-unknown has no effect: it is for keys of a configuration; give --config as well, or leave it out"
         )
     if found is None:
         return args

@@ -14,9 +14,7 @@ RECOMPUTES = ("none", "selective", "full")
 Change = Mapping[str, Any]
 
 
-def neighbours(
-    found: "SettledRun", command: str, rest: Callable[[], None] | None = None
-) -> list[ChangeFacts]:
+def neighbours(found: "SettledRun", command: str, rest: Callable[[], None] | None = None) -> list[ChangeFacts]:
     """Predict the steps next to *found*; what is not legal is left out.
 
     *rest* is called between them.

@@ -18,9 +18,7 @@ from stepcast.questions.numbers import MOST_LAYERS, MOST_RUNS, amount, count, gp
 from stepcast.questions.question import CHOICES, DEFAULTS
 from stepcast.units import parse_count, parse_size_bytes
 
-ROW = re.compile(
-    r"(?P<names>-\S+(?:, -\S+)*|[a-z_]+)(?: (?P<word>\S+))?(?P<often> \.\.\.)?(?:  +(?P<help>.+))?"
-)
+ROW = re.compile(r"(?P<names>-\S+(?:, -\S+)*|[a-z_]+)(?: (?P<word>\S+))?(?P<often> \.\.\.)?(?:  +(?P<help>.+))?")
 TYPES: Mapping[str, Callable[[str], Any]] = {
     **{name.replace("_", "-"): choice.read for name, choice in CHOICES.items() if choice.read is not str},
     **{
@@ -66,9 +64,7 @@ def add_choice(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", name
     parser.add_argument(option_of(name), **known)
 
 
-def add_options(
-    parser: "argparse.ArgumentParser | argparse._ArgumentGroup", table: str, **further: Any
-) -> None:
+def add_options(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", table: str, **further: Any) -> None:
     """The rows of *table*; by name, *further*: a default, the choices in a tuple, another type, or in a
     mapping what argparse is to know.
     """

@@ -127,9 +127,7 @@ def planned(args: argparse.Namespace) -> Planned:
     if args.step_s is not None and args.gpus is None:
         raise ValueError("--step-s knows no layout: give --gpus as well")
     if args.step_s is not None and args.shrink and _measured_replicas(args) is None:
-        raise ValueError(
-            "--shrink needs the replicas of the measured run: give --dp, or --tp, --cp and --pp, as well"
-        )
+        raise ValueError("--shrink needs the replicas of the measured run: give --dp, or --tp, --cp and --pp, as well")
     if args.step_s is not None and args.allow_oom:
         raise ValueError("--allow-oom has no effect: memory is not checked with --step-s")
     if args.price is None and args.currency != DEFAULT_CURRENCY:
@@ -142,9 +140,7 @@ def planned(args: argparse.Namespace) -> Planned:
     phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
     made = plan(phases, operation, args.price, args.pue, args.runs, args.seed, args.currency)
     if made.energy_mwh and not args.host_power and args.pue == 1:
-        assumptions.append(
-            "energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)"
-        )
+        assumptions.append("energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)")
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
     facts = made.facts()
     asked = run_facts(forecasts[0]) if forecasts[0] else {}
@@ -164,9 +160,7 @@ def planned(args: argparse.Namespace) -> Planned:
             *(note for each in forecasts if each for note in each.prediction.report.warnings),
         ],
     }
-    answer = {
-        key: found[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")
-    }
+    answer = {key: found[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")}
     found["warnings"] += doubts(answer)
     if args.until:
         found["until"] = args.until.isoformat()
@@ -205,9 +199,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _band_days(
-    median: float, forecasts: "list[SettledRun | None]", phases: list["Phase"]
-) -> dict[str, float] | None:
+def _band_days(median: float, forecasts: "list[SettledRun | None]", phases: list["Phase"]) -> dict[str, float] | None:
     """The median with every step at the low and at the high end of its range."""
     reports = [found.prediction.report for found in forecasts if found]
     if len(reports) < len(phases):
@@ -215,9 +207,7 @@ def _band_days(
     whole = sum(phase.steps * report.step_s for phase, report in zip(phases, reports, strict=True))
     ends = {"low": [report.low_s for report in reports], "high": [report.high_s for report in reports]}
     return {
-        name: median
-        * sum(phase.steps * step_s for phase, step_s in zip(phases, seconds, strict=True))
-        / whole
+        name: median * sum(phase.steps * step_s for phase, step_s in zip(phases, seconds, strict=True)) / whole
         for name, seconds in ends.items()
     }
 
@@ -374,9 +364,7 @@ def _operation(args: argparse.Namespace, found: "SettledRun | None", assumptions
     )
 
 
-def _saving(
-    args: argparse.Namespace, found: "SettledRun | None", failing: bool, assumptions: list[str]
-) -> Any:
+def _saving(args: argparse.Namespace, found: "SettledRun | None", failing: bool, assumptions: list[str]) -> Any:
     from stepcast.goodput.operation import Saving
 
     size = args.checkpoint_size

@@ -141,9 +141,7 @@ def _write_workload(path: Path, found: "SettledRun") -> list[str]:
         write_files(chakra.files(timed, str(path)))
         return []
     if strategy.further_tokens:
-        raise ValueError(
-            f"{path}: AICB writes no further tokens; a name that ends in .et writes Chakra, with them"
-        )
+        raise ValueError(f"{path}: AICB writes no further tokens; a name that ends in .et writes Chakra, with them")
     times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
     try:
         written = aicb_workload(model, strategy, times)

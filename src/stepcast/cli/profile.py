@@ -101,8 +101,7 @@ def _gpu(name: str | None, device: str) -> "Gpu":
         return load_gpu(device)
     except ValueError:
         raise ValueError(
-            f"{device} is not in the catalogue; describe it in a TOML file (docs/clusters.md) "
-            "and name that with --gpu"
+            f"{device} is not in the catalogue; describe it in a TOML file (docs/clusters.md) and name that with --gpu"
         ) from None
 
 
@@ -115,14 +114,9 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     if not path.exists():
         return None
     document = read_document(Source(path).text(DESCRIPTION), str(path))
-    for what, old, new in (
-        ("GPU", document.device, backend.device),
-        ("software", document.software, backend.software),
-    ):
+    for what, old, new in (("GPU", document.device, backend.device), ("software", document.software, backend.software)):
         if old != new:
-            raise ValueError(
-                f"{path}: was measured with another {what} ({old}, not {new}); write to another file"
-            )
+            raise ValueError(f"{path}: was measured with another {what} ({old}, not {new}); write to another file")
     return document
 
 
@@ -170,9 +164,7 @@ def _show_progress(progress: "Progress") -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _show(
-    args: argparse.Namespace, document: "Document", fitted: Sequence["Fitted"], backend: "TorchBackend"
-) -> None:
+def _show(args: argparse.Namespace, document: "Document", fitted: Sequence["Fitted"], backend: "TorchBackend") -> None:
     from stepcast.pytorch.profile.torch_collectives import bus_bytes_per_s
 
     points = document.points
@@ -190,19 +182,13 @@ def _show(
                    for entry in fitted}  # fmt: skip
         launch, collectives = dict(document.launch), list(document.collectives)
         failed = dict(points.failed)
-        print_json(
-            {**about, "failed": failed, "classes": classes, "launch": launch, "collectives": collectives}
-        )
+        print_json({**about, "failed": failed, "classes": classes, "launch": launch, "collectives": collectives})
         return
     print(
         facts(
             [
                 *about.items(),
-                *(
-                    (name, format_seconds(value))
-                    for name, value in document.launch.items()
-                    if name != "looks"
-                ),
+                *((name, format_seconds(value)) for name, value in document.launch.items() if name != "looks"),
             ]
         )
     )
@@ -220,11 +206,7 @@ def _show(
     print(table(heads, rows, terminal_width()))
     if document.collectives:
         rows = [
-            (
-                format_bytes(row["size_bytes"]),
-                format_seconds(row["seconds"]),
-                format_rate(bus_bytes_per_s(dict(row))),
-            )
+            (format_bytes(row["size_bytes"]), format_seconds(row["seconds"]), format_rate(bus_bytes_per_s(dict(row))))
             for row in document.collectives
         ]
         print()

@@ -72,8 +72,7 @@ def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
 def _flight(folder: str) -> dict[str, str]:
     """Turns the flight recorder on, under its new name and its old one, unless the user has."""
     sizes = {
-        name: os.environ.get(name, FLIGHT_CALLS)
-        for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+        name: os.environ.get(name, FLIGHT_CALLS) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     }
     return sizes if folder else {**sizes, "STEPCAST_RECORD_FLIGHT": "1"}
 

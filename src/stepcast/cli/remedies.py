@@ -138,15 +138,11 @@ def _axes(asked: "SettledRun") -> dict[str, list[Any]]:
     return {
         "sharding": list(STATES[STATES.index(sharding) + 1 :]) if shards else [],
         "micro_batch": list(_halves(strategy.micro_batch)),
-        "recompute": (
-            list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"]
-        ),
+        "recompute": (list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"]),
         "tp": list(_doubles(layout.tp, layout.dp, asked.cluster.domain_gpus)),
         "pp": list(_doubles(layout.pp, layout.dp, asked.model.layers)),
         "cp": list(_doubles(layout.cp, layout.dp, 4 * layout.cp)) if strategy.seq >= LONG_SEQUENCE else [],
-        "offload": (
-            ["optimizer"] if asked.cluster.node.host is not None and not strategy.offload.optimizer else []
-        ),
+        "offload": (["optimizer"] if asked.cluster.node.host is not None and not strategy.offload.optimizer else []),
     }
 
 

@@ -52,8 +52,7 @@ def show_prediction(
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:
         found["critical_path"] = [
-            {"name": name, "count": count, "seconds": seconds}
-            for name, count, seconds in _path_rows(prediction)
+            {"name": name, "count": count, "seconds": seconds} for name, count, seconds in _path_rows(prediction)
         ]
     if args.trace:
         found["trace"] = args.trace

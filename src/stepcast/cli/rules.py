@@ -30,9 +30,7 @@ EDITS = Rule(
     "it changes a workload, and {file} says what happened; leave it out",
 )
 CLUSTER_CHANGES = Rule(
-    ("set",),
-    lambda f: f["cluster"] is not None,
-    "it changes a cluster, and none is named; give --cluster as well",
+    ("set",), lambda f: f["cluster"] is not None, "it changes a cluster, and none is named; give --cluster as well"
 )
 
 
@@ -46,21 +44,12 @@ COLLECTIVE = (
         "--ranks-per-node says how many each rack holds; leave one of them out",
     ),
     Rule(
-        ("imbalance",),
-        lambda f: f["kind"] == "all-to-all",
-        "every rank of {kind} sends the same; it is for all-to-all",
+        ("imbalance",), lambda f: f["kind"] == "all-to-all", "every rank of {kind} sends the same; it is for all-to-all"
     ),
     Rule(
-        ("algorithm",),
-        lambda f: f["kind"] not in ("send-receive", "barrier"),
-        "{kind} has one algorithm; leave it out",
+        ("algorithm",), lambda f: f["kind"] not in ("send-receive", "barrier"), "{kind} has one algorithm; leave it out"
     ),
-    Rule(
-        ("size", "sweep"),
-        lambda f: f["kind"] != "barrier",
-        "a barrier carries no data",
-        harmless=True,
-    ),
+    Rule(("size", "sweep"), lambda f: f["kind"] != "barrier", "a barrier carries no data", harmless=True),
     Rule(
         ("algorithm", "imbalance", "ranks_per_thread"),
         lambda f: f["ranks"] > 1,
@@ -86,9 +75,7 @@ def sizes_of(kind: str) -> tuple[str, ...]:
 
 def _size_rule(name: str) -> Rule:
     return Rule(
-        (name,),
-        lambda f: name in sizes_of(f["kind"]),
-        "the sizes of {kind} are {size_list}; did you mean one of them?",
+        (name,), lambda f: name in sizes_of(f["kind"]), "the sizes of {kind} are {size_list}; did you mean one of them?"
     )
 
 
@@ -100,21 +87,9 @@ OP = (
         lambda f: f["kind"] not in ("matmul", "bmm", "grouped"),
         "the gradients of {kind} are two matmuls; ask for (m, k, n) and for (k, n, m)",
     ),
-    Rule(
-        ("backward",),
-        lambda f: f["kind"] not in WITHOUT_GRADIENT,
-        "{kind} has no gradient; leave it out",
-    ),
-    Rule(
-        ("no_causal",),
-        lambda f: f["kind"] == "attention",
-        "{kind} has no mask; it is for attention",
-    ),
-    Rule(
-        ("to",),
-        lambda f: f["kind"] == "cast",
-        "{kind} writes the format it reads; it is for cast alone",
-    ),
+    Rule(("backward",), lambda f: f["kind"] not in WITHOUT_GRADIENT, "{kind} has no gradient; leave it out"),
+    Rule(("no_causal",), lambda f: f["kind"] == "attention", "{kind} has no mask; it is for attention"),
+    Rule(("to",), lambda f: f["kind"] == "cast", "{kind} writes the format it reads; it is for cast alone"),
 )
 
 
@@ -147,11 +122,7 @@ ANALYZE = (
         lambda f: f["format"] == "megatron",
         "it writes the waits of Megatron traces, and this is {format}; leave it out",
     ),
-    Rule(
-        ("cluster", "set"),
-        lambda f: f["format"] != "kineto",
-        "a profiler trace is analysed by itself; leave it out",
-    ),
+    Rule(("cluster", "set"), lambda f: f["format"] != "kineto", "a profiler trace is analysed by itself; leave it out"),
     Rule(
         ("cluster", "set"),
         lambda f: f["format"] in ("megatron", "optimus", "nccl-tests"),
@@ -162,11 +133,7 @@ ANALYZE = (
         lambda f: f["format"] == "optimus",
         "it holds constants of OptimusPrime runs, and this is {format}; leave it out",
     ),
-    Rule(
-        ("set",),
-        lambda f: f["format"] == "optimus" or f["cluster"] is not None,
-        CLUSTER_CHANGES.otherwise,
-    ),
+    Rule(("set",), lambda f: f["format"] == "optimus" or f["cluster"] is not None, CLUSTER_CHANGES.otherwise),
 )
 
 REPLAY = (
@@ -246,11 +213,7 @@ FAST_NAMES = (
 PREDICT = (JITTER, DRAWING)
 SIMULATE = (
     BACKGROUND,
-    Rule(
-        FAST_NAMES,
-        lambda f: f["engine"] != "simai",
-        "--engine simai does not know it; leave one of them out",
-    ),
+    Rule(FAST_NAMES, lambda f: f["engine"] != "simai", "--engine simai does not know it; leave one of them out"),
     Rule(
         SIMAI_NAMES,
         lambda f: f["engine"] == "simai",
@@ -268,9 +231,7 @@ SIMULATE = (
         "this workload exchanges nothing over such a group; it has {group_list}",
     ),
     Rule(
-        ("all_reduce",),
-        lambda f: f["all_reduces"],
-        "no all-reduce of this workload joins several ranks; leave it out",
+        ("all_reduce",), lambda f: f["all_reduces"], "no all-reduce of this workload joins several ranks; leave it out"
     ),
     Rule(
         ("all_reduce",),
@@ -282,12 +243,7 @@ SIMULATE = (
         lambda f: f["stages"] > 1 or f["schedule"] not in PIPELINED,
         "{schedule} orders the work of pipeline stages, and this workload has one; leave it out",
     ),
-    Rule(
-        ("body", "messages"),
-        lambda f: f["stages"] > 1,
-        "this workload has one pipeline stage",
-        harmless=True,
-    ),
+    Rule(("body", "messages"), lambda f: f["stages"] > 1, "this workload has one pipeline stage", harmless=True),
     PLACE,
     JITTER,
     DRAWING,

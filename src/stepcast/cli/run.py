@@ -121,8 +121,7 @@ def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
     names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input-gradient",
              Kind.WEIGHT: "weight-gradient"}  # fmt: skip
     orders = tuple(
-        tuple(Turn(names[slot.kind], slot.micro_batch, slot.chunk) for slot in order)
-        for order in schedule.orders
+        tuple(Turn(names[slot.kind], slot.micro_batch, slot.chunk) for slot in order) for order in schedule.orders
     )
     return RunPlan(workload.stages, workload.layout, orders, workload.boundary_bytes or 4, steps)
 
@@ -181,9 +180,7 @@ def _facts(
         ran = [(work, took_s) for work, took_s in ran if not isinstance(work, Collective)]
     rows = by_kind(ran, prediction.pricer.seconds)  # type: ignore[arg-type]
     step_s, parts = step_parts(timeline)
-    priced_s = sum(
-        prediction.pricer.seconds(row.work) for row in step if alone and isinstance(row.work, Collective)
-    )
+    priced_s = sum(prediction.pricer.seconds(row.work) for row in step if alone and isinstance(row.work, Collective))
     return {
         **asked,
         "command": args.command,

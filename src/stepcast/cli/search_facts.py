@@ -43,10 +43,7 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
         "counts": result.counts.facts(),
         "least_s": result.least_s,
         "rows": rows,
-        "binds": {
-            "what": binding(reports[0], result.missed is not None),
-            "shares": shares(reports[0]),
-        }
+        "binds": {"what": binding(reports[0], result.missed is not None), "shares": shares(reports[0])}
         if rows
         else None,
         "missed": _missed(result.missed) if result.missed else None,
@@ -92,11 +89,7 @@ def _report(asked: Question, found: Found) -> StepReport:
 
 
 def _missed(missed: Missed) -> dict[str, Any]:
-    return {
-        **all_words(missed.strategy),
-        "bound_s": missed.bound_s,
-        "memory_bytes": missed.memory_bytes,
-    }
+    return {**all_words(missed.strategy), "bound_s": missed.bound_s, "memory_bytes": missed.memory_bytes}
 
 
 def _sensitivity(asked: Question, result: Result) -> list[dict[str, Any]]:
@@ -151,9 +144,7 @@ def _command(asked: Question, found: Found) -> str:
     words = ["stepcast", "predict", "--model", args.model, "--cluster", args.cluster]
     for each in args.set:
         words += ["--set", each]
-    words += predict_words(
-        asked.profile, asked.model, asked.cluster.gpu.name, found.strategy, found.framework
-    )
+    words += predict_words(asked.profile, asked.model, asked.cluster.gpu.name, found.strategy, found.framework)
     if str(found.options.place) != "even":
         words += ["--place", str(found.options.place)]
     return shlex.join(words)

@@ -91,9 +91,7 @@ class Question:
         if not len(space):
             counts = [f"{each:,}" for each in self.gpus]
             said = " or ".join(counts) if len(counts) <= FEW_COUNTS else f"{counts[0]} to {counts[-1]}"
-            raise ValueError(
-                f"no candidates: tp x cp x pp divides {said} GPUs for none of the values allowed"
-            )
+            raise ValueError(f"no candidates: tp x cp x pp divides {said} GPUs for none of the values allowed")
         if not getattr(args, "any_framework", False):
             space = supported(space, self.profile)
         try:
@@ -182,9 +180,7 @@ def question_of(args: argparse.Namespace) -> Question:
         assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus)")
     batch = args.global_batch
     if batch is None and args.tokens_per_batch is None:
-        raise ValueError(
-            "how large is a step? give --global-batch, in sequences, or --tokens-per-batch, as 4M"
-        )
+        raise ValueError("how large is a step? give --global-batch, in sequences, or --tokens-per-batch, as 4M")
     if batch is None:
         batch, rest = divmod(int(args.tokens_per_batch), seq)
         if rest or not batch:

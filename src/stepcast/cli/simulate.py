@@ -126,9 +126,7 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
     if args.given & {"slow_group", "overlap", "all_reduce"}:  # a large workload takes a while to look through
         exchanges = _exchanges(workload, args.gpus)
     groups = {work.group for work in exchanges}
-    reductions = [
-        work for work in exchanges if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_REDUCE
-    ]
+    reductions = [work for work in exchanges if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_REDUCE]
     check_applicable(
         args,
         groups=groups,
@@ -160,9 +158,7 @@ def _options(args: argparse.Namespace) -> "Options":
     from stepcast.simulation.messages import Send
     from stepcast.simulation.step import Conditions
 
-    stages = {
-        _count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")
-    }
+    stages = {_count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")}
     groups = {_group(name): factor for name, factor in _factors(args.slow_group, "--slow-group")}
     forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
     return Options(

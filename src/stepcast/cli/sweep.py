@@ -115,16 +115,7 @@ def _ask(args: argparse.Namespace) -> int:
     try:
         with Interruptible():
             found = sweep(
-                spec,
-                args.output,
-                answers,
-                digest,
-                program(),
-                args.engine,
-                workers,
-                args.address,
-                watching,
-                args.limit,
+                spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching, args.limit
             )
     except KeyboardInterrupt:
         show_status("")

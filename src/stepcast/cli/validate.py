@@ -80,16 +80,11 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
     """What was asked for that the set *name* knows."""
     known = {"cluster": "nccl-tests", "calibration": "transformers"}
-    return {
-        option: value for option, own in known.items() if name == own and (value := getattr(args, option))
-    }
+    return {option: value for option, own in known.items() if name == own and (value := getattr(args, option))}
 
 
 def _page(
-    sets: dict[str, Any],
-    measured: Mapping[str, "Columns"],
-    boards: Mapping[str, "Scoreboard"],
-    about: "About",
+    sets: dict[str, Any], measured: Mapping[str, "Columns"], boards: Mapping[str, "Scoreboard"], about: "About"
 ) -> "Page":
     from stepcast.views.validate import MOST_DOTS, validate_page
 
@@ -181,9 +176,7 @@ def board_facts(board: "Scoreboard") -> dict[str, Any]:
         "skip_reasons": dict(board.skipped),
         "figures": dict(board.figures),
         "selections": {name: asdict(one) for name, one in board.selections.items()},
-        "groups": {
-            tag: {name: asdict(one) for name, one in group.items()} for tag, group in board.groups.items()
-        },
+        "groups": {tag: {name: asdict(one) for name, one in group.items()} for tag, group in board.groups.items()},
         "worst": [_row_facts(row, board.unit) for row in board.worst],
         "notes": list(board.notes),
     }
@@ -209,20 +202,14 @@ def board_text(name: str, board: "Scoreboard", width: int) -> str:
     for tag, group in board.groups.items():
         rows.append((f"by {tag}", *[""] * len(heads)))
         rows += [(f"  {label}", *_cells(one)) for label, one in group.items()]
-    parts += [
-        "",
-        table(("errors", *heads), [(*row, *[""] * (len(heads) + 1 - len(row))) for row in rows], width),
-    ]
+    parts += ["", table(("errors", *heads), [(*row, *[""] * (len(heads) + 1 - len(row))) for row in rows], width)]
     if board.figures:
         figures = ((key.replace("_", " "), format_percent(value)) for key, value in board.figures.items())
         parts += ["", facts(figures, width)]
     parts += ["", *_skipped_text(board.skipped, width)]
     if board.worst:
         shown = format_bytes if board.unit == "bytes" else format_seconds
-        worst = [
-            (row.name, shown(row.measured_s), shown(row.predicted_s), _signed(row.error))
-            for row in board.worst
-        ]
+        worst = [(row.name, shown(row.measured_s), shown(row.predicted_s), _signed(row.error)) for row in board.worst]
         parts += ["", table((f"worst {len(worst)}", "measured", "predicted", "error"), worst, width)]
     return "\n".join(parts)
 

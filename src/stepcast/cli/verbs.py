@@ -120,9 +120,7 @@ class Verb:
     @property
     def epilog(self) -> str | None:
         """Commands to begin with."""
-        return (
-            "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)]) if self.page else None
-        )
+        return "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)]) if self.page else None
 
     def help(self, width: int) -> str:
         """What ``stepcast help VERB`` prints."""

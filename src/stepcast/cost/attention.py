@@ -64,9 +64,7 @@ def attention_s(
     per_score_s = (flops + fit.flops_per_score) / rate
     longest_s = QUERY_TILE * keys * per_score_s * rates.sms
     memory_s = (
-        attention_bytes(
-            batch, query_len, key_len, heads, kv_heads, head_dim, value_dim, backward, element_bytes
-        )
+        attention_bytes(batch, query_len, key_len, heads, kv_heads, head_dim, value_dim, backward, element_bytes)
         / rates.bandwidth_bytes_per_s
     )
     return scores * per_score_s + fit.tail * longest_s + fit.memory_exposure * memory_s

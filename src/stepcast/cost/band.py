@@ -35,10 +35,7 @@ class Kind:
 
     def widened(self, factor: float) -> tuple[float, float]:
         """Low and high *factor* times as far from the middle, on a scale of ratios."""
-        return (
-            self.middle * (self.low / self.middle) ** factor,
-            self.middle * (self.high / self.middle) ** factor,
-        )
+        return (self.middle * (self.low / self.middle) ** factor, self.middle * (self.high / self.middle) ** factor)
 
     def knows(self, framework: str) -> bool:
         """One that only builds on another, with a longer name, is the other with other habits."""
@@ -93,7 +90,6 @@ def default_bands() -> Bands:
 
 def bands_of(table: Mapping[str, Any]) -> Bands:
     kinds = {
-        name: Kind(**{**each, "frameworks": tuple(each.get("frameworks", ()))})
-        for name, each in table["kinds"].items()
+        name: Kind(**{**each, "frameworks": tuple(each.get("frameworks", ()))}) for name, each in table["kinds"].items()
     }
     return Bands(kinds, table["widened"])

@@ -63,8 +63,7 @@ class Correction:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise CalibrationError(
-                    f"{name} = {min(value, 1e300):.6g} is no measurement of this GPU; "
-                    f"expected {least:g} to {most:,g}"
+                    f"{name} = {min(value, 1e300):.6g} is no measurement of this GPU; expected {least:g} to {most:,g}"
                 )
         return self
 
@@ -177,9 +176,7 @@ def fit_correction(predicted_s: FloatArray, measured_s: FloatArray, in_step: boo
     for _ in range(4):
         factors = np.linspace(centre[0] - reach[0], centre[0] + reach[0], 15)
         slopes = np.linspace(centre[1] - reach[1], centre[1] + reach[1], 9 if wide else 1)
-        leasts = (
-            np.array([-np.inf]) if in_step else np.linspace(centre[2] - reach[2], centre[2] + reach[2], 9)
-        )
+        leasts = np.array([-np.inf]) if in_step else np.linspace(centre[2] - reach[2], centre[2] + reach[2], 9)
         bent = np.array([(predicted_s / PIVOT_S) ** float(np.clip(slope, -0.5, 0.5)) for slope in slopes])
         floors = np.array([float(np.exp(least)) ** SHARPNESS for least in leasts])
         for factor in factors:
@@ -202,9 +199,7 @@ def calibration(table: Mapping[str, Any], where: str = "calibration") -> Calibra
     corrections = {}
     classes = table.get("class", {})
     if not isinstance(classes, Mapping) or "gpu" not in table:
-        raise CalibrationError(
-            f'{where}: expected gpu = "NAME" and a [class."KIND"] table per measured class'
-        )
+        raise CalibrationError(f'{where}: expected gpu = "NAME" and a [class."KIND"] table per measured class')
     for name, entry in classes.items():
         try:
             correction = Correction(**{key: float(value) for key, value in entry.items()})
@@ -242,8 +237,7 @@ def _energies(table: Mapping[str, Any], where: str) -> dict[str, float]:
     """What ``[power]`` says; nothing where there is none."""
     power = table.get("power", {})
     good = isinstance(power, Mapping) and all(
-        isinstance(value, int | float) and 0 < value <= ENERGIES[name == ATTENTION]
-        for name, value in power.items()
+        isinstance(value, int | float) and 0 < value <= ENERGIES[name == ATTENTION] for name, value in power.items()
     )
     if not good:
         raise CalibrationError(

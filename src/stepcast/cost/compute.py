@@ -160,9 +160,7 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
             moved, rates = moved_bytes(work), vector_rates(gpu)
             return _priced("stream", float(seconds), float(work.elements), moved, rates, gpu, fit)
         case Recorded():
-            return Price(
-                work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 1.0, work.duration_s, work.duration_s
-            )
+            return Price(work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 1.0, work.duration_s, work.duration_s)
 
 
 def matmul_seconds(
@@ -326,9 +324,7 @@ def _scan_price(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     return _priced(kind, float(seconds), work.flops, scanned_bytes(work), rates, gpu, fit)
 
 
-def _priced(
-    kind: str, seconds: float, flops: float, moved: float, rates: Rates, gpu: Gpu, fit: ComputeFit
-) -> Price:
+def _priced(kind: str, seconds: float, flops: float, moved: float, rates: Rates, gpu: Gpu, fit: ComputeFit) -> Price:
     ideal = {
         Bound.COMPUTE: flops / rates.peak_flops,
         Bound.MEMORY: moved / rates.bandwidth_bytes_per_s,
@@ -343,13 +339,7 @@ def _priced(
 
 
 def _under_power(
-    seconds: Number,
-    flops: Number,
-    gpu: Gpu,
-    dtype: DType,
-    fit: ComputeFit,
-    load: Load,
-    attention: bool = False,
+    seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load, attention: bool = False
 ) -> Number:
     """*seconds* of products as far as the power lasts, and no faster than anybody saw the GPU multiply."""
     power = fit.power.of(gpu.architecture)

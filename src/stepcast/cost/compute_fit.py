@@ -85,13 +85,9 @@ class ComputeFit:
 def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
     """A parsed fit file as a ComputeFit; FitError names what is missing or unknown."""
     try:
-        streams = {
-            name: _build(StreamFit, entry, f"stream.{name}") for name, entry in table["stream"].items()
-        }
+        streams = {name: _build(StreamFit, entry, f"stream.{name}") for name, entry in table["stream"].items()}
         if DEFAULT_STREAM not in streams:
-            raise FitError(
-                f"stream.{DEFAULT_STREAM} is missing: it stands in for kinds without their own fit"
-            )
+            raise FitError(f"stream.{DEFAULT_STREAM} is missing: it stands in for kinds without their own fit")
         return ComputeFit(
             source=str(table["source"]),
             tensor=_matmul(table["matmul"]["tensor"], "matmul.tensor"),
@@ -99,9 +95,7 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             tensor_of=_by_architecture(table["matmul"], "tensor"),
             simt_of=_by_architecture(table["matmul"], "simt"),
             matrix_efficiency=dict(table["matrix_efficiency"]),
-            matrix_efficiency_of={
-                name: dict(entry) for name, entry in table.get("matrix_efficiency_of", {}).items()
-            },
+            matrix_efficiency_of={name: dict(entry) for name, entry in table.get("matrix_efficiency_of", {}).items()},
             grouped_efficiency=float(table["grouped_efficiency"]),
             grouped_s=float(table["grouped_s"]),
             attention_forward=_build(AttentionFit, table["attention"]["forward"], "attention.forward"),

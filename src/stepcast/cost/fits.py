@@ -33,8 +33,7 @@ def _measured_power() -> dict[str, PowerFit]:
     """How architectures slow down that were measured at their power limit."""
     tables = {name: each for name, each in load_fit("power").items() if isinstance(each, dict)}
     return {
-        name: PowerFit(**(each | {"joule_per_flop": {name: each["joule_per_flop"]}}))
-        for name, each in tables.items()
+        name: PowerFit(**(each | {"joule_per_flop": {name: each["joule_per_flop"]}})) for name, each in tables.items()
     }
 
 

@@ -46,14 +46,7 @@ class MatmulFit:
     batched: "MatmulFit | None" = None  # where batched products differ
 
     def __post_init__(self) -> None:
-        for name in (
-            "efficiency",
-            "memory_efficiency",
-            "reread",
-            "unaligned_memory",
-            "odd_memory",
-            "partial_wave",
-        ):
+        for name in ("efficiency", "memory_efficiency", "reread", "unaligned_memory", "odd_memory", "partial_wave"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)!r}")
         if not 1 <= self.unaligned_operands <= self.odd_operands:
@@ -131,9 +124,7 @@ def _fastest_s(
         moved = moved + fit.reread * panels * wave / (wave + 2.0 * rates.l2_bytes)
 
     steps = np.ceil(k / fit.k_step)
-    compute_s = _waves(tiles / sms, fit) * (
-        area * (steps * per_area_s + store_s) + side * (steps * per_side_s)
-    )
+    compute_s = _waves(tiles / sms, fit) * (area * (steps * per_area_s + store_s) + side * (steps * per_side_s))
     # Without rereads the traffic is the same for every tile shape, so the choice needs no square roots.
     if not fit.reread:
         compute_s = compute_s.min(axis=0, keepdims=True)

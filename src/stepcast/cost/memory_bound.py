@@ -30,9 +30,7 @@ class StreamFit:
 
     def __post_init__(self) -> None:
         if not 0 < self.bandwidth_efficiency <= 1:
-            raise ValueError(
-                f"bandwidth_efficiency must lie between 0 and 1, not {self.bandwidth_efficiency!r}"
-            )
+            raise ValueError(f"bandwidth_efficiency must lie between 0 and 1, not {self.bandwidth_efficiency!r}")
 
 
 def stream_s(

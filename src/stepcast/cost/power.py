@@ -30,9 +30,7 @@ class PowerFit:
 
     def __post_init__(self) -> None:
         if not 0 <= self.idle_share < 1 or not 0 <= self.exponent <= 1 or self.warm_up_s <= 0:
-            raise ValueError(
-                "power fit: idle_share in [0, 1), exponent in [0, 1] and warm_up_s above 0 expected"
-            )
+            raise ValueError("power fit: idle_share in [0, 1), exponent in [0, 1] and warm_up_s above 0 expected")
 
     def of(self, architecture: str) -> "PowerFit":
         return self.measured.get(architecture, self)
@@ -69,17 +67,13 @@ def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float,
 LEAST_SLOWDOWN = 1.02  # what two measurements of the same differ by
 
 
-def slowdown(
-    flops_per_s: Number, joule_per_flop: float, power_w: Number, duty: float, fit: PowerFit
-) -> Number:
+def slowdown(flops_per_s: Number, joule_per_flop: float, power_w: Number, duty: float, fit: PowerFit) -> Number:
     """Factor of at least 1 by which sustained work is slower than at full clock.
 
     The limit holds for the average: kernels at *flops_per_s* run for a share *duty* of the time, kernels
     bound by memory for the rest.
     """
-    wanted = (
-        duty * (fit.idle_share + flops_per_s * joule_per_flop / power_w) + (1.0 - duty) * fit.memory_share
-    )
+    wanted = duty * (fit.idle_share + flops_per_s * joule_per_flop / power_w) + (1.0 - duty) * fit.memory_share
     return np.maximum(1.0, wanted) ** fit.exponent
 
 

@@ -37,13 +37,9 @@ class Price:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.seconds) and self.seconds >= 0):
-            raise ValueError(
-                f"a price must be a finite number of seconds, zero or more, not {self.seconds!r}"
-            )
+            raise ValueError(f"a price must be a finite number of seconds, zero or more, not {self.seconds!r}")
         if not 0 <= self.low_s <= self.seconds <= self.high_s:
-            raise ValueError(
-                f"a price of {self.seconds} s cannot lie outside {self.low_s} to {self.high_s} s"
-            )
+            raise ValueError(f"a price of {self.seconds} s cannot lie outside {self.low_s} to {self.high_s} s")
 
     def times(self, factor: float) -> "Price":
         """The same work on what is *factor* times as slow."""

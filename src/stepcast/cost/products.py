@@ -61,14 +61,7 @@ def products_of(gpu: Gpu, fit: ComputeFit) -> Products:
 
 
 def product_s(
-    m: Number,
-    n: Number,
-    k: Number,
-    batch: Number,
-    dtype: DType,
-    gpu: Gpu,
-    fit: ComputeFit,
-    grouped: bool = False,
+    m: Number, n: Number, k: Number, batch: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, grouped: bool = False
 ) -> Number:
     """Seconds of *batch* products (m, k) by (k, n), or of one kernel for all of them."""
     own = fit_of(gpu, dtype, fit)

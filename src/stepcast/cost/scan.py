@@ -38,9 +38,7 @@ class ScanFit:
 
     def __post_init__(self) -> None:
         if not 0 < self.bandwidth_efficiency <= 1:
-            raise ValueError(
-                f"bandwidth_efficiency must lie between 0 and 1, not {self.bandwidth_efficiency!r}"
-            )
+            raise ValueError(f"bandwidth_efficiency must lie between 0 and 1, not {self.bandwidth_efficiency!r}")
         if min(self.input_clocks, self.state_clocks, self.fixed_s, self.chunk_clocks) < 0:
             raise ValueError(f"clocks and seconds of a scan must be zero or more, not {self}")
 

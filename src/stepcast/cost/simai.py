@@ -244,9 +244,7 @@ def _add(sums: _Sums, layer: Layer, count: int, job: _Job) -> None:
 def _checked(op: Op, layer: Layer) -> Collective:
     if not isinstance(op.work, Collective):
         work = type(op.work).__name__
-        raise ValueError(
-            f"{layer.op_name(op)}: the simai engine needs recorded times, and cannot price {work}"
-        )
+        raise ValueError(f"{layer.op_name(op)}: the simai engine needs recorded times, and cannot price {work}")
     if op.work.group not in GROUPS:
         raise ValueError(f"{layer.op_name(op)}: SimAI has no group {op.work.group}")
     if op.work.times > 1:

@@ -112,6 +112,4 @@ def _outside(network: Network, flows: FlowSet) -> FlowSet:
     meets = ~np.isin(network.links.tier[flows.link], inside)
     kept = np.bincount(flows.flow[meets], minlength=len(flows))
     first = np.concatenate([[0], np.cumsum(kept[kept > 0])]).astype(np.int64)
-    return FlowSet(
-        first, flows.link[meets], flows.bytes_on[meets], flows.weight[kept > 0], flows.group[kept > 0]
-    )
+    return FlowSet(first, flows.link[meets], flows.bytes_on[meets], flows.weight[kept > 0], flows.group[kept > 0])

@@ -23,11 +23,7 @@ def beyond_checked(model: Model, strategy: Strategy) -> list[str]:
             "this is less sure than a smaller run ('stepcast validate' shows them)"
         )
     if strategy.seq > model.max_seq:
-        found.append(
-            f"sequences of {strategy.seq:,} tokens are longer than the {model.max_seq:,} of {model.name}"
-        )
+        found.append(f"sequences of {strategy.seq:,} tokens are longer than the {model.max_seq:,} of {model.name}")
     mixers = {block.mixer for block in model.blocks}
-    found += [
-        f"{told}; no published run has such layers" for mixer, told in SELDOM.items() if mixer in mixers
-    ]
+    found += [f"{told}; no published run has such layers" for mixer, told in SELDOM.items() if mixer in mixers]
     return found

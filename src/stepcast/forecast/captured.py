@@ -66,12 +66,7 @@ def framework_of(captured: Captured) -> Framework:
     kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
     # Where the program looks at a result, the op that makes it says so; elsewhere the host goes on.
     return replace(
-        MEGATRON_CORE,
-        name="captured",
-        modules=modules,
-        kernels=kernels,
-        execution=Execution.EAGER,
-        runs_ahead=True,
+        MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=Execution.EAGER, runs_ahead=True
     )
 
 

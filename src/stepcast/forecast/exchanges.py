@@ -79,9 +79,7 @@ def sharded(
         inputs = _waiting(last.input_gradient, f"dp all-gather backward {number}")
         found[unit.stop - 1] = replace(last, input_gradient=(*own, *inputs, *ahead))
         names.append(f"dp reduce-scatter {number}")
-        share = Op(
-            names[-1], Collective(CollectiveKind.REDUCE_SCATTER, sizes[number], Group.DP), blocking=False
-        )
+        share = Op(names[-1], Collective(CollectiveKind.REDUCE_SCATTER, sizes[number], Group.DP), blocking=False)
         first = found[unit.start]
         found[unit.start] = replace(first, weight_gradient=(*first.weight_gradient, share))
     body = tuple(Block((layer,)) for layer in found)

@@ -118,9 +118,7 @@ class _Sending:
         for at, (number, of_rank, of_lane, source, target) in enumerate(distinct.tolist()):
             price_s = float(seconds[number] - tails[number])
             still_s = self.still(program.costs[number], price_s)
-            flows, who = self.flows(
-                program.costs[number], of_rank, of_lane, source, target, price_s - still_s
-            )
+            flows, who = self.flows(program.costs[number], of_rank, of_lane, source, target, price_s - still_s)
             if flows is not None and (flows.bytes_on > 0).any():
                 kinds[at] = self.add(flows, of_rank * lanes + of_lane, price_s - still_s, who, still_s)
         task_kind[chosen] = kinds[of.ravel()]

@@ -6,15 +6,7 @@ from functools import partial
 from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, PART_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch
 from stepcast.ir.framework import Framework, Kernels, Modules
-from stepcast.ir.work import (
-    Collective,
-    CollectiveKind,
-    Communication,
-    GroupedMatmul,
-    HostUpdate,
-    Matmul,
-    Work,
-)
+from stepcast.ir.work import Collective, CollectiveKind, Communication, GroupedMatmul, HostUpdate, Matmul, Work
 
 
 def issue_s_of(framework: Framework) -> Callable[[Work, bool], float]:

@@ -89,9 +89,7 @@ def with_slow_ranks(
     slow_stages = dict(conditions.slow_stages)
     for stage in slow_stages:
         if not 0 <= stage < layout.pp:
-            raise ValueError(
-                f"stage {stage} is outside the layout's {layout.pp} stages, 0 to {layout.pp - 1}"
-            )
+            raise ValueError(f"stage {stage} is outside the layout's {layout.pp} stages, 0 to {layout.pp - 1}")
     replicas = set()
     per_stage = layout.rank_of_stage(1)
     for rank, factor in slow_ranks.items():
@@ -101,9 +99,7 @@ def with_slow_ranks(
         slow_stages[stage] = max(factor, slow_stages.get(stage, 1.0))
         replicas.add(rank % per_stage // (layout.tp * layout.cp))
     if len(replicas) > 1:
-        assumptions.append(
-            f"slow ranks of {len(replicas)} data-parallel replicas are simulated in one: an upper bound"
-        )
+        assumptions.append(f"slow ranks of {len(replicas)} data-parallel replicas are simulated in one: an upper bound")
     return replace(conditions, slow_stages=slow_stages)
 
 
@@ -125,9 +121,7 @@ def check_room(layout: Layout, cluster: Cluster) -> None:
         raise ValueError(f"the layout needs {layout.gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
 
 
-def schedule_of(
-    workload: Workload, options: Options, assumptions: list[str]
-) -> Schedule | tuple[str, int, int, int]:
+def schedule_of(workload: Workload, options: Options, assumptions: list[str]) -> Schedule | tuple[str, int, int, int]:
     """The schedule, or its name, stages, micro-batches and chunks."""
     if isinstance(options.schedule, Schedule):
         return options.schedule

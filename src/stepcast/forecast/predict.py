@@ -27,15 +27,7 @@ from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.coded import recomputes_in_vain
-from stepcast.ir.framework import (
-    MEGATRON_CORE,
-    AttentionKernel,
-    Dispatcher,
-    Execution,
-    Framework,
-    Modules,
-    SsmKernels,
-)
+from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Dispatcher, Execution, Framework, Modules, SsmKernels
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
@@ -43,9 +35,7 @@ from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import (
-    Compute,
-)
+from stepcast.ir.work import Compute
 from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
@@ -258,9 +248,7 @@ def _stops_for_transfers(strategy: Strategy) -> bool:
 def _transfer_warnings(strategy: Strategy) -> list[str]:
     if strategy.layout.pp == 1 or strategy.overlap.transfers or _stops_for_transfers(strategy):
         return []
-    return [
-        f"stages of schedule {strategy.schedule} run ahead of their receivers: transfers overlap all the same"
-    ]
+    return [f"stages of schedule {strategy.schedule} run ahead of their receivers: transfers overlap all the same"]
 
 
 def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
@@ -296,9 +284,7 @@ def _scan_assumptions(model: Model, framework: Framework) -> list[str]:
         ]
     found = [f"state-space layers run the fused kernels of {' and '.join(libraries)}"]
     if framework.modules is Modules.TRANSFORMERS:
-        found[0] += (
-            ", if they are installed; transformers falls back to PyTorch operations without them, many "
-        )
+        found[0] += ", if they are installed; transformers falls back to PyTorch operations without them, many "
         found[0] += "times slower" + (" (--ssm-kernels eager)" if Mixer.MAMBA in mixers else "")
     return found
 
@@ -308,9 +294,7 @@ def _scaled_warnings(report: StepReport, cluster: Cluster, precision: str) -> li
         return []
     told = f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
     if cluster.gpu.vendor not in GPU_VENDORS:
-        return [
-            f"{told}times and software are taken as a GPU's; see 'Other accelerators' in docs/clusters.md"
-        ]
+        return [f"{told}times and software are taken as a GPU's; see 'Other accelerators' in docs/clusters.md"]
     return [f"{told}their times are scaled from other GPUs; 'stepcast profile' measures yours"]
 
 

@@ -158,9 +158,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     report = StepReport(
         step_s=step_s,
         breakdown_s=parts,
-        communication_s={
-            str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0
-        },
+        communication_s={str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0},
         stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
         low_s=min(step_s, low_s),
         high_s=max(step_s, high_s),
@@ -247,10 +245,7 @@ def _range(prediction: "Prediction") -> tuple[float, float]:
 
 def _priced_ends(step: Step, pricer: Pricer) -> tuple[float, float]:
     """The step when every price is at the low or the high end of its range."""
-    ends = [
-        step.program.priced(replace(step.prices, seconds=seconds))
-        for seconds in (pricer.low_s, pricer.high_s)
-    ]
+    ends = [step.program.priced(replace(step.prices, seconds=seconds)) for seconds in (pricer.low_s, pricer.high_s)]
     low_s, high_s = makespans_s(step.program, np.stack(ends)).tolist()
     return low_s, high_s
 
@@ -302,12 +297,7 @@ def packed(prediction: "Prediction") -> tuple[Callable[..., "Prediction"], tuple
     return _unpacked, (state, step, run, found)
 
 
-def _unpacked(
-    state: dict[str, Any],
-    step: Step | None,
-    run: Run | None,
-    found: dict[str, Any],
-) -> "Prediction":
+def _unpacked(state: dict[str, Any], step: Step | None, run: Run | None, found: dict[str, Any]) -> "Prediction":
 
     built: Callable[[], Any] = Found(step) if step is not None else _too_long
     ran: Callable[[], Any] = Found(run) if step is not None else _too_long
@@ -421,9 +411,7 @@ class Prediction:
         def finish(report: StepReport, memory: "tuple[StageMemory, ...]") -> StepReport:
             report = self.finish(report, memory) if self.finish else report
             return replace(
-                report,
-                assumptions=(*assumptions, *report.assumptions),
-                warnings=(*report.warnings, *warnings),
+                report, assumptions=(*assumptions, *report.assumptions), warnings=(*report.warnings, *warnings)
             )
 
         return replace(self, finish=finish)

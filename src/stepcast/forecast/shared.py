@@ -74,9 +74,7 @@ def shared_collective(
         return SharedCollective(alone, alone.seconds, network, empty)
     still_s = alone.seconds * min(alone.start_share, MOST_STILL)
     moving_s = alone.seconds - still_s
-    flows = collective_flows(
-        network, seats, grid_of(layout), work, alone.algorithm, moving_s, crossing=crossing
-    )
+    flows = collective_flows(network, seats, grid_of(layout), work, alone.algorithm, moving_s, crossing=crossing)
     found = transfers(network.links, flows, alone_s=np.full(len(flows), moving_s))
     slowed = float((found.end_s / moving_s).max(initial=1.0)) > 1 + SAME
     seconds = float(found.end_s.max()) + still_s if slowed else alone.seconds

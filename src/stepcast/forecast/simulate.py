@@ -149,12 +149,7 @@ def prepared(
         )
 
     found = None
-    if (
-        not fluid
-        and not isinstance(schedule, Schedule)
-        and slots_of(*schedule[1:]) > LONG
-        and _alike(workload)
-    ):
+    if not fluid and not isinstance(schedule, Schedule) and slots_of(*schedule[1:]) > LONG and _alike(workload):
         found = settled(*schedule, lambda schedule: _run(built(schedule)))
 
     @cache

@@ -116,9 +116,7 @@ def _ops(ops: Sequence[Op], letters: Sequence[str], name: str, ways: int) -> lis
         found.append(replace(op, work=_share(op.work, letter.rstrip(SUMMED), name, ways)))
         if letter.endswith(SUMMED) and isinstance(op.work, Matmul):
             size = round(op.work.m * op.work.n * op.work.batch * op.work.dtype.bytes)
-            found.append(
-                Op(f"{op.name} tp all-reduce", Collective(CollectiveKind.ALL_REDUCE, size, Group.TP))
-            )
+            found.append(Op(f"{op.name} tp all-reduce", Collective(CollectiveKind.ALL_REDUCE, size, Group.TP)))
     return found
 
 

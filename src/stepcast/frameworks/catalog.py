@@ -110,10 +110,7 @@ def _filled(value: Any) -> str:
 def _software() -> dict[str, tuple[str, Read]]:
     """A key for each field of a Framework: switches and words by their type, the rest by hand."""
     kinds = get_type_hints(Framework)
-    apart: dict[str, tuple[str, Read]] = {
-        "gradient_dtype": ("gradients", _format),
-        "bucket_bytes": ("bucket", _bucket),
-    }
+    apart: dict[str, tuple[str, Read]] = {"gradient_dtype": ("gradients", _format), "bucket_bytes": ("bucket", _bucket)}
     found: dict[str, tuple[str, Read]] = {}
     for name in kinds.keys() - {"name", "optimizer", "overhead"}:
         plain = _kind(kinds[name]) if kinds[name] in (bool, int) else _one_of(kinds[name])
@@ -165,9 +162,7 @@ CONDITIONS: Mapping[str, Read] = {
     "model": _words,
     "gpu": _words,
     "precision": lambda value: tuple(_one_of(DType)(word) for word in _words(value)),
-    "pp": lambda value: (
-        tuple(_count(each) for each in value) if isinstance(value, list) else (_count(value),)
-    ),
+    "pp": lambda value: tuple(_count(each) for each in value) if isinstance(value, list) else (_count(value),),
     "spread": _kind(bool),
     "pairable": _kind(bool),
 }
@@ -188,18 +183,12 @@ TABLES: Mapping[str, Mapping[str, tuple[str, Read]]] = {
     "defaults": CHOICES,
     "supports": SUPPORTS,
 }
-KEYS = (
-    "description",
-    "extends",
-    *(f"{table}.{key}" for table, entries in TABLES.items() for key in entries),
-)
+KEYS = ("description", "extends", *(f"{table}.{key}" for table, entries in TABLES.items() for key in entries))
 
 
 def framework_names() -> tuple[str, ...]:
     folder = DATA / "frameworks"
-    return tuple(
-        sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
-    )
+    return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")))
 
 
 def load_profile(name_or_path: str) -> Profile:
@@ -222,9 +211,7 @@ def profile_of(framework: Framework) -> Profile:
         return Profile(framework, Defaults())
     profile = load_profile(framework.name)
     old = profile.framework
-    changed = {
-        each.name for each in fields(Framework) if getattr(old, each.name) != getattr(framework, each.name)
-    }
+    changed = {each.name for each in fields(Framework) if getattr(old, each.name) != getattr(framework, each.name)}
     if not changed:
         return profile
     fixed = changed | ({"moment_dtype"} if "optimizer" in changed else set())
@@ -364,10 +351,7 @@ def _residuals(described: Description, tables: object) -> tuple[Residual, ...]:
                 raise described.error(key, "is not a table of dense models or of experts")
             if set(values) != {"factor", "rows", "sources", "spread"}:
                 raise described.error(key, "expected factor, rows, sources and spread")
-            read = {
-                name: (_count if name in ("rows", "sources") else _number)(value)
-                for name, value in values.items()
-            }
+            read = {name: (_count if name in ("rows", "sources") else _number)(value) for name, value in values.items()}
             try:
                 found.append(Residual(generation, kind == "experts", **read))  # type: ignore[arg-type]
             except ValueError as error:
@@ -383,9 +367,7 @@ def _tables(described: Description, value: object, key: str) -> list[tuple[str, 
 
 def _presets(described: Description, tables: object) -> tuple[Preset, ...]:
     lines = [
-        number
-        for number, line in enumerate(described.text.splitlines(), start=1)
-        if line.strip() == "[[presets]]"
+        number for number, line in enumerate(described.text.splitlines(), start=1) if line.strip() == "[[presets]]"
     ]
     if not isinstance(tables, list) or not all(isinstance(each, Mapping) for each in tables):
         raise described.error("presets", "is not a list of [[presets]] tables")

@@ -152,14 +152,10 @@ FEATURES: Mapping[str, Feature] = {
     "schedules": Feature("schedule", lambda run, _: (run.schedule,) if run.layout.pp > 1 else ()),
     "shardings": Feature("sharding", lambda run, _: _used_sharding(run, False)),
     "pipeline_shardings": Feature("sharding in a pipeline", lambda run, _: _used_sharding(run, True)),
-    "dispatchers": Feature(
-        "token dispatch", lambda run, software: (software.dispatcher,) if run.layout.ep > 1 else ()
-    ),
+    "dispatchers": Feature("token dispatch", lambda run, software: (software.dispatcher,) if run.layout.ep > 1 else ()),
     "recompute": Feature("recomputation", _used_recompute),
     "overlaps": Feature("overlap", _used_overlaps),
-    "contexts": Feature(
-        "context-parallel exchange", lambda run, _: (run.context,) if run.layout.cp > 1 else ()
-    ),
+    "contexts": Feature("context-parallel exchange", lambda run, _: (run.context,) if run.layout.cp > 1 else ()),
 }
 
 
@@ -189,9 +185,7 @@ class Settled:
         return Strategy(layout, micro_batch, global_batch, seq, **self.choices)
 
 
-def settle(
-    profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapping[str, Any] | None = None
-) -> Settled:
+def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapping[str, Any] | None = None) -> Settled:
     """What runs under *profile* where the user says *given*: fields of a Strategy or a Framework by name."""
     given, defaults = given or {}, profile.defaults
     precision = given.get("precision", defaults.precision)

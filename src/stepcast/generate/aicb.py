@@ -42,9 +42,7 @@ def aicb_workload(model: Model, strategy: Strategy, times: Times | None = None) 
     """One stage of *model* as AICB v1.1 would write it."""
     layout = strategy.layout
     if model.layers % layout.pp:
-        raise StrategyError(
-            f"{DIALECT} writes equal stages: pp {layout.pp} does not divide {model.layers} layers"
-        )
+        raise StrategyError(f"{DIALECT} writes equal stages: pp {layout.pp} does not divide {model.layers} layers")
     lines = _Lines(model, strategy, times or {})
     return Workload(
         stages=(Stage(lines.body(), lines.prologue(), lines.epilogue()),),
@@ -113,12 +111,8 @@ class _Lines:
         embedding = Collective(REDUCE, self.activation_bytes, Group.TP) if layout.tp > 1 else None
         layers.append(self._line("embedding_grads", inputs=embedding))
         if layout.ep != layout.dp:
-            layers.append(
-                self._line("moe_grad_norm1", weight=Collective(GATHER, 2 * experts, Group.EXPERT_DP))
-            )
-            layers.append(
-                self._line("moe_grad_norm2", weight=Collective(SCATTER, 4 * experts, Group.EXPERT_DP))
-            )
+            layers.append(self._line("moe_grad_norm1", weight=Collective(GATHER, 2 * experts, Group.EXPERT_DP)))
+            layers.append(self._line("moe_grad_norm2", weight=Collective(SCATTER, 4 * experts, Group.EXPERT_DP)))
         return tuple(layers)
 
     def body(self) -> tuple[Block, ...]:

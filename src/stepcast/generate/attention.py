@@ -28,12 +28,7 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
     """The layers of one attention half, in the order of the forward."""
     model = sizes.model
     output = Linear(
-        "output",
-        sizes.tokens,
-        sizes.output_width,
-        model.hidden,
-        sizes.dtype,
-        bias=model.biases.attention_output,
+        "output", sizes.tokens, sizes.output_width, model.hidden, sizes.dtype, bias=model.biases.attention_output
     )
     qkv = _latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)
     layers = [
@@ -80,8 +75,7 @@ def _separate_layer(sizes: Sizes) -> Layer:
     widths = {"query": query, "key": sizes.key_width, "value": sizes.value_width}
     bias = sizes.model.biases.qkv
     linears = tuple(
-        Linear(name, sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=bias)
-        for name, width in widths.items()
+        Linear(name, sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=bias) for name, width in widths.items()
     )
     layer = column_layer(sizes, Role.QKV, linears, *_on_heads(sizes))
     return with_sums(sizes, layer, len(linears))
@@ -122,9 +116,7 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     # Modules written in Python norm queries and keys one after the other.
     normed = turned if sizes.by_operation else {"query key ": width}
     shapes = {
-        name: (tokens, each)
-        if model.qk_norm is QkNorm.WHOLE
-        else (tokens * each // model.head_dim, model.head_dim)
+        name: (tokens, each) if model.qk_norm is QkNorm.WHOLE else (tokens * each // model.head_dim, model.head_dim)
         for name, each in normed.items()
         if model.qk_norm is not QkNorm.NONE
     }
@@ -132,9 +124,7 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
         forward += norm_forward(sizes, f"{name}norm", *shape, heads=True)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, each in turned.items() for op in rotary(sizes, each, name))
-        backward += (
-            op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name)
-        )
+        backward += (op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name))
     for name, shape in shapes.items():
         backward += norm_backward(sizes, f"{name}norm", *shape, heads=True)
     return tuple(forward), tuple(backward)
@@ -188,11 +178,7 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     assert latent is not None
     outer, hidden, dtype = sizes.outer_tokens, model.hidden, sizes.dtype
     down = [Linear("kv down", outer, hidden, latent.kv_rank + latent.rope_dim, dtype)]
-    up = [
-        Linear(
-            "kv up", sizes.tokens, latent.kv_rank, sizes.heads * (latent.nope_dim + latent.value_dim), dtype
-        )
-    ]
+    up = [Linear("kv up", sizes.tokens, latent.kv_rank, sizes.heads * (latent.nope_dim + latent.value_dim), dtype)]
     normed = latent.kv_rank
     if latent.query_rank:
         down.insert(0, Linear("query down", outer, hidden, latent.query_rank, dtype))
@@ -209,10 +195,7 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     norms = norm_backward(sizes, "latent norm", outer, normed)
     lower = layer(
         Role.LATENT_DOWN,
-        (
-            *(op for linear in down for op in linear.forward(sizes)),
-            *norm_forward(sizes, "latent norm", outer, normed),
-        ),
+        (*(op for linear in down for op in linear.forward(sizes)), *norm_forward(sizes, "latent norm", outer, normed)),
         (*waiting(norms, column_waits(sizes, Role.LATENT_UP)), *gradients),
         tuple(op for linear in down for op in linear.weight_gradient(sizes)),
     )

@@ -36,8 +36,7 @@ def _activations(
 ) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     def ops(name: str, tensors: Sequence[int]) -> tuple[Op, ...]:
         return tuple(
-            Op(f"{name} {at}", streamed(K.MUL, rows, inner, reads, 1, sizes.stored))
-            for at, reads in enumerate(tensors)
+            Op(f"{name} {at}", streamed(K.MUL, rows, inner, reads, 1, sizes.stored)) for at, reads in enumerate(tensors)
         )
 
     return ops("activation", forward), ops("activation gradient", backward)
@@ -48,9 +47,7 @@ def _cast_gelu(rows: int, inner: int, narrow: DType) -> tuple[tuple[Op, ...], tu
     wide, elements = DType.FP32, float(rows * inner)
 
     def cast(before: DType, after: DType) -> Elementwise:
-        return Elementwise(
-            K.CAST, rows, inner, before.bytes * elements, after.bytes * elements, False, before
-        )
+        return Elementwise(K.CAST, rows, inner, before.bytes * elements, after.bytes * elements, False, before)
 
     def work(reads: int, dtype: DType = wide, kind: ElementwiseKind = K.MUL) -> Elementwise:
         return streamed(kind, rows, inner, reads, 1, dtype)

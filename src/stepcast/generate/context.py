@@ -74,11 +74,7 @@ class _Core:
     def forward(self, name: str = "core") -> Ops:
         if self._fused:
             ahead = self.sizes.by_operation and lies_by_heads(self.sizes.model)
-            return (
-                *self._by_mask(),
-                Op(name, self._flash(False)),
-                *(self._written.joined() if ahead else ()),
-            )
+            return (*self._by_mask(), Op(name, self._flash(False)), *(self._written.joined() if ahead else ()))
         return self._written.forward() if self.sizes.by_operation else self._unfused()
 
     def backward(self, name: str = "core gradient") -> Ops:
@@ -142,11 +138,7 @@ class _Core:
         softmax: Ops = (Op("softmax", streamed(K.SOFTMAX, rows, columns, seen, 1, wide)),)
         softmax = self._widened("softmax", rows, softmax)
         if not sizes.fused:
-            softmax = (
-                Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)),
-                *self._masked(rows, ""),
-                *softmax,
-            )
+            softmax = (Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)), *self._masked(rows, ""), *softmax)
         if sizes.framework.dropout:
             softmax += (dropped(sizes, "dropout", rows, columns),)
         return (Op("scores", scores), *softmax, Op("values", values), *self._heads_joined(""))
@@ -190,9 +182,7 @@ class _Core:
         head, value = sizes.model.head_dim, sizes.model.value_dim
         seen = 2 * self._seen
         wide = sizes.stream if sizes.strategy.autocast else dtype
-        softmax: Ops = (
-            Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, seen, 1, wide, backward=True)),
-        )
+        softmax: Ops = (Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, seen, 1, wide, backward=True)),)
         softmax = self._widened("softmax gradient", rows, softmax)
         if sizes.framework.dropout:
             softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)

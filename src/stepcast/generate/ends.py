@@ -1,17 +1,7 @@
 """Embedding before the first layer; norm, output projection and loss after the last."""
 
 from stepcast.generate.by_operation import capped
-from stepcast.generate.parts import (
-    K,
-    Linear,
-    Ops,
-    add,
-    collective,
-    layer,
-    norm_backward,
-    norm_forward,
-    norm_layer,
-)
+from stepcast.generate.parts import K, Linear, Ops, add, collective, layer, norm_backward, norm_forward, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits
 from stepcast.ir.dtype import DType
@@ -65,9 +55,7 @@ def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
     (embedding_dense_backward), which is added to the head's where the two share their weights.
     """
     dtype = sizes.stream
-    ops: Ops = (
-        Op("lookup gradient", streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)),
-    )
+    ops: Ops = (Op("lookup gradient", streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)),)
     if sizes.fused:
         return ops
     ops = (Op("lookup gradient fill", streamed(K.FILL, sizes.vocab, width, 0, 1, dtype)), *ops)
@@ -121,10 +109,7 @@ def _loss(sizes: Sizes) -> Layer:
         # The likelihood's gradient is written into zeros before the softmax's is computed from it.
         backward.append(Op("loss gradient fill", streamed(K.FILL, tokens, vocab, 0, 1, DType.FP32)))
     backward.append(
-        Op(
-            "cross entropy gradient",
-            streamed(K.CROSS_ENTROPY, tokens, vocab, 2, 1, DType.FP32, backward=True),
-        )
+        Op("cross entropy gradient", streamed(K.CROSS_ENTROPY, tokens, vocab, 2, 1, DType.FP32, backward=True))
     )
     if sizes.stored is not DType.FP32:
         backward.append(Op("cast gradient", _cast(sizes, 4, sizes.element)))
@@ -151,9 +136,7 @@ def _reductions(sizes: Sizes) -> Ops:
     if sizes.tp == 1:
         return ()
     names = ("maximum", "target logit", "exponential sum")
-    return tuple(
-        collective(f"loss tp all-reduce {name}", REDUCE, 4 * sizes.tokens, Group.TP) for name in names
-    )
+    return tuple(collective(f"loss tp all-reduce {name}", REDUCE, 4 * sizes.tokens, Group.TP) for name in names)
 
 
 def _cast(sizes: Sizes, read: int, write: int) -> Elementwise:

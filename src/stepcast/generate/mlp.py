@@ -69,10 +69,7 @@ def _mlp(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> tuple[
     if sizes.separate and model.gated:
         firsts = (replace(up, name="gate", outputs=inner), replace(up, outputs=inner))
     first = column_layer(sizes, roles[0], firsts, forward, backward)
-    return (
-        with_sums(sizes, first, len(firsts)),
-        row_layer(sizes, roles[1], down, ends),
-    )
+    return (with_sums(sizes, first, len(firsts)), row_layer(sizes, roles[1], down, ends))
 
 
 def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> tuple[Ops, Ops]:
@@ -285,10 +282,7 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
         added = weighted_bias(sizes, rows, width, groups)
     return (
         layer(
-            Role.EXPERTS_UP,
-            up.forward(sizes) + forward,
-            backward + up.input_gradient(sizes),
-            up.weight_gradient(sizes),
+            Role.EXPERTS_UP, up.forward(sizes) + forward, backward + up.input_gradient(sizes), up.weight_gradient(sizes)
         ),
         layer(
             Role.EXPERTS_DOWN,
@@ -303,9 +297,7 @@ def _written_experts(
     sizes: Sizes, experts: Experts, up: Linear, down: Linear, gate: tuple[Ops, Ops]
 ) -> tuple[Layer, Layer]:
     """transformers' grouped products, with what stands around them."""
-    (before, between, after), gradients = grouped_masks(
-        sizes, up.rows, up.inputs, up.outputs, experts.wide_weights
-    )
+    (before, between, after), gradients = grouped_masks(sizes, up.rows, up.inputs, up.outputs, experts.wide_weights)
     first, last = up.weight_gradient(sizes), down.weight_gradient(sizes)
     if sizes.model.biases.mlp:
         groups, dtype = up.groups, sizes.stored
@@ -320,12 +312,7 @@ def _written_experts(
             (*gate[1], *gradients[1], *up.input_gradient(sizes), *gradients[0]),
             first,
         ),
-        layer(
-            Role.EXPERTS_DOWN,
-            (*down.forward(sizes), *after),
-            (*gradients[2], *down.input_gradient(sizes)),
-            last,
-        ),
+        layer(Role.EXPERTS_DOWN, (*down.forward(sizes), *after), (*gradients[2], *down.input_gradient(sizes)), last),
     )
 
 
@@ -336,18 +323,8 @@ def _fused_experts(sizes: Sizes, up: Linear, down: Linear) -> tuple[Layer, Layer
     """
     quantised = replace(down, quantises_input=False), replace(up, quantises_gradient=False)
     return (
-        layer(
-            Role.EXPERTS_UP,
-            up.forward(sizes),
-            quantised[1].input_gradient(sizes),
-            up.weight_gradient(sizes),
-        ),
-        layer(
-            Role.EXPERTS_DOWN,
-            quantised[0].forward(sizes),
-            down.input_gradient(sizes),
-            down.weight_gradient(sizes),
-        ),
+        layer(Role.EXPERTS_UP, up.forward(sizes), quantised[1].input_gradient(sizes), up.weight_gradient(sizes)),
+        layer(Role.EXPERTS_DOWN, quantised[0].forward(sizes), down.input_gradient(sizes), down.weight_gradient(sizes)),
     )
 
 
@@ -355,11 +332,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
     """Back to the tokens' own ranks, weighted by the router and summed, and the residual."""
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
     outer, hidden = sizes.outer_tokens, sizes.model.hidden
-    up = (
-        Linear("latent up", outer, experts.latent, hidden, sizes.dtype, adapted=False)
-        if experts.latent
-        else None
-    )
+    up = Linear("latent up", outer, experts.latent, hidden, sizes.dtype, adapted=False) if experts.latent else None
     return layer(
         Role.COMBINE,
         (

@@ -31,9 +31,7 @@ def written_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) 
         Op(f"{name} weight", streamed(K.BROADCAST, rows, width, 1, 1, weighted)),
     ]
     if weighted is WIDE:
-        ops.insert(
-            -1, Op(f"{name} weight widen", streamed(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS)
-        )
+        ops.insert(-1, Op(f"{name} weight widen", streamed(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS))
     if narrow is not WIDE:
         ops.insert(0, _cast(f"{name} widen", rows, width, narrow, WIDE))
         at = len(ops) if weighted is WIDE else -1
@@ -46,9 +44,7 @@ def _weighted(sizes: Sizes, narrow: DType) -> DType:
     return WIDE if sizes.model.wide_norms else narrow
 
 
-def written_norm_gradient(
-    sizes: Sizes, name: str, rows: int, width: int, narrow: DType, swapped: bool = False
-) -> Ops:
+def written_norm_gradient(sizes: Sizes, name: str, rows: int, width: int, narrow: DType, swapped: bool = False) -> Ops:
     """Of the weight: a product, summed over all rows. Of the input: through the scale, and through the root
     of the mean of squares, whose gradient each element gets a share of; the two added up. *swapped*: the
     gradient arrives with tokens and heads in another order than the input.

@@ -91,17 +91,13 @@ def updated_on_host(sizes: Sizes, elements: int, moved: tuple[float, float], on_
     sent: Ops = ()
     if framework.offloaded is Offloaded.STATES:
         wide = int(FP32_BYTES) if framework.optimizer.master_weights else sizes.gradient
-        sent = tuple(
-            _copy(f"gradients out {at}", HostWay.OUT, each * wide) for at, each in enumerate(sizes_of)
-        )
+        sent = tuple(_copy(f"gradients out {at}", HostWay.OUT, each * wide) for at, each in enumerate(sizes_of))
         updates = [replace(op, after=(copy.name,)) for op, copy in zip(updates, sent, strict=True)]
     if framework.offloaded is Offloaded.WEIGHTS:
         return (*on_gpu, *updates)
     back = [
         # What gathers the weights waits for the last of them.
-        _copy(
-            f"weights in {at}", HostWay.IN, round(each * sizes.strategy.weights.bytes), at == len(updates) - 1
-        )
+        _copy(f"weights in {at}", HostWay.IN, round(each * sizes.strategy.weights.bytes), at == len(updates) - 1)
         for at, each in enumerate(sizes_of)
     ]
     pairs = (op for pair in zip(updates, back, strict=True) for op in pair)

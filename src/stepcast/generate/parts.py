@@ -11,15 +11,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.role import OpPart, Role
 from stepcast.ir.strategy import TrainingKind
-from stepcast.ir.work import (
-    Collective,
-    CollectiveKind,
-    Elementwise,
-    ElementwiseKind,
-    GroupedMatmul,
-    Matmul,
-    streamed,
-)
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, streamed
 from stepcast.ir.workload import Layer, Op
 
 K = ElementwiseKind
@@ -28,11 +20,7 @@ Ops = tuple[Op, ...]
 # rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
 # magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
 # kernels of their own: three reads (Transformer Engine's recipes and csrc/quantizer.cpp, NVFP4Quantizer).
-QUANTISED: dict[DType, tuple[float, float]] = {
-    DType.FP8: (4.0, 2.0),
-    DType.MXFP8: (2.0, 2.0),
-    DType.NVFP4: (6.0, 1.0),
-}
+QUANTISED: dict[DType, tuple[float, float]] = {DType.FP8: (4.0, 2.0), DType.MXFP8: (2.0, 2.0), DType.NVFP4: (6.0, 1.0)}
 # The same of an operand that no weight gradient needs, as under LoRA: its columns are left out, and with them
 # NVFP4's transform (Transformer Engine's modules, columnwise usage where weights require gradients).
 QUANTISED_ROWS: dict[DType, tuple[float, float]] = {
@@ -190,29 +178,18 @@ class Linear:
         names = (f"{self.name} lora down", f"{self.name} lora up")
         match phase:
             case "forward":
-                works = (
-                    low.product(self.rows, rank, self.inputs),
-                    high.product(self.rows, self.outputs, rank),
-                )
+                works = (low.product(self.rows, rank, self.inputs), high.product(self.rows, self.outputs, rank))
             case "input gradient":
-                works = (
-                    low.product(self.rows, self.inputs, rank),
-                    high.product(self.rows, rank, self.outputs),
-                )
+                works = (low.product(self.rows, self.inputs, rank), high.product(self.rows, rank, self.outputs))
             case _:
-                works = (
-                    low.product(self.inputs, rank, self.rows),
-                    high.product(rank, self.outputs, self.rows),
-                )
+                works = (low.product(self.inputs, rank, self.rows), high.product(rank, self.outputs, self.rows))
         return tuple(Op(f"{name} {phase}", work) for name, work in zip(names, works, strict=True))
 
 
 def cast(sizes: Sizes, name: str, rows: int, columns: int, before: DType, after: DType) -> Op:
     """*rows* x *columns* elements of one format in another."""
     elements = float(rows * columns)
-    work = Elementwise(
-        K.CAST, rows, columns, before.bytes * elements, after.bytes * elements, False, sizes.stored
-    )
+    work = Elementwise(K.CAST, rows, columns, before.bytes * elements, after.bytes * elements, False, sizes.stored)
     return Op(name, work)
 
 
@@ -240,10 +217,7 @@ def norm_layer(
     forward: Ops = ()
     gradient: Ops = ()
     if sizes.model.pre_norms or not branches:
-        forward, gradient = (
-            norm_forward(sizes, "norm", rows, width),
-            norm_backward(sizes, "norm", rows, width),
-        )
+        forward, gradient = (norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width))
     if sizes.casts:
         # The input of each product is cast by itself, and each gradient back before they are added up.
         copies = products if sizes.separate else 1
@@ -271,9 +245,7 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
         return written_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
     ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
     if not sizes.fused:
-        ops.append(
-            Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 2, 0, sizes.stream, backward=True))
-        )
+        ops.append(Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 2, 0, sizes.stream, backward=True)))
         vectors = sizes.model.norm.elements(width) // width
         ops += vector_accumulated(sizes, name, *(width,) * vectors)
     return tuple(ops)
@@ -336,10 +308,7 @@ def with_sums(sizes: Sizes, layer: Layer, products: int) -> Layer:
     if sizes.fused:
         return layer
     sums = tuple(
-        Op(
-            f"input gradient sum {number}",
-            streamed(K.ADD, sizes.tokens, sizes.model.hidden, 2, 1, sizes.stored),
-        )
+        Op(f"input gradient sum {number}", streamed(K.ADD, sizes.tokens, sizes.model.hidden, 2, 1, sizes.stored))
         for number in range(1, products)
     )
     return replace(layer, input_gradient=(*layer.input_gradient, *sums))
@@ -353,6 +322,5 @@ def waiting(ops: Ops, after: tuple[str, ...]) -> Ops:
 def renamed(prefix: str, ops: Iterable[Op]) -> Ops:
     """*ops* again under other names, what they wait for included."""
     return tuple(
-        replace(op, name=f"{prefix} {op.name}", after=tuple(f"{prefix} {name}" for name in op.after))
-        for op in ops
+        replace(op, name=f"{prefix} {op.name}", after=tuple(f"{prefix} {name}" for name in op.after)) for op in ops
     )

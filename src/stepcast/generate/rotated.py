@@ -59,11 +59,7 @@ def written_rotary_gradient(sizes: Sizes, width: int, name: str) -> Ops:
         ops.append(_cast(f"{name}rotary gradient widen", tokens, width, sizes.stored, dtype))
     if sizes.model.attention_sinks:
         ops += [op(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
-        ops += [
-            op("negate", K.BROADCAST, half, 1),
-            op("difference", K.ADD, half, 2),
-            op("sum", K.ADD, half, 2),
-        ]
+        ops += [op("negate", K.BROADCAST, half, 1), op("difference", K.ADD, half, 2), op("sum", K.ADD, half, 2)]
         ops.append(op("join", K.COPY, turned, 1))
     else:
         ops += [

@@ -25,11 +25,7 @@ def selective_layers(sizes: Sizes) -> tuple[Layer, ...]:
     layers = [
         norm_layer(sizes, Role.MAMBA_NORM, sizes.outer_tokens),
         column_layer(
-            sizes,
-            Role.MAMBA_IN,
-            (into,),
-            (Op("convolution", convolved),),
-            (Op("convolution gradient", back),),
+            sizes, Role.MAMBA_IN, (into,), (Op("convolution", convolved),), (Op("convolution gradient", back),)
         ),
         _steps(sizes, own),
         _scan(sizes, own),

@@ -119,9 +119,7 @@ class StageMaker:
             unit = self._unit(end_layers(self.model, self._alike, self.framework, embedding=False), held)
             if shared:
                 ends = units[0]
-                unit = replace(
-                    unit, held=_less(unit.held, ends.held), trained=_less(unit.trained, ends.trained)
-                )
+                unit = replace(unit, held=_less(unit.held, ends.held), trained=_less(unit.trained, ends.trained))
             units.append(unit)
             if self.strategy.further_tokens:
                 units += [self._further()] * self.strategy.further_tokens
@@ -209,9 +207,7 @@ def end_layers(model: Model, strategy: Strategy, framework: Framework, embedding
 
 
 @lru_cache(maxsize=4096)
-def block_layers(
-    model: Model, strategy: Strategy, framework: Framework, kind: Kind, whole: bool
-) -> tuple[Layer, ...]:
+def block_layers(model: Model, strategy: Strategy, framework: Framework, kind: Kind, whole: bool) -> tuple[Layer, ...]:
     """One transformer layer, recomputed as a *whole* or not, under the view of a layer."""
     sizes = Sizes(model, strategy, framework)
     layers = _recomputed(sizes, _halves(sizes, kind), whole)
@@ -292,9 +288,7 @@ def _cheap_half(sizes: Sizes, layers: tuple[Layer, ...]) -> Ops:
     blocks and no delta nets, which keep everything.
     """
     again: list[Op] = []
-    for role, op in (
-        (layer.role, op) for layer in layers if layer.role not in RECURRENT for op in layer.forward
-    ):
+    for role, op in ((layer.role, op) for layer in layers if layer.role not in RECURRENT for op in layer.forward):
         match op.work:
             case Elementwise() if op.part not in (OpPart.RESIDUAL, OpPart.SUM):
                 again.append(op)

@@ -32,11 +32,7 @@ from stepcast.ir.workload import Layer
 # Into which Transformer Engine cuts a product whose result is summed beside it (module/base.py,
 # initialize_ub: num_splits of the method "pipeline").
 PARTS = 4
-GATHER, SCATTER, REDUCE = (
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER,
-    CollectiveKind.ALL_REDUCE,
-)
+GATHER, SCATTER, REDUCE = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 
 
 def tensor_bytes(sizes: Sizes, width: int | None = None) -> int:

@@ -16,9 +16,7 @@ R = Role
 # The lines of AICB and the generated layers whose computation belongs to them.
 LINES: dict[str, tuple[Role, ...]] = {
     "embedding_layer": (R.EMBEDDING,),
-    "attention_column": (
-        *(R.ATTENTION_NORM, R.QKV, R.LATENT_DOWN, R.LATENT_UP, R.CORE, R.ATTENTION_POST_NORM),
-    ),
+    "attention_column": (*(R.ATTENTION_NORM, R.QKV, R.LATENT_DOWN, R.LATENT_UP, R.CORE, R.ATTENTION_POST_NORM),),
     "attention_row": (R.ATTENTION_OUTPUT,),
     "mlp_column": (R.MLP_NORM, R.MLP_UP, R.MLP_POST_NORM),
     "mlp_row": (R.MLP_DOWN,),

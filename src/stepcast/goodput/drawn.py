@@ -35,9 +35,7 @@ class Courses:
     @property
     def error_s(self) -> float:
         """Standard error of the mean of *total_s*."""
-        return (
-            float(self.total_s.std(ddof=1) / math.sqrt(len(self.total_s))) if len(self.total_s) > 1 else 0.0
-        )
+        return float(self.total_s.std(ddof=1) / math.sqrt(len(self.total_s))) if len(self.total_s) > 1 else 0.0
 
 
 def draw(process: Process, runs: int, generator: np.random.Generator) -> Courses:
@@ -45,9 +43,7 @@ def draw(process: Process, runs: int, generator: np.random.Generator) -> Courses
     if not process.failures_per_s:
         none = np.zeros(runs)
         pauses_s = process.checkpoints * process.pause_s
-        return Courses(
-            np.full(runs, process.work_s + pauses_s), process.work_s, pauses_s, none, none, none, none, none
-        )
+        return Courses(np.full(runs, process.work_s + pauses_s), process.work_s, pauses_s, none, none, none, none, none)
     check_progress(process)
     failures = expected(process).failures
     if failures > MOST_FAILURES or failures * runs > INTERRUPTIONS.most:
@@ -87,14 +83,7 @@ class _Drawing:
         spent_s = process.work_s + pauses_s + self.lost_s + self.restarts_s + self.waiting_s
         shrunk_s = np.maximum(0.0, self.now_s - spent_s) if self.shrinks else np.zeros(self.runs)
         return Courses(
-            self.now_s,
-            process.work_s,
-            pauses_s,
-            self.lost_s,
-            self.restarts_s,
-            self.waiting_s,
-            shrunk_s,
-            self.failures,
+            self.now_s, process.work_s, pauses_s, self.lost_s, self.restarts_s, self.waiting_s, shrunk_s, self.failures
         )
 
     def _attempt(self, going: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -107,9 +96,7 @@ class _Drawing:
         in_restart = until_s < restart_s
         up_s = until_s - restart_s
         left = process.checkpoints - self.saved[going]
-        period_s = (
-            process.interval_s / speed + process.pause_s if process.checkpoints else np.ones(going.size)
-        )
+        period_s = process.interval_s / speed + process.pause_s if process.checkpoints else np.ones(going.size)
         need_s = left * period_s + process.last_s / speed
         regrown = np.zeros(going.size, dtype=np.int64)
         if self.shrinks:
@@ -122,9 +109,7 @@ class _Drawing:
         safe = np.floor((up_s - process.lag_s) / period_s).clip(0, left).astype(np.int64)
         safe = np.where(failed & ~in_restart, safe, np.where(ended, left, regrown))
         ran_s = np.where(
-            in_restart,
-            0.0,
-            np.where(ended, need_s, np.where(failed, up_s, regrown * period_s + process.lag_s)),
+            in_restart, 0.0, np.where(ended, need_s, np.where(failed, up_s, regrown * period_s + process.lag_s))
         )
         self.saved[going] += safe
         restarting_s = np.where(in_restart, until_s, restart_s)
@@ -145,9 +130,7 @@ class _Drawing:
         away = self._away(going)
         back_s = np.where(self.back_s[going] > self.now_s[going, None], self.back_s[going], np.inf)
         back_s.sort(axis=1)
-        return self.speeds[away], back_s[
-            np.arange(going.size), np.minimum(self.wanted[away], back_s.shape[1]) - 1
-        ]
+        return self.speeds[away], back_s[np.arange(going.size), np.minimum(self.wanted[away], back_s.shape[1]) - 1]
 
     def _away(self, going: NDArray[np.intp]) -> NDArray[np.intp]:
         return np.asarray((self.back_s[going] > self.now_s[going, None]).sum(axis=1), dtype=np.intp)

@@ -133,10 +133,7 @@ class Plan:
     def _repr_html_(self) -> str:
         from stepcast.views.notebook import plan_html
 
-        about = {
-            "failures": self.operation.failures.name,
-            "checkpoint_bytes": self.operation.saving.size_bytes,
-        }
+        about = {"failures": self.operation.failures.name, "checkpoint_bytes": self.operation.saving.size_bytes}
         return plan_html({**self.facts(), **about})
 
     @property

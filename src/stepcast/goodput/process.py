@@ -94,9 +94,7 @@ class Split:
 
     @property
     def total_s(self) -> float:
-        return (
-            self.work_s + self.checkpoints_s + self.lost_s + self.restarts_s + self.waiting_s + self.shrunk_s
-        )
+        return self.work_s + self.checkpoints_s + self.lost_s + self.restarts_s + self.waiting_s + self.shrunk_s
 
     def __add__(self, other: "Split") -> "Split":
         return Split(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))

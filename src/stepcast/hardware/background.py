@@ -66,9 +66,7 @@ def _pattern(entry: dict[str, Any], where: str) -> Pattern:
     if period_s == 0:
         raise ValueError("period: must be above zero")
     size_bytes = parse_quantity(entry["bytes"], Dimension.SIZE)
-    return Pattern(
-        str(entry.get("name", where)), nodes, Spread(spread), size_bytes, period_s, _time(entry, "start")
-    )
+    return Pattern(str(entry.get("name", where)), nodes, Spread(spread), size_bytes, period_s, _time(entry, "start"))
 
 
 def _job(entry: dict[str, Any], where: str) -> OtherJob:

@@ -84,13 +84,9 @@ def _cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     entries = dict(_node_of(gpu_alone) if gpu_alone else _described("clusters", name, ()))
     for text in (*own, *overrides):
         _set(entries, text)
-    gpu_entries = {
-        key.removeprefix("gpu."): entry for key, entry in entries.items() if key.startswith("gpu.")
-    }
+    gpu_entries = {key.removeprefix("gpu."): entry for key, entry in entries.items() if key.startswith("gpu.")}
     if not gpu_entries:
-        raise CatalogError(
-            name, "gpu", "is missing; name one of the catalogue or describe it in a [gpu] table"
-        )
+        raise CatalogError(name, "gpu", "is missing; name one of the catalogue or describe it in a [gpu] table")
     gpu_name = "custom"
     if "base" in gpu_entries:
         base = gpu_entries["base"]
@@ -159,9 +155,7 @@ def _aliases() -> dict[str, dict[str, str]]:
 @lru_cache(maxsize=2)
 def _names(kind: str) -> tuple[str, ...]:
     folder = DATA / kind
-    return tuple(
-        sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
-    )
+    return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")))
 
 
 def _normal(name: str) -> str:

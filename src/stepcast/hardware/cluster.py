@@ -59,9 +59,7 @@ class Topology:
         """What prices of collectives one by one leave out, as a warning; flows over the links know it."""
         said = {"routing": self.routing is not Routing.SPRAY, "failed": self.failed, "slow": self.slow}
         names = " and ".join(f"network.{name}" for name, given in said.items() if given)
-        return (
-            [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []
-        )
+        return [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []
 
     def __post_init__(self) -> None:
         require_amounts(self, "switch_latency_s")
@@ -99,9 +97,7 @@ class Topology:
                 f"({self.leaf_nodes or 'not given'})"
             )
         if self.pod_nodes % self.scale_up_nodes:
-            raise ValueError(
-                f"pod_nodes ({self.pod_nodes}) must hold whole scale-up domains of {self.scale_up_nodes}"
-            )
+            raise ValueError(f"pod_nodes ({self.pod_nodes}) must hold whole scale-up domains of {self.scale_up_nodes}")
 
 
 # A host: its GPUs, the fabric that joins them and the NICs that leave it.
@@ -164,9 +160,7 @@ class Fabric:
         if self.in_switch_reduction and self.kind is not FabricKind.NVSWITCH:
             raise ValueError(f"in_switch_reduction needs an nvswitch fabric, not {self.kind}")
         if not 0 < self.reduction_share <= 1:
-            raise ValueError(
-                f"reduction_share must lie above 0 and be at most 1, not {self.reduction_share!r}"
-            )
+            raise ValueError(f"reduction_share must lie above 0 and be at most 1, not {self.reduction_share!r}")
 
     def between(self, a: int, b: int, gpus: int) -> Link:
         """The way from GPU *a* to GPU *b* of a node that has *gpus*."""
@@ -283,15 +277,11 @@ class Cluster:
         if self.other is not None and (self.nodes is None or self.other.nodes is None):
             raise ValueError("nodes of both kinds must be told: nodes, and other.nodes")
         if self.nodes != 1 and self.node.nic is None:
-            raise ValueError(
-                "a cluster of several nodes needs node.nics and node.nic; nodes = 1 does without"
-            )
+            raise ValueError("a cluster of several nodes needs node.nics and node.nic; nodes = 1 does without")
         if self.topology.scale_up_nodes > 1 and self.node.fabric.kind is not FabricKind.NVSWITCH:
             raise ValueError("scale_up_nodes above 1 needs an nvswitch fabric")
         if self.topology.kind is NetworkKind.DRAGONFLY and self.nodes is None:
-            raise ValueError(
-                "nodes must be told: what leaves a dragonfly's pod is shared by its links to all others"
-            )
+            raise ValueError("nodes must be told: what leaves a dragonfly's pod is shared by its links to all others")
         if self.topology.shape and self.nodes is not None and self.nodes != self.torus_nodes:
             raise ValueError(f"nodes ({self.nodes}) must fill the torus ({self.torus_nodes})")
 

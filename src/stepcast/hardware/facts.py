@@ -18,9 +18,7 @@ def looks_like_cluster(head: str) -> bool:
         return bool(CLUSTER_KEYS & set(parse_toml(head)))
     except FormatError:
         # A mistake in the file is reported when it is loaded; here only its look counts.
-        return any(
-            line.strip().startswith(("[node", "[gpu", "[network", 'base = "')) for line in head.splitlines()
-        )
+        return any(line.strip().startswith(("[node", "[gpu", "[network", 'base = "')) for line in head.splitlines())
 
 
 def cluster_facts(cluster: Cluster) -> Facts:

@@ -10,19 +10,10 @@ from stepcast.ir.check import require_amounts, require_counts, require_positive
 # a GPU that lacks it is converted to fp32, never to fp16, whose range is smaller. Scaled formats (fp8, mxfp8,
 # fp4, nvfp4) have no substitute: Transformer Engine's check_fp8_support, check_mxfp8_support and
 # check_nvfp4_support (pytorch/quantization.py) refuse GPUs without their units.
-RUNS_AS: dict[str, tuple[str, ...]] = {
-    "tf32": ("fp32",),
-    "fp16": ("fp32",),
-    "bf16": ("fp32",),
-}
+RUNS_AS: dict[str, tuple[str, ...]] = {"tf32": ("fp32",), "fp16": ("fp32",), "bf16": ("fp32",)}
 
 # Architectures whose kernels, and errors of predictions, are alike, by the name of one of them.
-GENERATIONS: Mapping[str, str] = {
-    "volta": "ampere",
-    "blackwell-ultra": "blackwell",
-    "cdna3": "cdna",
-    "cdna4": "cdna",
-}
+GENERATIONS: Mapping[str, str] = {"volta": "ampere", "blackwell-ultra": "blackwell", "cdna3": "cdna", "cdna4": "cdna"}
 ORDINARY = ("fp32", "fp64")  # formats that ordinary cores multiply
 
 
@@ -33,9 +24,7 @@ class Gpu:
     name: str
     vendor: str
     architecture: str
-    matrix_flops: Mapping[str, float] = field(
-        hash=False
-    )  # matrix multiply, on tensor cores where there are any
+    matrix_flops: Mapping[str, float] = field(hash=False)  # matrix multiply, on tensor cores where there are any
     vector_flops: Mapping[str, float] = field(hash=False)  # everything else
     memory_bytes: float
     memory_bandwidth_bytes_per_s: float
@@ -50,9 +39,7 @@ class Gpu:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_positive(
-            self, "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes", "clock_hz", "power_w"
-        )
+        require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes", "clock_hz", "power_w")
         require_positive(self, "shared_memory_per_sm_bytes")
         require_amounts(self, "launch_overhead_s")
         require_counts(self, 1, "sms")
@@ -61,9 +48,7 @@ class Gpu:
                 raise ValueError(f"{self.name}: fp32 peak is missing")
             for dtype, flops in table.items():
                 if not (math.isfinite(flops) and flops > 0):
-                    raise ValueError(
-                        f"{self.name}: {dtype} peak must be finite and above zero, not {flops!r}"
-                    )
+                    raise ValueError(f"{self.name}: {dtype} peak must be finite and above zero, not {flops!r}")
 
     @property
     def generation(self) -> str:

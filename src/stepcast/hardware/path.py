@@ -160,10 +160,7 @@ class GroupPath:
 
 
 def resolve(
-    cluster: Cluster,
-    ranks: Sequence[int],
-    active_per_node: int | None = None,
-    placement: Placement = FILLED,
+    cluster: Cluster, ranks: Sequence[int], active_per_node: int | None = None, placement: Placement = FILLED
 ) -> GroupPath:
     """The links that *ranks* cross while *active_per_node* GPUs of each node (None: all) use its NICs."""
     members = sorted(set(ranks))
@@ -195,9 +192,7 @@ def resolve(
     )
 
 
-def job_path(
-    cluster: Cluster, ranks: int, ranks_per_node: int | None = None, place: Place = Place.EVEN
-) -> GroupPath:
+def job_path(cluster: Cluster, ranks: int, ranks_per_node: int | None = None, place: Place = Place.EVEN) -> GroupPath:
     """The links of a job that is one group: *ranks* in order, or *ranks_per_node* on the first GPUs of each.
 
     Nothing else runs on its nodes, so its ranks have their NICs to themselves.
@@ -236,9 +231,7 @@ def _slowest_path(
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = placed(place, cluster, layout.gpus, whole)
     paths = [
-        _RESOLVED.get(
-            (cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement
-        )
+        _RESOLVED.get((cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement)
         for ranks in _distinct(groups, cluster, placement)
     ]
     return max(paths, key=_slowness)
@@ -268,9 +261,7 @@ def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) 
         # Of each shape the first.
         known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
     return sorted(
-        tuple([first + offset for offset in offsets])
-        for offsets, shapes in known.items()
-        for first in shapes.values()
+        tuple([first + offset for offset in offsets]) for offsets, shapes in known.items() for first in shapes.values()
     )
 
 

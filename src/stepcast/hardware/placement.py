@@ -112,7 +112,4 @@ def _even(cluster: Cluster, ranks: int, whole: tuple[int, ...]) -> Placement:
     return FILLED
 
 
-PLACES: dict[Place, Callable[[Cluster, int, tuple[int, ...]], Placement]] = {
-    Place.EVEN: _even,
-    Place.PACKED: _packed,
-}
+PLACES: dict[Place, Callable[[Cluster, int, tuple[int, ...]], Placement]] = {Place.EVEN: _even, Place.PACKED: _packed}

@@ -205,9 +205,7 @@ class Reader:
         if field.name in ("failed", "slow"):
             for name in value:
                 if not isinstance(name, str):
-                    raise CatalogError(
-                        self.entries[key].where, key, f"{name!r} is not a text, the name of a link"
-                    )
+                    raise CatalogError(self.entries[key].where, key, f"{name!r} is not a text, the name of a link")
         return tuple(value)
 
     @contextmanager
@@ -247,9 +245,7 @@ def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
         if reached > flops["matrix"].get(dtype, 0.0):
             key = f"reached.{dtype}"
             raise CatalogError(
-                entries[key].where,
-                key,
-                f"a product cannot exceed the peak, matrix.{dtype}; correct one of them",
+                entries[key].where, key, f"a product cannot exceed the peak, matrix.{dtype}; correct one of them"
             )
     peaks = {f"{unit}_flops": values for unit, values in flops.items()}
     return read.build(Gpu, "", name=name, sources=read.sources(), **peaks)
@@ -279,7 +275,5 @@ def build_cluster(
     communication = read.build(Communication, "communication.")
     topology = read.build(Topology, "network.")
     gpu_sources = {f"gpu.{key}": source for key, source in gpu.sources.items()}
-    cluster = read.build(
-        Cluster, "", name=name, node=node, topology=topology, communication=communication, other=other
-    )
+    cluster = read.build(Cluster, "", name=name, node=node, topology=topology, communication=communication, other=other)
     return replace(cluster, sources=gpu_sources | read.sources() | usual_sources)

@@ -17,8 +17,7 @@ from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
 
 FORMAT, VERSION = "stepcast-captured", 3
 WORKS = {
-    each.__name__.lower(): each
-    for each in (Matmul, GroupedMatmul, Attention, RecurrentCells, Elementwise, Recorded)
+    each.__name__.lower(): each for each in (Matmul, GroupedMatmul, Attention, RecurrentCells, Elementwise, Recorded)
 }
 ENUMS: dict[str, Any] = {"dtype": DType, "kind": ElementwiseKind}
 
@@ -64,8 +63,7 @@ def read(source: Source) -> Captured:
         raise FormatError(f"no captured program: {error}", source.path) from None
     if found.version != VERSION:
         raise FormatError(
-            f"version {found.version}; this stepcast reads version {VERSION}: capture the program again",
-            source.path,
+            f"version {found.version}; this stepcast reads version {VERSION}: capture the program again", source.path
         )
     LAYERS.check(sum(len(numbers) * max(1, times) for numbers, times in found.body) // 100)
     works = [_work(row) for row in found.works]
@@ -73,10 +71,7 @@ def read(source: Source) -> Captured:
     body = tuple(Block(tuple(_at(layers, at) for at in numbers), times) for numbers, times in found.body)
     epilogue = tuple(_at(layers, at) for at in found.epilogue)
     workload = Workload(
-        (Stage(body, epilogue=epilogue),),
-        name=found.name,
-        source="captured",
-        warnings=tuple(found.warnings),
+        (Stage(body, epilogue=epilogue),), name=found.name, source="captured", warnings=tuple(found.warnings)
     )
     try:
         memory = CapturedMemory(**found.memory)
@@ -123,11 +118,7 @@ def _layer(found: _Layer, works: list[Work]) -> Layer:
 
 
 def _op(row: list[Any], works: list[Work]) -> Op:
-    if (
-        len(row) not in (2, 3, 4)
-        or not isinstance(row[0], str)
-        or not all(type(each) is int for each in row[1:])
-    ):
+    if len(row) not in (2, 3, 4) or not isinstance(row[0], str) or not all(type(each) is int for each in row[1:]):
         raise FormatError(f"no op: {row}")
     kernels, *reads = row[2:] or [1]
     return Op(row[0], _at(works, row[1]), kernels=kernels, host_reads=reads == [1])

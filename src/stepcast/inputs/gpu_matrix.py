@@ -13,9 +13,7 @@ from stepcast.ir.wiring import Wiring, fabric_of
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]{0,8}m")
 HEADER = re.compile(r"^(?:\x1b\[[0-9;]{0,8}m)?[ \t]*GPU0(?:[ \t]|$)", re.MULTILINE)
-DEVICE = re.compile(
-    r"(GPU|NIC)[0-9]{1,4}|mlx[0-9]_[0-9a-z_]{1,24}|(?:bnxt_re|rdmap|irdma|hfi)[0-9a-z_]{1,24}"
-)
+DEVICE = re.compile(r"(GPU|NIC)[0-9]{1,4}|mlx[0-9]_[0-9a-z_]{1,24}|(?:bnxt_re|rdmap|irdma|hfi)[0-9a-z_]{1,24}")
 WAY = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|PSB|C2C|DIS|N/A")
 NEAR = ("PIX", "PXB", "PHB")
 
@@ -68,11 +66,7 @@ def _rows(source: Source) -> dict[str, dict[str, str]]:
         ways = words[1 : 1 + len(columns)]
         wrong = next((way for way in ways if not WAY.fullmatch(way)), None)
         if wrong is not None or len(ways) < len(columns):
-            told = (
-                f"{wrong[:20]!r} is no way between devices"
-                if wrong
-                else f"{len(ways)} of {len(columns)} ways"
-            )
+            told = f"{wrong[:20]!r} is no way between devices" if wrong else f"{len(ways)} of {len(columns)} ways"
             raise FormatError(f"{words[0]}: {told}; expected such as NV18, PIX or SYS", source.path, number)
         if words[0] in rows:
             raise FormatError(f"{words[0]} has a second row", source.path, number)

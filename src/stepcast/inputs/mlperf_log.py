@@ -13,13 +13,7 @@ from stepcast.units import MS
 MARK = ":::MLLOG"
 # What a submission states of its run.
 STATED = (
-    *(
-        "submission_benchmark",
-        "submission_org",
-        "submission_platform",
-        "global_batch_size",
-        "max_sequence_length",
-    ),
+    *("submission_benchmark", "submission_org", "submission_platform", "global_batch_size", "max_sequence_length"),
     *("gradient_accumulation_steps", "seed", "max_steps", "opt_base_learning_rate", "train_samples"),
     *("tensor_parallelism", "pipeline_parallelism", "context_parallelism", "expert_parallelism"),
     *("micro_batch_size", "world_size", "number_of_nodes", "accelerators_per_node"),
@@ -77,9 +71,7 @@ def _samples(more: dict[str, Any]) -> int:
     return -1
 
 
-def _steps(
-    facts: dict[str, Any], blocks: list[tuple[int, float]], rates: list[float]
-) -> tuple[LoggedStep, ...]:
+def _steps(facts: dict[str, Any], blocks: list[tuple[int, float]], rates: list[float]) -> tuple[LoggedStep, ...]:
     """A step's time follows from samples a second, or from samples between two blocks."""
     batch = facts.get("global_batch_size")
     if not isinstance(batch, int) or batch < 1:

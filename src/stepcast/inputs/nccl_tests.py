@@ -99,9 +99,7 @@ def _find_table(lines: Iterator[tuple[int, str]], source: Source) -> tuple[list[
             return before, line, number
         if TELLING.search(text):
             before.append(text)
-    raise FormatError(
-        "has no table; expected a header line with size, count, time, algbw and busbw", source.path
-    )
+    raise FormatError("has no table; expected a header line with size, count, time, algbw and busbw", source.path)
 
 
 class _Rows:
@@ -131,9 +129,7 @@ class _Rows:
                 continue
             if len(fields) == width and fields[other_time_at] != "N/A":
                 try:
-                    row = sweep_row(
-                        int(fields[0]), float(fields[time_at]) * US, float(fields[other_time_at]) * US
-                    )
+                    row = sweep_row(int(fields[0]), float(fields[time_at]) * US, float(fields[other_time_at]) * US)
                 except ValueError as error:
                     raise FormatError(f"{error}; {ROW_EXPECTED}", self._source.path, number) from None
             else:
@@ -169,9 +165,7 @@ def _odd_row(fields: list[str], table: _Table, source: Source, line: int) -> tup
     if len(fields) == table.width - 1 and table.operation_at is not None:
         fields = [*fields[: table.operation_at], "none", *fields[table.operation_at :]]
     if len(fields) < table.width:
-        raise FormatError(
-            f"a row of {len(fields)} columns; expected the header's {table.width}", source.path, line
-        )
+        raise FormatError(f"a row of {len(fields)} columns; expected the header's {table.width}", source.path, line)
     try:
         times_s = [_seconds(fields[index]) for index in table.times_at[:2]]
         return SweepRow(int(fields[0]), times_s[0], times_s[1]), fields
@@ -247,9 +241,7 @@ def _participants(before: list[str], warnings: list[str]) -> tuple[int, int, str
     return ranks, 1, ""
 
 
-def _kind(
-    lines: list[str], table: _Table, fields: list[str], ranks: int, warnings: list[str]
-) -> CollectiveKind | None:
+def _kind(lines: list[str], table: _Table, fields: list[str], ranks: int, warnings: list[str]) -> CollectiveKind | None:
     """From the program's name where the log prints it, else from bandwidths, operation and root."""
     program = next((match for match in map(PROGRAM.search, lines) if match), None)
     if program:

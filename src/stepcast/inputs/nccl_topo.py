@@ -116,9 +116,7 @@ class _Dump:
         host = cpu.get("host_hash", "")
         self.hosts[host] += 1
         self.sockets.add((host, cpu.get("numaid", "")))
-        self.gpus.append(
-            (device.get("busid", ""), device.get("device", "").lower(), attributes.get("sm", ""))
-        )
+        self.gpus.append((device.get("busid", ""), device.get("device", "").lower(), attributes.get("sm", "")))
         speed = re.match(r"([0-9.]{1,8}) GT/s", device.get("link_speed", ""))
         width = device.get("link_width", "0")
         if speed and width.isdigit() and _number(speed[1]) >= 8:
@@ -138,9 +136,7 @@ class _Dump:
         hosts = len(self.hosts)
         warnings = []
         if len(set(self.hosts.values())) > 1:
-            raise FormatError(
-                f"its {hosts} hosts have {min(self.hosts.values())} to {max(self.hosts.values())} GPUs"
-            )
+            raise FormatError(f"its {hosts} hosts have {min(self.hosts.values())} to {max(self.hosts.values())} GPUs")
         gpus = len(self.gpus) // hosts
         device = Counter(device for _, device, _ in self.gpus).most_common(1)[0][0]
         if device not in DEVICES:

@@ -66,9 +66,7 @@ def _read(database: sqlite3.Connection, path: str) -> Timeline:
         _add(builder, text, device, f"stream {stream}", start, end, kind, path)
     if COPIES in tables:
         for start, end, device, stream, size in _rows(database, COPIES, ("deviceId", "streamId"), "bytes"):
-            _add(
-                builder, f"copy of {size} bytes", device, f"stream {stream}", start, end, SpanKind.COPY, path
-            )
+            _add(builder, f"copy of {size} bytes", device, f"stream {stream}", start, end, SpanKind.COPY, path)
     if RANGES in tables:
         _add_ranges(database, names, builder, path)
     if not len(builder):
@@ -76,29 +74,21 @@ def _read(database: sqlite3.Connection, path: str) -> Timeline:
     return builder.build(measured=True, source=path, facts={"format": "nsys", "kernels": int(rows)})
 
 
-def _rows(
-    database: sqlite3.Connection, table: str, keys: tuple[str, ...], *wanted: str
-) -> Iterator[tuple[Any, ...]]:
+def _rows(database: sqlite3.Connection, table: str, keys: tuple[str, ...], *wanted: str) -> Iterator[tuple[Any, ...]]:
     """Start, end, *keys* and the first of *wanted* that the table has, in order of start."""
     known = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
     last = next((name for name in wanted if name in known), "NULL")
     columns = ", ".join((*(key if key in known else "0" for key in keys), last))
-    yield from database.execute(
-        f"SELECT start, end, {columns} FROM {table} WHERE end IS NOT NULL ORDER BY start"
-    )
+    yield from database.execute(f"SELECT start, end, {columns} FROM {table} WHERE end IS NOT NULL ORDER BY start")
 
 
-def _add_ranges(
-    database: sqlite3.Connection, names: dict[Any, Any], builder: TimelineBuilder, path: str
-) -> None:
+def _add_ranges(database: sqlite3.Connection, names: dict[Any, Any], builder: TimelineBuilder, path: str) -> None:
     """NVTX push/pop ranges of the host."""
     known = {row[1] for row in database.execute(f"PRAGMA table_info({RANGES})")}
     text = "text" if "text" in known else "NULL"
     number = "textId" if "textId" in known else "NULL"
     thread = "globalTid" if "globalTid" in known else "0"
-    query = (
-        f"SELECT start, end, {text}, {number}, {thread} FROM {RANGES} WHERE end IS NOT NULL ORDER BY start"
-    )
+    query = f"SELECT start, end, {text}, {number}, {thread} FROM {RANGES} WHERE end IS NOT NULL ORDER BY start"
     for start, end, words, known_id, tid in database.execute(query):
         shown = words if words is not None else names.get(known_id)
         if shown:
@@ -106,14 +96,7 @@ def _add_ranges(
 
 
 def _add(
-    builder: TimelineBuilder,
-    name: str,
-    device: Any,
-    lane: str,
-    start: Any,
-    end: Any,
-    kind: SpanKind,
-    path: str,
+    builder: TimelineBuilder, name: str, device: Any, lane: str, start: Any, end: Any, kind: SpanKind, path: str
 ) -> None:
     if not isinstance(start, int) or not isinstance(end, int) or not isinstance(device, int):
         raise FormatError("a row has no whole numbers of nanoseconds", path)

@@ -57,11 +57,7 @@ class MeasuredOperators(Sequence[OperatorTime]):
     """Operators in the order of the file, each made when it is asked for."""
 
     def __init__(
-        self,
-        works_of: WorksOf,
-        kinds: Sequence[_Kind],
-        codes: npt.NDArray[np.int32],
-        seconds: npt.NDArray[Any],
+        self, works_of: WorksOf, kinds: Sequence[_Kind], codes: npt.NDArray[np.int32], seconds: npt.NDArray[Any]
     ) -> None:
         self._works_of, self._kinds, self._codes, self._seconds = works_of, kinds, codes, seconds
         self._places = np.zeros(len(codes), dtype=np.int32)  # among the rows of its kind
@@ -81,9 +77,7 @@ class MeasuredOperators(Sequence[OperatorTime]):
         if isinstance(at, slice):
             return tuple(self[index] for index in range(*at.indices(len(self))))
         kind = self._kinds[self._codes[at]]
-        return OperatorTime(
-            kind.op, self._works_of(kind.row(int(self._places[at]))), float(self._seconds[at])
-        )
+        return OperatorTime(kind.op, self._works_of(kind.row(int(self._places[at]))), float(self._seconds[at]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(_equal, self, other))
@@ -108,9 +102,7 @@ class OperatorRows:
         self._columns, self._works_of = columns, works_of
         self._sizes = [name for name in columns if name in SIZES]
         self._kinds: list[_Kind] = []
-        self._code_of: dict[
-            tuple[str, str, tuple[str, ...]], int
-        ] = {}  # -1 for an operator that is not known
+        self._code_of: dict[tuple[str, str, tuple[str, ...]], int] = {}  # -1 for an operator that is not known
         self._reasons: dict[Key, str] = {}
         self._codes: list[npt.NDArray[np.int32]] = []
         self._seconds: list[npt.NDArray[np.float64]] = []
@@ -143,9 +135,7 @@ class OperatorRows:
         self._codes.append(np.array(codes, dtype=np.int32))
         self._seconds.append(np.array(times))
 
-    def _add_columns(
-        self, cells: Cells, sizes: dict[str, IntArray], seconds: npt.NDArray[np.float64]
-    ) -> bool:
+    def _add_columns(self, cells: Cells, sizes: dict[str, IntArray], seconds: npt.NDArray[np.float64]) -> bool:
         ops, of_op = cells.words(self._columns.index("op"))
         dtypes, of_dtype = cells.words(self._columns.index("dtype"))
         given = np.zeros(len(seconds), dtype=np.int64)
@@ -160,9 +150,7 @@ class OperatorRows:
             if _key(row) not in self._code_of and not self._complete(row):
                 return False
             rows.append(row)
-        codes = np.array(
-            [self._code(row, int(count)) for row, count in zip(rows, np.bincount(inverse), strict=True)]
-        )
+        codes = np.array([self._code(row, int(count)) for row, count in zip(rows, np.bincount(inverse), strict=True)])
         order = np.argsort(inverse, kind="stable")
         ends = np.cumsum(np.bincount(inverse))
         for number, (row, code) in enumerate(zip(rows, codes.tolist(), strict=True)):

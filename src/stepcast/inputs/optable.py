@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 PHASES = tuple(Phase)
 PHASE_NAMES = ("forward", "backward", "weight_grad")
 FIELDS = ("compute_time", "comm_type", "comm_size")
-COLUMNS = (
-    "name",
-    *(f"{phase}_{field}" for phase in PHASE_NAMES for field in FIELDS),
-    "process_time",
-)
+COLUMNS = ("name", *(f"{phase}_{field}" for phase in PHASE_NAMES for field in FIELDS), "process_time")
 ELEMENT = DType.FP32
 SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
 WORDS = (
@@ -369,9 +365,7 @@ def _assemble(columns: Columns, messages: Messages, warnings: list[str]) -> Work
         notes += ((LAYER_BLOCK, str(int(start > 0))),)
     parts = ((0, start, 1), (start, end, repeat), (end, len(columns), 1))
     body = tuple(
-        Block(OperatorLayers(columns, messages, first, last), times)
-        for first, last, times in parts
-        if first < last
+        Block(OperatorLayers(columns, messages, first, last), times) for first, last, times in parts if first < last
     )
     return Workload(stages=(Stage(body),), source="optable", notes=notes, warnings=tuple(warnings))
 

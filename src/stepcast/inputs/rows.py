@@ -105,9 +105,7 @@ def csv_records(source: Source) -> tuple[list[str], Iterator[dict[str, str]]]:
     """The header's names, and each row by them; cells that are missing are empty."""
     rows = csv_rows(source)
     names = next(rows, [])
-    return names, (
-        dict(zip(names, [*row, *[""] * (len(names) - len(row))], strict=False)) for row in rows if row
-    )
+    return names, (dict(zip(names, [*row, *[""] * (len(names) - len(row))], strict=False)) for row in rows if row)
 
 
 def draft_of(kind: type) -> Callable[[], Any]:

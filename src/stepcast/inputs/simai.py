@@ -270,9 +270,7 @@ PROLOGUE_NAMES = frozenset(
     }
 )
 OPTIMIZER_NAMES = frozenset(f"optimizer{index}" for index in (1, 2, 3, 4))
-EPILOGUE_NAMES = frozenset(
-    {"embedding_norm"} | {f"cross_entropy{index}" for index in (1, 2, 3)} | OPTIMIZER_NAMES
-)
+EPILOGUE_NAMES = frozenset({"embedding_norm"} | {f"cross_entropy{index}" for index in (1, 2, 3)} | OPTIMIZER_NAMES)
 # First line of each micro-batch.
 MICRO_BATCH_START = "embedding_layer"
 
@@ -338,8 +336,7 @@ def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey,
     if columns == 13:
         if tokens[12] not in POLICIES:
             raise FormatError(
-                f"unknown layer policy {shorten(tokens[12])}; expected one of {', '.join(POLICIES)}",
-                line=line,
+                f"unknown layer policy {shorten(tokens[12])}; expected one of {', '.join(POLICIES)}", line=line
             )
         notes.append(("policy", tokens[12]))
     process_s = parse_amount(tokens[11], "process time", line) * NS
@@ -347,9 +344,7 @@ def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey,
     return Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes), role=role)
 
 
-def _parse_ops(
-    compute: str, word: str, size: str, bare_group: Group, *, line: int, column: str
-) -> tuple[Op, ...]:
+def _parse_ops(compute: str, word: str, size: str, bare_group: Group, *, line: int, column: str) -> tuple[Op, ...]:
     """The computation of one column, and its communication if there is one."""
     computed = Op("", Recorded(parse_amount(compute, f"{column} compute time", line) * NS))
     size_bytes = parse_count(size, f"{column} size", line)

@@ -135,12 +135,7 @@ def _of_blocks(blocks: Mapping[str, int], sizes: list[int]) -> Wiring:
         warnings.append(f"blocks have {fewest} to {most} nodes: taken as {size}")
     if sizes and sizes[0] > size:
         warnings.append(f"BlockSizes begins with {sizes[0]}, more than a block's {size} nodes")
-    return Wiring(
-        told_by="slurm-topology",
-        nodes=sum(blocks.values()),
-        scale_up_nodes=size,
-        warnings=tuple(warnings),
-    )
+    return Wiring(told_by="slurm-topology", nodes=sum(blocks.values()), scale_up_nodes=size, warnings=tuple(warnings))
 
 
 def _of_tree(switches: Mapping[str, _Switch]) -> Wiring:
@@ -170,9 +165,7 @@ def _of_tree(switches: Mapping[str, _Switch]) -> Wiring:
     if min(leaves.values()) < size:
         warnings.append(f"leaf switches have {min(leaves.values())} to {size} nodes: taken as {size}")
     above = {parents[leaf] for leaf in leaves if leaf in parents}
-    pods = [
-        sum(1 for below in switches[name].switches if below in leaves) for name in above if name in parents
-    ]
+    pods = [sum(1 for below in switches[name].switches if below in leaves) for name in above if name in parents]
     if len({_depth(parents, leaf) for leaf in leaves}) > 1:
         warnings.append("leaf switches lie at different depths: pods are those of the lowest")
     if any(_depth(parents, leaf) > 2 for leaf in leaves):

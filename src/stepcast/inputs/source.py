@@ -21,11 +21,7 @@ CHUNK_BYTES = 2**20
 WRITER_S = 10.0
 
 GZIP_MAGIC = b"\x1f\x8b"
-BYTE_ORDER_MARKS = (
-    (b"\xef\xbb\xbf", "utf-8"),
-    (b"\xff\xfe", "utf-16-le"),
-    (b"\xfe\xff", "utf-16-be"),
-)
+BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
 Piece = TypeVar("Piece", bytes, str)
@@ -211,9 +207,7 @@ class Source:
             if length > limit.most:
                 if limit is not LINE:
                     raise FormatError(limit.said, self.path)
-                raise FormatError(
-                    f"line is longer than {limit.shown}; expected lines of text", self.path, line
-                )
+                raise FormatError(f"line is longer than {limit.shown}; expected lines of text", self.path, line)
         try:
             rest.append(decoder.decode(b"", final=True))
         except UnicodeDecodeError as error:
@@ -237,9 +231,7 @@ class Source:
     def _not_text(self, error: UnicodeDecodeError, line: int) -> FormatError:
         line += error.object.count(b"\n", 0, error.start)
         byte = f"byte {error.object[error.start]:#04x}"
-        return FormatError(
-            f"{byte} is not {error.encoding.upper()} text; expected a text file", self.path, line
-        )
+        return FormatError(f"{byte} is not {error.encoding.upper()} text; expected a text file", self.path, line)
 
     def _translated(self) -> "_Translated":
         return _Translated(self.path)

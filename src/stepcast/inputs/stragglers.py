@@ -56,17 +56,13 @@ def _arranged(
         raise FormatError(f"expected every stage of {len(named)} replicas of {stages} stages", path)
     usual = _usual_keys(found, replicas)
     whole = [
-        step
-        for step in sorted(found)
-        if all(found[step].get(replica, {}).keys() == usual for replica in replicas)
+        step for step in sorted(found) if all(found[step].get(replica, {}).keys() == usual for replica in replicas)
     ]
     if not whole:
         raise FormatError("no step has the same operations in every replica", path)
     first = found[whole[0]][replicas[0]]
     order = sorted(first, key=lambda key: (first[key][0], key))
-    values = np.array(
-        [[[found[step][replica][key][:2] for key in order] for replica in replicas] for step in whole]
-    )
+    values = np.array([[[found[step][replica][key][:2] for key in order] for replica in replicas] for step in whole])
     warnings = []
     if left := len(found) - len(whole):
         warnings.append(f"{left} of {len(found)} steps lack operations and are left out")
@@ -86,9 +82,6 @@ def _arranged(
 def _usual_keys(found: dict[int, dict[int, dict[Key, Value]]], replicas: list[int]) -> frozenset[Key]:
     """The operations that the most steps of the most replicas have; of equals the first."""
     counts = Counter(
-        frozenset(found[step][replica])
-        for step in sorted(found)
-        for replica in replicas
-        if replica in found[step]
+        frozenset(found[step][replica]) for step in sorted(found) for replica in replicas if replica in found[step]
     )
     return max(counts, key=lambda keys: counts[keys])

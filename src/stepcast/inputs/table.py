@@ -38,14 +38,7 @@ class Format:
 # Order matters where one format's text could pass for another's: the stricter recogniser first.
 FORMATS: tuple[Format, ...] = (
     Format("nsys", "Nsight Systems export (SQLite)", "timeline", "nsys", binary=True),
-    Format(
-        "flight-recorder",
-        "NCCL flight-recorder dump (JSON, pickle)",
-        "collectives",
-        "flight_recorder",
-        True,
-        True,
-    ),
+    Format("flight-recorder", "NCCL flight-recorder dump (JSON, pickle)", "collectives", "flight_recorder", True, True),
     Format("nccl-topo", "NCCL topology dump (XML)", "wiring", "nccl_topo"),
     Format("nvidia-smi-topo", "nvidia-smi topo -m", "wiring", "gpu_matrix"),
     Format("slurm-topology", "Slurm topology.conf", "wiring", "slurm_topology"),
@@ -155,8 +148,7 @@ def read_as_one(sources: Sequence[Source], format_name: str | None = None) -> tu
         other = entry if format_name else recognise(source)
         if other is not entry:
             raise FormatError(
-                f"is {other.name}, but {sources[0].path} is {entry.name}; name the files of one run alone",
-                source.path,
+                f"is {other.name}, but {sources[0].path} is {entry.name}; name the files of one run alone", source.path
             )
     if len(sources) > 1 and not entry.joins:
         raise FormatError(f"{entry.name} files are read one at a time; give one of them", sources[1].path)

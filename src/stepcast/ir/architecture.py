@@ -100,10 +100,7 @@ class Architecture:
         for name in ("hidden", "heads", "head_dim", "ffn", "vocab", "max_seq", "embedding_width"):
             value = getattr(self, name)
             require(value <= MOST_WIDTH, f"{name} must be at most {MOST_WIDTH:,}, not {value:,}")
-        require(
-            self.heads % self.kv_heads == 0,
-            f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}",
-        )
+        require(self.heads % self.kv_heads == 0, f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         require(self.pre_norms or self.post_norms, "a model has norms before its halves, after them or both")
         require(self.parallel_block or not self.shared_norm, "only a parallel block can share its norm")
         self._check_parts()
@@ -115,15 +112,11 @@ class Architecture:
     def _check_parts(self) -> None:
         if self.latent is not None:
             wide = self.latent.nope_dim + self.latent.rope_dim
-            require(
-                self.head_dim == wide, f"head_dim must be nope_dim + rope_dim = {wide}, not {self.head_dim}"
-            )
+            require(self.head_dim == wide, f"head_dim must be nope_dim + rope_dim = {wide}, not {self.head_dim}")
             require(self.kv_heads == self.heads, "latent attention has as many kv_heads as heads")
         if self.hybrid is not None:
             letters = len(self.hybrid.pattern)
-            require(
-                letters == self.layers, f"the hybrid pattern has {letters} letters for {self.layers} layers"
-            )
+            require(letters == self.layers, f"the hybrid pattern has {letters} letters for {self.layers} layers")
             for name, mixer in (("delta", Mixer.DELTA), ("selective", Mixer.SELECTIVE)):
                 needed = mixer in self.hybrid.mixers and getattr(self, name) is None
                 require(not needed, f"the hybrid pattern has {mixer} layers and needs {name}")
@@ -132,12 +125,8 @@ class Architecture:
             require(alone, "delta and selective need a hybrid pattern")
         require(not (self.attention_gate and self.latent), "latent attention has no gate")
         kinds = {block.feed_forward for block in self.blocks}
-        require(
-            FeedForward.DENSE not in kinds or self.ffn > 0, "ffn must be at least 1 where a layer is dense"
-        )
-        require(
-            FeedForward.EXPERTS not in kinds or self.experts is not None, "the hybrid pattern needs experts"
-        )
+        require(FeedForward.DENSE not in kinds or self.ffn > 0, "ffn must be at least 1 where a layer is dense")
+        require(FeedForward.EXPERTS not in kinds or self.experts is not None, "the hybrid pattern needs experts")
         if self.experts is not None:
             require(FeedForward.EXPERTS in kinds, f"none of the {self.layers} layers has experts")
 
@@ -197,9 +186,7 @@ class Architecture:
 
 
 @lru_cache(maxsize=256)
-def _blocks(
-    layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
-) -> tuple[Block, ...]:
+def _blocks(layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None) -> tuple[Block, ...]:
     """Layers of a kind are one object, which compares by identity."""
     known: dict[Block, Block] = {}
     kinds = []

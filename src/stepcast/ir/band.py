@@ -28,9 +28,4 @@ class Band:
         return step_s * min(1.0, self.low), step_s * max(1.0, self.high)
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "level": self.level,
-            "of": self.of,
-            "rows": self.rows,
-            "widened": list(self.widened),
-        }
+        return {"level": self.level, "of": self.of, "rows": self.rows, "widened": list(self.widened)}

@@ -35,12 +35,8 @@ class Part:
         require_counts(self, 0, *(name for name in self.__slots__ if name != "split"))
         require(self.split_bytes <= self.parameter_bytes, "no more can be split than there is")
         require(self.split_kept_bytes <= self.kept_bytes, "no more can be split than is kept")
-        require(
-            self.split_forward_bytes <= self.forward_peak_bytes, "no more can be split than a forward has"
-        )
-        require(
-            self.split_backward_bytes <= self.backward_peak_bytes, "no more can be split than a backward has"
-        )
+        require(self.split_forward_bytes <= self.forward_peak_bytes, "no more can be split than a forward has")
+        require(self.split_backward_bytes <= self.backward_peak_bytes, "no more can be split than a backward has")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +115,7 @@ class Captured:
     def ops(self) -> int:
         """Kernels of a step."""
         return sum(
-            count * len(layer.all_ops)
-            for layer, count in self.stage.counted_layers(self.workload.micro_batches)
+            count * len(layer.all_ops) for layer, count in self.stage.counted_layers(self.workload.micro_batches)
         )
 
     def flops(self, attention: bool = True) -> float:

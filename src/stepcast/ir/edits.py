@@ -60,9 +60,7 @@ def repeat_layers(workload: Workload, count: int) -> Workload:
     require(count >= 1, f"a model has at least one layer, not {count}")
     at = int(note or 0)
     stage = workload.stages[0]
-    body = tuple(
-        Block(block.layers, count) if index == at else block for index, block in enumerate(stage.body)
-    )
+    body = tuple(Block(block.layers, count) if index == at else block for index, block in enumerate(stage.body))
     return replace(workload, stages=(replace(stage, body=body), *workload.stages[1:]))
 
 
@@ -74,8 +72,7 @@ def scale_backward(workload: Workload, factor: float) -> Workload:
 
 def _scale_stage(stage: Stage, factor: float) -> Stage:
     body = tuple(
-        Block(tuple(_scale_layer(layer, factor) for layer in block.layers), block.repeat)
-        for block in stage.body
+        Block(tuple(_scale_layer(layer, factor) for layer in block.layers), block.repeat) for block in stage.body
     )
     variations = tuple(
         replace(variation, layer=_scale_layer(variation.layer, factor)) for variation in stage.variations

@@ -149,6 +149,4 @@ class Repeating:
 
     def __post_init__(self) -> None:
         if not (0 < self.alone_s < np.inf and 0 < self.period_s < np.inf and 0 <= self.start_s < np.inf):
-            raise FlowError(
-                f"{self.name}: its time, period and start must be finite, the first two above zero"
-            )
+            raise FlowError(f"{self.name}: its time, period and start must be finite, the first two above zero")

@@ -25,20 +25,8 @@ from functools import lru_cache
 from stepcast.ir.coded import falls_back, fuses_attention, masks_window, widens_softmax
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule, SsmKernels
-from stepcast.ir.kept_feed_forward import (
-    experts_activated,
-    experts_kept,
-    experts_transient,
-    mlp_kept,
-    mlp_transient,
-)
-from stepcast.ir.kept_mamba import (
-    eager_mamba_kept,
-    eager_mamba_transient,
-    mamba_kept,
-    mamba_shape,
-    mamba_transient,
-)
+from stepcast.ir.kept_feed_forward import experts_activated, experts_kept, experts_transient, mlp_kept, mlp_transient
+from stepcast.ir.kept_mamba import eager_mamba_kept, eager_mamba_transient, mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.kept_recurrent import delta_kept, delta_transient, selective_kept, selective_transient
 from stepcast.ir.kept_shape import Shape
 from stepcast.ir.model import Model
@@ -93,9 +81,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             routed=strategy.busiest_share,
             written=framework.writes_out,
             masked=masks_window(block.window, strategy, framework),
-            wide_softmax=framework.writes_out
-            and widens_softmax(model)
-            and not falls_back(model, strategy, framework),
+            wide_softmax=framework.writes_out and widens_softmax(model) and not falls_back(model, strategy, framework),
             score=DType.FP32.bytes if falls_back(model, strategy, framework) else strategy.stored.bytes,
             eager_ssm=framework.ssm_kernels is SsmKernels.EAGER,
             copies=strategy.autocast and framework.writes_out and not model.joined,

@@ -30,9 +30,7 @@ def scan_saved(scan: SelectiveScan, element: float) -> float:
     return 2 * scan.inputs * element + 2 * states * FP32_BYTES
 
 
-def delta_kept(
-    model: Model, tokens: int, batch: int, tp: int, cp: int, element: float, matmul: float
-) -> float:
+def delta_kept(model: Model, tokens: int, batch: int, tp: int, cp: int, element: float, matmul: float) -> float:
     """From the in-projection's result to the out-projection's input, which is kept in *matmul* bytes: the
     convolution's input and the gate, copied out of it; values and strengths; what the rule keeps; what decays
     are made of, in fp32; the norm's root.

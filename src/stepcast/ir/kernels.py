@@ -17,9 +17,7 @@ TENSORS: dict[ElementwiseKind, tuple[float, float]] = {
 TENSORS_BACKWARD: dict[ElementwiseKind, tuple[float, float]] = {K.SWIGLU: (3, 2)}
 
 
-def usual_kernel(
-    kind: ElementwiseKind, rows: int, columns: int, dtype: DType, backward: bool = False
-) -> Elementwise:
+def usual_kernel(kind: ElementwiseKind, rows: int, columns: int, dtype: DType, backward: bool = False) -> Elementwise:
     """A kernel of *kind* that does nothing else."""
     reads, writes = TENSORS_BACKWARD.get(kind, (2, 1)) if backward else TENSORS.get(kind, (1, 1))
     return streamed(kind, rows, columns, reads, writes, dtype, backward)

@@ -15,19 +15,10 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.schedules import SCHEDULES, misfit
 from stepcast.ir.stages import pieces
-from stepcast.ir.strategy import (
-    ContextKind,
-    RecomputeKind,
-    RecomputeModule,
-    Sharding,
-    Strategy,
-    StrategyError,
-)
+from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, Sharding, Strategy, StrategyError
 
 
-def check(
-    model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE
-) -> None:
+def check(model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE) -> None:
     """A StrategyError where *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
     for rule in RULES:
         message = rule(model, strategy)
@@ -68,9 +59,7 @@ def nearest_divisor(number: int, wanted: int) -> int:
     """The divisor of *number* closest to *wanted*; the smaller of two equally close."""
     limit = 2 * wanted
     candidates = takewhile(lambda ways: ways <= limit, range(1, number + 1))
-    return min(
-        (ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - wanted), ways)
-    )
+    return min((ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - wanted), ways))
 
 
 def _tensor(model: Model, strategy: Strategy) -> str:
@@ -122,16 +111,12 @@ def _recurrent(model: Model, strategy: Strategy) -> str:
     if Mixer.SELECTIVE in mixers:
         for name, ways in (("tp", layout.tp), ("cp", layout.cp)):
             if ways > 1:
-                return (
-                    f"{name} {ways} cannot split Mamba-1 blocks, no software does: use {name} 1 and dp or ep"
-                )
+                return f"{name} {ways} cannot split Mamba-1 blocks, no software does: use {name} 1 and dp or ep"
     if Mixer.DELTA in mixers and model.delta is not None:
         heads = model.delta.key_heads
         if heads % layout.tp:
             near = nearest_divisor(heads, layout.tp)
-            return (
-                f"tp {layout.tp} does not divide the {heads} key heads of delta nets: the nearest is {near}"
-            )
+            return f"tp {layout.tp} does not divide the {heads} key heads of delta nets: the nearest is {near}"
         if heads // layout.tp % layout.cp:
             near = nearest_divisor(heads // layout.tp, layout.cp)
             own = f"the {heads // layout.tp} key heads of delta nets on a tensor rank"
@@ -184,9 +169,7 @@ def _context(model: Model, strategy: Strategy) -> str:
 
 
 def _autocast(strategy: Strategy, framework: Framework) -> str:
-    if strategy.autocast and (
-        framework.kernels is Kernels.FUSED or framework.gradient_dtype is not DType.FP32
-    ):
+    if strategy.autocast and (framework.kernels is Kernels.FUSED or framework.gradient_dtype is not DType.FP32):
         return "autocast is plain PyTorch's: use plain or compiled kernels, gradients in fp32"
     return ""
 
@@ -297,9 +280,7 @@ def _sharding(model: Model, strategy: Strategy) -> str:
         near = nearest_divisor(ranks, layout.shard)
         return f"shard {layout.shard} does not divide dp x cp = {ranks}: the nearest legal shard is {near}"
     if sharding is Sharding.HYBRID_FSDP and not layout.shard:
-        return (
-            f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
-        )
+        return f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
     if model.experts is not None and layout.expert_dp % layout.copies:
         near = _shard_of_experts(layout)
         return (

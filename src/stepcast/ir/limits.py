@@ -48,16 +48,12 @@ LENGTHS = _bytes("list of lengths", 16 * MIB, "a million steps beside an Optimus
 CAPTURED = _bytes("captured program", 256 * MIB, "a model of a thousand layers that all differ has some ten")
 TRACE = _bytes("Chakra trace", 8192 * MIB, "its nodes are decoded at once, in three times its size")
 CHAKRA_SET = _bytes("set of Chakra files to be written", 2048 * MIB, "replicas beyond it add nothing")
-PIPE = _bytes(
-    "pipe or standard input", 512 * MIB, "it gives its bytes once, so they are kept; files may be larger"
-)
+PIPE = _bytes("pipe or standard input", 512 * MIB, "it gives its bytes once, so they are kept; files may be larger")
 
 # ---- bytes: files that are streamed -------------------------------------------------------------------
 
 LINE = _bytes("line of text", 16 * MIB, "no format has longer lines; JSON traces are not read by line")
-UNPACKED = _bytes(
-    "compressed file, unpacked", 256 * MIB, "or 200 times its size; traces pack some twenty-fold"
-)
+UNPACKED = _bytes("compressed file, unpacked", 256 * MIB, "or 200 times its size; traces pack some twenty-fold")
 UNPACKED_TIMES = 200
 
 # ---- counts -------------------------------------------------------------------------------------------
@@ -79,17 +75,11 @@ OPS_TOLD = Limit(
     2_000_000,
     "the report looks at each; stages have some thousand ops",
 )
-TASKS = Limit(
-    "tasks of a step that is written out",
-    4_000_000,
-    "timelines and jitter need that; most have 100,000s",
-)
+TASKS = Limit("tasks of a step that is written out", 4_000_000, "timelines and jitter need that; most have 100,000s")
 JITTERED = Limit("tasks of a step times its runs with jitter", 100_000_000, "a hundred runs of a large step")
 NODES = Limit("nodes of the stages of a Chakra set", 500_000, "a stage has some ten thousand")
 CANDIDATES = Limit("candidates of a search", 5_000_000, "a table of 2 GB; a wide search has a million")
-PRICED = Limit(
-    "kinds of layers that a search prices", 10_000, "milliseconds each; DeepSeek-V3 on 2,048 GPUs has 6,725"
-)
+PRICED = Limit("kinds of layers that a search prices", 10_000, "milliseconds each; DeepSeek-V3 on 2,048 GPUs has 6,725")
 STEPS = Limit("steps of a run", 10**12, "runs have up to some millions")
 RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
 INTERRUPTIONS = Limit("interruptions of all runs drawn", 100_000_000, "a run of months has some thousand")

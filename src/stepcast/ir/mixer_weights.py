@@ -13,9 +13,7 @@ def attention_weights(model: Architecture) -> list[Weight]:
     for name in ("attention.key", "attention.value"):
         weights += linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR)
     output = model.biases.attention_output
-    weights += linear(
-        "attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True
-    )
+    weights += linear("attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True)
     if model.qk_norm in (QkNorm.HEAD, QkNorm.WHOLE):
         whole = model.qk_norm is QkNorm.WHOLE
         widths = {"query": model.query_width, "key": model.kv_width}
@@ -35,9 +33,7 @@ def latent_weights(model: Architecture) -> list[Weight]:
     if latent.query_rank:
         weights = linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
         weights.append(norm_weight(model, "attention.query_norm", latent.query_rank))
-        weights += linear(
-            "attention.query_up", part, latent.query_rank, model.query_width, False, Split.TENSOR
-        )
+        weights += linear("attention.query_up", part, latent.query_rank, model.query_width, False, Split.TENSOR)
     else:
         weights = linear("attention.query", part, model.hidden, model.query_width, False, Split.TENSOR)
     weights += linear("attention.kv_down", part, model.hidden, latent.kv_rank + latent.rope_dim, bias)

@@ -99,8 +99,5 @@ class Model(Architecture):
         inside = 0 <= layers.start <= layers.stop <= self.layers
         require(inside, f"layers {layers.start}..{layers.stop} reach outside the model's {self.layers}")
         for name, value in (("tp", tp), ("ep", ep), ("expert_tp", 1 if expert_tp is None else expert_tp)):
-            require(
-                type(value) is int and value >= 1,
-                f"{name} must be a whole number of at least 1, not {value!r}",
-            )
+            require(type(value) is int and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
         return range_shard(self, layers, tp, ep, tp if expert_tp is None else expert_tp, embedding, head)

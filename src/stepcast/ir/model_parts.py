@@ -205,9 +205,7 @@ class Experts:
         require_counts(self, 1, "count", "top_k", "ffn", "groups", "top_groups")
         require_counts(self, 0, "shared_ffn", "latent", "first_dense")
         require(self.top_k <= self.count, f"top_k {self.top_k} exceeds the {self.count} experts")
-        require(
-            self.count % self.groups == 0, f"{self.count} experts do not fill {self.groups} groups equally"
-        )
+        require(self.count % self.groups == 0, f"{self.count} experts do not fill {self.groups} groups equally")
         require(self.top_groups <= self.groups, f"top_groups {self.top_groups} exceeds {self.groups} groups")
         require(
             self.top_k <= self.count // self.groups * self.top_groups,
@@ -265,9 +263,7 @@ class Hybrid:
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.pattern) - set(HYBRID_BLOCKS))
-        require(
-            not unknown, f"unknown letters {unknown} in the hybrid pattern; known: {' '.join(HYBRID_BLOCKS)}"
-        )
+        require(not unknown, f"unknown letters {unknown} in the hybrid pattern; known: {' '.join(HYBRID_BLOCKS)}")
         require(len(self.pattern) > 0, "the hybrid pattern must not be empty")
         least = int(Mixer.MAMBA in self.mixers)
         require_counts(self, least, "mamba_heads", "mamba_head_dim", "state", "groups", "conv", "chunk")

@@ -72,17 +72,13 @@ class RankGrid:
             firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
             return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
         return tuple(
-            tuple([first + offset for offset in offsets])
-            for firsts, offsets in self.copies(family)
-            for first in firsts
+            tuple([first + offset for offset in offsets]) for firsts, offsets in self.copies(family) for first in firsts
         )
 
     def copies(self, family: str) -> list[Copies]:
         """The groups of *family* as copies of one, or of several."""
         if family in PARTS:
-            return [
-                Copies([ranks[0]], tuple(rank - ranks[0] for rank in ranks)) for ranks in self.groups(family)
-            ]
+            return [Copies([ranks[0]], tuple(rank - ranks[0] for rank in ranks)) for ranks in self.groups(family)]
         expert, axes = self._family(family)
         others = [axis for axis in AXES if axis not in axes]
         firsts = sorted(self._combinations(others, expert))

@@ -209,13 +209,7 @@ class RecurrentCells:
 
 
 def delta_rule_of(
-    delta: Delta,
-    batch: int,
-    seq: int,
-    ways: int = 1,
-    *,
-    backward: bool = False,
-    dtype: DType = DType.BF16,
+    delta: Delta, batch: int, seq: int, ways: int = 1, *, backward: bool = False, dtype: DType = DType.BF16
 ) -> DeltaRule:
     """The rule on a rank that holds one of *ways* parts of the heads."""
     heads = max(1, delta.value_heads // ways)

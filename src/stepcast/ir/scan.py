@@ -29,9 +29,7 @@ class Scan:
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "batch", "seq", "heads", "head_dim", "state", "groups", "chunk")
-        require(
-            self.heads % self.groups == 0, f"heads {self.heads} is not a multiple of groups {self.groups}"
-        )
+        require(self.heads % self.groups == 0, f"heads {self.heads} is not a multiple of groups {self.groups}")
 
     @property
     def chunks(self) -> int:
@@ -73,13 +71,7 @@ class Scan:
 
 
 def scan_of(
-    hybrid: Hybrid,
-    batch: int,
-    seq: int,
-    ways: int = 1,
-    *,
-    backward: bool = False,
-    dtype: DType = DType.BF16,
+    hybrid: Hybrid, batch: int, seq: int, ways: int = 1, *, backward: bool = False, dtype: DType = DType.BF16
 ) -> Scan:
     """The scan of one Mamba block on a rank that holds one of *ways* parts of the heads.
 

@@ -117,8 +117,7 @@ def misfit(kind: ScheduleKind, stages: int, micro_batches: int) -> str:
         several = f"a multiple of {step} micro-batches" if step > 1 else "micro-batches"
         near = max(fewest, micro_batches + -micro_batches % step)
         return (
-            f"{kind} needs {several}, at least {facts.fewest_batches} x pp = {fewest}, not {micro_batches}: "
-            f"use {near}"
+            f"{kind} needs {several}, at least {facts.fewest_batches} x pp = {fewest}, not {micro_batches}: use {near}"
         )
     return ""
 

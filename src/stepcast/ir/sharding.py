@@ -82,11 +82,7 @@ class Plan:
 
     def _those(self, shard: Shard, chosen: Callable[[Partition], bool]) -> Shard:
         dense, experts = chosen(self.dense), chosen(self.experts)
-        return Shard(
-            shard.dense if dense else 0,
-            shard.experts if experts else 0,
-            shard.unquantised if dense else 0,
-        )
+        return Shard(shard.dense if dense else 0, shard.experts if experts else 0, shard.unquantised if dense else 0)
 
 
 def plan_of(strategy: Strategy, framework: Framework) -> Plan:

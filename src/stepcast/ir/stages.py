@@ -21,10 +21,7 @@ class Piece:
 def pieces(model: Model, strategy: Strategy) -> tuple[Piece, ...]:
     """The pipeline's pieces in model order, pp x vpp of them."""
     return _pieces(
-        model.layers,
-        strategy.layout.pp * strategy.layout.vpp,
-        strategy.stage_layers,
-        strategy.further_tokens,
+        model.layers, strategy.layout.pp * strategy.layout.vpp, strategy.stage_layers, strategy.further_tokens
     )
 
 
@@ -82,10 +79,6 @@ def _pieces(layers: int, count: int, given: tuple[int, ...], further_tokens: int
         even = layers % count == 0
         sizes = (layers // count,) * count if even else even_layers(layers, count, further_tokens)
     if sum(sizes) != layers:
-        raise StrategyError(
-            f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}"
-        )
+        raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
     ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
-    return tuple(
-        Piece(layers, embedding=index == 0, head=index == count - 1) for index, layers in enumerate(ranges)
-    )
+    return tuple(Piece(layers, embedding=index == 0, head=index == count - 1) for index, layers in enumerate(ranges))

@@ -209,9 +209,7 @@ class Strategy:
         require(0 <= zeros <= 1, f"the share of zero gradients is between 0 and 1, not {zeros}")
         per_round = self.micro_batch * self.layout.dp
         if self.precision not in PRECISIONS:
-            raise StrategyError(
-                f"precision {self.precision} cannot train; use one of {', '.join(PRECISIONS)}"
-            )
+            raise StrategyError(f"precision {self.precision} cannot train; use one of {', '.join(PRECISIONS)}")
         if self.fp8_parameters and self.precision not in PARAMETER_FORMATS:
             raise StrategyError(
                 f"parameters in fp8 go with precision {' or '.join(PARAMETER_FORMATS)}, not {self.precision}"
@@ -226,9 +224,7 @@ class Strategy:
             )
         chunks = self.layout.pp * self.layout.vpp
         if len(self.stage_layers) not in (0, chunks):
-            raise StrategyError(
-                f"stage layers need pp x vpp = {chunks} numbers, not {len(self.stage_layers)}"
-            )
+            raise StrategyError(f"stage layers need pp x vpp = {chunks} numbers, not {len(self.stage_layers)}")
         if min(self.stage_layers, default=0) < 0:
             raise StrategyError(f"a stage holds 0 layers or more, not {min(self.stage_layers)}")
         if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
@@ -240,9 +236,7 @@ class Strategy:
 
     def __hash__(self) -> int:
         """Of what most often differs: hashes are asked for far more often than values are made."""
-        return hash(
-            (self.layout, self.micro_batch, self.global_batch, self.seq, self.sharding, self.recompute)
-        )
+        return hash((self.layout, self.micro_batch, self.global_batch, self.seq, self.sharding, self.recompute))
 
     @property
     def micro_batches(self) -> int:

@@ -177,9 +177,7 @@ class TimelineBuilder:
         self._lanes: dict[Lane, int] = {}
         self._works: dict[Work, int] = {}
         self._details: dict[tuple[tuple[str, str], ...], int] = {}
-        self._columns = {
-            key: array("i") for key in ("name", "lane", "kind", "work", "detail", "micro_batch", "parent")
-        }
+        self._columns = {key: array("i") for key in ("name", "lane", "kind", "work", "detail", "micro_batch", "parent")}
         self._start = array("d")
         self._duration = array("d")
         self._flows = [np.zeros((0, 2), np.int32)]
@@ -250,9 +248,7 @@ class TimelineBuilder:
             else _renumbered(work_of, [self._works.setdefault(work, len(self._works)) for work in works]),
             "detail": none
             if detail_of is None
-            else _renumbered(
-                detail_of, [self._details.setdefault(tuple(row), len(self._details)) for row in details]
-            ),
+            else _renumbered(detail_of, [self._details.setdefault(tuple(row), len(self._details)) for row in details]),
             "micro_batch": none,
             "parent": none if parent_of is None else np.where(parent_of == NONE, NONE, parent_of + first),
         }

@@ -41,9 +41,7 @@ def trained_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
         return held_shard(model, strategy, piece)
     layout, rank = strategy.layout, strategy.lora_rank
     shards = (
-        adapter_shard(
-            model, block.mixer, block.feed_forward, rank, layout.tp, layout.ep, layout.expert_tp_size
-        )
+        adapter_shard(model, block.mixer, block.feed_forward, rank, layout.tp, layout.ep, layout.expert_tp_size)
         for block in model.blocks[piece.layers.start : piece.layers.stop]
     )
     return sum(shards, start=NOTHING)
@@ -89,13 +87,7 @@ def trained_matrices(model: Model, strategy: Strategy, piece: Piece) -> tuple[Ma
 
 @lru_cache(maxsize=1024)
 def adapter_shard(
-    model: Model,
-    mixer: Mixer,
-    feed_forward: FeedForward,
-    rank: int,
-    tp: int = 1,
-    ep: int = 1,
-    expert_tp: int = 1,
+    model: Model, mixer: Mixer, feed_forward: FeedForward, rank: int, tp: int = 1, ep: int = 1, expert_tp: int = 1
 ) -> Shard:
     """Two matrices of *rank* beside every linear layer of a block (Hu et al., LoRA, 2021).
 

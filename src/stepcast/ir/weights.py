@@ -13,13 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.mixer_weights import (
-    attention_weights,
-    delta_weights,
-    latent_weights,
-    mamba_weights,
-    selective_weights,
-)
+from stepcast.ir.mixer_weights import attention_weights, delta_weights, latent_weights, mamba_weights, selective_weights
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.weight import Part, Split, Weight, linear, norm_weight
 
@@ -43,14 +37,10 @@ class Shard(NamedTuple):
         return self.total - self.unquantised
 
     def __add__(self, other: "Shard") -> "Shard":  # type: ignore[override]  # not of tuples
-        return Shard(
-            self.dense + other.dense, self.experts + other.experts, self.unquantised + other.unquantised
-        )
+        return Shard(self.dense + other.dense, self.experts + other.experts, self.unquantised + other.unquantised)
 
     def __sub__(self, other: "Shard") -> "Shard":
-        return Shard(
-            self.dense - other.dense, self.experts - other.experts, self.unquantised - other.unquantised
-        )
+        return Shard(self.dense - other.dense, self.experts - other.experts, self.unquantised - other.unquantised)
 
 
 NOTHING = Shard(0, 0)
@@ -72,9 +62,7 @@ def embedding_weights(model: Architecture) -> list[Weight]:
         positions = (model.position.count, model.hidden)
         weights.append(Weight("embedding.position", Part.POSITION, positions, inputs_split=False))
     if width != model.hidden:
-        weights.append(
-            Weight("embedding.project_in", Part.EMBEDDING, (model.hidden, width), inputs_split=False)
-        )
+        weights.append(Weight("embedding.project_in", Part.EMBEDDING, (model.hidden, width), inputs_split=False))
     if model.embedding_norm:
         weights.append(norm_weight(model, "embedding.norm", model.hidden))
     return weights
@@ -146,9 +134,7 @@ def _mlp(model: Architecture, name: str, part: Part, ffn: int) -> list[Weight]:
     weights: list[Weight] = []
     for side in ("gate", "up") if model.gated else ("up",):
         weights += linear(f"{name}.{side}", part, model.hidden, ffn, model.biases.mlp, Split.TENSOR)
-    return weights + linear(
-        f"{name}.down", part, ffn, model.hidden, model.biases.mlp, Split.TENSOR, by_rows=True
-    )
+    return weights + linear(f"{name}.down", part, ffn, model.hidden, model.biases.mlp, Split.TENSOR, by_rows=True)
 
 
 def _experts(model: Architecture) -> list[Weight]:
@@ -194,9 +180,7 @@ def _running(model: Architecture, tp: int, ep: int, expert_tp: int) -> tuple[Sha
         kind = (block.mixer, block.feed_forward)
         if kind not in shards:
             shards[kind] = _shard(model, block_weights(model, *kind), tp, ep, expert_tp)
-    return tuple(
-        accumulate((shards[block.mixer, block.feed_forward] for block in model.blocks), initial=NOTHING)
-    )
+    return tuple(accumulate((shards[block.mixer, block.feed_forward] for block in model.blocks), initial=NOTHING))
 
 
 @lru_cache(maxsize=1024)

@@ -145,13 +145,7 @@ class Elementwise:
 
 
 def streamed(
-    kind: ElementwiseKind,
-    rows: int,
-    columns: int,
-    reads: float,
-    writes: float,
-    dtype: DType,
-    backward: bool = False,
+    kind: ElementwiseKind, rows: int, columns: int, reads: float, writes: float, dtype: DType, backward: bool = False
 ) -> Elementwise:
     """A memory-bound kernel that reads and writes *reads* and *writes* times rows x columns elements."""
     size = rows * columns * dtype.bytes
@@ -255,15 +249,7 @@ class Recorded:
 
 
 Compute = (
-    Matmul
-    | GroupedMatmul
-    | Attention
-    | Scan
-    | DeltaRule
-    | SelectiveScan
-    | RecurrentCells
-    | Elementwise
-    | Recorded
+    Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | RecurrentCells | Elementwise | Recorded
 )
 Communication = Collective | Transfer | HostCopy
 Work = Compute | HostUpdate | Communication

@@ -364,11 +364,7 @@ class Workload:
     def largest_activation_bytes(self) -> int:
         """The largest buffer that a forward exchanges between tensor-parallel ranks."""
         works = (
-            op.work
-            for stage in self.stages
-            for block in stage.body
-            for layer in block.layers
-            for op in layer.forward
+            op.work for stage in self.stages for block in stage.body for layer in block.layers for op in layer.forward
         )
         sizes = (work.size_bytes for work in works if isinstance(work, Collective) and work.group is Group.TP)
         return max(sizes, default=0)

@@ -32,11 +32,7 @@ from stepcast.ir.recurrent import Delta, Selective
 
 # Models written as a table of plain values, as in the catalogue's TOML files.
 
-NORMS = {
-    "rms": Norm(),
-    "layer": Norm(NormKind.LAYER),
-    "layer+bias": Norm(NormKind.LAYER, bias=True),
-}
+NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
 SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # no model is without
 PARTS: dict[str, type[Window | Experts | Latent | Hybrid | Delta | Selective]] = {
     "window": Window,
@@ -234,9 +230,7 @@ def _toml(stem: str) -> dict[str, Any]:
 
 def _cut(model: Model, layers: int, name: str) -> Model:
     if not 1 <= layers <= model.layers:
-        raise UnknownModelError(
-            f"{name}: {model.name} has {model.layers} layers; it cannot be cut to {layers}"
-        )
+        raise UnknownModelError(f"{name}: {model.name} has {model.layers} layers; it cannot be cut to {layers}")
     return replace(model.with_layers(layers), name=f"{model.name}-l{layers}")
 
 
@@ -323,9 +317,7 @@ def sizes_of(text: str, where: str) -> dict[str, str]:
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in known or not (equals and value):
-            raise ValueError(
-                f"model {where}: {part.strip()!r} is no size; expected {', '.join(known)}, as layers=16"
-            )
+            raise ValueError(f"model {where}: {part.strip()!r} is no size; expected {', '.join(known)}, as layers=16")
         try:
             float(value)
         except ValueError:
@@ -394,15 +386,7 @@ def _from_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, objec
         like = replace(catalogue_model("megatron-22b"), ffn=4 * hidden, vocab=PADDED_GPT_VOCAB)
     else:
         like = model_of(
-            name,
-            {
-                "layers": 1,
-                "hidden": hidden,
-                "heads": heads,
-                "ffn": sizes["ffn"],
-                "vocab": 32000,
-                "max_seq": seq,
-            },
+            name, {"layers": 1, "hidden": hidden, "heads": heads, "ffn": sizes["ffn"], "vocab": 32000, "max_seq": seq}
         )
     one = _corrected(replace(like, layers=1), {"hidden": hidden, "heads": heads, **sizes, "layers": 1})
     published = None if _blank(columns, "params_b") else float(str(columns["params_b"])) * 1e9

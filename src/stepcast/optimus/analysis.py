@@ -106,14 +106,10 @@ class OptimusAnalysis:
         """The busiest stage is what the others wait for: its parts, the longest first."""
         busiest = self.predicted.busiest
         parts = sorted(busiest.parts_s.items(), key=lambda item: -item[1])
-        return [
-            {"stage": busiest.stage, "part": part, "seconds": value} for part, value in parts if value > 0
-        ]
+        return [{"stage": busiest.stage, "part": part, "seconds": value} for part, value in parts if value > 0]
 
 
-def analyze_optimus(
-    log: RunLog, plan: OptimusPlan, machine: Machine, constants: Constants
-) -> OptimusAnalysis:
+def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants: Constants) -> OptimusAnalysis:
     """Explain *log*, which ran *plan* on *machine*."""
     measured_s = batch_s(log)
     predicted = predict_step(plan, machine, constants)
@@ -144,9 +140,7 @@ def analyze_optimus(
 
 def operations(log: RunLog) -> dict[str, float]:
     """Median forward seconds of each layer per micro-batch, its parts on several stages added."""
-    names = sorted(
-        log.layer_times.layers, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0)
-    )
+    names = sorted(log.layer_times.layers, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0))
     return {
         name: sum(part.seconds for part in log.layer_forward(name).values())
         for name in names

@@ -284,8 +284,6 @@ def planned(log: RunLog, lengths: Sequence[float] = (), model: Model | None = No
     return plan_of_log(log, model or model_with(log.parameters), lengths or lengths_of(log))
 
 
-def observed(
-    log: RunLog, machine: Machine, lengths: Sequence[float] = (), model: Model | None = None
-) -> Observation:
+def observed(log: RunLog, machine: Machine, lengths: Sequence[float] = (), model: Model | None = None) -> Observation:
     """What *log* measured, and what it ran."""
     return observe(log, planned(log, lengths, model), machine)

@@ -53,9 +53,7 @@ def machine_of(cluster: Cluster) -> Machine:
         if len(ranks) < 2:
             return 0.0
         path = resolve(cluster, ranks, active_per_node=min(len(ranks), cluster.domain_gpus))
-        return float(
-            price(CollectiveKind.ALL_REDUCE, max(1, round(size_bytes)), route_of(path, cluster)).seconds
-        )
+        return float(price(CollectiveKind.ALL_REDUCE, max(1, round(size_bytes)), route_of(path, cluster)).seconds)
 
     def hop_bytes_per_s(one: int, other: int) -> float:
         path = resolve(cluster, [one, other])
@@ -186,9 +184,7 @@ def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants:
 class _Layer:
     """Costs of one layer on one GPU."""
 
-    def __init__(
-        self, plan: OptimusPlan, machine: Machine, constants: Constants, weights_per_layer: float
-    ) -> None:
+    def __init__(self, plan: OptimusPlan, machine: Machine, constants: Constants, weights_per_layer: float) -> None:
         self.plan, self.machine, self.constants = plan, machine, constants
         tp, tokens, model = plan.layout.tp, plan.tokens, plan.model
         work = PLAIN_WORK if tp == 1 else SHARDED_WORK
@@ -211,11 +207,7 @@ class _Layer:
 
     def forward(self, share: float) -> Work:
         # The sums after the output and the down projection are used at once: nothing hides them.
-        parts = {
-            "compute": self.matmul_s + self.activation_s,
-            "unhooked": self.untimed_s,
-            "tensor": 2 * self.reduce_s,
-        }
+        parts = {"compute": self.matmul_s + self.activation_s, "unhooked": self.untimed_s, "tensor": 2 * self.reduce_s}
         return _shared(self.forward_host_s, parts, share)
 
     def backward(self, share: float, accumulated: float, weights: float) -> Work:
@@ -233,9 +225,7 @@ class _Layer:
         """Each of q, k, v, gate and up reduces its own input gradient while the next of them computes."""
         model, tp = self.plan.model, self.plan.layout.tp
         widths = (model.kv_heads * model.head_dim, model.heads * model.head_dim, model.ffn)
-        hidden_s = [
-            self.constants.backward_factor * self._matmul_s(model.hidden * width / tp) for width in widths
-        ]
+        hidden_s = [self.constants.backward_factor * self._matmul_s(model.hidden * width / tp) for width in widths]
         return 2 * self.reduce_s + sum(max(0.0, self.reduce_s - behind_s) for behind_s in hidden_s)
 
     def optimizer(self, share: float, weights: float) -> Work:
@@ -253,8 +243,7 @@ def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
 
 def _embed(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
     return Work(
-        2 * END_WORK[0] * constants.host_op_s,
-        {"unhooked": machine.move_s(5 * plan.tokens * plan.model.hidden)},
+        2 * END_WORK[0] * constants.host_op_s, {"unhooked": machine.move_s(5 * plan.tokens * plan.model.hidden)}
     )
 
 
@@ -277,10 +266,7 @@ def _head(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
 def _head_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> Work:
     logits = plan.tokens * plan.model.vocab
     forward_s = matmul_s(plan.head_weights, plan.tokens, machine, constants.matmul_efficiency)
-    parts = {
-        "unhooked": machine.move_s(LOSS_PASSES[1] * logits),
-        "compute": constants.backward_factor * forward_s,
-    }
+    parts = {"unhooked": machine.move_s(LOSS_PASSES[1] * logits), "compute": constants.backward_factor * forward_s}
     if again:
         parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
     return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)

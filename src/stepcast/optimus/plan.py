@@ -102,17 +102,8 @@ def module_weights(model: Model) -> dict[str, int]:
 def plan_of_log(log: RunLog, model: Model, sequences: Sequence[float]) -> OptimusPlan:
     """The plan of *log*; *sequences* are the padded lengths of steps 1, 2, ..."""
     if log.parameters and log.parameters != model.parameters:
-        raise ValueError(
-            f"{log.source}: has {log.parameters:,} parameters, but {model.name} has {model.parameters:,}"
-        )
-    return plan(
-        model,
-        log.layout,
-        log.micro_batch,
-        log.micro_batches,
-        median_sequence(log, sequences),
-        log.stage_ends,
-    )
+        raise ValueError(f"{log.source}: has {log.parameters:,} parameters, but {model.name} has {model.parameters:,}")
+    return plan(model, log.layout, log.micro_batch, log.micro_batches, median_sequence(log, sequences), log.stage_ends)
 
 
 def batch_s(log: RunLog) -> float:
@@ -134,12 +125,7 @@ def median_sequence(log: RunLog, sequences: Sequence[float]) -> float:
 
 
 def plan(
-    model: Model,
-    layout: Layout,
-    micro_batch: int,
-    micro_batches: int,
-    sequence: float,
-    stage_ends: Sequence[str] = (),
+    model: Model, layout: Layout, micro_batch: int, micro_batches: int, sequence: float, stage_ends: Sequence[str] = ()
 ) -> OptimusPlan:
     """*stage_ends* as the log prints them; without them the cuts that OptimusPrime would choose."""
     names = _module_names(model)

@@ -16,15 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.analyze.intervals import union_of
-from stepcast.optimus.cost import (
-    BUCKET_PASSES,
-    FP32_BYTES,
-    Constants,
-    Machine,
-    StageWork,
-    Work,
-    stage_work,
-)
+from stepcast.optimus.cost import BUCKET_PASSES, FP32_BYTES, Constants, Machine, StageWork, Work, stage_work
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.simulation.arrays import Program, ProgramBuilder, Times
 from stepcast.simulation.engine import simulate, task_times
@@ -75,9 +67,7 @@ def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> P
     program = _program(plan, machine, constants)
     run = simulate(program)
     times = task_times(run)
-    stages = tuple(
-        StageTime(stage, _parts(program, times, stage, run.makespan_s)) for stage in range(plan.layout.pp)
-    )
+    stages = tuple(StageTime(stage, _parts(program, times, stage, run.makespan_s)) for stage in range(plan.layout.pp))
     return PredictedStep(run.makespan_s, stages)
 
 

@@ -27,9 +27,7 @@ def write(captured: Captured) -> bytes:
     def number(layer: Layer) -> int:
         if layer not in layers:
             layers[layer] = len(layers)
-            rows.append(
-                {"name": layer.name, **{str(phase): list(map(op_row, layer.ops(phase))) for phase in Phase}}
-            )
+            rows.append({"name": layer.name, **{str(phase): list(map(op_row, layer.ops(phase))) for phase in Phase}})
         return layers[layer]
 
     stage = captured.stage

@@ -14,13 +14,7 @@ from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.group import Group
 from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.ranks import grid_of, members, neighbour
-from stepcast.ir.work import (
-    COMPUTING,
-    Collective,
-    Direction,
-    Recorded,
-    Transfer,
-)
+from stepcast.ir.work import COMPUTING, Collective, Direction, Recorded, Transfer
 from stepcast.ir.workload import Layer, Workload
 from stepcast.outputs.chakra_nodes import ATTRIBUTE_FIELD, Exchange, Node, StageNodes
 from stepcast.simulation.schedules.table import schedule_for
@@ -96,12 +90,7 @@ class _Communicators:
         self._layout = workload.layout
         self._numbers: dict[tuple[int, ...], int] = {}
         self._known: dict[tuple[Exchange, int], bytes] = {}
-        used = {
-            op.work.group
-            for layer in _layers(workload)
-            for op in layer.all_ops
-            if isinstance(op.work, Collective)
-        }
+        used = {op.work.group for layer in _layers(workload) for op in layer.all_ops if isinstance(op.work, Collective)}
         for family in Group:
             if family in used and workload.layout.size(family) > 1:
                 for ranks in grid_of(workload.layout).groups(family):
@@ -117,9 +106,7 @@ class _Communicators:
         """What a communicating node says on *rank* alone."""
         key = (exchange, rank)
         if key not in self._known:
-            self._known[key] = b"".join(
-                bytes_field(ATTRIBUTE_FIELD, each) for each in self._attributes(exchange, rank)
-            )
+            self._known[key] = b"".join(bytes_field(ATTRIBUTE_FIELD, each) for each in self._attributes(exchange, rank))
         return self._known[key]
 
     def _attributes(self, exchange: Exchange, rank: int) -> list[bytes]:
@@ -142,9 +129,7 @@ def losses(workload: Workload) -> tuple[str, ...]:
     if works & {Collective}:
         lost.append("kinds of groups: other programs see the ranks of each")
     if workload.layout.pp > 1 and workload.boundary_bytes is None:
-        lost.append(
-            "that messages between stages have no stated size: they are written as large as activations"
-        )
+        lost.append("that messages between stages have no stated size: they are written as large as activations")
     if any(layer.process_s for layer in _layers(workload)):
         lost.append("process times, layout, notes: other programs do not read them")
     if workload.warnings:

@@ -118,9 +118,7 @@ class Chain:
         """What comes next waits for all communication."""
         self._finishing = True
 
-    def _message(
-        self, verb: str, direction: int, size_bytes: int, tag: int, waits: bytes, kind: NodeType
-    ) -> bytes:
+    def _message(self, verb: str, direction: int, size_bytes: int, tag: int, waits: bytes, kind: NodeType) -> bytes:
         lane = SENDS[direction] if verb == "send" else f"receive {SENDS[direction]}"
         head = bytes_field(2, f"{verb} {SENDS[direction]}".encode()) + number_field(3, kind)
         attributes = [
@@ -133,10 +131,7 @@ class Chain:
     def _answer(self, work: Transfer, tag: bytes, lane: str) -> Node:
         """The receive of what the peer on the other side sends at the same time."""
         head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
-        attributes = [
-            attribute("is_cpu_op", Kind.BOOL, False),
-            message_size(work.size_bytes),
-        ]
+        attributes = [attribute("is_cpu_op", Kind.BOOL, False), message_size(work.size_bytes)]
         waits = _dependencies({self._next_id - 1})
         node = self._number(head, waits, _attributes(attributes) + tag, lane)
         return Node(node, Exchange(work.group, -work.peer_offset, receives=True))
@@ -227,10 +222,7 @@ def work_attributes(work: Work, layout: Layout) -> list[bytes]:
         case HostUpdate():
             return [attribute("tensor_size", Kind.UINT64, round(work.read_bytes + work.write_bytes))]
     flops, touched_bytes = _amounts(work)
-    return [
-        attribute("num_ops", Kind.INT64, flops),
-        attribute("tensor_size", Kind.UINT64, touched_bytes),
-    ]
+    return [attribute("num_ops", Kind.INT64, flops), attribute("tensor_size", Kind.UINT64, touched_bytes)]
 
 
 def message_size(size_bytes: int) -> bytes:
@@ -239,14 +231,7 @@ def message_size(size_bytes: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _amounts(
-    work: Matmul
-    | GroupedMatmul
-    | Attention
-    | Scan
-    | DeltaRule
-    | SelectiveScan
-    | RecurrentCells
-    | Elementwise,
+    work: Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | RecurrentCells | Elementwise,
 ) -> tuple[int, int]:
     """FLOPs and bytes that an op must at least move, for other programs' rooflines."""
     size = work.dtype.bytes
@@ -377,9 +362,7 @@ def _pieces(workload: Workload, schedule: Schedule, coordinate: int) -> dict[Pla
             for chunk in range(schedule.chunks)
         }
     if len(workload.stages) != len(copies[0]):
-        raise ValueError(
-            f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}"
-        )
+        raise ValueError(f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}")
     return {
         place: (index, 0, workload.stages[index].body_layer_count)
         for copy in copies

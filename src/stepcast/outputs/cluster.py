@@ -71,11 +71,7 @@ def _say_network(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, obj
     """A tree of switches where one is told; whether its leaves are rails no such file says."""
     network = tables["network"]
     network.setdefault("scale_up_nodes", wiring.scale_up_nodes)
-    if (
-        wiring.scale_up_nodes is None
-        and wiring.leaf_nodes
-        and known.topology.scale_up_nodes > wiring.leaf_nodes
-    ):
+    if wiring.scale_up_nodes is None and wiring.leaf_nodes and known.topology.scale_up_nodes > wiring.leaf_nodes:
         network["scale_up_nodes"] = 1
     network["leaf_nodes"] = wiring.leaf_nodes
     network["pod_nodes"] = wiring.pod_nodes

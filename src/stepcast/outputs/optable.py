@@ -75,9 +75,7 @@ def _word(layer: Layer, op: Op, phase: Phase) -> str:
     assert isinstance(work, Collective)
     bare = Group.TP if op.blocking and phase is not Phase.WEIGHT_GRADIENT else Group.DP
     if work.kind not in KIND_WORDS or (work.group != bare and work.group not in GROUP_SUFFIXES):
-        raise FormatError(
-            f"layer {layer.name!r}: an operator table has no word for {work.kind} over {work.group} here"
-        )
+        raise FormatError(f"layer {layer.name!r}: an operator table has no word for {work.kind} over {work.group} here")
     suffix = "" if work.group == bare else GROUP_SUFFIXES[work.group]
     return KIND_WORDS[work.kind] + suffix + ("" if op.blocking else "_ASYNC")
 

@@ -72,22 +72,16 @@ def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:
     messages = [op.work for op in ops if not isinstance(op.work, Recorded)]
     if len(messages) > 1 or not all(isinstance(message, Collective) for message in messages):
         kinds = ", ".join(type(message).__name__ for message in messages)
-        raise FormatError(
-            f"layer {layer.name!r} needs {kinds}: a SimAI line holds one time and one collective"
-        )
+        raise FormatError(f"layer {layer.name!r} needs {kinds}: a SimAI line holds one time and one collective")
     compute = _nanoseconds(sum(recorded))
     for message in messages:
         assert isinstance(message, Collective)
         if message.times > 1:
-            raise FormatError(
-                f"layer {layer.name!r} needs {message.times} collectives: a SimAI line holds one"
-            )
+            raise FormatError(f"layer {layer.name!r} needs {message.times} collectives: a SimAI line holds one")
         if message.kind not in KIND_WORDS:
             raise FormatError(f"layer {layer.name!r}: SimAI text has no word for {message.kind}")
         if message.group != bare_group and message.group not in GROUP_SUFFIXES:
-            raise FormatError(
-                f"layer {layer.name!r}: this SimAI column cannot name the group {message.group}"
-            )
+            raise FormatError(f"layer {layer.name!r}: this SimAI column cannot name the group {message.group}")
         suffix = "" if message.group == bare_group else GROUP_SUFFIXES[message.group]
         return [compute, KIND_WORDS[message.kind] + suffix, str(message.size_bytes)]
     return [compute, "NONE", "0"]

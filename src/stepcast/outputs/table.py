@@ -6,11 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-NOUNS = {
-    "RunLog": "run log",
-    "CollectiveSweep": "collective sweep",
-    "OperatorTimes": "table of operator times",
-}
+NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep", "OperatorTimes": "table of operator times"}
 # How a noun is had from another, where there is a way.
 REMEDIES = {
     ("timeline", "workload"): "; 'stepcast simulate FILE --cluster C --trace OUT' runs it and writes one",
@@ -35,9 +31,7 @@ class Target:
         kind = NOUNS.get(type(document).__name__, type(document).__name__.lower())
         if self.takes and kind != self.takes:
             remedy = REMEDIES.get((self.takes, kind), "")
-            raise ValueError(
-                f"{self.name} is written from a {self.takes}, and this file holds a {kind}{remedy}"
-            )
+            raise ValueError(f"{self.name} is written from a {self.takes}, and this file holds a {kind}{remedy}")
         module = self.load()
         if hasattr(module, "files"):
             files: Iterable[tuple[str, bytes]] = module.files(document, output)

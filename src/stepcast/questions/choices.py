@@ -115,11 +115,7 @@ _read_sharding_name = read_word(
     }
 )
 RECOMPUTES = invert_words(
-    {
-        "none": "no off false never",
-        "full": "yes on true all uniform",
-        "selective": "attention core-attn core_attn",
-    }
+    {"none": "no off false never", "full": "yes on true all uniform", "selective": "attention core-attn core_attn"}
 )
 ZERO_STAGE = re.compile(r"(?:zero|stage|zero-stage|z)?-?([123])")
 

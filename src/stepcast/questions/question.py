@@ -289,9 +289,7 @@ class PredictQuestion(msgspec.Struct, frozen=True, kw_only=True):
     def given(self) -> frozenset[str]:
         """The choices that a person made, other than the default, and that must have an effect."""
         return frozenset(
-            name
-            for name, default in DEFAULTS.items()
-            if name not in self.unchecked and getattr(self, name) != default
+            name for name, default in DEFAULTS.items() if name not in self.unchecked and getattr(self, name) != default
         )
 
     @property
@@ -317,9 +315,7 @@ CHOICES: Mapping[str, Choice] = {
 }
 DEFAULTS: Mapping[str, Any] = {
     name: default
-    for name, default in zip(
-        PredictQuestion.__struct_fields__, PredictQuestion.__struct_defaults__, strict=True
-    )
+    for name, default in zip(PredictQuestion.__struct_fields__, PredictQuestion.__struct_defaults__, strict=True)
     if name in CHOICES
 }
 # Choices whose values may be made by hand instead of being named.

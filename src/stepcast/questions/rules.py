@@ -71,9 +71,7 @@ PLACE = Rule(
     "nodes of {cluster} form no racks with one scale-up domain; ranks fill them in order",
     harmless=True,
 )
-PRICE = Rule(
-    ("price",), lambda f: f["tokens"] is not None, "it is of a whole run; give --tokens as well, such as 1T"
-)
+PRICE = Rule(("price",), lambda f: f["tokens"] is not None, "it is of a whole run; give --tokens as well, such as 1T")
 CURRENCY = Rule(("currency",), lambda f: f["price"] is not None, "give --price as well")
 
 

@@ -119,9 +119,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     if question.framework is None:
         assumptions.append(_describe_software(settled.framework))
     options = Options(
-        place=Place(question.place),
-        residual=residual if question.residual else None,
-        engine=Engine(question.engine),
+        place=Place(question.place), residual=residual if question.residual else None, engine=Engine(question.engine)
     )
     options = add_background(options, question, cluster, strategy.layout.gpus)
     missing = tuple(missing_features(profile, strategy, settled.framework))
@@ -232,9 +230,7 @@ def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[s
             f"say how many GPUs of {cluster.name}: --gpus 64, --nodes 8, or --dp with the ways of the model"
         )
     if cluster.gpus is not None and gpus > cluster.gpus:
-        raise ValueError(
-            f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{_larger(cluster)}"
-        )
+        raise ValueError(f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{_larger(cluster)}")
     return gpus
 
 
@@ -268,9 +264,7 @@ def _other_ways(question: PredictQuestion, model: Model) -> list[str]:
 # ---- the framework and the strategy --------------------------------------------------------------------
 
 
-def settle_framework(
-    question: PredictQuestion, profile: Profile, model: Model, gpu: str, layout: Layout
-) -> Settled:
+def settle_framework(question: PredictQuestion, profile: Profile, model: Model, gpu: str, layout: Layout) -> Settled:
     """Return the framework and the choices of the strategy that the profile and the question make."""
     given = choose_fields(question)
     # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
@@ -349,12 +343,7 @@ def _drop_idle(question: PredictQuestion, facts: Facts) -> dict[str, Any]:
 
 
 def build_strategy(
-    question: PredictQuestion,
-    model: Model,
-    layout: Layout,
-    settled: Settled,
-    usual_seq: int,
-    assumptions: list[str],
+    question: PredictQuestion, model: Model, layout: Layout, settled: Settled, usual_seq: int, assumptions: list[str]
 ) -> Strategy:
     """Return the Strategy of a question; what it leaves open is assumed and noted."""
     seq, global_batch = _settle_batch(question, model, layout, usual_seq, assumptions)
@@ -371,9 +360,7 @@ def build_strategy(
         )
     split = layout.dp * layout.cp > 1 and strategy.sharding.splits_parameters
     if split and layout.pp > 1 and strategy.reshard is None:
-        assumptions.append(
-            "stages keep gathered weights and whole gradients through the step (--reshard frees them)"
-        )
+        assumptions.append("stages keep gathered weights and whole gradients through the step (--reshard frees them)")
     return strategy
 
 
@@ -430,11 +417,7 @@ def _read_others(path: str, cluster: Cluster, question: PredictQuestion) -> "Oth
         if not isinstance(other, OtherJob):
             others.append(other)
             continue
-        usual = {
-            "cluster": question.cluster,
-            "set": question.set,
-            "gpus": len(other.nodes) * cluster.node.gpus,
-        }
+        usual = {"cluster": question.cluster, "set": question.set, "gpus": len(other.nodes) * cluster.node.gpus}
         try:
             prediction = settle(build_question({**usual, **other.words})).prediction
         except (TypeError, ValueError) as error:

@@ -106,9 +106,7 @@ SETTERS = {choice.sets: name for name, choice in CHOICES.items() if choice.sets}
 ELSEWHERE = {"layout", "micro_batch", "global_batch", "seq", "precision", "training", "name"}
 
 
-def predict_words(
-    profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework
-) -> list[str]:
+def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:
     """Return the options of ``predict`` for a strategy: layout, batch, and what *profile* does otherwise."""
     layout = strategy.layout
     words = ["--framework", profile.name, "--gpus", str(layout.gpus)]

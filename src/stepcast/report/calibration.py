@@ -65,14 +65,9 @@ def collective_calibration_text(found: Facts, width: int) -> str:
             f"{format_percent(found['left_out'])} on sizes left out",
         ),
     ]
-    rows = [
-        (key, one["text"], _give_or_take(key, one), one["means"]) for key, one in found["constants"].items()
-    ]
+    rows = [(key, one["text"], _give_or_take(key, one), one["means"]) for key, one in found["constants"].items()]
     return "\n\n".join(
-        [
-            facts(pairs, width),
-            table(("constant", "value", "give or take", "what it is"), rows, width, whole=(0,)),
-        ]
+        [facts(pairs, width), table(("constant", "value", "give or take", "what it is"), rows, width, whole=(0,))]
     )
 
 
@@ -87,9 +82,7 @@ def optimus_calibration_text(found: Facts, width: int) -> str:
     for name, value in found["constants"].items():
         spread = found["spread"].get(name)
         shown = format_seconds(value) if name.endswith("_s") else f"{value:.3f}"
-        known = (
-            "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
-        )
+        known = "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
         rows.append((found["titles"][name], shown, known))
     runs = cells(found["runs"], "file measured_s predicted_s", lambda one: _signed(one["error"]))
     return "\n\n".join(

@@ -35,10 +35,7 @@ def shown(name: str, value: Any) -> object:
 def cells(rows: Iterable[Row], *columns: Column) -> list[tuple[object, ...]]:
     """The cells of each row."""
     listed = list(_single(columns))
-    return [
-        tuple(tell(row) if tell else shown(name, row[name.rstrip(",")]) for name, tell in listed)
-        for row in rows
-    ]
+    return [tuple(tell(row) if tell else shown(name, row[name.rstrip(",")]) for name, tell in listed) for row in rows]
 
 
 def keys(rows: Iterable[Row], *columns: Column) -> list[tuple[object, ...]]:

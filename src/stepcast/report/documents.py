@@ -44,15 +44,12 @@ def workload_facts(workload: Workload) -> Facts:
                 else:
                     computed[type(work).__name__.lower()] += count
     rows: list[Facts] = [
-        {"kind": kind, "group": group, "phase": phase, **counts}
-        for (kind, group, phase), counts in messages.items()
+        {"kind": kind, "group": group, "phase": phase, **counts} for (kind, group, phase), counts in messages.items()
     ]
     lines = workload.note("lines")
     communication_bytes = sum(row["total_bytes"] for row in rows)
     element = workload.note("element_dtype")
-    elements = (
-        {"communication_elements": round(communication_bytes / DType(element).bytes)} if element else {}
-    )
+    elements = {"communication_elements": round(communication_bytes / DType(element).bytes)} if element else {}
     return {
         "kind": "workload",
         **workload.layout.facts(),

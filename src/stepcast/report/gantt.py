@@ -86,9 +86,7 @@ def _phases(begin: Floats, end: Floats, mark_of: Ints) -> list[tuple[float, floa
     marks = mark_of[order]
     first = np.flatnonzero(np.diff(marks, prepend=marks[0] - 1))
     last = np.append(first[1:], len(marks)) - 1
-    return list(
-        zip(begin[order][first].tolist(), end[order][last].tolist(), marks[first].tolist(), strict=True)
-    )
+    return list(zip(begin[order][first].tolist(), end[order][last].tolist(), marks[first].tolist(), strict=True))
 
 
 def _with_short(row: list[str], phases: list[tuple[float, float, str]]) -> str:

@@ -11,22 +11,16 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
     """The facts of a cluster as a person reads them."""
     gpu, fabric, nic = found["gpu"], found["fabric"], found["nic"]
     peaks = ", ".join(f"{name} {flops / TFLOPS:g}" for name, flops in gpu["matrix_flops"].items())
-    size = (
-        "as large as asked for" if found["gpus"] is None else f"{found['nodes']} nodes, {found['gpus']} GPUs"
-    )
+    size = "as large as asked for" if found["gpus"] is None else f"{found['nodes']} nodes, {found['gpus']} GPUs"
     pairs: list[tuple[str, object]] = [
         ("cluster", f"{found['name']}: {found['description']}" if found["description"] else found["name"]),
         ("size", size),
         ("node", f"{found['gpus_per_node']} x {gpu['name']}"),
         ("matrix peak", f"{peaks} TFLOP/s dense"),
-        (
-            "memory",
-            f"{gpu['memory_bytes'] / GIB:.0f} GiB at {gpu['memory_bandwidth_bytes_per_s'] / GB:,.0f} GB/s",
-        ),
+        ("memory", f"{gpu['memory_bytes'] / GIB:.0f} GiB at {gpu['memory_bandwidth_bytes_per_s'] / GB:,.0f} GB/s"),
         (
             "fabric",
-            f"{fabric['kind']}, {_rate(fabric)}"
-            + (", adds in the switch" if found["in_switch_reduction"] else ""),
+            f"{fabric['kind']}, {_rate(fabric)}" + (", adds in the switch" if found["in_switch_reduction"] else ""),
         ),
         ("NICs", f"{found['nics_per_node']} of {_rate(nic)}{_spoken(found)}" if nic else "none"),
         ("network", ", ".join([found["network"], *found["routes"]])),
@@ -47,9 +41,7 @@ def wiring_pairs(found: Facts) -> list[tuple[str, object]]:
         pairs.append(("node", f"{found['gpus']} x {found.get('gpu', 'GPU')}"))
     if "fabric" in found:
         links = f", {found['fabric_links']:g} NVLinks" if "fabric_links" in found else ""
-        rate = (
-            f", {found['fabric_bytes_per_s'] / GB:g} GB/s each way" if "fabric_bytes_per_s" in found else ""
-        )
+        rate = f", {found['fabric_bytes_per_s'] / GB:g} GB/s each way" if "fabric_bytes_per_s" in found else ""
         pairs.append(("fabric", f"{found['fabric']}{links}{rate}"))
     if "sockets" in found:
         pairs.append(("sockets", found["sockets"]))

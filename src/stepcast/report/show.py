@@ -5,14 +5,7 @@ from typing import Any
 
 from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
-from stepcast.units import (
-    format_bytes,
-    format_count,
-    format_percent,
-    format_rate,
-    format_seconds,
-    format_short_count,
-)
+from stepcast.units import format_bytes, format_count, format_percent, format_rate, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
 MOST_ROWS = 16
@@ -46,9 +39,7 @@ def _cut(rows: list[Any]) -> tuple[list[Any], str]:
 
 
 def _workload(found: Facts, width: int) -> list[str]:
-    repeats = [
-        f"{block['repeat']} x {len(block['layers'])} lines" for block in found["body"] if block["repeat"] > 1
-    ]
+    repeats = [f"{block['repeat']} x {len(block['layers'])} lines" for block in found["body"] if block["repeat"] > 1]
     boundary = found["boundary_bytes"]
     pairs = [
         ("layout", _layout(found)),
@@ -88,9 +79,7 @@ def _timeline(found: Facts, width: int) -> list[str]:
         ("seen", f"{listed}, {format_count(found['spans'])} spans on {found['lanes']} lanes"),
         ("span", format_seconds(found["span_s"])),
     ]
-    model = ", ".join(
-        f"{name.replace('_', '-')} {found[name]}" for name in MODEL_FACTS if found.get(name) is not None
-    )
+    model = ", ".join(f"{name.replace('_', '-')} {found[name]}" for name in MODEL_FACTS if found.get(name) is not None)
     if model:
         pairs.append(("model", model))
     for stage, count in (found.get("parameters") or {}).items():
@@ -98,10 +87,7 @@ def _timeline(found: Facts, width: int) -> list[str]:
     for name in ("devices", "world_size", "backend", "steps"):
         if value := found.get(name):
             pairs.append(
-                (
-                    name.replace("_", " "),
-                    ", ".join(map(str, value)) if isinstance(value, list | tuple) else value,
-                )
+                (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
             )
     operations = cells(found["operations"], "name kind count, total_s longest_s")
     messages = cells(
@@ -116,9 +102,7 @@ def _timeline(found: Facts, width: int) -> list[str]:
         table(("operation", "kind", "count", "total", "longest"), shown, width),
         more,
         table(
-            ("communication", "group", "size", "count", "total", "shortest", "size / shortest"),
-            shown_messages,
-            width,
+            ("communication", "group", "size", "count", "total", "shortest", "size / shortest"), shown_messages, width
         )
         if messages
         else "",
@@ -150,19 +134,13 @@ def _run_log(found: Facts, width: int) -> list[str]:
     pairs = [
         ("layout", _layout(found)),
         ("parameters", format_count(found["parameters"])),
-        (
-            "batch",
-            f"{found['global_batch']} = {found['micro_batches']} micro-batches of {found['micro_batch']}",
-        ),
+        ("batch", f"{found['global_batch']} = {found['micro_batches']} micro-batches of {found['micro_batch']}"),
         ("found", f"{found['blocks']} rank reports, {found['layer_records']} layer records"),
         ("batches", f"{found['batches']} lines"),
         ("median batch", format_seconds(found["median_batch_s"]) if found["median_batch_s"] else "not known"),
     ]
     rows = cells(found["stages"], "stage", lambda row: row["ends_with"] or "-", "layers median_forward_s")
-    return [
-        facts(pairs, width),
-        table(("stage", "ends with", "layers", "forward per micro-batch"), rows, width),
-    ]
+    return [facts(pairs, width), table(("stage", "ends with", "layers", "forward per micro-batch"), rows, width)]
 
 
 def _model(found: Facts, width: int) -> list[str]:

@@ -69,11 +69,7 @@ def rows_text(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int], widt
     if not rows:
         return f"{told}: none is so"
     names = [name for name in rows[0] if name not in HIDDEN and any(row[name] is not None for row in rows)]
-    same = [
-        name
-        for name in names
-        if len(rows) > 1 and name not in SHOWN and len({row[name] for row in rows}) == 1
-    ]
+    same = [name for name in names if len(rows) > 1 and name not in SHOWN and len({row[name] for row in rows}) == 1]
     columns = [name for name in names if name not in same]
     heads = [SHOWN[name][0] if name in SHOWN else name.replace("_", "-") for name in columns]
     cells = [[_cell(name, row) for name in columns] for row in rows]

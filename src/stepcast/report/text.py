@@ -11,9 +11,7 @@ BAR_WIDTH = 24
 NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
 
 
-def table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100, whole: Sequence[int] = ()
-) -> str:
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100, whole: Sequence[int] = ()) -> str:
     """Aligned columns: numbers to the right, words to the left; the widest word column gives way.
 
     Columns in *whole* never do: names that someone has to type.

@@ -60,9 +60,7 @@ class Around:
             may = (room <= most) & (space.time_s[fits] <= slowest)
             best = self._fastest(may, _within(most), MOST_TRIED)
 
-    def _fastest(
-        self, may: BoolArray, suits: Callable[[Found], bool], most_tried: float = np.inf
-    ) -> Found | None:
+    def _fastest(self, may: BoolArray, suits: Callable[[Found], bool], most_tried: float = np.inf) -> Found | None:
         """The fastest that *suits*, of those that *may*; of those that were tried where that takes more."""
         searching, before = self.searching, len(self.searching.simulated)
         queue = _Named(self, np.flatnonzero(may))

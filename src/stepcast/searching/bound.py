@@ -24,9 +24,7 @@ class Bounds:
     memory_bytes: FloatArray
 
 
-def bounds(
-    space: Space, cluster: Cluster, framework: Framework, most_bytes: float, workers: int = 1
-) -> Bounds:
+def bounds(space: Space, cluster: Cluster, framework: Framework, most_bytes: float, workers: int = 1) -> Bounds:
     """Legality and memory of all candidates, and the time of those that may fit into *most_bytes*."""
     bounding = Bounding(space, cluster, framework, workers)
     allowed, memory = bounding.fitting()
@@ -41,12 +39,7 @@ class Bounding:
     """Bounds of the candidates of *space*; *tick* is called while many are worked out."""
 
     def __init__(
-        self,
-        space: Space,
-        cluster: Cluster,
-        framework: Framework,
-        workers: int = 1,
-        tick: Tick | None = None,
+        self, space: Space, cluster: Cluster, framework: Framework, workers: int = 1, tick: Tick | None = None
     ) -> None:
         self.cluster, self.framework = cluster, framework
         self.columns = Columns(space, workers, tick)

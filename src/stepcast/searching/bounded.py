@@ -42,9 +42,7 @@ class Bounded:
         self.part = np.concatenate([np.full(len(rows), number) for number, rows in both])
         self.row: IntArray = np.concatenate([rows for _, rows in both])
         self.ranks: IntArray = np.concatenate([parts[number].rows[rows] for number, rows in both])
-        self.gpus: IntArray = np.concatenate(
-            [parts[number].space.columns["gpus"][rows] for number, rows in both]
-        )
+        self.gpus: IntArray = np.concatenate([parts[number].space.columns["gpus"][rows] for number, rows in both])
         self.memory_bytes: FloatArray = np.concatenate([found[number][1][rows] for number, rows in both])
         self.time_s: FloatArray = np.full(len(self.row), np.inf)
         self.computing_s: FloatArray = np.full(len(self.row), np.inf)

@@ -30,10 +30,7 @@ def usable_workers() -> int:
 
 
 def in_parallel(
-    of: Callable[[Item], Answer],
-    items: Sequence[Item],
-    workers: int,
-    tick: Callable[[], None] | None = None,
+    of: Callable[[Item], Answer], items: Sequence[Item], workers: int, tick: Callable[[], None] | None = None
 ) -> list[Answer]:
     """Return *of* every item, in their order; *tick* is called between answers and may raise to end it."""
     workers = max(1, min(workers, len(items) // FEWEST_EACH))

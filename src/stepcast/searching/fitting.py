@@ -54,9 +54,7 @@ class Fitting:
         # At least: optimizer moments and recomputation add to it.
         lost = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * loose
         largest: FloatArray = fixed + np.maximum(gradients, early + loose) + lost
-        return largest + (
-            overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups
-        )
+        return largest + (overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups)
 
     def _states(self, at: int) -> FloatArray:
         strategy, model, framework = self.space.strategy(at), self.model, self.framework

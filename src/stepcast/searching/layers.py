@@ -20,13 +20,7 @@ from stepcast.ir.group import Channel, Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, Routing
 from stepcast.ir.strategy import RecomputeKind, Strategy
-from stepcast.ir.work import (
-    Collective,
-    Communication,
-    Compute,
-    HostUpdate,
-    Transfer,
-)
+from stepcast.ir.work import Collective, Communication, Compute, HostUpdate, Transfer
 from stepcast.ir.workload import Layer, Op
 
 # Loads are rounded to a thousandth.
@@ -83,9 +77,7 @@ def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> FloatArray
 def least_load(cluster: Cluster, mixtures: FloatArray) -> Load:
     """A load that is no more than that of any of *mixtures*, nor of what they are mixed from."""
     gpu, fit = cluster.gpu, default_fit()
-    loads = [
-        load_of(matrix_s, total_s, energy_s, gpu, fit) for matrix_s, total_s, energy_s in mixtures.tolist()
-    ]
+    loads = [load_of(matrix_s, total_s, energy_s, gpu, fit) for matrix_s, total_s, energy_s in mixtures.tolist()]
     duty = max(0.0, min(load.duty for load in loads) - ROUNDED)
     wanted = [load.wanted for load in loads if load.wanted is not None]
     return replace(loads[0], duty=duty, wanted=max(0.0, min(wanted) - ROUNDED) if wanted else None)
@@ -136,12 +128,7 @@ class _Seconds:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        strategy: Strategy,
-        framework: Framework,
-        load: Load,
-        once_per_node: Routing | None,
+        self, cluster: Cluster, strategy: Strategy, framework: Framework, load: Load, once_per_node: Routing | None
     ) -> None:
         gpu = cluster.gpu
         self.attention, self.architecture = framework.attention, gpu.architecture

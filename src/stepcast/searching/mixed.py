@@ -44,9 +44,7 @@ def joined(cluster: Cluster) -> Cluster:
     fabric = replace(node.fabric, link=_slower(node.fabric.link, theirs.fabric.link))
     nic = _slower(node.nic, theirs.nic) if node.nic and theirs.nic else node.nic
     small = min(node.gpus, theirs.gpus)
-    made = replace(
-        node, gpus=small, fabric=fabric, nic=nic, nics=min(node.nics, theirs.nics) if nic else node.nics
-    )
+    made = replace(node, gpus=small, fabric=fabric, nic=nic, nics=min(node.nics, theirs.nics) if nic else node.nics)
     assert cluster.nodes is not None
     assert other.nodes is not None
     every = cluster.nodes * node.gpus + other.nodes * theirs.gpus
@@ -185,9 +183,7 @@ class _Mixing:
             layers = part_layers(model, part.framework, strategy)[:-2]
             costs = np.stack(
                 [
-                    part_costs(
-                        model, each, part.framework, strategy, layers, cool_load(each.gpu, default_fit())
-                    )
+                    part_costs(model, each, part.framework, strategy, layers, cool_load(each.gpu, default_fit()))
                     for each in self.alone
                 ]
             )

@@ -32,25 +32,19 @@ def refined(
     better = [refining.best(each) for each in result.best[:few]]
     best = sorted((*better, *result.best[few:]), key=lambda each: each.rank)
     if result.is_late:
-        return replace(
-            result, best=tuple(best), counts=replace(result.counts, complete=False, out_of_time=True)
-        )
+        return replace(result, best=tuple(best), counts=replace(result.counts, complete=False, out_of_time=True))
     return replace(result, best=tuple(best))
 
 
 class _Refining:
-    def __init__(
-        self, model: Model, cluster: Cluster, objective: str, capacity: float, result: Result
-    ) -> None:
+    def __init__(self, model: Model, cluster: Cluster, objective: str, capacity: float, result: Result) -> None:
         self.model, self.cluster, self.capacity, self.result = model, cluster, capacity, result
         self.score = OBJECTIVES[objective].score
 
     def best(self, found: Found) -> Found:
         """By moves of one layer, each taken where it helps; then the other placements of that."""
         for _ in range(MOST_MOVES):
-            tried = [
-                self._tried(found, split, found.options.place) for split in moved(self.model, found.strategy)
-            ]
+            tried = [self._tried(found, split, found.options.place) for split in moved(self.model, found.strategy)]
             best = min([found, *tried], key=lambda each: each.rank)
             if best is found:
                 break
@@ -74,12 +68,7 @@ class _Refining:
         prediction = predict(self.model, self.cluster, strategy, found.framework, options)
         score = self.score(Candidate(prediction, largest, found.gpus, self.cluster))
         return replace(
-            found,
-            strategy=strategy,
-            options=options,
-            step_s=prediction.step_s,
-            memory_bytes=largest,
-            score=score,
+            found, strategy=strategy, options=options, step_s=prediction.step_s, memory_bytes=largest, score=score
         )
 
 

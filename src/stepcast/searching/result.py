@@ -104,8 +104,7 @@ class Result:
         from stepcast.views.notebook import found_html
 
         best, front = (
-            [(each.strategy, each.step_s, each.memory_bytes) for each in some]
-            for some in (self.best, self.front)
+            [(each.strategy, each.step_s, each.memory_bytes) for each in some] for some in (self.best, self.front)
         )
         return found_html(self.counts.facts(), best, front)
 

@@ -47,9 +47,7 @@ def search(
     """
     numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
     usual = {"recompute": useful_recomputes(model, framework)}
-    chosen = Axes(
-        gpus=numbers, **{name: tuple(values) for name, values in (usual | dict(axes or {})).items()}
-    )
+    chosen = Axes(gpus=numbers, **{name: tuple(values) for name, values in (usual | dict(axes or {})).items()})
     space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
     part = Part(space, framework, np.arange(len(space)))
     most_bytes = room_bytes(cluster.gpu.memory_bytes, most_bytes, reserve)

@@ -44,9 +44,7 @@ def sensitivity(result: Result, model: Model, cluster: Cluster, few: int = FEW) 
     if result.is_late:
         return tuple(found)
     doubled = [(each, _doubled(each.strategy)) for each in alike]
-    found.append(
-        _fastest("2 x batch", best, [(more, _step_s(model, cluster, each, more)) for each, more in doubled])
-    )
+    found.append(_fastest("2 x batch", best, [(more, _step_s(model, cluster, each, more)) for each, more in doubled]))
     return tuple(found)
 
 

@@ -17,15 +17,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.limits import CANDIDATES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.ir.strategy import (
-    NO_RECOMPUTE,
-    USUAL_OVERLAP,
-    Overlap,
-    Recompute,
-    RecomputeKind,
-    Sharding,
-    Strategy,
-)
+from stepcast.ir.strategy import NO_RECOMPUTE, USUAL_OVERLAP, Overlap, Recompute, RecomputeKind, Sharding, Strategy
 
 RECOMPUTES: Mapping[str, Recompute] = {
     "none": NO_RECOMPUTE,
@@ -182,12 +174,7 @@ class Space:
 
 
 def space_of(
-    model: Model,
-    axes: Axes,
-    global_batch: int,
-    seq: int,
-    domain_gpus: int,
-    common: Mapping[str, Any] | None = None,
+    model: Model, axes: Axes, global_batch: int, seq: int, domain_gpus: int, common: Mapping[str, Any] | None = None
 ) -> Space:
     """All combinations of *axes* that fill their GPUs; whether they are legal is asked later."""
     axes = _filled(model, axes, global_batch, seq, domain_gpus)

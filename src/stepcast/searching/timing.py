@@ -71,9 +71,7 @@ class Timing:
             for each in (False, True):
                 some = here[paired[here] == each]
                 if len(some):
-                    found[some] = self._pipeline_s(
-                        first, counts, costs[some], batches[some], exchanged[some], each
-                    )
+                    found[some] = self._pipeline_s(first, counts, costs[some], batches[some], exchanged[some], each)
         return found, mean
 
     def _counts(self, at: int) -> FloatArray:
@@ -134,13 +132,7 @@ class Timing:
         return np.array(float(own or strategy.pairs_micro_batches))
 
     def _pipeline_s(
-        self,
-        at: int,
-        counts: FloatArray,
-        costs: FloatArray,
-        batches: FloatArray,
-        exchanged: FloatArray,
-        paired: bool,
+        self, at: int, counts: FloatArray, costs: FloatArray, batches: FloatArray, exchanged: FloatArray, paired: bool
     ) -> FloatArray:
         """The bound of candidates with the pieces and the schedule of row *at*."""
         strategy = pipeline_of(self.space, at)

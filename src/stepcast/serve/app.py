@@ -130,12 +130,7 @@ def make_app(answers: Answers, token: str, hosts: frozenset[str], most_bytes: in
     return Guard(inner, token, hosts, most_bytes)
 
 
-OWN = {
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "app.css": "text/css",
-    "app.js": "text/javascript",
-}
+OWN = {"page.css": "text/css", "page.js": "text/javascript", "app.css": "text/css", "app.js": "text/javascript"}
 
 
 @lru_cache
@@ -188,8 +183,7 @@ class _Routes:
     async def compare(self, request: Request) -> Response:
         def found() -> bytes:
             sides = [
-                _words("predict", dict(_pairs(request.query_params.get(name, ""))))
-                for name in ("first", "second")
+                _words("predict", dict(_pairs(request.query_params.get(name, "")))) for name in ("first", "second")
             ]
             with self.turns:
                 return _encoded(self.answers.compare(*sides))

@@ -84,9 +84,7 @@ class Guard:
             headers[name] = value
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if host not in self.hosts:
-            raise RefusedError(
-                421, "this address is not answered here: use the one that stepcast serve printed"
-            )
+            raise RefusedError(421, "this address is not answered here: use the one that stepcast serve printed")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() != f"http://{host}":
             raise RefusedError(403, "requests of other pages are not answered")
@@ -100,9 +98,7 @@ class Guard:
             raise RefusedError(414, "the request is too long")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.most_bytes:
-            raise RefusedError(
-                413, f"more than {self.most_bytes // 2**20:,} MiB are not taken; use the command line"
-            )
+            raise RefusedError(413, f"more than {self.most_bytes // 2**20:,} MiB are not taken; use the command line")
         _, token, *rest = scope["path"].split("/", 2)
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             raise RefusedError(403, "the address lacks its token: use the one that stepcast serve printed")

@@ -70,13 +70,7 @@ def shell() -> str:
             id="told",
             hidden=True,
         ),
-        tag(
-            "main",
-            tag("p", "Choose on the left.", class_="lead"),
-            id="answer",
-            tabindex="-1",
-            aria_busy="false",
-        ),
+        tag("main", tag("p", "Choose on the left.", class_="lead"), id="answer", tabindex="-1", aria_busy="false"),
         class_="main",
     )
     body = tag(

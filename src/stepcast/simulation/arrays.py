@@ -58,9 +58,7 @@ class ProgramBuilder:
         for call, sources in enumerate(self._sources):
             for port, (source, output) in sources.items():
                 if not 0 <= port < segments[self._segment[call]].inputs or source not in place:
-                    raise ProgramError(
-                        f"call {call} binds input {port} to call {source}: one of them is not there"
-                    )
+                    raise ProgramError(f"call {call} binds input {port} to call {source}: one of them is not there")
                 source_call[place[call], port] = place[source]
                 source_port[place[call], port] = output
         start = np.cumsum([0, *(len(calls) for calls in self._calls)]).astype(np.int64)
@@ -322,12 +320,7 @@ class Program:
         counts = np.diff(start)
         labels = None if self.micro_batches is None else np.repeat(self.micro_batches, counts, axis=0)
         made = Calls(
-            start[self.rank_start],
-            self._spread(parts, start),
-            source_call,
-            source_port,
-            self.rank_names,
-            labels,
+            start[self.rank_start], self._spread(parts, start), source_call, source_port, self.rank_names, labels
         )
         return Program(self.lanes, tuple(Segment(name, ((piece, 1),)) for piece, name in flat), made)
 

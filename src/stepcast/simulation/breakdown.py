@@ -129,9 +129,7 @@ class _Spending:
         }
         self.beside_s = {
             piece: sum(seconds)
-            - sum(
-                each for each, lane in zip(seconds, piece.shape.lane.tolist(), strict=True) if lane == COMPUTE
-            )
+            - sum(each for each, lane in zip(seconds, piece.shape.lane.tolist(), strict=True) if lane == COMPUTE)
             for piece, seconds in self.seconds.items()
         }
         self.known: dict[tuple[Piece, bytes], tuple[Floats, float]] = {}
@@ -251,11 +249,7 @@ def _is_slot(step: Step) -> npt.NDArray[np.bool_]:
     program = step.program
     place = np.arange(program.calls) - program.rank_start[program.rank]
     calls = np.diff(program.rank_start)[program.rank]
-    return (
-        (program.rank < step.schedule.stages)
-        & (place >= step.rounds_before)
-        & (place < calls - step.rounds_after)
-    )
+    return (program.rank < step.schedule.stages) & (place >= step.rounds_before) & (place < calls - step.rounds_after)
 
 
 def _message_s(step: Step, run: Run, sent_by: Ints, targets: Ints) -> Floats:

@@ -54,9 +54,7 @@ class _Link(NamedTuple):
 class Fold:
     """How the matrices of pieces and chains follow from the durations of the pieces' ops."""
 
-    def __init__(
-        self, lanes: int, forms: Sequence[Form], chains: Sequence[Chain], reads: Sequence[Ints]
-    ) -> None:
+    def __init__(self, lanes: int, forms: Sequence[Form], chains: Sequence[Chain], reads: Sequence[Ints]) -> None:
         """*reads*: for each chain the lanes and registers that some chain of its program reads."""
         self.lanes = lanes
         self.read = max(map(len, reads), default=0)
@@ -86,9 +84,7 @@ class Fold:
             of_form = np.repeat(np.arange(len(sizes)), sizes)
             first_input, first_op = touched[of_form], (touched + inputs)[of_form]
             given = node - first_input + self.touched
-            return np.where(
-                node < first_input, node, np.where(node < first_op, given, node - first_op + base[of_form])
-            )
+            return np.where(node < first_input, node, np.where(node < first_op, given, node - first_op + base[of_form]))
 
         level, _ = self._named([form.level for form in self._own])
         waits, _ = self._named([form.waits for form in self._own])

@@ -41,6 +41,4 @@ def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> Spread:
         durations_s[computing] *= np.exp(noise.normal(-(sigma**2) / 2, sigma, int(computing.sum())))
         steps_s[run] = simulate_unfolded(program, durations_s).makespan_s
     ranks = np.percentile(steps_s, PERCENTILES).tolist()
-    return Spread(
-        runs, float(steps_s.mean()), float(steps_s.std()), dict(zip(PERCENTILES, ranks, strict=True))
-    )
+    return Spread(runs, float(steps_s.mean()), float(steps_s.std()), dict(zip(PERCENTILES, ranks, strict=True)))

@@ -120,11 +120,7 @@ class Frame:
         self._known: dict[tuple[Kind, int], tuple[Cost, ...]] = {}
 
     def around(
-        self,
-        base: Segment | None,
-        phases: tuple[Phase, ...],
-        before: tuple[Phase, ...],
-        after: tuple[Phase, ...],
+        self, base: Segment | None, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]
     ) -> Framed:
         """*base* runs *phases*; *before* and *after* are those of the calls before and after it."""
         build = _Build(self)
@@ -169,9 +165,7 @@ class Frame:
         """Equal for calls around whose segments the same messages stand, of whichever stage and chunk."""
         if self.messages.mode is Send.EAGER:
             before = after = ()
-        return tuple(
-            [tuple([(phase.kind, self._passes(phase)) for phase in part]) for part in (phases, before, after)]
-        )
+        return tuple([tuple([(phase.kind, self._passes(phase)) for phase in part]) for part in (phases, before, after)])
 
     def _passes(self, phase: Phase) -> tuple[Cost, ...]:
         """How the messages of *phase* come and go: not at all, within the stage, or at a cost."""
@@ -241,9 +235,7 @@ class _Build:
                 self.arrived[number] = self.add(TimedOp("receive", cost, lane, inputs=(0,)), wire=wire)
                 waits.append(self.arrived[number])
         if waits:
-            op = TimedOp(
-                "wait for messages", 0.0, self.messages.compute_lane, inputs=tuple(range(len(waits)))
-            )
+            op = TimedOp("wait for messages", 0.0, self.messages.compute_lane, inputs=tuple(range(len(waits))))
             self.add(op, bind=dict(enumerate(waits)))
 
     def post_receives(self, after: tuple[Phase, ...]) -> None:
@@ -252,9 +244,7 @@ class _Build:
         for number, phase in enumerate(after):
             if self.frame.remote(self.frame.inbound(phase)):
                 lane = self.messages.receive_lanes[phase.backward] if blocking else NO_LANE
-                self.posted[number] = self.add(
-                    TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,))
-                )
+                self.posted[number] = self.add(TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,)))
 
     def base(self, base: Segment | None, phases: tuple[Phase, ...]) -> None:
         """The segment itself; input and output k belong to phase k."""

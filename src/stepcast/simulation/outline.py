@@ -209,13 +209,7 @@ class Outline:
         return here, earlier
 
     def _add(
-        self,
-        look: Look,
-        at: int,
-        lane: int,
-        after: tuple[int, ...],
-        registers: tuple[int, ...],
-        keeps: tuple[int, ...],
+        self, look: Look, at: int, lane: int, after: tuple[int, ...], registers: tuple[int, ...], keeps: tuple[int, ...]
     ) -> int:
         waits = tuple(dict.fromkeys(after))
         self.ops.append(TimedOp(look.label, Own(at), lane, waits, (), registers, keeps, look.optimizer))

@@ -149,10 +149,7 @@ def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[Phase, ...]], Int
         pair = range(at, at + 1 + int(with_next[at]))
         phases.append(
             tuple(
-                [
-                    Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]]))
-                    for i in pair
-                ]
+                [Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]])) for i in pair]
             )
         )
     return phases, stage[starts], code + 1, batches, where

@@ -87,9 +87,7 @@ _HERE = Place(0, 0)
 _SENT = (Kind.FORWARD, Kind.BACKWARD)
 
 
-def _framed(
-    frame: Frame, base: Segment | None, part: Slots, costs: tuple[Cost, ...]
-) -> tuple[tuple[Piece, int], ...]:
+def _framed(frame: Frame, base: Segment | None, part: Slots, costs: tuple[Cost, ...]) -> tuple[tuple[Piece, int], ...]:
     """The chain of *base* with its messages, which are joined to its ends alone and remembered for them;
     *costs* of messages where all are alike.
     """

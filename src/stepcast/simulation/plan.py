@@ -66,9 +66,7 @@ def _plan(program: Program, lanes: int, rows: int) -> Plan:
     entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
     entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
     bounds = pairwise(level_bounds(order.level))
-    return Plan(
-        order.calls, tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds)
-    )
+    return Plan(order.calls, tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds))
 
 
 def level_bounds(level: Ints) -> list[int]:
@@ -112,9 +110,7 @@ def _order(program: Program) -> Order:
     previous = place[np.arange(-1, program.calls - 1)]
     previous[made.rank_start[:-1][np.diff(made.rank_start) > 0]] = 0
     sources = np.where(made.source_call >= 0, place[made.source_call], 0)
-    return Order(
-        order, made.segment[order], level[order], previous[order], sources[order].T, made.source_port[order].T
-    )
+    return Order(order, made.segment[order], level[order], previous[order], sources[order].T, made.source_port[order].T)
 
 
 def levels(program: Program) -> Ints:

@@ -73,9 +73,7 @@ class Schedule:
         if self.placement is not Placement.LOOP and self.chunks != 2:
             raise ScheduleError(f"placement {self.placement} needs 2 chunks, not {self.chunks}")
         if self.placement is Placement.TWO_WAY and self.micro_batches % 2:
-            raise ScheduleError(
-                f"two-way placement needs an even number of micro-batches, not {self.micro_batches}"
-            )
+            raise ScheduleError(f"two-way placement needs an even number of micro-batches, not {self.micro_batches}")
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:

@@ -160,9 +160,7 @@ def parse_schedule(text: str, name: str = "file") -> Schedule:
             continue
         word, _, value = content.partition(" ")
         if word not in _HEAD:
-            raise ScheduleError(
-                f"line {number}: {word!r} is none of {', '.join(_HEAD)} and no 'STAGE: SLOTS'"
-            )
+            raise ScheduleError(f"line {number}: {word!r} is none of {', '.join(_HEAD)} and no 'STAGE: SLOTS'")
         if word in given:
             raise ScheduleError(f"line {number}: {word} is given twice")
         given.add(word)

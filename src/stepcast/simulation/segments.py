@@ -167,9 +167,7 @@ def _begin(lanes: Lanes, streams: int) -> Piece:
 def _end(lanes: Lanes, streams: int) -> Piece:
     """A pair sends both results when both are made, as there."""
     made = (*map(lanes.done, range(streams)), *map(lanes.given, range(streams)), lanes.turn)
-    ops = [
-        TimedOp("made", 0.0, NO_LANE, lanes=made, keeps=(lanes.done(stream),)) for stream in range(streams)
-    ]
+    ops = [TimedOp("made", 0.0, NO_LANE, lanes=made, keeps=(lanes.done(stream),)) for stream in range(streams)]
     return Piece.of("end", ops, lanes=lanes.count, outputs=range(streams))
 
 

@@ -28,9 +28,7 @@ class Skeleton:
     made: Calls
     parts: tuple[Part, ...]
     chunks: int
-    _known: dict[tuple[int, ...], tuple[list[Part], Ints]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _known: dict[tuple[int, ...], tuple[list[Part], Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def once_each(self, same: tuple[int, ...]) -> tuple[list[Part], Ints]:
         """The parts, those that run the same once, and for each of all which of these it is; *same* has equal
@@ -52,11 +50,7 @@ class Skeleton:
 
 @lru_cache(maxsize=128)
 def skeleton_of(
-    schedule: Schedule,
-    mode: Send,
-    like: tuple[int, ...],
-    before: tuple[Meeting, ...],
-    after: tuple[Meeting, ...],
+    schedule: Schedule, mode: Send, like: tuple[int, ...], before: tuple[Meeting, ...], after: tuple[Meeting, ...]
 ) -> Skeleton:
     build = _Build(schedule, mode, like)
     build.stages(before, after)
@@ -133,8 +127,7 @@ class _Build:
         self.schedule, self.mode = schedule, mode
         self.like: Ints = np.array(like or [USUAL] * schedule.micro_batches, np.int64)
         self.frames = [
-            Frame(schedule, stage, _MESSAGE_LANES, Messages(_anything, mode))
-            for stage in range(schedule.stages)
+            Frame(schedule, stage, _MESSAGE_LANES, Messages(_anything, mode)) for stage in range(schedule.stages)
         ]
         self.parts: list[Part] = []
         self.rank_start = [0]
@@ -170,9 +163,7 @@ class _Build:
         """The calls of every stage: those of its slots, between those of the rounds."""
         called = calls_of(self.schedule, self.mode, self.like)
         first_stage = called.stage[called.first]
-        slots = [
-            self.slot(stage, near) for stage, near in zip(first_stage.tolist(), called.near, strict=True)
-        ]
+        slots = [self.slot(stage, near) for stage, near in zip(first_stage.tolist(), called.near, strict=True)]
         stages = np.arange(self.schedule.stages + 1)
         calls, kinds = (np.searchsorted(part, stages).tolist() for part in (called.stage, first_stage))
         numbers = np.empty_like(called.stage)

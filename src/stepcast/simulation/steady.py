@@ -71,8 +71,7 @@ class Settled:
             host_s=self.extended(one.host_s, two.host_s),
             bubble_s=self.extended(one.bubble_s, two.bubble_s),
             communication_s={
-                key: self.extended(each, two.communication_s[key])
-                for key, each in one.communication_s.items()
+                key: self.extended(each, two.communication_s[key]) for key, each in one.communication_s.items()
             },
         )
 
@@ -148,9 +147,7 @@ def _moves_s(run: Run, first: int, period: int, lengths: Ints) -> float | None:
     """By how much the times of a period from micro-batch *first* on are later than those of the period before
     it, whose *lengths* are calls of each rank; None if that is not one number.
     """
-    starts = np.stack(
-        [first_calls(run.program.made, first + number * period) for number in range(LOOKED_AT + 1)]
-    )
+    starts = np.stack([first_calls(run.program.made, first + number * period) for number in range(LOOKED_AT + 1)])
     if not (np.diff(starts, axis=0) == lengths).all():
         return None
     rank = np.repeat(np.arange(len(lengths)), lengths)

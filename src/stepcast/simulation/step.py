@@ -286,9 +286,7 @@ class _Rounds:
         return found
 
 
-def _cut_at_meetings(
-    ops: Iterable[tuple[Issued, Channel | None]],
-) -> tuple[list[list[Issued]], list[Channel]]:
+def _cut_at_meetings(ops: Iterable[tuple[Issued, Channel | None]]) -> tuple[list[list[Issued]], list[Channel]]:
     """*ops*, each with its group, cut before each collective that spans stages, and the groups of those."""
     parts: list[list[Issued]] = [[]]
     meetings: list[Channel] = []

@@ -59,9 +59,7 @@ def _parts(calls: Sequence[int]) -> Iterator[list[int]]:
         yield part
 
 
-def _makespans_s(
-    programs: Sequence[Priced], watched: Mapping[int, Ints]
-) -> tuple[list[float], dict[int, float]]:
+def _makespans_s(programs: Sequence[Priced], watched: Mapping[int, Ints]) -> tuple[list[float], dict[int, float]]:
     fold = _fold([program for program, _ in programs])
     maps = fold.maps(np.concatenate([seconds[program.op_costs] for program, seconds in programs]))
     maps, lanes = _decisive(maps, fold.read, [len(program.chains) for program, _ in programs])

@@ -45,9 +45,7 @@ class Scratch(NamedTuple):
     ready: list[int] | Ints
 
 
-def simulate_unfolded(
-    program: Program, duration_s: Floats | None = None, compiled: bool | None = None
-) -> Times:
+def simulate_unfolded(program: Program, duration_s: Floats | None = None, compiled: bool | None = None) -> Times:
     """Run *program* written out, with *duration_s* (one per task) in place of its costs if given.
 
     *compiled* asks for numba or forbids it; by default it is used when it is installed.

@@ -72,9 +72,7 @@ def sweep(
             best = max([best, *done.answers], key=_speed) if done.answers else best
             watch(told())
         counts = store.counts()
-        return Progress(
-            counts["points"], counts["answered"], counts["errors"], new, time.monotonic() - began, best
-        )
+        return Progress(counts["points"], counts["answered"], counts["errors"], new, time.monotonic() - began, best)
 
 
 def _speed(answer: dict[str, Any] | None) -> float:

@@ -97,9 +97,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     """The spec that *text* is; a FormatError where it is none."""
     found = parse_toml(text, path)
     if unknown := sorted(set(found) - {"ask", "fixed", "axis", "where"}):
-        raise FormatError(
-            f"{unknown[0]!r} is no part of a sweep; expected ask, where, [fixed], [[axis]]", path
-        )
+        raise FormatError(f"{unknown[0]!r} is no part of a sweep; expected ask, where, [fixed], [[axis]]", path)
     ask = found.get("ask", "predict")
     if ask not in QUESTIONS:
         raise FormatError(f"ask = {ask!r}; expected one of {', '.join(QUESTIONS)}", path)
@@ -127,9 +125,7 @@ def _axis(given: Mapping[str, Any], number: int, path: str | None) -> Axis:
     if "rows" in given:
         rows = given["rows"]
         if len(given) > 1 or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise FormatError(
-                f"{where}: rows stand alone and are a list of tables, as [{{tp = 8, pp = 2}}]", path
-            )
+            raise FormatError(f"{where}: rows stand alone and are a list of tables, as [{{tp = 8, pp = 2}}]", path)
         if not rows:
             raise FormatError(f"{where}: has no values", path)
         return Axis(tuple(_words(row, where, path) for row in rows))

@@ -79,9 +79,7 @@ class Store:
         self.base.execute(f"PRAGMA application_id = {APPLICATION}")
         self.base.execute(f"PRAGMA user_version = {VERSION}")
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-        self.base.execute(
-            f"CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, {columns}) WITHOUT ROWID"
-        )
+        self.base.execute(f"CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, {columns}) WITHOUT ROWID")
 
     def close(self) -> None:
         if base := getattr(self, "base", None):
@@ -117,8 +115,7 @@ class Store:
             self.base.executemany(f"INSERT INTO points VALUES ({places})", rows)
             found = ", ".join(f"answers.{name}" for name in COLUMNS)
             self.base.execute(
-                f"CREATE VIEW results AS SELECT position{columns}, {found} "
-                "FROM points JOIN answers USING (key)"
+                f"CREATE VIEW results AS SELECT position{columns}, {found} FROM points JOIN answers USING (key)"
             )
 
     def add(self, done: Done) -> None:
@@ -177,8 +174,7 @@ class Store:
     def counts(self) -> dict[str, int]:
         """Points, those answered, and those whose answer is an error."""
         found = self.rows(
-            "SELECT (SELECT count(*) FROM points) AS points, count(*) AS answered, "
-            "count(error) AS errors FROM results"
+            "SELECT (SELECT count(*) FROM points) AS points, count(*) AS answered, count(error) AS errors FROM results"
         )
         return {name: int(value) for name, value in found[0].items()}
 

@@ -17,11 +17,7 @@ NOT_MAPPED = ("gpus", "price", "currency")
 
 
 def rows_of(
-    store: Store,
-    where: str | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-    reverse: bool = False,
+    store: Store, where: str | None = None, sort: str | None = None, top: int | None = None, reverse: bool = False
 ) -> list[dict[str, Any]]:
     """Answered points, the fastest that fit first."""
     known = store.columns()
@@ -76,12 +72,9 @@ def _fastest(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
 def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> dict[str, Any] | None:
     """The two settings with most values against each other, for each of *kinds*."""
     values = {
-        name: [row[name] for row in store.rows(f'SELECT DISTINCT "{name}" FROM points ORDER BY 1')]
-        for name in words
+        name: [row[name] for row in store.rows(f'SELECT DISTINCT "{name}" FROM points ORDER BY 1')] for name in words
     }
-    fitting = sorted(
-        (name for name in words if len(values[name]) <= WIDEST_MAP), key=lambda name: -len(values[name])
-    )
+    fitting = sorted((name for name in words if len(values[name]) <= WIDEST_MAP), key=lambda name: -len(values[name]))
     if len(fitting) < 2:
         return None
     across, down = fitting[:2]

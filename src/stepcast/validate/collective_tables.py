@@ -304,9 +304,7 @@ CONSTANTS = (
     Constant("torch call (us)", 20.0, 0.0, 10, _torch),
     Constant("launch (us)", 4.4, 6.6, 2, _field("launch_overhead_s", US)),
     Constant("exchange share", 0.95, 1.0, 0.1, _field("exchange_share")),
-    Constant(
-        "A100 channel (us)", 1.56, 0.0, 1, _field("channel_overhead_s", US), ("A100", "A100-40", "A100-80")
-    ),
+    Constant("A100 channel (us)", 1.56, 0.0, 1, _field("channel_overhead_s", US), ("A100", "A100-40", "A100-80")),
     Constant("HGX reduction share", 0.89, 0.85, 0.1, _field("reduction_share"), HGX),
     Constant("NVL72 reduction share", 0.75, 0.85, 0.1, _field("reduction_share"), NVL72),
     Constant("NVL72 hop (us)", 1.25, 0.6, 0.5, _field("intra_latency_s", US), NVL72),
@@ -355,9 +353,7 @@ def measure_folder(folder: str) -> Measurements:
     rows = read_rows(path)
     reasons = [left_out(row) for row in rows]
     comparable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    found, skipped = compare_each(
-        comparable, lambda row: (row, priced_row(row, row_route(row))), lambda row: row.table
-    )
+    found, skipped = compare_each(comparable, lambda row: (row, priced_row(row, row_route(row))), lambda row: row.table)
     skipped.update(reason for reason in reasons if reason is not None)
     sizes = np.array([row.size_bytes for row, _ in found], dtype=np.float64)
     return Measurements(

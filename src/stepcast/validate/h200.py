@@ -76,11 +76,7 @@ def row_model(row: Record) -> Model:
         raise ValueError(f"kind must be gpt or llama, not {row['kind']!r}")
     seq, experts = int(row["seq"]), int(float(row.get("experts") or 0))
     table: dict[str, object] = {field: int(row.get(column) or 1) for field, column in SIZES.items()}
-    table |= {
-        "vocab": int(row.get("vocab") or BLOCK_VOCAB),
-        "max_seq": seq,
-        "tied": row.get("tied") == "True",
-    }
+    table |= {"vocab": int(row.get("vocab") or BLOCK_VOCAB), "max_seq": seq, "tied": row.get("tied") == "True"}
     if row["kind"] == "gpt":
         table |= GPT | {"max_seq": max(POSITIONS, seq)}
     if experts:
@@ -164,12 +160,7 @@ class BlockKernels(NamedTuple):
 
 
 def block_time(
-    model: Model,
-    strategy: Strategy,
-    framework: Framework,
-    gpu: Gpu,
-    fit: ComputeFit,
-    dispatch: DispatchFit,
+    model: Model, strategy: Strategy, framework: Framework, gpu: Gpu, fit: ComputeFit, dispatch: DispatchFit
 ) -> BlockTime:
     """Forward and backward of a *model* of one layer, without its ends."""
     layers = [
@@ -178,9 +169,7 @@ def block_time(
         if layer.name.startswith(("attention", "mlp"))
     ]
     forward = _kernels([op for layer in layers for op in layer.forward])
-    backward = _kernels(
-        [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)]
-    )
+    backward = _kernels([op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)])
     duty = step_load((*forward.works, *backward.works), gpu, fit).duty
     forward_s, backward_s = priced(forward.works, gpu, fit, Load(1e-3, duty)), [0.0]
     for _ in range(MEASURED_ROUNDS):
@@ -211,9 +200,7 @@ def measure_folder(folder: str) -> Measurements:
     path = Path(folder)
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
     if not files:
-        raise ValueError(
-            f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set"
-        )
+        raise ValueError(f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
     rows: list[Row] = []
     skipped: Skipped = Counter()
     peaks: list[Peak] = []
@@ -287,9 +274,7 @@ def _operator(record: Record) -> Iterator[Row]:
         left_out = load_folds().without(kind, family)
         fit, seen = (fit, "in the fit") if left_out is None else (left_out, "left out")
     measured_s = float(record["ms"]) * 1e-3
-    sizes = [
-        f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")
-    ]
+    sizes = [f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")]
     label = f"{record['op']} {record['dtype']}"
     tags = {"kind": label, "fit": seen}
     yield Row(f"{label} {' '.join(sizes)}", measured_s, operator_s(record, gpu, fit), tags)
@@ -297,9 +282,7 @@ def _operator(record: Record) -> Iterator[Row]:
 
 def _block(record: Record) -> Iterator[Row]:
     model, strategy = row_model(record), row_strategy(record)
-    time = block_time(
-        model, strategy, row_framework(record), load_gpu("h200"), default_fit(), default_dispatch()
-    )
+    time = block_time(model, strategy, row_framework(record), load_gpu("h200"), default_fit(), default_dispatch())
     name = (
         f"{record['kind']} block, hidden {model.hidden}, tp {strategy.layout.tp}, "
         f"micro-batch {strategy.micro_batch} x {strategy.seq}, {strategy.precision}"

@@ -65,13 +65,7 @@ MOST_DEFERRED = 10**6  # no limit said: all
 CUT_OFF = 500  # characters of further arguments that a row has at most
 # Kinds that are no training step of one language model.
 OTHER_KINDS = ("non-LLM", "multimodal", "multi-run", "distillation")
-PRECISIONS = {
-    "bf16": DType.BF16,
-    "fp16": DType.FP16,
-    "fp8": DType.FP8,
-    "mxfp8": DType.MXFP8,
-    "fp32": DType.FP32,
-}
+PRECISIONS = {"bf16": DType.BF16, "fp16": DType.FP16, "fp8": DType.FP8, "mxfp8": DType.MXFP8, "fp32": DType.FP32}
 POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
 LATENT = {"kv_rank": "kv-lora-rank", "nope_dim": "qk-head-dim", "rope_dim": "qk-pos-emb-head-dim",
           "value_dim": "v-head-dim", "query_rank": "q-lora-rank"}  # fmt: skip

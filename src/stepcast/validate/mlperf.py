@@ -42,9 +42,7 @@ def _published(record: Record) -> Record:
 def _tagged(found: Found, records: Mapping[str, Record]) -> Iterator[Row]:
     for row in found.rows:
         record = records[row.name.split()[0]]
-        kept = {
-            name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")
-        }
+        kept = {name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")}
         own = {
             "source": SOURCE,
             "bench": record.get("bench") or "",

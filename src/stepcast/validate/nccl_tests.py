@@ -162,10 +162,5 @@ def _row(one: MeasuredCollective) -> Row:
         f"{one.kind} {format_bytes(one.size_bytes)} on {one.ranks} ranks",
         one.measured_s,
         one.predicted_s,
-        {
-            "kind": str(one.kind),
-            "ranks": f"{one.ranks} ranks",
-            "size": size,
-            "algorithm": str(one.algorithm or ""),
-        },
+        {"kind": str(one.kind), "ranks": f"{one.ranks} ranks", "size": size, "algorithm": str(one.algorithm or "")},
     )

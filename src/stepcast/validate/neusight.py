@@ -113,15 +113,11 @@ ARCHITECTURES = {
     "gpt3_xl": Architecture(24, 3072, 24, 12288, 50257, 8, 2, fused_qkv=True),
     "gpt3_27": Architecture(32, 2560, 32, 10240, 50257, 8, 2, fused_qkv=True),
     "opt_13": Architecture(24, 2048, 32, 8192, 50272, 1, 2),
-    "switchxl4": Architecture(
-        24, 1024, 32, 16384, 32128, 1, 1, inner=4096, decoder_layers=24, norm_kernels=4
-    ),
+    "switchxl4": Architecture(24, 1024, 32, 16384, 32128, 1, 1, inner=4096, decoder_layers=24, norm_kernels=4),
 }
 
 
-def neusight_kernels(
-    model: str, seq: int, batch: int, training: bool
-) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+def neusight_kernels(model: str, seq: int, batch: int, training: bool) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """Forward and, when *training*, backward kernels; ValueError for a model whose sizes are not known."""
     if model not in ARCHITECTURES:
         raise ValueError(f"unknown model {model!r}; known are {', '.join(ARCHITECTURES)}")
@@ -130,9 +126,7 @@ def neusight_kernels(
     return forward, tuple(_backward(forward)) if training else ()
 
 
-def _wave(
-    kind: ElementwiseKind, rows: int, columns: int, inputs: int = 1, backward: bool = False
-) -> Elementwise:
+def _wave(kind: ElementwiseKind, rows: int, columns: int, inputs: int = 1, backward: bool = False) -> Elementwise:
     size = 4.0 * rows * columns
     return Elementwise(kind, rows, columns, inputs * size, size, backward, FP32)
 
@@ -243,11 +237,7 @@ def measure_folder(folder: str) -> Measurements:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
     joined = _joined(cells, columns(models))
     is_model = joined.tags["model"] != ""
-    selections = {
-        "operators": ~is_model,
-        "linear and bmm": np.isin(joined.tags["kind"], MATRIX),
-        "models": is_model,
-    }
+    selections = {"operators": ~is_model, "linear and bmm": np.isin(joined.tags["kind"], MATRIX), "models": is_model}
     return Measurements(joined, skipped, selections, figures, _notes(cells))
 
 

@@ -170,9 +170,7 @@ def _ends(rows: Sequence[Row]) -> tuple[FloatArray, FloatArray] | None:
     return table[:, 0], table[:, 1]
 
 
-def summary(
-    measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArray | None = None
-) -> Summary | None:
+def summary(measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArray | None = None) -> Summary | None:
     """None where there are no rows."""
     if not measured_s.size:
         return None
@@ -190,9 +188,7 @@ def summary(
     )
 
 
-def error_figures(
-    what: str, pairs: Sequence[tuple[float, float]], *names: str
-) -> Iterator[tuple[str, float]]:
+def error_figures(what: str, pairs: Sequence[tuple[float, float]], *names: str) -> Iterator[tuple[str, float]]:
     """The fields *names* of the Summary of measured and predicted *pairs*, told as figures of *what*."""
     one = summary(*(np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1)))
     if one is not None:

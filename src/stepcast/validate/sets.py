@@ -48,18 +48,9 @@ _TABLE = (
     MeasurementSet("megatron-traces", "Megatron-LM runs, every rank traced", "megatron", "megatron-traces"),
     MeasurementSet("optimus", "OptimusPrime sweep of a 1B model", "optimus", "optimus-sweep"),
     MeasurementSet(
-        "published",
-        "published training runs",
-        "published.comparison",
-        "published",
-        further=("published-new",),
+        "published", "published training runs", "published.comparison", "published", further=("published-new",)
     ),
-    MeasurementSet(
-        "transformers",
-        "training steps of Hugging Face models on one H200",
-        "transformers",
-        "transformers",
-    ),
+    MeasurementSet("transformers", "training steps of Hugging Face models on one H200", "transformers", "transformers"),
     MeasurementSet(
         "captured",
         "the same steps, captured (needs PyTorch and transformers)",
@@ -70,10 +61,7 @@ _TABLE = (
     ),
     MeasurementSet("mlperf", "MLPerf Training runs of language models", "mlperf", "mlperf"),
     MeasurementSet(
-        "megatron-memory",
-        "peak memory of Megatron-LM's functional tests",
-        "megatron_memory",
-        "megatron-memory",
+        "megatron-memory", "peak memory of Megatron-LM's functional tests", "megatron_memory", "megatron-memory"
     ),
 )
 

@@ -193,11 +193,7 @@ def records(file: Path) -> Iterator[Record]:
 
 
 def _rows(
-    record: Record,
-    setting: Setting,
-    peaks: list[Peak],
-    own: Calibration | None,
-    further: Sequence[str],
+    record: Record, setting: Setting, peaks: list[Peak], own: Calibration | None, further: Sequence[str]
 ) -> Iterator[Row]:
     cluster = load_cluster(CLUSTER)
     prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
@@ -225,9 +221,7 @@ def step_rows(
         "size": "host-bound" if batch * seq <= 1024 else "usual",
         COMMAND: command,
     }
-    measured = {
-        phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")
-    }
+    measured = {phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")}
     predicted = {"step": prediction.step_s, **phases_s(prediction)}
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))

@@ -161,11 +161,7 @@ def paired(rows: Iterable[tuple[str, float, float, Child]], names: tuple[str, st
     most = max((max(first, second) for _, first, second, _ in listed), default=1.0)
     drawn = []
     for label, first, second, value in listed:
-        drawn.append(
-            Row(label, (Piece("first", 0, first, f"{label}, {names[0]}: {format_seconds(first)}"),), value)
-        )
-        drawn.append(
-            Row("", (Piece("second", 0, second, f"{label}, {names[1]}: {format_seconds(second)}"),), "")
-        )
+        drawn.append(Row(label, (Piece("first", 0, first, f"{label}, {names[0]}: {format_seconds(first)}"),), value))
+        drawn.append(Row("", (Piece("second", 0, second, f"{label}, {names[1]}: {format_seconds(second)}"),), ""))
     key = legend((("first", names[0]), ("second", names[1])))
     return Markup(key + tag("div", bars(drawn, most, format_seconds), class_="pairwise"))

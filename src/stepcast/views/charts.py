@@ -31,9 +31,7 @@ class Row:
     strong: bool = False
 
 
-def bars(
-    rows: Iterable[Row], most: float, axis: Callable[[float], str] | None = None, unit: float = 1.0
-) -> Markup:
+def bars(rows: Iterable[Row], most: float, axis: Callable[[float], str] | None = None, unit: float = 1.0) -> Markup:
     """Rows of bars on one scale from zero to *most*, with ticks at round numbers of *unit*."""
     most = most if most > 0 else 1.0
     listed = [_row(row, most) for row in rows]
@@ -120,11 +118,7 @@ def swatch(kind: str, words: str, **more: object) -> Markup:
 
 def legend(entries: Iterable[tuple[str, str]]) -> Markup:
     """What the colours of kinds mean."""
-    return tag(
-        "ul",
-        [swatch(kind, words) for kind, words in entries],
-        class_="legend",
-    )
+    return tag("ul", [swatch(kind, words) for kind, words in entries], class_="legend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +185,7 @@ class Frame:
             class_="chart",
         )
 
-    def dot(
-        self, x: float, y: float, kind: str, tip: str = "", radius: float = 4.0, **more: object
-    ) -> Markup:
+    def dot(self, x: float, y: float, kind: str, tip: str = "", radius: float = 4.0, **more: object) -> Markup:
         return tag(
             "circle",
             cx=f"{100 * self.x(x):.3f}%",
@@ -224,12 +216,5 @@ class Frame:
         placed = " ".join(f"{100 * self.x(x):.3f},{100 - 100 * self.y(y):.3f}" for x, y in points)
         inner = tag("polygon", points=placed, class_=f"a-{kind}", data_tip=tip or None)
         return tag(
-            "svg",
-            inner,
-            viewBox="0 0 100 100",
-            preserveAspectRatio="none",
-            x=0,
-            y=0,
-            width="100%",
-            height="100%",
+            "svg", inner, viewBox="0 0 100 100", preserveAspectRatio="none", x=0, y=0, width="100%", height="100%"
         )

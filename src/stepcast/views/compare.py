@@ -33,14 +33,10 @@ def compare_view(
     sides = side_names(facts)
     names = accounts or sides
     stages: list[RowFacts] = [
-        {**row, "name": f"stage {stage['stage']}: {row['name']}"}
-        for stage in facts["stages"]
-        for row in stage["parts"]
+        {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
     ]
     differing = [(one["name"], one["predicted"], one["measured"]) for one in facts["differences"]]
-    parts: list[RowFacts] = [
-        {**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]
-    ]
+    parts: list[RowFacts] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
     return View(
         f"{format_seconds(facts['step_s'])} vs {format_seconds(facts['measured_step_s'])}",
         _headline(facts, names),
@@ -116,9 +112,7 @@ def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[Figure]:
         figures.append(text_line("error", "-"))
     if facts["differences"]:
         listed = [f"{one['name']} {one['predicted']} vs {one['measured']}" for one in facts["differences"]]
-        figures.append(
-            text_line("settings that differ" if one_kind else "not the same run", "; ".join(listed))
-        )
+        figures.append(text_line("settings that differ" if one_kind else "not the same run", "; ".join(listed)))
     if changed := [row for row in facts["parts"] if row["difference_s"]]:
         largest = max(changed, key=lambda row: abs(row["difference_s"]))
         part = PART_NAMES.get(largest["name"], largest["name"])
@@ -127,9 +121,7 @@ def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[Figure]:
     return figures
 
 
-def _pairs(
-    title: str, head: str, rows: Sequence[RowFacts], facts: ComparisonFacts, names: tuple[str, str]
-) -> Pairs:
+def _pairs(title: str, head: str, rows: Sequence[RowFacts], facts: ComparisonFacts, names: tuple[str, str]) -> Pairs:
     """Return the rows that matter to the step; all of them are in the JSON."""
     least_s = SMALLEST_SHARE * max(facts["step_s"], facts["measured_step_s"])
     pairs = [

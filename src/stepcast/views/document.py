@@ -132,9 +132,7 @@ def _bar(page: Page) -> Markup:
         tag("span", "stepcast", class_="mark"),
         tag("span", page.about.verb, class_="verb"),
         tag("nav", links, aria_label="Sections"),
-        tag(
-            "button", "Theme", type="button", id="theme", class_="quiet", title="light, dark or as the system"
-        ),
+        tag("button", "Theme", type="button", id="theme", class_="quiet", title="light, dark or as the system"),
         class_="bar",
         role="banner",
     )

@@ -76,11 +76,7 @@ def _headline(view: View) -> Markup:
     first, *others = headline.about or ("",)
     about = join((tag("strong", first), *(tag("span", each) for each in others)))
     band = headline.band
-    drawn = (
-        blocks.band(band.low, band.value, band.high, (band.low_text, band.high_text), band.words)
-        if band
-        else None
-    )
+    drawn = blocks.band(band.low, band.value, band.high, (band.low_text, band.high_text), band.words) if band else None
     cards = [_card(each) for each in view.figures if each.shown is not Shown.TEXT]
     return blocks.answer(_minus(headline.number), _minus(headline.unit), about, drawn, cards)
 
@@ -152,10 +148,7 @@ def _pairs(part: Pairs) -> Markup | None:
         return None
     shown = part.rows[: part.most_bars]
     drawn = blocks.paired(
-        (
-            (row.name, row.first, row.second, (_minus(row.difference), tag("small", _minus(row.note))))
-            for row in shown
-        ),
+        ((row.name, row.first, row.second, (_minus(row.difference), tag("small", _minus(row.note)))) for row in shown),
         part.sides,
     )
     if len(shown) == len(part.rows):
@@ -190,13 +183,7 @@ def _heat_map(part: HeatMap) -> Markup | None:
         return None
     rows = [_heat_row(name, shares, part.span_s) for name, shares in part.rows]
     squares = [
-        tag(
-            "svg",
-            tag("rect", width=12, height=12, class_=f"u-{step}"),
-            width=12,
-            height=12,
-            aria_hidden="true",
-        )
+        tag("svg", tag("rect", width=12, height=12, class_=f"u-{step}"), width=12, height=12, aria_hidden="true")
         for step in range(1, SHADES)
     ]
     key = tag("p", squares, tag("span", "from 0 to 100 % use"), class_="shades")
@@ -236,9 +223,7 @@ def _scatter(part: Scatter) -> Markup:
     for mark in part.marks:
         if isinstance(mark, Dot):
             focus = {"tabindex": 0, "role": "img", "aria_label": mark.label} if mark.label else {}
-            drawn.append(
-                frame.dot(mark.x, mark.y, mark.kind, mark.tip, mark.radius, data_row=mark.row, **focus)
-            )
+            drawn.append(frame.dot(mark.x, mark.y, mark.kind, mark.tip, mark.radius, data_row=mark.row, **focus))
         elif mark.area:
             drawn.append(frame.area(mark.points, mark.kind, mark.tip))
         else:

@@ -38,9 +38,7 @@ TITLES = {
 }
 
 
-def _view(
-    facts: Facts, figures: Sequence[Figure], parts: Sequence[Part | None], timeline: Timeline | None
-) -> View:
+def _view(facts: Facts, figures: Sequence[Figure], parts: Sequence[Part | None], timeline: Timeline | None) -> View:
     """Return the view of a file that a job left, headed by its step or by how many calls it holds."""
     title, step_s = TITLES.get(facts.get("format", ""), "log"), facts.get("step_s")
     number, unit = format_seconds(step_s).split(" ") if step_s else (f"{facts.get('calls', 0):,}", "calls")
@@ -75,9 +73,7 @@ def step_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
     if facts.get("run_s"):
         figures.append(Figure("run", format_seconds(facts["run_s"])))
     figures += [Figure("steps logged", str(facts["steps"])), Figure("program", str(facts["program"]))]
-    rows = [
-        (row["step"], format_seconds(row["seconds"]), f"{row['factor']:.2f}x") for row in facts["slow_steps"]
-    ]
+    rows = [(row["step"], format_seconds(row["seconds"]), f"{row['factor']:.2f}x") for row in facts["slow_steps"]]
     heads = ("slow step", "took", "of the median")
     return _view(facts, figures, [plain_table("Slow steps", heads, rows[:MOST_LINES])], timeline)
 
@@ -111,8 +107,7 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
         for row in unfinished
     ]
     different = [
-        Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}")
-        for row in mismatched
+        Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}") for row in mismatched
     ]
     columns: dict[str, Source] = {
         "collective": "kind",
@@ -120,9 +115,7 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
         "size": "size_bytes",
         "calls": "calls",
         "median": lambda row: "" if row["median_s"] is None else format_seconds(row["median_s"]),
-        "bus bandwidth": lambda row: (
-            "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"])
-        ),
+        "bus bandwidth": lambda row: "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
     }
     parts = [
         Remarks("Unfinished calls", stuck),
@@ -132,12 +125,7 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
     return _view(facts, figures, parts, timeline)
 
 
-STREAM_PARTS = {
-    "compute": "computation",
-    "exposed": "exposed communication",
-    "copy": "copies",
-    "idle": "GPU idle",
-}
+STREAM_PARTS = {"compute": "computation", "exposed": "exposed communication", "copy": "copies", "idle": "GPU idle"}
 STREAM_COLOURS = {"compute": "compute", "exposed": "exposed", "copy": "copy", "idle": "bubble"}
 
 

@@ -74,19 +74,12 @@ KINDS = {
     "idle: between kernels": "hidden",
     "idle: dependency": "bubble",
 }
-STAGE_KINDS = {
-    "compute": "compute",
-    "optimizer": "optimizer",
-    "hidden": "waiting within the stage",
-    "bubble": "bubble",
-}
+STAGE_KINDS = {"compute": "compute", "optimizer": "optimizer", "hidden": "waiting within the stage", "bubble": "bubble"}
 
 
 def shares_of(breakdown_s: Mapping[str, float], names: Mapping[str, str] = PART_NAMES) -> list[Share]:
     """Return the parts of a measured step with their colours and names."""
-    return [
-        Share(KINDS.get(part, part), names.get(part, part), seconds) for part, seconds in breakdown_s.items()
-    ]
+    return [Share(KINDS.get(part, part), names.get(part, part), seconds) for part, seconds in breakdown_s.items()]
 
 
 def bottleneck_figures(
@@ -426,10 +419,7 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> View:
 
 
 def _replay_figures(facts: Facts, layout: str) -> list[Figure]:
-    replayed, error = (
-        format_seconds(facts["replayed_step_s"]),
-        f"{facts['error'] * 100:+.2f} % of the measured",
-    )
+    replayed, error = (format_seconds(facts["replayed_step_s"]), f"{facts['error'] * 100:+.2f} % of the measured")
     figures = [
         Figure("measured step", format_seconds(facts["measured_step_s"])),
         Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
@@ -442,9 +432,7 @@ def _replay_figures(facts: Facts, layout: str) -> list[Figure]:
         figures.append(text_line("then", f"{step} ({facts['speedup']:.2f}x as fast, {change})"))
     else:
         sequences = f"for {facts['work_factor']:.3g}x the sequences"
-        figures.append(
-            text_line("then", f"{step} ({facts['step_factor']:.2f}x as long, {change}) {sequences}")
-        )
+        figures.append(text_line("then", f"{step} ({facts['step_factor']:.2f}x as long, {change}) {sequences}"))
     if facts["speedup"] is not None:
         line = _throughput(facts)
         shown = Shown.PAGE if facts["work_factor"] == 1 else Shown.ALWAYS
@@ -474,9 +462,7 @@ SIDES = ("before", "after")
 def _before_after(facts: Facts) -> Pairs:
     before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
     rows = [
-        Pair(
-            PART_NAMES.get(part, part), before[part], after[part], signed_seconds(after[part] - before[part])
-        )
+        Pair(PART_NAMES.get(part, part), before[part], after[part], signed_seconds(after[part] - before[part]))
         for part in after
         if max(before[part], after[part]) >= SMALLEST_SHARE * facts["replayed_step_s"]
     ]

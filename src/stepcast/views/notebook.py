@@ -39,13 +39,7 @@ def compare_html(facts: ComparisonFacts) -> str:
 
 def plan_html(found: Facts) -> str:
     """Return the page of a Plan."""
-    rest: dict[str, Any] = {
-        "step_band_days": None,
-        "choices": [],
-        "assumptions": [],
-        "warnings": [],
-        "spares": None,
-    }
+    rest: dict[str, Any] = {"step_band_days": None, "choices": [], "assumptions": [], "warnings": [], "spares": None}
     return render_notebook(plan_view({**rest, **found}), "plan")
 
 

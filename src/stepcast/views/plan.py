@@ -59,9 +59,7 @@ def plan_view(facts: Facts) -> View:
     number, _, unit = median.partition(" ")
     return View(
         f"{median} on {last['gpus']:,} GPUs",
-        Headline(
-            number, f"{unit}, the median of {facts['runs']:,} simulated runs", _about(facts), _band(facts)
-        ),
+        Headline(number, f"{unit}, the median of {facts['runs']:,} simulated runs", _about(facts), _band(facts)),
         _figures(facts),
         [
             _breakdown(facts),
@@ -104,10 +102,7 @@ def _figures(facts: Facts) -> list[Figure]:
         low, high = (format_duration(band[name] * DAY) for name in ("low", "high"))
         figures.append(text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
     hours = f"{facts['gpu_hours']:,.0f}"
-    figures += [
-        _memory(facts),
-        Figure("GPU-hours", format_short_count(facts["gpu_hours"]), hours, line=hours),
-    ]
+    figures += [_memory(facts), Figure("GPU-hours", format_short_count(facts["gpu_hours"]), hours, line=hours)]
     if facts["cost"] is not None:
         short, cost = (format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
         figures.append(Figure("cost", short, cost, line=cost))
@@ -211,9 +206,7 @@ def _progress(facts: Facts) -> Scatter:
     return Scatter(
         "Progress",
         Axis(0.0, furthest * 1.02, lambda day: f"{day:g}", "days"),
-        Axis(
-            0.0, 100.0, lambda share: f"{share:g} %", "of the tokens" if facts["tokens"] else "of the steps"
-        ),
+        Axis(0.0, 100.0, lambda share: f"{share:g} %", "of the tokens" if facts["tokens"] else "of the steps"),
         marks,
         "Progress of the run over days",
         legend=legend,

@@ -140,10 +140,7 @@ def _figures(facts: Facts) -> list[Figure]:
     if rows:
         best = rows[0]
         free = f"{format_bytes(best['free_bytes'])} free"
-        used, speed = (
-            format_bytes(best["memory_bytes"]),
-            f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU",
-        )
+        used, speed = (format_bytes(best["memory_bytes"]), f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
         figures += [
             Figure("memory", used, free, mood=Mood.GOOD, shown=Shown.PAGE),
             Figure("MFU", format_percent(best["mfu"]), speed, shown=Shown.PAGE),
@@ -250,9 +247,7 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
         pairs.append((f"rank {second['rank']}", f"{words}: {parts or 'no part differs'}"))
     for each in facts["sensitivity"]:
         with_what = f" with {strategy_words(each)}" if each["other"] else ""
-        words = (
-            f"{each['speed']:.2f} times the tokens per second, {format_seconds(each['step_s'])}{with_what}"
-        )
+        words = f"{each['speed']:.2f} times the tokens per second, {format_seconds(each['step_s'])}{with_what}"
         pairs.append((each["change"], words))
     return pairs
 
@@ -287,9 +282,7 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> Scatter:
     y = Axis(0.0, max(capacity, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
     shown = [each for each in others if each["step_s"] <= high_s]
     near = [each for each in front if each["step_s"] <= high_s]
-    lead = (
-        "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
-    )
+    lead = "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
     if left := len(simulated) - len(shown):
         lead += f" {left:,} slower ones are not drawn."
     return Scatter(

@@ -83,15 +83,7 @@ def packed(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]:
     tick_s = (timeline.span_s or 1.0) / TICKS
     start = np.rint((shown.start_s - origin_s) / tick_s).astype(np.int64)
     length = np.maximum(1, np.rint((shown.end_s - origin_s) / tick_s).astype(np.int64) - start)
-    columns = (
-        np.diff(start, prepend=0),
-        length,
-        shown.row,
-        shown.name,
-        shown.kind,
-        shown.detail,
-        shown.micro_batch,
-    )
+    columns = (np.diff(start, prepend=0), length, shown.row, shown.name, shown.kind, shown.detail, shown.micro_batch)
     return {
         "count": len(shown),
         "of": len(timeline),
@@ -198,7 +190,6 @@ def _shown(name: str) -> str:
 def _squeezed(columns: tuple[Ints, ...]) -> str:
     """Columns of 32 bits, their first bytes together, then their second: most are alike and squeeze well."""
     planes = [
-        np.ascontiguousarray(column.astype("<i4")).view(np.uint8).reshape(-1, 4).T.tobytes()
-        for column in columns
+        np.ascontiguousarray(column.astype("<i4")).view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns
     ]
     return base64.b64encode(zlib.compress(b"".join(planes), 6)).decode()

@@ -6,15 +6,7 @@ from typing import Any
 from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, band_of
 from stepcast.ir.timeline import Timeline
 from stepcast.report.asked import asked_pairs, config_notes
-from stepcast.units import (
-    GIB,
-    TFLOPS,
-    format_bytes,
-    format_money,
-    format_percent,
-    format_seconds,
-    format_short_count,
-)
+from stepcast.units import GIB, TFLOPS, format_bytes, format_money, format_percent, format_seconds, format_short_count
 from stepcast.views.measured import micro_batches_words, plain_pairs
 from stepcast.views.view import (
     Axis,
@@ -208,9 +200,7 @@ def _figures(facts: Facts) -> list[Figure]:
         group, worst = max(facts["communication_s"].items(), key=lambda each: each[1]["exposed"])
         share = format_percent(worst["exposed"] / step_s)
         name = GROUP_NAMES.get(group, group)
-        figures.append(
-            Figure("costliest communication", name, f"{share} of the step exposed", shown=Shown.PAGE)
-        )
+        figures.append(Figure("costliest communication", name, f"{share} of the step exposed", shown=Shown.PAGE))
     interval = f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"
     figures += [
         text_line("step", format_seconds(facts["step_s"])),
@@ -223,9 +213,7 @@ def _figures(facts: Facts) -> list[Figure]:
         rate = facts["tokens_per_s"]
         per_gpu = f"{rate / facts['gpus']:,.0f} per GPU"
         figures += [
-            Figure(
-                "throughput", f"{format_short_count(rate)} tokens/s", per_gpu, line=f"{rate:,.0f} tokens/s"
-            ),
+            Figure("throughput", f"{format_short_count(rate)} tokens/s", per_gpu, line=f"{rate:,.0f} tokens/s"),
             Figure("MFU", mfu, flops, shown=Shown.PAGE),
             text_line("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {mfu}"),
         ]
@@ -442,12 +430,7 @@ def _critical_path(facts: Facts) -> Table | None:
     if "critical_path" not in facts:
         return None
     rows = [
-        (
-            row["name"],
-            row["count"],
-            format_seconds(row["seconds"]),
-            format_percent(row["seconds"] / facts["step_s"]),
-        )
+        (row["name"], row["count"], format_seconds(row["seconds"]), format_percent(row["seconds"] / facts["step_s"]))
         for row in facts["critical_path"]
     ]
     return plain_table("Critical path", ("on the critical path", "count", "time", "share"), rows)
@@ -478,9 +461,7 @@ def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> Part:
 
 def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> Bars:
     ordered = sorted(changes, key=lambda each: (not each["fits"], each["step_s"]))
-    bars = [
-        Bar("as asked", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)
-    ]
+    bars = [Bar("as asked", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
     for each in ordered:
         kind = "bad" if not each["fits"] else "good" if each["step_s"] < step_s else "hidden"
         notes = [signed_percent(each["step_s"] / step_s - 1)]
@@ -536,9 +517,7 @@ def _roofline(facts: RooflineFacts) -> Columns:
         lambda value: f"{value:g}",
         "FLOP for each byte moved",
     )
-    y = Axis(
-        min([peak / 1e3, *reached]) / 2, peak * 2, lambda value: f"{value / TFLOPS:g}", "TFLOP/s reached"
-    )
+    y = Axis(min([peak / 1e3, *reached]) / 2, peak * 2, lambda value: f"{value / TFLOPS:g}", "TFLOP/s reached")
     dots = [
         Dot(
             intensity,
@@ -563,9 +542,7 @@ def _roofline(facts: RooflineFacts) -> Columns:
         legend=[OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS],
         log=True,
     )
-    return Columns(
-        "Operators", [chart], [_operator_table(facts, total_s)], lead=lead, wide=True, shown=Shown.PAGE
-    )
+    return Columns("Operators", [chart], [_operator_table(facts, total_s)], lead=lead, wide=True, shown=Shown.PAGE)
 
 
 def _operator_words(each: OperatorFacts, total_s: float) -> str:

@@ -5,15 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from stepcast.report.cells import Column
-from stepcast.units import (
-    DAY,
-    GIB,
-    format_bytes,
-    format_duration,
-    format_money,
-    format_percent,
-    format_seconds,
-)
+from stepcast.units import DAY, GIB, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views.blocks import answer, card, pairs, sortable_table
 from stepcast.views.charts import Frame, legend
 from stepcast.views.document import About, Page, Section
@@ -53,9 +45,7 @@ def sweep_page(found: Facts, about: About) -> Page:
 
 def _headline(found: Facts) -> Markup:
     cards = [
-        card(
-            "Points", f"{found['points']:,}", f"{found['left']:,} not answered yet" if found["left"] else ""
-        ),
+        card("Points", f"{found['points']:,}", f"{found['left']:,} not answered yet" if found["left"] else ""),
         card("Fit", "not checked" if found["fit"] is None and found["rows"] else f"{found['fit'] or 0:,}"),
         card("Errors", f"{found['errors']:,}", "", "bad" if found["errors"] else ""),
     ]
@@ -68,9 +58,7 @@ def _headline(found: Facts) -> Markup:
     if found["best_mfu"] is not None:
         cards.append(card("Best MFU", format_percent(found["best_mfu"])))
     if found["least_step_s"] is not None:
-        cards.append(
-            card("Steps", format_seconds(found["least_step_s"]), f"to {format_seconds(found['most_step_s'])}")
-        )
+        cards.append(card("Steps", format_seconds(found["least_step_s"]), f"to {format_seconds(found['most_step_s'])}"))
     about = join((tag("strong", found["folder"]), tag("span", f"varied: {_words(found['words'])}")))
     return answer(*_best(found), about, cards=cards)
 
@@ -115,16 +103,12 @@ def _scaling(rows: Rows, kinds: Sequence[str]) -> list[Section]:
         speeds = [row["tokens_per_s_per_gpu"] for row in every]
         counts = [row["gpus"] for row in every]
         low, high = min(speeds) * 0.8, max(speeds) * 1.25
-        frame = Frame(
-            min(counts) * 0.9, max(counts) * 1.1, low, high, _whole, _whole, "GPUs", "tokens/s/GPU", log=True
-        )
+        frame = Frame(min(counts) * 0.9, max(counts) * 1.1, low, high, _whole, _whole, "GPUs", "tokens/s/GPU", log=True)
         drawn: list[Child] = []
         for kind, (name, each) in zip(KINDS, some, strict=False):
             places = [(row["gpus"], row["tokens_per_s_per_gpu"]) for row in each]
             drawn.append(frame.line(places, "ideal"))
-            drawn += [
-                frame.dot(x, y, kind, f"{name}, {x:,} GPUs: {y:,.0f} tokens/s/GPU", 5) for x, y in places
-            ]
+            drawn += [frame.dot(x, y, kind, f"{name}, {x:,} GPUs: {y:,.0f} tokens/s/GPU", 5) for x, y in places]
         key = legend(zip(KINDS, (name for name, _ in some), strict=False))
         chart = frame.draw(drawn, label="Tokens per second and GPU against GPUs")
         title = "How they scale" if not first else f"How they scale, {first // len(KINDS) + 1}"
@@ -174,9 +158,7 @@ def _shade(speed: float | None, best: float) -> Markup:
     if speed is None:
         return tag("td", "")
     tenth = max(0, min(9, int(10 * speed / best)))
-    return tag(
-        "td", f"{speed:,.0f}", class_=f"number h-{tenth}", data_tip=f"{speed / best:.0%} of the best here"
-    )
+    return tag("td", f"{speed:,.0f}", class_=f"number h-{tenth}", data_tip=f"{speed / best:.0%} of the best here")
 
 
 def _short(name: str) -> str:
@@ -211,14 +193,7 @@ def _trade(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> list[Secti
     names = list(dict.fromkeys(_kind(row, kinds) for row in rows))[: len(KINDS)]
     colour = dict(zip(names, KINDS, strict=False))
     dots = [
-        frame.dot(
-            size,
-            speed,
-            colour.get(_kind(row, kinds), "hidden"),
-            _tip(row, words),
-            4,
-            data_row=row["position"],
-        )
+        frame.dot(size, speed, colour.get(_kind(row, kinds), "hidden"), _tip(row, words), 4, data_row=row["position"])
         for row, size, speed in zip(rows, sizes, speeds, strict=True)
     ]
     front = frame.line(_front(sorted(zip(sizes, speeds, strict=True))), "front")

@@ -84,8 +84,7 @@ def _bars(part: Bars, width: int) -> str:
 
 def _pairs(part: Pairs, width: int) -> str:
     rows = [
-        (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note)
-        for row in part.rows
+        (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note) for row in part.rows
     ]
     return table(part.heads, [row[: len(part.heads)] for row in rows], width) if rows else ""
 
@@ -147,11 +146,7 @@ def _commands(part: Commands, width: int) -> str:
 
 
 def _columns(part: Columns, width: int) -> str:
-    parts = [
-        render_part(each, width)
-        for each in (*part.left, *part.right)
-        if each and each.shown is not Shown.PAGE
-    ]
+    parts = [render_part(each, width) for each in (*part.left, *part.right) if each and each.shown is not Shown.PAGE]
     return "\n\n".join(text for text in parts if text)
 
 

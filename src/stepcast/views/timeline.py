@@ -72,9 +72,7 @@ def timeline_section(
     picked = tag("p", HELP, id="picked", aria_live="polite", class_="picked")
     return Section(
         "Timeline",
-        join(
-            (tools, _legend(), tag("div", canvas, class_="canvas"), picked, data_block("timeline-data", data))
-        ),
+        join((tools, _legend(), tag("div", canvas, class_="canvas"), picked, data_block("timeline-data", data))),
         lead,
         wide=True,
     )

@@ -82,9 +82,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> View:
                 wide=True,
                 shown=Shown.DETAIL,
             ),
-            Exposure(
-                "Communication", facts["communication_by_group_s"], {}, "communication of", shown=Shown.DETAIL
-            ),
+            Exposure("Communication", facts["communication_by_group_s"], {}, "communication of", shown=Shown.DETAIL),
             _collectives(facts),
             table_of(
                 "Streams",
@@ -287,12 +285,7 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> View:
         text_line("sequence", f"{facts['sequence']:g} tokens (median of the steps)"),
         Figure("predicted step", predicted, error, line=f"{predicted} ({error})"),
         Figure("bubble", format_percent(facts["bubble_s"] / step_s), bubble, shown=Shown.PAGE),
-        Figure(
-            "exposed communication",
-            format_percent(facts["exposed_comm_s"] / step_s),
-            exposed,
-            shown=Shown.PAGE,
-        ),
+        Figure("exposed communication", format_percent(facts["exposed_comm_s"] / step_s), exposed, shown=Shown.PAGE),
     ]
     messages = facts["messages"]
     if hops := messages["forward_per_hop"]:
@@ -396,11 +389,7 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> View:
         f"{facts['collective']} measured vs predicted on {facts['cluster']}",
         Headline(number, f"{unit} between measured and predicted times", about),
         figures,
-        [
-            Remarks("What falls short", findings, "Nothing does."),
-            _bandwidth(facts["rows"]),
-            _sizes(facts["rows"]),
-        ],
+        [Remarks("What falls short", findings, "Nothing does."), _bandwidth(facts["rows"]), _sizes(facts["rows"])],
         facts,
         warnings=facts["warnings"],
     )
@@ -451,9 +440,7 @@ def _bandwidth(rows: Sequence[Facts]) -> Scatter | None:
 
 def _sizes(rows: Sequence[Facts]) -> Table:
     columns: dict[str, Source] = {
-        "size": lambda row: Cell(
-            format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""), row["size_bytes"]
-        ),
+        "size": lambda row: Cell(format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""), row["size_bytes"]),
         "measured": "measured_s",
         "predicted": "predicted_s",
         "busbw": "measured_busbw_bytes_per_s",

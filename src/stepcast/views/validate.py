@@ -57,9 +57,7 @@ def _set(name: str, found: Facts, points: Sequence[PointFacts], unit: str) -> Se
         body.append(tag("div", tag("div", left, _worst(found, unit)), _table(found), class_="halves"))
     if found["skip_reasons"]:
         listed = [tag("li", f"{count:,}: {reason}") for reason, count in found["skip_reasons"].items()]
-        body.append(
-            tag("details", tag("summary", f"{found['skipped']:,} rows are left out"), tag("ul", listed))
-        )
+        body.append(tag("details", tag("summary", f"{found['skipped']:,} rows are left out"), tag("ul", listed)))
     return Section(name, body, " ".join(found["notes"]), wide=True)
 
 
@@ -69,13 +67,7 @@ def _chart(points: Sequence[PointFacts], found: Facts, unit: str) -> Markup:
     low, high = min(values) / 1.3, max(values) * 1.3
     frame = Frame(low, high, low, high, words, words, "measured", "predicted", log=True)
     near = frame.area(
-        (
-            (low, low * (1 - NEAR)),
-            (high, high * (1 - NEAR)),
-            (high, high * (1 + NEAR)),
-            (low, low * (1 + NEAR)),
-        ),
-        "near",
+        ((low, low * (1 - NEAR)), (high, high * (1 - NEAR)), (high, high * (1 + NEAR)), (low, low * (1 + NEAR))), "near"
     )
     dots = [
         frame.dot(
@@ -93,11 +85,7 @@ def _chart(points: Sequence[PointFacts], found: Facts, unit: str) -> Markup:
     same = frame.line(((low, low), (high, high)), "same")
     chart = frame.draw(near, same, dots, label=f"Predicted against measured, {len(points):,} rows")
     left = found["rows"] - len(points)
-    note = (
-        tag("p", f"{left:,} rows are not drawn, evenly picked; the worst are.", class_="lead")
-        if left > 0
-        else None
-    )
+    note = tag("p", f"{left:,} rows are not drawn, evenly picked; the worst are.", class_="lead") if left > 0 else None
     return join((key, tag("div", chart, class_="square"), note))
 
 

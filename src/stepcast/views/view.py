@@ -52,9 +52,7 @@ class Headline:
     band: Band | None = None
 
     @classmethod
-    def of_seconds(
-        cls, seconds: float, words: str, about: Sequence[str], band: Band | None = None
-    ) -> "Headline":
+    def of_seconds(cls, seconds: float, words: str, about: Sequence[str], band: Band | None = None) -> "Headline":
         """Return the headline of a duration; *words* follow its unit."""
         number, unit = format_seconds(seconds).split(" ")
         return cls(number, f"{unit} {words}", about, band)
@@ -192,9 +190,7 @@ class Bars(Part):
     commands: Sequence[str] = ()  # of the bars, folded below them on a page
 
 
-def bars_of_times(
-    title: str, times_s: Mapping[str, float], heads: Sequence[str], **options: Any
-) -> Bars | None:
+def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str], **options: Any) -> Bars | None:
     """Return one bar per name, longest first, with its share of the sum; None without any."""
     if not times_s:
         return None
@@ -204,9 +200,7 @@ def bars_of_times(
         Bar(name, {"compute": seconds}, format_seconds(seconds), format_percent(seconds / total_s))
         for name, seconds in longest_first
     ]
-    rows = [
-        (name, format_seconds(s), format_percent(s / total_s))[: len(heads)] for name, s in times_s.items()
-    ]
+    rows = [(name, format_seconds(s), format_percent(s / total_s))[: len(heads)] for name, s in times_s.items()]
     return Bars(title, bars, {}, longest_first[0][1], table=plain_table(title, heads, rows), **options)
 
 

@@ -41,9 +41,7 @@ def test_every_message_leaves_once_and_arrives_once(kind: str, routing: str) -> 
     domain = network.cluster.domain_gpus
     for message in range(500):
         on = slice(first[message], first[message + 1])
-        by_tier = {
-            tier: share[on][network.links.tier[link[on]] == number].sum() for number, tier in enumerate(tiers)
-        }
+        by_tier = {tier: share[on][network.links.tier[link[on]] == number].sum() for number, tier in enumerate(tiers)}
         if source[message] == target[message]:
             assert first[message] == first[message + 1]
         elif source[message] // domain == target[message] // domain:
@@ -141,8 +139,7 @@ def test_spraying_and_adaptive_routing_use_all_ways_and_a_hash_collides() -> Non
 def test_the_hash_is_the_same_again_and_another_seed_gives_others() -> None:
     source, target = np.arange(64), np.arange(64, 128)
     found = [
-        routes(made(*CLOS, "network.routing=ecmp", f"network.seed={seed}"), source, target).link
-        for seed in (1, 1, 2)
+        routes(made(*CLOS, "network.routing=ecmp", f"network.seed={seed}"), source, target).link for seed in (1, 1, 2)
     ]
     assert (found[0] == found[1]).all()
     assert (found[0] != found[2]).any()
@@ -175,10 +172,7 @@ def test_ranks_sit_where_the_path_says() -> None:
         (["network.slow=['node 0 NIC 0 up']"], "is not a link and the share that is left"),
         (["network.slow=['node 0 NIC 0 up: 0']"], "is not a link and the share that is left"),
         (["network.failed=['leaf 0 to spine *']"], "no way is left from leaf 0 to leaf 1"),
-        (
-            ["network.failed=['node 0 NIC 0 up']"],
-            "node 0 NIC 0 up has failed, and messages have no other way",
-        ),
+        (["network.failed=['node 0 NIC 0 up']"], "node 0 NIC 0 up has failed, and messages have no other way"),
         (["node.nics=16", "network.failed=['node 0 NIC [01] up']"], "all NICs of one have failed"),
     ],
 )

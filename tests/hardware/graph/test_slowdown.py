@@ -23,9 +23,7 @@ GROUPS = {
     "one in each pod": [list(range(8 * pod, 8 * pod + 8)) for pod in range(4)],
     "one node of each pod": [[place, place + 8, place + 16, place + 24] for place in range(8)],
     "one node of each leaf of a pod": [
-        [place + pod, place + pod + 2, place + pod + 4, place + pod + 6]
-        for pod in range(0, 32, 8)
-        for place in (0, 1)
+        [place + pod, place + pod + 2, place + pod + 4, place + pod + 6] for pod in range(0, 32, 8) for place in (0, 1)
     ],
 }
 

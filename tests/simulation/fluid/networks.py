@@ -27,16 +27,12 @@ def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, FloatArray, FloatArray]:
     links = links_of(*draw(st.lists(rates, min_size=count, max_size=count)))
     sizes = st.floats(0.1, 10.0)
     paths = draw(
-        st.lists(
-            st.dictionaries(st.integers(0, count - 1), sizes, min_size=1, max_size=4), min_size=1, max_size=12
-        )
+        st.lists(st.dictionaries(st.integers(0, count - 1), sizes, min_size=1, max_size=4), min_size=1, max_size=12)
     )
 
     def each(values: list[float]) -> FloatArray:
         """One of *values* for each flow."""
-        return np.array(
-            draw(st.lists(st.sampled_from(values), min_size=len(paths), max_size=len(paths))), np.float64
-        )
+        return np.array(draw(st.lists(st.sampled_from(values), min_size=len(paths), max_size=len(paths))), np.float64)
 
     flows = flows_of(*paths, weight=each([0.5, 1.0, 1.0, 2.0]).tolist())
     start_s = each([0.0, 0.0, 0.5, 1.0, 3.0])

@@ -24,9 +24,7 @@ def filled(links: Links, flows: FlowSet, alone_s: FloatArray, active: list[int])
             fair = np.where(open_use > 1e-15 * use.max(), rest / open_use, np.inf)
         lowest = min(min(bounds.values()), fair.min())
         stopped = [f for f in free if bounds[f] <= lowest * (1 + 1e-12)]
-        stopped += [
-            f for f in free if f not in stopped and (fair[use[:, f] > 0] <= lowest * (1 + 1e-12)).any()
-        ]
+        stopped += [f for f in free if f not in stopped and (fair[use[:, f] > 0] <= lowest * (1 + 1e-12)).any()]
         for f in stopped:
             level[f] = lowest
             rest = rest - use[:, f] * lowest

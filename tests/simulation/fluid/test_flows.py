@@ -166,9 +166,7 @@ def test_a_ring_of_nodes_is_one_class() -> None:
 
 def test_spans_fill_the_bins_they_touch() -> None:
     edges_s = np.linspace(0.0, 4.0, 5)
-    found = binned(
-        np.array([0, 0, 1]), np.array([0.5, 3.0, 1.0]), np.array([3.5, 9.0, 1.5]), np.ones(3), 2, edges_s
-    )
+    found = binned(np.array([0, 0, 1]), np.array([0.5, 3.0, 1.0]), np.array([3.5, 9.0, 1.5]), np.ones(3), 2, edges_s)
     assert found.tolist() == [[0.5, 1.0, 1.0, 1.5], [0.0, 0.5, 0.0, 0.0]]
 
 

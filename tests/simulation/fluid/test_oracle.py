@@ -89,16 +89,10 @@ def test_the_recorded_cases_share_weigh_bound_and_cross() -> None:
 @pytest.mark.parametrize("number", [1, 6, 15])
 def test_simgrid_still_says_so(number: int, tmp_path: Path) -> None:
     python = os.environ.get("SIMGRID_PYTHON", "/usr/bin/python3")
-    if (
-        not Path(python).exists()
-        or subprocess.run([python, "-c", "import simgrid"], capture_output=True).returncode
-    ):
+    if not Path(python).exists() or subprocess.run([python, "-c", "import simgrid"], capture_output=True).returncode:
         pytest.skip("needs SimGrid (Debian: python3-simgrid)")
     (tmp_path / "case.json").write_text(json.dumps(CASES[number]))
     told = subprocess.run(
-        [python, str(ORACLE), "--one", str(tmp_path / "case.json")],
-        capture_output=True,
-        text=True,
-        check=True,
+        [python, str(ORACLE), "--one", str(tmp_path / "case.json")], capture_output=True, text=True, check=True
     )
     check(CASES[number], json.loads(told.stdout.splitlines()[-1]), compiled=False)

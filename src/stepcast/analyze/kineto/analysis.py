@@ -48,10 +48,7 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk|"
             r"splitKreduce|dot_kernel",
         ),
-        (
-            NORM,
-            r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)",
-        ),
+        (NORM, r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)"),
         (LOSS, r"softmax|nll_loss|cross_entropy|logsumexp"),
         (
             EMBEDDING,
@@ -148,10 +145,7 @@ def match_collectives(timeline: Timeline) -> Matching:
     rank = timeline.rank_of[rows]
     # Buffers of another size are another collective: streams may run two at once, in either order.
     sized = (key * (len(timeline.works) + 1) + timeline.work_of[rows] + 1).astype(np.int64)
-    instance, duration_s = (
-        _instances(sized, _ordinals(rank, sized, sequence_of[detail])),
-        timeline.duration_s[rows],
-    )
+    instance, duration_s = (_instances(sized, _ordinals(rank, sized, sequence_of[detail])), timeline.duration_s[rows])
     count = np.bincount(instance)
     shortest = np.full(len(count), np.inf)
     np.minimum.at(shortest, instance, duration_s)
@@ -160,9 +154,7 @@ def match_collectives(timeline: Timeline) -> Matching:
     members = np.array([*(kind.members for kind in kinds), 0], dtype=np.int64)[key]
     unnamed = np.array([*(not any(kind.key[1:]) for kind in kinds), True])[key]
     members = np.where((members == 0) & unnamed, everyone, members)
-    message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[
-        timeline.work_of[rows]
-    ]
+    message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[timeline.work_of[rows]]
     whole = (members > 1) & (count[instance] == members) & ~message
     wait_s = np.where(whole, duration_s - shortest[instance], 0.0)
     first_of = np.zeros(len(count), dtype=np.int64)
@@ -172,10 +164,7 @@ def match_collectives(timeline: Timeline) -> Matching:
         rows=_table(timeline, rows, kinds, key, members, whole, instance, shortest, wait_s),
         wait_s=_by_rank(rank[whole], wait_s[whole]),
         transfer_s=_by_rank(rank[whole], shortest[instance][whole]),
-        last={
-            int(one): int(times)
-            for one, times in zip(*np.unique(rank[last], return_counts=True), strict=True)
-        },
+        last={int(one): int(times) for one, times in zip(*np.unique(rank[last], return_counts=True), strict=True)},
         matched=int(whole[first_of].sum()),
         unmatched=int((~whole)[first_of].sum()),
     )
@@ -193,9 +182,7 @@ def _keys(timeline: Timeline) -> tuple[list[_Kind], IntArray, IntArray]:
         number = numbers.setdefault(key, len(kinds))
         if number == len(kinds):
             size = detail.get("group_size", "")
-            members = (
-                int(size) if size.isdecimal() and len(size) < 9 else len(ranks.split(",")) if ranks else 0
-            )
+            members = int(size) if size.isdecimal() and len(size) < 9 else len(ranks.split(",")) if ranks else 0
             kinds.append(_Kind(key, members))
         key_of.append(number)
         sequence = detail.get("sequence", "")
@@ -541,13 +528,9 @@ def _doubts(timeline: Timeline, times: list[RankTime], matching: Matching) -> li
             "give the traces of all ranks"
         )
     elif timeline.facts.get("missing_ranks"):
-        doubts.append(
-            f"{timeline.facts['missing_ranks']} ranks are missing: their collectives are not matched"
-        )
+        doubts.append(f"{timeline.facts['missing_ranks']} ranks are missing: their collectives are not matched")
     if matching.unmatched and len(times) > 1:
-        doubts.append(
-            f"{matching.unmatched} collectives lack a member, a group or a partner: waits not split"
-        )
+        doubts.append(f"{matching.unmatched} collectives lack a member, a group or a partner: waits not split")
     if on_host := [time.rank for time in times if time.on_host]:
         doubts.append(f"no GPU work on {_ranks(on_host)}: operators of CPU threads count as computation")
     bound = [time for time in times if not time.on_host and time.launch_bound_share > LAUNCH_BOUND]

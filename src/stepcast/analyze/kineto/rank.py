@@ -127,10 +127,7 @@ def _step_at(when_s: FloatArray, first_s: FloatArray, last_s: FloatArray) -> Int
 
 
 def _backlog_s(
-    timeline: Timeline,
-    streams: list[tuple[IntArray, FloatArray]],
-    kept: npt.NDArray[np.bool_],
-    first_s: float,
+    timeline: Timeline, streams: list[tuple[IntArray, FloatArray]], kept: npt.NDArray[np.bool_], first_s: float
 ) -> float:
     """When the busiest stream had run what was launched before the first mark: the step begins no sooner."""
     if not streams:
@@ -224,9 +221,7 @@ class Lanes:
         self.launch_s = launch_s(timeline)
         self.calls = np.full(len(timeline), -1, np.int64)
         self.calls[timeline.flows[:, 1]] = timeline.flows[:, 0]
-        families = [
-            str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works
-        ]
+        families = [str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works]
         self.families = tuple(dict.fromkeys(families))
         self.family_of_work = np.array([self.families.index(name) for name in families] + [-1], np.int64)
         self._of_rank: dict[int, list[int]] = {}
@@ -243,9 +238,7 @@ class Lanes:
         return [lane for lane in self.of_rank(rank) if is_stream(self.timeline.lanes[lane].name)]
 
     def threads(self, rank: int) -> list[int]:
-        return [
-            lane for lane in self.of_rank(rank) if self.timeline.lanes[lane].name.startswith("cpu thread")
-        ]
+        return [lane for lane in self.of_rank(rank) if self.timeline.lanes[lane].name.startswith("cpu thread")]
 
 
 def rank_time(lanes: Lanes, rank: int, steps: MarkedSteps | None) -> RankTime | None:
@@ -325,9 +318,7 @@ def _stream(
     )
 
 
-def _groups(
-    lanes: Lanes, rows: IntArray, compute: Intervals, start_s: float, end_s: float
-) -> dict[str, GroupTime]:
+def _groups(lanes: Lanes, rows: IntArray, compute: Intervals, start_s: float, end_s: float) -> dict[str, GroupTime]:
     """By family, as far as the trace says what its communication is for."""
     timeline = lanes.timeline
     family = lanes.family_of_work[timeline.work_of[rows]]
@@ -364,7 +355,5 @@ def class_times(lanes: Lanes, rank: int, class_of: Sequence[int], classes: int) 
     for lane in lanes.streams(rank):
         rows = lanes.rows(lane)
         rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]
-        total += np.bincount(
-            table[timeline.name_of[rows]], weights=timeline.duration_s[rows], minlength=classes
-        )
+        total += np.bincount(table[timeline.name_of[rows]], weights=timeline.duration_s[rows], minlength=classes)
     return total

@@ -128,9 +128,7 @@ def _counted(seen: dict[Key, int], rank: int, key: Key) -> int:
     return number
 
 
-def _whole_event(
-    timeline: Timeline, row: int, name: str, layout: Layout, seen: dict[Key, int]
-) -> Event | None:
+def _whole_event(timeline: Timeline, row: int, name: str, layout: Layout, seen: dict[Key, int]) -> Event | None:
     rank, batch = int(timeline.rank_of[row]), int(timeline.micro_batch_of[row])
     start_s, end_s = float(timeline.start_s[row]), float(timeline.end_s[row])
     work = _work(timeline, row)

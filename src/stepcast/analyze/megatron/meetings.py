@@ -101,9 +101,7 @@ def _shortest_transfers(matched_events: Mapping[Key, list[Event]]) -> dict[Famil
     return shortest_s
 
 
-def _overlapped(
-    matched_events: Mapping[Key, list[Event]], shortest_s: Mapping[Family, float]
-) -> dict[Family, float]:
+def _overlapped(matched_events: Mapping[Key, list[Event]], shortest_s: Mapping[Family, float]) -> dict[Family, float]:
     """The families that contain computation (launched, then awaited after other work), each with the time
     that the transfer alone takes: the shortest of the same size elsewhere."""
     spans_s: dict[Family, list[float]] = {}
@@ -121,9 +119,7 @@ def _overlapped(
     return found
 
 
-def _own_work_s(
-    matched_events: Mapping[Key, list[Event]], alone_s: Mapping[Family, float]
-) -> dict[int, float]:
+def _own_work_s(matched_events: Mapping[Key, list[Event]], alone_s: Mapping[Family, float]) -> dict[int, float]:
     """The overlapped work of each event. It shows where a rank comes last and still leaves after the
     transfer; elsewhere it ended unseen, and is taken as long as it usually is, but no longer than the rank
     was there."""

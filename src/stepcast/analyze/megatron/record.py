@@ -14,16 +14,7 @@ from stepcast.analyze.megatron.events import (
     operations_of,
 )
 from stepcast.analyze.megatron.meetings import MeetingTable
-from stepcast.analyze.recording import (
-    Block,
-    BlockKind,
-    Join,
-    Local,
-    Part,
-    Piece,
-    RankRecord,
-    Recording,
-)
+from stepcast.analyze.recording import Block, BlockKind, Join, Local, Part, Piece, RankRecord, Recording
 from stepcast.ir.group import MODEL
 from stepcast.ir.timeline import Timeline
 
@@ -106,9 +97,7 @@ def _clock_warnings(alignment: Alignment) -> list[str]:
         if moved:
             texts.append(
                 f"{len(moved) + 1} clocks: ranks {_listed(alignment.clocks[0])} keep theirs; "
-                + "; ".join(
-                    f"ranks {_listed(clock)} moved by {alignment.offset_s[clock[0]]:.6f} s" for clock in moved
-                )
+                + "; ".join(f"ranks {_listed(clock)} moved by {alignment.offset_s[clock[0]]:.6f} s" for clock in moved)
                 + f", known to {alignment.uncertainty_s * 1e3:.2f} ms by matched communication"
             )
     if alignment.unplaced:
@@ -211,9 +200,7 @@ def _inner(operation: Operation, table: MeetingTable) -> list[Piece]:
             pieces.append(_join(operation, event.name, [event], table))
         else:
             group = GROUP_PARTS.get(event.group, Part.OTHER)
-            pieces.append(
-                _local(operation, group, f"{operation.name}: {event.name}", event.start_s, event.end_s)
-            )
+            pieces.append(_local(operation, group, f"{operation.name}: {event.name}", event.start_s, event.end_s))
         cursor_s, before = event.end_s, event.name
         tokens = tokens_after.get(id(event), tokens)
     return pieces

@@ -293,9 +293,7 @@ def _paces(
             continue  # its work follows the parameters of the stage, and its sync hides part of it
         others = {other: times[key] for other, times in by_rank.items() if other != rank and key in times}
         slope_s = slopes_s.get(role, 0.0)
-        each_s = [
-            at_tokens_s(one.mean_s, one.mean_tokens, own.mean_tokens, slope_s) for one in others.values()
-        ]
+        each_s = [at_tokens_s(one.mean_s, one.mean_tokens, own.mean_tokens, slope_s) for one in others.values()]
         reference_s = own.count * median(each_s) if others else 0
         if reference_s:
             elsewhere = any(stage_of[other] != stage_of[rank] for other in others)

@@ -12,12 +12,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from stepcast.cost.collectives.curve import ZERO, Curve
-from stepcast.cost.collectives.exchange import (
-    hierarchical_all_to_all,
-    pairwise_all_to_all,
-    root_exchange,
-    send_receive,
-)
+from stepcast.cost.collectives.exchange import hierarchical_all_to_all, pairwise_all_to_all, root_exchange, send_receive
 from stepcast.cost.collectives.hierarchical import hierarchical
 from stepcast.cost.collectives.in_switch import in_network, nvls, nvls_tree
 from stepcast.cost.collectives.protocol import protocols
@@ -118,9 +113,7 @@ def price(
     size = BARRIER_BYTES if kind is CollectiveKind.BARRIER else size_bytes
     if route.ranks == 1 or size == 0:
         return CollectivePrice(0.0, None, None, size_bytes, factor)
-    best = min(
-        candidates(kind, route, algorithm, imbalance), key=lambda candidate: candidate.curve.seconds(size)
-    )
+    best = min(candidates(kind, route, algorithm, imbalance), key=lambda candidate: candidate.curve.seconds(size))
     seconds = max(best.curve.seconds(size), host_s(kind, route)) + route.call_overhead_s
     start_s = seconds - best.moving_s(size)
     if not in_place:
@@ -229,8 +222,7 @@ def _candidates(
 @lru_cache(maxsize=1024)
 def _messages(route: Route) -> tuple[Candidate, ...]:
     return tuple(
-        Candidate(Algorithm.DIRECT, protocol, send_receive(route, protocol))
-        for protocol in _pair_protocols(route)
+        Candidate(Algorithm.DIRECT, protocol, send_receive(route, protocol)) for protocol in _pair_protocols(route)
     )
 
 

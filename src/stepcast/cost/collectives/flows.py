@@ -12,15 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.cost.collectives.choose import Algorithm
-from stepcast.cost.collectives.moves import (
-    NO_THROUGH,
-    Groups,
-    Moved,
-    Moves,
-    Through,
-    joined_moves,
-    moved,
-)
+from stepcast.cost.collectives.moves import NO_THROUGH, Groups, Moved, Moves, Through, joined_moves, moved
 from stepcast.hardware.cluster import FabricKind, NetworkKind, Routing
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.routes import Ways, all_of, check_working, entries, over_ports, routes, summed
@@ -67,13 +59,7 @@ def collective_flows(
 
 
 def transfer_flows(
-    network: Network,
-    seats: IntArray,
-    grid: RankGrid,
-    work: Transfer,
-    price_s: float,
-    *,
-    stage: int | None = None,
+    network: Network, seats: IntArray, grid: RankGrid, work: Transfer, price_s: float, *, stage: int | None = None
 ) -> FlowSet:
     """A flow for each rank of *stage* (None: all) that sends to its peer, as *work* says."""
     members = members_of(grid, work.group, None if _spans_stages(work.group) else stage)
@@ -105,9 +91,7 @@ def members_of(grid: RankGrid, family: str, stage: int | None = None) -> IntArra
     copies = grid.copies(family)
     size = max(len(offsets) for _, offsets in copies)
     rows = [
-        np.asarray(firsts)[:, None] + np.asarray(offsets)[None, :]
-        for firsts, offsets in copies
-        if len(offsets) == size
+        np.asarray(firsts)[:, None] + np.asarray(offsets)[None, :] for firsts, offsets in copies if len(offsets) == size
     ]
     members: IntArray = np.concatenate(rows)
     if stage is not None and not _spans_stages(family):

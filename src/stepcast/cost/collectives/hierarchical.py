@@ -32,6 +32,4 @@ def hierarchical(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curv
     part = ring(kind, between, protocol).of_share(1 / route.ranks_per_node)
     if kind is not ALL_REDUCE:
         return one_after_another([part, ring(kind, within, protocol)])
-    return one_after_another(
-        [ring(REDUCE_SCATTER, within, protocol), part, ring(ALL_GATHER, within, protocol)]
-    )
+    return one_after_another([ring(REDUCE_SCATTER, within, protocol), part, ring(ALL_GATHER, within, protocol)])

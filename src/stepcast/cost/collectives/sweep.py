@@ -17,9 +17,7 @@ def sweep_route(sweep: CollectiveSweep, cluster: Cluster) -> Route:
     """The ranks spread evenly over as many nodes as the log names."""
     per_node = -(-sweep.ranks // sweep.nodes)
     if per_node > cluster.domain_gpus:
-        raise ValueError(
-            f"{sweep.source}: {per_node} ranks on a node; {cluster.name} holds {cluster.domain_gpus}"
-        )
+        raise ValueError(f"{sweep.source}: {per_node} ranks on a node; {cluster.name} holds {cluster.domain_gpus}")
     ranks = [rank // per_node * cluster.domain_gpus + rank % per_node for rank in range(sweep.ranks)]
     return route_of(resolve(cluster, ranks, active_per_node=per_node), cluster, sweep.ranks_per_thread)
 

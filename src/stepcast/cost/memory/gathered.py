@@ -23,9 +23,7 @@ class Collected:
 NONE = Collected(0.0, 0.0)
 
 
-def collected(
-    model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int
-) -> Collected:
+def collected(model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int) -> Collected:
     """What is whole at the fullest moment."""
     plan = plan_of(strategy, framework)
     if not (plan.by_unit or plan.splits_gradients):
@@ -43,34 +41,22 @@ def keeps_weights(plan: Plan) -> bool:
 
 
 def _weights(
-    model: Model,
-    strategy: Strategy,
-    framework: Framework,
-    piece: Piece,
-    units: Sequence[Piece],
-    orientations: int,
+    model: Model, strategy: Strategy, framework: Framework, piece: Piece, units: Sequence[Piece], orientations: int
 ) -> float:
     """The unit at work and, as it was gathered, the next one; or all of them."""
     plan = plan_of(strategy, framework)
     if keeps_weights(plan):
-        return whole_bytes(
-            strategy, framework, plan.collected(held_shard(model, strategy, piece)), orientations
-        )
+        return whole_bytes(strategy, framework, plan.collected(held_shard(model, strategy, piece)), orientations)
     if plan.gathered is not Gathered.EACH_PASS:
         return 0.0
     shards = [plan.collected(held_shard(model, strategy, unit)) for unit in units]
     return max(
-        (
-            whole_bytes(strategy, framework, each, orientations) + gathered_bytes(strategy, each)
-            for each in shards
-        ),
+        (whole_bytes(strategy, framework, each, orientations) + gathered_bytes(strategy, each) for each in shards),
         default=0.0,
     )
 
 
-def _gradients(
-    model: Model, strategy: Strategy, framework: Framework, piece: Piece, units: Sequence[Piece]
-) -> float:
+def _gradients(model: Model, strategy: Strategy, framework: Framework, piece: Piece, units: Sequence[Piece]) -> float:
     """Those of the unit at work, as they are computed, and where they are reduced once all sums so far."""
     plan = plan_of(strategy, framework)
     shards = (plan.unreduced(trained_shard(model, strategy, unit)) for unit in units)

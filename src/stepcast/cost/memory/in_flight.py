@@ -39,6 +39,4 @@ def held_in_flight(
     """
     facts, batches = facts_of(schedule, pipeline.stages), pipeline.micro_batches
     held = (facts.before_input_gradient if before_input else None) or facts.held
-    return tuple(
-        tuple(min(batches, number) for number in held(pipeline, stage)) for stage in range(pipeline.stages)
-    )
+    return tuple(tuple(min(batches, number) for number in held(pipeline, stage)) for stage in range(pipeline.stages))

@@ -11,11 +11,7 @@ ALIGNED = 8
 
 
 def loss_bytes(
-    model: Model,
-    strategy: Strategy,
-    in_flight: int = 1,
-    framework: Framework = MEGATRON_CORE,
-    waiting: int = 0,
+    model: Model, strategy: Strategy, in_flight: int = 1, framework: Framework = MEGATRON_CORE, waiting: int = 0
 ) -> float:
     """Return the most that logits, softmax and their gradients take at once, with the projection's gradient.
 

@@ -42,9 +42,7 @@ def communicators(strategy: Strategy) -> int:
     return sum(size > 1 for size in sizes)
 
 
-def fragmented_bytes(
-    overhead: Overhead, loose: float, moments: float, update: float, recomputed: float
-) -> float:
+def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: float, recomputed: float) -> float:
     """Return the bytes that the allocator reserves beyond the tensors.
 
     *loose*: the most that activations and temporaries take together. *moments*: of the optimizer. *update*:

@@ -36,12 +36,7 @@ class PieceTotals:
 
 
 def piece_totals(
-    model: Model,
-    strategy: Strategy,
-    framework: Framework,
-    piece: Piece,
-    known: dict[Block, Kept],
-    orientations: int,
+    model: Model, strategy: Strategy, framework: Framework, piece: Piece, known: dict[Block, Kept], orientations: int
 ) -> PieceTotals:
     """The totals of one piece; *known* gains what layers of each kind keep, for the pieces after it."""
     trained = trained_shard(model, strategy, piece)

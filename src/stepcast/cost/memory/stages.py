@@ -13,13 +13,7 @@ from typing import NamedTuple
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import before_input_gradient, default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
-from stepcast.cost.memory.overhead import (
-    UNKNOWN_BAND,
-    MemoryBand,
-    communicators,
-    fragmented_bytes,
-    memory_band,
-)
+from stepcast.cost.memory.overhead import UNKNOWN_BAND, MemoryBand, communicators, fragmented_bytes, memory_band
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
 from stepcast.cost.memory.states import orientations
 from stepcast.hardware.gpu import Gpu
@@ -179,9 +173,7 @@ class _Moment(NamedTuple):
         return self.gradients + self.activations + self.temporary
 
 
-def _piece_totals(
-    model: Model, strategy: Strategy, framework: Framework, orientations: int
-) -> list[PieceTotals]:
+def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> list[PieceTotals]:
     """Every piece's totals in model order; pieces of the same layers share theirs."""
     known: dict[tuple[object, ...], PieceTotals] = {}
     kinds: dict[Block, Kept] = {}
@@ -205,15 +197,11 @@ class _Shared:
         self.workspace = workspace
         self.strategy, self.framework, self.plan = strategy, framework, plan_of(strategy, framework)
         # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
-        self.early = (
-            framework.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
-        )
+        self.early = framework.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
         whole = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = whole / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
-        self.exchanged = (2 * whole if strategy.sequence_parallel else 0.0) + (
-            2 * outer if layout.pp > 1 else 0.0
-        )
+        self.exchanged = (2 * whole if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communicators = communicators(strategy)
         self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)

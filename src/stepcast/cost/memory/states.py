@@ -41,9 +41,7 @@ class States:
         )
 
 
-def piece_states(
-    model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int
-) -> States:
+def piece_states(model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int) -> States:
     """What one rank keeps for *piece* all the time, each quantised weight in *orientations* copies; gradients
     as if none were freed.
     """
@@ -76,9 +74,7 @@ def gradient_bytes(strategy: Strategy, framework: Framework, plan: Plan, trained
     return found
 
 
-def _offloaded(
-    states: States, strategy: Strategy, framework: Framework, plan: Plan, trained: Shard
-) -> States:
+def _offloaded(states: States, strategy: Strategy, framework: Framework, plan: Plan, trained: Shard) -> States:
     """The host has weights, moments and fp32 gradients of what it updates (Megatron-Core's
     HybridDeviceOptimizer, DeepSpeed's ZeRO-Offload: 16 bytes a parameter); the GPU keeps what the software
     does not take along.
@@ -125,9 +121,7 @@ def _share_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> floa
     return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
-def optimizer_bytes(
-    model: Model, strategy: Strategy, framework: Framework, piece: Piece, plan: Plan
-) -> float:
+def optimizer_bytes(model: Model, strategy: Strategy, framework: Framework, piece: Piece, plan: Plan) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
     optimizer, owned = framework.optimizer, plan.share(trained_shard(model, strategy, piece))
     copied = _copies_weights(strategy, framework)

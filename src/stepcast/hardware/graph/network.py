@@ -112,8 +112,7 @@ def _named(pattern: str, names: list[str], key: str) -> list[int]:
     found = [link for link, name in enumerate(names) if fnmatchcase(name, pattern)]
     if not found:
         raise ValueError(
-            f"network.{key}: no link is called {pattern!r}; they are called such as {names[0]!r} "
-            f"or {names[-1]!r}"
+            f"network.{key}: no link is called {pattern!r}; they are called such as {names[0]!r} or {names[-1]!r}"
         )
     return found
 
@@ -222,9 +221,7 @@ def _fabric(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
 
             shape, share = (nodes, gpus, planes), rate / planes
             blocks.add("port up", "NVLink", shape, share, lambda n, g, p: f"node {n} GPU {g} to {switch(p)}")
-            blocks.add(
-                "port down", "NVLink", shape, share, lambda n, g, p: f"{switch(p)} to node {n} GPU {g}"
-            )
+            blocks.add("port down", "NVLink", shape, share, lambda n, g, p: f"{switch(p)} to node {n} GPU {g}")
         case FabricKind.NVLINK_MESH:
             shape = (nodes, gpus, gpus)
             blocks.add("edge", "NVLink", shape, rate, lambda n, a, b: f"node {n} GPU {a} to GPU {b}")
@@ -237,9 +234,7 @@ def _fabric(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
         if fabric.socket_link is not None and fabric.sockets > 1:
             shape = (nodes, fabric.sockets, fabric.sockets)
             between = fabric.socket_link.effective_bytes_per_s
-            blocks.add(
-                "socket", "sockets", shape, between, lambda n, a, b: f"node {n} socket {a} to socket {b}"
-            )
+            blocks.add("socket", "sockets", shape, between, lambda n, a, b: f"node {n} socket {a} to socket {b}")
 
 
 def _nics(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
@@ -289,18 +284,10 @@ def _switches(blocks: Blocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
 
     shape3 = (pods, spines, cores)
     blocks.add(
-        "core up",
-        "spine to core",
-        shape3,
-        core_rate,
-        lambda p, s, c: f"pod {p} {spine(s)} to {core(s * cores + c)}",
+        "core up", "spine to core", shape3, core_rate, lambda p, s, c: f"pod {p} {spine(s)} to {core(s * cores + c)}"
     )
     blocks.add(
-        "core down",
-        "core to spine",
-        shape3,
-        core_rate,
-        lambda p, s, c: f"{core(s * cores + c)} to pod {p} {spine(s)}",
+        "core down", "core to spine", shape3, core_rate, lambda p, s, c: f"{core(s * cores + c)} to pod {p} {spine(s)}"
     )
     return spines, cores
 
@@ -324,13 +311,7 @@ def _dragonfly(blocks: Blocks, cluster: Cluster, nodes: int, into_router: float)
         blocks.add("local", "within pods", shape, local, lambda p, a, b: f"pod {p} switch {a} to switch {b}")
     if pods > 1:
         shape = (pods, pods, routers)
-        blocks.add(
-            "global",
-            "between pods",
-            shape,
-            far / routers,
-            lambda a, b, s: f"pod {a} switch {s} to pod {b}",
-        )
+        blocks.add("global", "between pods", shape, far / routers, lambda a, b, s: f"pod {a} switch {s} to pod {b}")
 
 
 def _torus(blocks: Blocks, cluster: Cluster) -> None:

@@ -122,13 +122,7 @@ def _blocks(count: int) -> list[slice]:
 
 
 def _chosen(
-    network: Network,
-    row: IntArray,
-    below: IntArray,
-    above: IntArray,
-    hashes: IntArray,
-    share: float,
-    load: FloatArray,
+    network: Network, row: IntArray, below: IntArray, above: IntArray, hashes: IntArray, share: float, load: FloatArray
 ) -> Ways:
     """The links of the way that the network's routing chooses, or of all ways. *load* is what links carry."""
     ways = network.spines * network.cores
@@ -156,9 +150,7 @@ def _nth(working: NDArray[np.bool_], number: IntArray) -> IntArray:
     return found
 
 
-def _over(
-    network: Network, row: IntArray, below: IntArray, above: IntArray, way: IntArray, share: FloatArray
-) -> Ways:
+def _over(network: Network, row: IntArray, below: IntArray, above: IntArray, way: IntArray, share: FloatArray) -> Ways:
     spine, core = way % network.spines, way // network.spines
     parts = [
         entries(row, network["leaf up"].at(below, spine), share),
@@ -211,10 +203,7 @@ def _least_loaded(
     pods = (network.pod_of(below), network.pod_of(above))
     chosen = np.empty(len(below), np.int64)
     for message in range(len(below)):
-        on = [
-            network["leaf up"].at(below[message], spine),
-            network["leaf down"].at(above[message], spine),
-        ]
+        on = [network["leaf up"].at(below[message], spine), network["leaf down"].at(above[message], spine)]
         lower, upper = (pod[message] for pod in pods)
         if lower != upper:
             on += [network["core up"].at(lower, spine, core), network["core down"].at(upper, spine, core)]
@@ -258,13 +247,7 @@ def along_torus(network: Network, source: IntArray, target: IntArray) -> Ways:
 
 
 def _round_failures(
-    network: Network,
-    here: IntArray,
-    start: IntArray,
-    ahead: IntArray,
-    back: FloatArray,
-    axis: int,
-    stride: int,
+    network: Network, here: IntArray, start: IntArray, ahead: IntArray, back: FloatArray, axis: int, stride: int
 ) -> FloatArray:
     """The share of each message that goes backwards once ways with a failed link are left out."""
     assert network.alive is not None
@@ -427,9 +410,7 @@ def _local(network: Network, pod: IntArray, start: IntArray, end: IntArray) -> l
     other = np.arange(local.shape[1])[None, :]
     outward = local.at(pod[:, None], start[:, None], other)
     onward = local.at(pod[:, None], other, end[:, None])
-    works = (
-        network.alive[outward] & network.alive[onward] & (other != start[:, None]) & (other != end[:, None])
-    )
+    works = network.alive[outward] & network.alive[onward] & (other != start[:, None]) & (other != end[:, None])
     via = np.argmax(works, axis=1)
     round_it = ~network.alive[link] & works.any(axis=1)
     first = np.where(round_it, local.at(pod, start, via), link)
@@ -534,9 +515,7 @@ def _between(network: Network, row: IntArray, source: IntArray, target: IntArray
     return all_of(parts)
 
 
-def _nics(
-    network: Network, source: IntArray, target: IntArray
-) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+def _nics(network: Network, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
     """Message by message the NICs it leaves and arrives by, and the share that goes between the two.
 
     A GPU with several NICs has each talk to the same one of its peer.
@@ -547,12 +526,7 @@ def _nics(
     gpus = network.cluster.node.gpus
     if slots == 1:
         at = np.arange(len(source))
-        return (
-            at,
-            source // gpus * nics + nic[source, 0],
-            target // gpus * nics + nic[target, 0],
-            np.ones(len(at)),
-        )
+        return (at, source // gpus * nics + nic[source, 0], target // gpus * nics + nic[target, 0], np.ones(len(at)))
     alike = (share[source] == share[target]).all(axis=1)
     at = np.repeat(np.arange(len(source)), slots * slots)
     left = np.tile(np.repeat(np.arange(slots), slots), len(source))
@@ -590,6 +564,4 @@ def check_working(network: Network, ways: Ways) -> None:
         return
     broken = np.flatnonzero(~network.alive[ways.link])
     if len(broken):
-        raise RouteError(
-            f"{network.links.name(int(ways.link[broken[0]]))} has failed, and messages have no other way"
-        )
+        raise RouteError(f"{network.links.name(int(ways.link[broken[0]]))} has failed, and messages have no other way")

@@ -113,9 +113,7 @@ def _transfer_ranks(nodes: Nodes) -> tuple[int, int]:
     return highest, min(ways, default=0)
 
 
-def _by_stride(
-    groups: Mapping[str, ProcessGroup], families: Mapping[str, Group], world: int
-) -> dict[str, Group]:
+def _by_stride(groups: Mapping[str, ProcessGroup], families: Mapping[str, Group], world: int) -> dict[str, Group]:
     """Kinds of groups that only list their ranks: neighbours tensor parallel, their like data parallel."""
     unnamed = {name: group.ranks for name, group in groups.items() if families[name] is Group.WORLD}
     spaced = {name: span for name, span in strides(unnamed).items() if span[1] < world}
@@ -186,19 +184,14 @@ def joined_workload(found: Mapping[str, Workload], ranks: Sequence[int | None]) 
             chosen[stage] = path
     if missing := sorted(set(range(layout.pp)) - chosen.keys()):
         raise FormatError(
-            f"no file is of stage {missing[0]} of {layout.pp}; name all files of the run, or their folder",
-            paths[0],
+            f"no file is of stage {missing[0]} of {layout.pp}; name all files of the run, or their folder", paths[0]
         )
     warnings = dict.fromkeys(text for workload in found.values() for text in workload.warnings)
     if len(paths) < layout.gpus:
-        warnings[
-            f"{len(paths)} of {layout.gpus} ranks' traces were given: the others are taken to do the same"
-        ] = None
+        warnings[f"{len(paths)} of {layout.gpus} ranks' traces were given: the others are taken to do the same"] = None
     for stage, path in sorted(chosen.items()):
         if shortest[stage] < (1 - NOISE) * spent[path]:
-            warnings[
-                f"ranks of one stage compute for different times: {path}, the longest, stands for all"
-            ] = None
+            warnings[f"ranks of one stage compute for different times: {path}, the longest, stands for all"] = None
     if layout.pp > 1:
         warnings["stages wait for the time of a message, not for its sender: the step may take longer"] = None
     return replace(
@@ -243,9 +236,7 @@ NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
 USED = (*NOTED, "comm_type", "comm_size", "comm_src", "comm_dst")
 
 
-def foreign_workload(
-    trace: Trace, dependencies: IntArray, order: IntArray, path: str, known: KnownRanks
-) -> Workload:
+def foreign_workload(trace: Trace, dependencies: IntArray, order: IntArray, path: str, known: KnownRanks) -> Workload:
     """Nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
     nodes = trace.nodes
     warnings: list[str] = []
@@ -256,9 +247,7 @@ def foreign_workload(
     layers = reader.layers(order[kept[order]], _waits(nodes, dependencies, order, kept))
     if not known.stated and bool(np.isin(nodes.types[kept], COMM_TYPES).any()):
         count = "one rank is" if known.layout.gpus == 1 else f"{known.layout.gpus} ranks are"
-        warnings.append(
-            f"the trace does not say which ranks communicate; {count} assumed, and --gpus N states others"
-        )
+        warnings.append(f"the trace does not say which ranks communicate; {count} assumed, and --gpus N states others")
     notes = [("chakra.nodes", str(len(nodes)))]
     if trace.version:
         notes.append(("chakra.version", trace.version))
@@ -319,9 +308,7 @@ def _waits(nodes: Nodes, dependencies: IntArray, order: IntArray, kept: BoolArra
     looked_at[owner_of[kinds[dependencies] != COMPUTES]] = True
     # Computation that waits for the communication right before it, and no other, is settled at once.
     simple = (kinds[owner_of] == COMPUTES) & (kinds[dependencies] == COMMUNICATES)
-    simple &= (dependencies == before[owner_of]) & (
-        np.bincount(owner_of, minlength=len(nodes))[owner_of] == 1
-    )
+    simple &= (dependencies == before[owner_of]) & (np.bincount(owner_of, minlength=len(nodes))[owner_of] == 1)
     looked_at[owner_of[simple]] = False
     for flags in (waits.blocking, settled):
         np.frombuffer(flags, dtype=np.uint8)[dependencies[simple]] = 1
@@ -420,9 +407,7 @@ class _Reader:
         return Collective(kind, size_bytes, self._known.group(name))
 
     def _transfer(self, node: int) -> Transfer:
-        direction = (
-            Direction.SEND if int(self._nodes.types[node]) == NodeType.COMM_SEND else Direction.RECEIVE
-        )
+        direction = Direction.SEND if int(self._nodes.types[node]) == NodeType.COMM_SEND else Direction.RECEIVE
         source, destination = self._value("comm_src", node), self._value("comm_dst", node)
         offset = 1 if direction is Direction.SEND else -1
         if type(source) is int and type(destination) is int and source != destination:
@@ -437,9 +422,7 @@ class _Reader:
         if size_bytes is None:
             return 0
         if type(size_bytes) is not int or size_bytes < 0:
-            raise FormatError(
-                f"node {self._nodes.ids[node]} has comm_size {size_bytes!r}; expected bytes", self._path
-            )
+            raise FormatError(f"node {self._nodes.ids[node]} has comm_size {size_bytes!r}; expected bytes", self._path)
         return size_bytes
 
 

@@ -249,8 +249,7 @@ def dependency_indices(nodes: Nodes, path: str) -> IntArray:
     if len(missing):
         owner = int(np.searchsorted(nodes.dependency_ends, missing[0], side="right"))
         raise FormatError(
-            f"node {nodes.ids[owner]} depends on node {nodes.dependencies[missing[0]]}, which is not there",
-            path,
+            f"node {nodes.ids[owner]} depends on node {nodes.dependencies[missing[0]]}, which is not there", path
         )
     return order[places]
 
@@ -284,9 +283,7 @@ def _sorted(nodes: Nodes, dependencies: IntArray, path: str) -> list[int]:
                 heapq.heappush(ready, dependent)
     if len(order) < len(nodes):
         stuck = next(index for index, count in enumerate(waiting) if count)
-        raise FormatError(
-            f"node {nodes.ids[stuck]} depends on itself by way of others; expected no cycle", path
-        )
+        raise FormatError(f"node {nodes.ids[stuck]} depends on itself by way of others; expected no cycle", path)
     return order
 
 
@@ -467,9 +464,7 @@ class _Walk:
             matches = np.flatnonzero(keys[np.minimum(places, len(keys) - 1)] == found)
             for place in np.unique(places[matches]):
                 chosen = matches[places[matches] == place]
-                self.found.setdefault(int(order[place]), []).append(
-                    (rows[chosen], begin[chosen], stop[chosen])
-                )
+                self.found.setdefault(int(order[place]), []).append((rows[chosen], begin[chosen], stop[chosen]))
 
 
 def _nodes(data: bytes, walk: _Walk, first: int, path: str) -> Nodes:
@@ -534,9 +529,7 @@ def _decoded(columns: dict[str, tuple[Int32Array, dict[bytes, int]]]) -> Iterato
         yield name, Column(of, values)
 
 
-def _interned(
-    data: bytes, view: ByteView, starts: IntArray, ends: IntArray, known: dict[bytes, int]
-) -> Int32Array:
+def _interned(data: bytes, view: ByteView, starts: IntArray, ends: IntArray, known: dict[bytes, int]) -> Int32Array:
     """An index for each distinct run of bytes."""
     _, firsts, inverse = np.unique(view.hashes(starts, ends), return_index=True, return_inverse=True)
     indices = [

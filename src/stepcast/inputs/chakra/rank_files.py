@@ -45,9 +45,7 @@ def read_groups(source: Source) -> dict[str, tuple[int, ...]]:
         raise FormatError(f"{error}; expected a list of ranks for each communicator", source.path) from None
     for name, ranks in groups.items():
         if not ranks or len(set(ranks)) < len(ranks) or not 0 <= min(ranks) <= max(ranks) < MOST_RANK:
-            raise FormatError(
-                f"communicator {name!r} is {ranks[:4]!r}...; expected different ranks", source.path
-            )
+            raise FormatError(f"communicator {name!r} is {ranks[:4]!r}...; expected different ranks", source.path)
     return groups
 
 

@@ -76,12 +76,7 @@ def _is_node(message: bytes) -> bool:
             name = text(content)
         elif number == 10 and isinstance(content, bytes):
             read_attribute(content)
-    return (
-        isinstance(kind, int)
-        and 0 < kind <= LAST_NODE_TYPE
-        and name is not None
-        and (name + "_").isprintable()
-    )
+    return isinstance(kind, int) and 0 < kind <= LAST_NODE_TYPE and name is not None and (name + "_").isprintable()
 
 
 def read(source: Source) -> "Workload":
@@ -104,9 +99,7 @@ def read_run(sources: Sequence[Source]) -> "Workload":
         else:
             files.append(source)
     if not files:
-        raise FormatError(
-            "lists communicators and holds no trace; name the .et files with it", sources[0].path
-        )
+        raise FormatError("lists communicators and holds no trace; name the .et files with it", sources[0].path)
     paths = [source.path for source in files]
     ranks = ranks_of_set(paths) if len(files) > 1 else (rank_of(paths[0]),)
     if any(RECORD.encode() in source.head_bytes for source in files):

@@ -13,15 +13,7 @@ from typing import Annotated, TypeVar, get_args
 import msgspec
 
 from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
-from stepcast.inputs.chakra.protobuf import (
-    Kind,
-    Value,
-    WireError,
-    attribute,
-    bytes_field,
-    delimited,
-    read_varint,
-)
+from stepcast.inputs.chakra.protobuf import Kind, Value, WireError, attribute, bytes_field, delimited, read_varint
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
@@ -120,9 +112,7 @@ def encode_workload(workload: Workload) -> bytes:
             body=tuple((number_layers(block.layers), block.repeat) for block in stage.body),
             prologue=number_layers(stage.prologue),
             epilogue=number_layers(stage.epilogue),
-            variations=tuple(
-                (each.micro_batch, each.position, number_layer(each.layer)) for each in stage.variations
-            ),
+            variations=tuple((each.micro_batch, each.position, number_layer(each.layer)) for each in stage.variations),
             in_turn=stage.in_turn,
         )
         return stages.setdefault(record, len(stages))
@@ -134,15 +124,7 @@ def encode_workload(workload: Workload) -> bytes:
         layers=tuple(layers),
         stages=tuple(stages),
     )
-    record = _copy(
-        WorkloadRecord,
-        Workload,
-        workload,
-        version=RECORD_VERSION,
-        tables=tables,
-        stages=order,
-        warnings=(),
-    )
+    record = _copy(WorkloadRecord, Workload, workload, version=RECORD_VERSION, tables=tables, stages=order, warnings=())
     return zlib.compress(msgspec.json.encode(record), 9)
 
 
@@ -166,9 +148,7 @@ def decode_workload(packed: bytes) -> Workload:
         raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.said}")
     record = msgspec.json.decode(content, type=WorkloadRecord)
     if record.version != RECORD_VERSION:
-        raise ValueError(
-            f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again"
-        )
+        raise ValueError(f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again")
     MICRO_BATCHES.check(record.micro_batches)
     tables = record.tables
     try:
@@ -176,10 +156,7 @@ def decode_workload(packed: bytes) -> Workload:
         ops = [_copy(Op, Op, op, work=works[op.work]) for op in tables.ops]
         layers = [
             _copy(
-                Layer,
-                Layer,
-                layer,
-                **{phase: tuple(ops[index] for index in getattr(layer, phase)) for phase in PHASES},
+                Layer, Layer, layer, **{phase: tuple(ops[index] for index in getattr(layer, phase)) for phase in PHASES}
             )
             for layer in tables.layers
         ]
@@ -199,8 +176,7 @@ def _stage(record: StageRecord, layers: Sequence[Layer]) -> Stage:
         prologue=run(record.prologue),
         epilogue=run(record.epilogue),
         variations=tuple(
-            Variation(micro_batch, position, layers[index])
-            for micro_batch, position, index in record.variations
+            Variation(micro_batch, position, layers[index]) for micro_batch, position, index in record.variations
         ),
         in_turn=record.in_turn,
     )
@@ -229,13 +205,10 @@ def read_record(data: bytes, path: str) -> bytes | None:
     if record is None:
         return None
     if not isinstance(record, bytes):
-        raise FormatError(
-            "was written by an earlier version of stepcast, which is not read; write it again", path
-        )
+        raise FormatError("was written by an earlier version of stepcast, which is not read; write it again", path)
     if metadata.get(CHECKSUM) != zlib.crc32(memoryview(data)[end:]):
         raise FormatError(
-            f"its nodes were changed after stepcast wrote it; remove the attribute {RECORD} to read them",
-            path,
+            f"its nodes were changed after stepcast wrote it; remove the attribute {RECORD} to read them", path
         )
     return record
 

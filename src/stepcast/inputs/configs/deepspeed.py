@@ -32,9 +32,7 @@ def read(table: Mapping[str, Any]) -> RunConfig:
     pp = keys.number("pipeline.stages")
     gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro else None
     if rounds is None and "gradient_accumulation_steps" not in keys:
-        meant = (
-            f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
-        )
+        meant = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
         keys.assume(f"no gradient_accumulation_steps: taken for 1{meant}")
     stage = keys.number("zero_optimization.stage") or 0
     options = said(
@@ -51,9 +49,7 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         bucket_mb=_bucket(keys),
         clipping=_clipping(keys),
         optimizer=OPTIMIZERS.get(keys.text("optimizer.type").lower()),
-        gradients={"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}.get(
-            keys.text("data_types.grad_accum_dtype")
-        ),
+        gradients={"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}.get(keys.text("data_types.grad_accum_dtype")),
     )
     if (name := keys.text("optimizer.type").lower()) and name not in OPTIMIZERS:
         keys.report("predicted as AdamW", "optimizer.type")
@@ -92,9 +88,7 @@ def _offload(keys: Keys) -> str | None:
     keys.raw("zero_optimization.offload_optimizer.pin_memory")
     share = keys.share("zero_optimization.offload_optimizer.ratio")
     if where == "nvme":
-        keys.report(
-            "predicted in the host's memory, not on NVMe", "zero_optimization.offload_optimizer.device"
-        )
+        keys.report("predicted in the host's memory, not on NVMe", "zero_optimization.offload_optimizer.device")
     if where not in ("cpu", "nvme") and not old:
         return None
     return "optimizer" if share in (None, 1.0) else f"optimizer={share:g}"

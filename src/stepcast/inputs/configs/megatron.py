@@ -86,9 +86,7 @@ def _own_defaults(keys: Keys, options: Mapping[str, Any]) -> dict[str, Any]:
         filled["sequence-parallel"] = options.get("sequence-parallel", False)
     if "precision" not in options:
         filled["precision"] = "bf16"
-        keys.assume(
-            "neither --bf16 nor --fp16 is set: taken for bf16 (--precision fp32 is what Megatron-LM does)"
-        )
+        keys.assume("neither --bf16 nor --fp16 is set: taken for bf16 (--precision fp32 is what Megatron-LM does)")
     if options.get("precision") == "fp16" and "gradients" not in options:
         filled["gradients"] = "fp16"
     experts = "num-experts" in keys and options.get("ep", 1) > 1
@@ -136,9 +134,7 @@ def sizes_of(keys: Keys) -> dict[str, int]:
         keys.raw(name)  # these follow from the model that the sizes match
     for name in ("max-position-embeddings", "untie-embeddings-and-output-weights", "disable-bias-linear"):
         keys.raw(name)
-    return {
-        name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)
-    }
+    return {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
 
 
 def _dense_layers(pattern: str) -> int | None:
@@ -259,10 +255,7 @@ def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, 
     the layers that are named for them, the others share the rest, each in equal chunks. Counting the
     embedding or the loss as a layer takes one from the first or the last chunk.
     """
-    names = [
-        (f"decoder-{end}-pipeline-num-layers", f"num-layers-in-{end}-pipeline-stage")
-        for end in ("first", "last")
-    ]
+    names = [(f"decoder-{end}-pipeline-num-layers", f"num-layers-in-{end}-pipeline-stage") for end in ("first", "last")]
     first, last = (keys.number(*pair) for pair in names)
     embedding, loss = (
         int(keys.flag(f"account-for-{what}-in-pipeline-split") or False) for what in ("embedding", "loss")
@@ -395,9 +388,7 @@ def _dispatcher(keys: Keys, sizes: Mapping[str, int]) -> str | None:
     kind = keys.text("moe-token-dispatcher-type").lower()
     keys.raw("moe-enable-deepep", "moe-flex-dispatcher-backend")
     if "moe_experts" not in sizes:
-        keys.report_without_effect(
-            "moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend"
-        )
+        keys.report_without_effect("moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend")
     elif kind == "allgather":
         keys.report("predicted as the alltoall dispatcher", "moe-token-dispatcher-type")
         return "all-to-all"

@@ -30,11 +30,7 @@ RENAMED = {
 
 def looks_like_bridge(table: Mapping[str, Any]) -> bool:
     names = set(table)
-    return (
-        bool({"train", "ddp", "checkpoint", "dataset"} & names)
-        and "trainer" not in names
-        and "model" in names
-    )
+    return bool({"train", "ddp", "checkpoint", "dataset"} & names) and "trainer" not in names and "model" in names
 
 
 def read(table: Mapping[str, Any]) -> RunConfig:
@@ -58,14 +54,7 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         options.pop("sharding", None)  # an override leaves the rest to its recipe
     if bridge:
         options = _of_override(keys, options)
-    names = (
-        "run.name",
-        "model.recipe",
-        "recipe",
-        "model_name",
-        "tokenizer.tokenizer_model",
-        "tokenizer.type",
-    )
+    names = ("run.name", "model.recipe", "recipe", "model_name", "tokenizer.tokenizer_model", "tokenizer.type")
     model = keys.text(*names)
     return keys.config(
         "megatron-bridge" if bridge else "nemo",

@@ -12,8 +12,7 @@ from stepcast.inputs.toml import parse_toml
 from stepcast.ir.limits import DESCRIPTION
 
 KNOWN = (
-    "Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, "
-    "accelerate YAML"
+    "Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML"
 )
 
 MOST_DEEP = 200

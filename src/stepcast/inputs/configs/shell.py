@@ -177,9 +177,7 @@ class _Script:
 
     def _sum(self, found: re.Match[str]) -> str:
         """Whole numbers added, multiplied and divided; anything else stays unknown."""
-        text = re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: " ".join(self.variables.get(name[1], ["?"])), found[1]
-        )
+        text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: " ".join(self.variables.get(name[1], ["?"])), found[1])
         if not SUM.fullmatch(text) or len(text) > 100:
             return UNKNOWN
         terms = re.findall(r"\d+|[+\-*/%]", text)
@@ -207,9 +205,7 @@ def _sum(terms: list[str]) -> int:
         at += 1
         while at < len(terms) and terms[at] in "*/%":
             other = int(terms[at + 1])
-            value = (
-                value * other if terms[at] == "*" else value // other if terms[at] == "/" else value % other
-            )
+            value = value * other if terms[at] == "*" else value // other if terms[at] == "/" else value % other
             at += 2
         total += sign * value
         if at < len(terms):

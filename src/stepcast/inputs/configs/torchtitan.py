@@ -62,8 +62,7 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         kernels="compiled" if _compiled(keys) else "plain",
         reshard=_reshard(keys),
         overlap="gradients,parameters,tensor,transfers"
-        if keys.flag("parallelism.enable_async_tensor_parallel", "experimental.enable_async_tensor_parallel")
-        and tp > 1
+        if keys.flag("parallelism.enable_async_tensor_parallel", "experimental.enable_async_tensor_parallel") and tp > 1
         else None,
         context=_context(keys, cp),
         offload="optimizer" if keys.flag("training.enable_cpu_offload") else None,
@@ -113,9 +112,7 @@ def _compiled(keys: Keys) -> bool:
 
 def _degree(keys: Keys, *names: str) -> int | None:
     places = [
-        place
-        for name in names
-        for place in ((name,) if "." in name else (f"parallelism.{name}", f"training.{name}"))
+        place for name in names for place in ((name,) if "." in name else (f"parallelism.{name}", f"training.{name}"))
     ]
     return keys.number(*places)
 

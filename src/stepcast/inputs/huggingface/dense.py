@@ -454,9 +454,7 @@ def mpt(keys: Keys, name: str) -> Model:
     elif keys.flag("learned_pos_emb", default=True):
         position = Position(PositionKind.LEARNED, max_seq)
     else:
-        position = Position(
-            PositionKind.ROTARY if attention.flag("rope", default=False) else PositionKind.NONE
-        )
+        position = Position(PositionKind.ROTARY if attention.flag("rope", default=False) else PositionKind.NONE)
     return Model(
         name=name,
         layers=keys.count("n_layers"),

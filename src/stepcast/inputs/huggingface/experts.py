@@ -6,13 +6,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.dense import Keys, llama, mistral, qwen2, qwen3, shortest_period, shown
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import (
-    Activation,
-    Biases,
-    Experts,
-    Latent,
-    QkNorm,
-)
+from stepcast.ir.model_parts import Activation, Biases, Experts, Latent, QkNorm
 
 
 def mixtral(keys: Keys, name: str) -> Model:
@@ -133,9 +127,7 @@ def grok(keys: Keys, name: str) -> Model:
     """Norms before and after each half, capped scores (github.com/xai-org/grok-1)."""
     model = llama(keys, name)
     experts = Experts(
-        count=keys.count("num_experts", "num_local_experts"),
-        top_k=keys.count("num_experts_per_tok"),
-        ffn=model.ffn,
+        count=keys.count("num_experts", "num_local_experts"), top_k=keys.count("num_experts_per_tok"), ffn=model.ffn
     )
     return replace(
         model,

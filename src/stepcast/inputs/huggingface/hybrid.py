@@ -208,10 +208,7 @@ def jamba(keys: Keys, name: str) -> Model:
     """
     model = llama(keys, name)
     layers = range(min(model.layers, MOST_LAYERS + 1))
-    every, first = (
-        keys.count("attn_layer_period", default=8),
-        keys.count("attn_layer_offset", default=4, least=0),
-    )
+    every, first = (keys.count("attn_layer_period", default=8), keys.count("attn_layer_offset", default=4, least=0))
     routed_every, routed_first = (
         keys.count("expert_layer_period", default=2),
         keys.count("expert_layer_offset", default=1, least=0),

@@ -154,9 +154,7 @@ def _as_coded(model: Model, keys: Keys) -> Model:
         position = replace(position, share=share if 0 < share < 1 else 1.0, tailed=True)
     experts = model.experts and replace(model.experts, wide_weights=keys.kind in WIDE_ROUTERS)
     drops = keys.kind in DROPPING and keys.number("attn_pdrop", 0.1) > 0
-    model = replace(
-        model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, drops_attention=drops
-    )
+    model = replace(model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, drops_attention=drops)
     return replace(model, position=position, experts=experts)
 
 
@@ -172,9 +170,7 @@ def _decode(data: bytes) -> object:
             return _decode_lenient(data)
         place = re.search(r"\(byte (\d+)\)", str(error))
         line = data.count(b"\n", 0, int(place[1])) + 1 if place else None
-        raise FormatError(
-            f"cannot be read as JSON: {error}; expected a Hugging Face config.json", line=line
-        ) from None
+        raise FormatError(f"cannot be read as JSON: {error}; expected a Hugging Face config.json", line=line) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise FormatError(_why(error)) from None
 

@@ -67,18 +67,11 @@ COMM_KERNEL = re.compile(
     re.IGNORECASE,
 )
 # As CUPTI, roctracer and XPU's plugin name copies, for devices that put all their work into one category.
-COPY_NAME = re.compile(
-    r"Mem(?:cpy|set)\b|Copy(?:Host|Device)To(?:Host|Device)|[a-z]{2,4}Mem(?:cpy|set)(?![a-z])"
-)
+COPY_NAME = re.compile(r"Mem(?:cpy|set)\b|Copy(?:Host|Device)To(?:Host|Device)|[a-z]{2,4}Mem(?:cpy|set)(?![a-z])")
 # Gaudi has one category for calls and for its engines; an engine's event names itself in its arguments.
 GAUDI = "hpu_op"
 GAUDI_ENGINE = re.compile(rb'"HW event name"\s*:\s*"[^"]*?(TPC|MME|DMA|NIC)', re.IGNORECASE)
-GAUDI_CATEGORIES = {
-    b"TPC": "kernel",
-    b"MME": "kernel",
-    b"DMA": "gpu_memcpy",
-    b"NIC": "collective_comm",
-}
+GAUDI_CATEGORIES = {b"TPC": "kernel", b"MME": "kernel", b"DMA": "gpu_memcpy", b"NIC": "collective_comm"}
 
 
 @cache
@@ -327,9 +320,7 @@ class RankColumns:
 
     def add_to(self, builder: TimelineBuilder, communicators: Communicators, offset_s: float) -> None:
         """Append all rows as lanes of one rank, *offset_s* later than they say."""
-        lanes = np.array(
-            [builder.lane(communicators.rank, name) for name in self._lanes] or [0], dtype=np.int32
-        )
+        lanes = np.array([builder.lane(communicators.rank, name) for name in self._lanes] or [0], dtype=np.int32)
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
         lane_of = np.frombuffer(self._columns["lane"], dtype=np.int32)
         works: dict[Work, int] = {}

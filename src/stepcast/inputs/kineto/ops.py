@@ -243,8 +243,7 @@ def read_operators(sources: Sequence[Source]) -> OperatorTimes:
     if len(devices) > 1:
         warnings.append(f"traces of several kinds of GPU ({', '.join(devices)}) are taken as one")
     operators = [
-        OperatorTime(names[work], (work,), median(listed) * US, len(listed))
-        for work, listed in times_us.items()
+        OperatorTime(names[work], (work,), median(listed) * US, len(listed)) for work, listed in times_us.items()
     ]
     return OperatorTimes(
         tuple(operators),

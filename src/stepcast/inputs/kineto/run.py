@@ -35,9 +35,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         communicators = _communicators(metadata, source, order)
         rank = communicators.rank
         if rank in files:
-            raise FormatError(
-                f"is of rank {rank}, as is {files[rank]}; expected one trace per rank", source.path
-            )
+            raise FormatError(f"is of rank {rank}, as is {files[rank]}; expected one trace per rank", source.path)
         files[rank] = source.path
         own_base_ns = _whole(metadata.get("baseTimeNanoseconds")) or 0
         base_ns = own_base_ns if base_ns is None else base_ns
@@ -48,9 +46,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         devices |= dict.fromkeys(_device_names(metadata))
         facts |= _run_facts(metadata, communicators)
     if not len(builder):
-        raise FormatError(
-            "has no events with a start and a duration; expected a profiler trace", sources[0].path
-        )
+        raise FormatError("has no events with a start and a duration; expected a profiler trace", sources[0].path)
     if devices:
         facts["devices"] = list(devices)
     missing = facts.get("world_size", len(files)) - len(files)
@@ -92,8 +88,7 @@ def _run_facts(metadata: Mapping[str, Any], communicators: Communicators) -> dic
     ):
         facts |= {key: place[key] for key in keys if isinstance(place.get(key), str | int)}
     groups = {
-        name: {"description": group.pg_desc, "ranks": len(group.ranks)}
-        for name, group in communicators.groups.items()
+        name: {"description": group.pg_desc, "ranks": len(group.ranks)} for name, group in communicators.groups.items()
     }
     if groups:
         facts["process_groups"] = groups

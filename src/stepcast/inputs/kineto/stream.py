@@ -75,9 +75,7 @@ class EventStream:
                 rest = self._buffer.strip(b" \t\r\n,")
                 # The array form of Chrome traces may leave out its closing bracket.
                 if rest or not bare:
-                    self.warnings.append(
-                        "the file ends before its events do; the whole events before are used"
-                    )
+                    self.warnings.append("the file ends before its events do; the whole events before are used")
                 return
 
     def _text(self) -> Iterator[bytes]:
@@ -95,9 +93,7 @@ class EventStream:
             self._ended = True
             return False
         if len(self._buffer) > LONGEST_PIECE_BYTES:
-            self._fail(
-                f"no event ends within {LONGEST_PIECE_BYTES // 2**20} MiB; expected an array of events"
-            )
+            self._fail(f"no event ends within {LONGEST_PIECE_BYTES // 2**20} MiB; expected an array of events")
         self._buffer += chunk
         return True
 

@@ -59,9 +59,7 @@ def is_even(ranks: Sequence[RankEvidence]) -> bool:
     return len({rows for rank in ranks if rank.exchanges for rows in rank.exchanges}) < 2
 
 
-def expert_size(
-    ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[str, int]
-) -> tuple[int | None, str]:
+def expert_size(ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[str, int]) -> tuple[int | None, str]:
     """ep and how it is known; None where it cannot be told."""
     hint = hints.get("ep")
     if hint and tp * dp % hint:  # no stage of this run can form such groups
@@ -137,12 +135,7 @@ class Solution:
 
 
 def solutions(
-    counts: Sequence[StageCount],
-    *,
-    hidden: int,
-    seq: int,
-    vocab_shard: int | None,
-    tensor_sizes: Iterable[int],
+    counts: Sequence[StageCount], *, hidden: int, seq: int, vocab_shard: int | None, tensor_sizes: Iterable[int]
 ) -> list[Solution]:
     """Every usual model that fits all *counts*; with plain attention if any does, else with grouped keys."""
     needs_vocab = any(count.is_first or count.is_last for count in counts)
@@ -174,13 +167,7 @@ def _distinct(found: list[Solution]) -> list[Solution]:
 
 
 def _solve(
-    counts: Sequence[StageCount],
-    hidden: int,
-    kv_width: int,
-    vocab_shard: int,
-    positions: int,
-    tp: int,
-    style: Style,
+    counts: Sequence[StageCount], hidden: int, kv_width: int, vocab_shard: int, positions: int, tp: int, style: Style
 ) -> Iterator[Solution]:
     """Solutions of one style: the first stage's count gives the ffn size, the others must agree."""
     norm = hidden if style.rms_norm else 2 * hidden
@@ -273,9 +260,7 @@ def infer(ranks: Sequence[RankEvidence]) -> Config:
     block = _learn_block(ranks, blocks, tp, pp, hints, findings)
     _learn_model(ranks, [one for one in found if one.tp == tp], pp, hints, findings)
     if "vocab_shard" in findings.facts:
-        findings.learn(
-            "vocab", findings.facts.pop("vocab_shard") * tp, "solved: shard of the vocabulary x tp"
-        )
+        findings.learn("vocab", findings.facts.pop("vocab_shard") * tp, "solved: shard of the vocabulary x tp")
     ep, findings.basis["ep"] = expert_size(ranks, tp, block // tp, hints)
     if ep is None:
         findings.warnings.append(UNKNOWN_EP)
@@ -310,9 +295,7 @@ def _learn_sizes(ranks: Sequence[RankEvidence], findings: Findings) -> None:
         findings.learn("micro_batch", transfer[1], "read: tensors between stages")
         findings.learn("seq", transfer[0], "read: tensors between stages")
     if transfer is not None and tokens is not None and transfer[0] != tokens[1]:
-        findings.learn(
-            "sequence_parallel", tokens[1] // transfer[0], "read: sequence is split between stages"
-        )
+        findings.learn("sequence_parallel", tokens[1] // transfer[0], "read: sequence is split between stages")
     if embedding is not None:
         findings.facts["vocab_shard"] = embedding[0]
     dtype = _first(rank.dtype for rank in ranks)
@@ -326,9 +309,7 @@ def _learn_sizes(ranks: Sequence[RankEvidence], findings: Findings) -> None:
 def _learn_pipeline(ranks: Sequence[RankEvidence], hints: Mapping[str, int], findings: Findings) -> int:
     last = next((rank for rank in ranks if rank.is_last), None)
     if last is not None:
-        findings.basis["pp"] = (
-            f"read: stage {last.stage} of rank {last.rank} is the last (loss or tied embedding)"
-        )
+        findings.basis["pp"] = f"read: stage {last.stage} of rank {last.rank} is the last (loss or tied embedding)"
         return last.stage + 1
     deepest = max(rank.stage for rank in ranks)
     if hints.get("pp", 0) > deepest + 1:
@@ -336,8 +317,7 @@ def _learn_pipeline(ranks: Sequence[RankEvidence], hints: Mapping[str, int], fin
         return hints["pp"]
     findings.basis["pp"] = "assumed"
     findings.warnings.append(
-        f"no rank of the last stage was given: the pipeline has more than {deepest + 1} stages, "
-        f"taken as {deepest + 2}"
+        f"no rank of the last stage was given: the pipeline has more than {deepest + 1} stages, taken as {deepest + 2}"
     )
     return deepest + 2
 
@@ -429,12 +409,7 @@ def _learn_tensor(
 
 
 def _learn_block(
-    ranks: Sequence[RankEvidence],
-    blocks: range | None,
-    tp: int,
-    pp: int,
-    hints: Mapping[str, int],
-    findings: Findings,
+    ranks: Sequence[RankEvidence], blocks: range | None, tp: int, pp: int, hints: Mapping[str, int], findings: Findings
 ) -> int:
     """Ranks on one stage, a multiple of *tp*."""
     fitting = _multiples(blocks, tp)
@@ -460,18 +435,12 @@ def _learn_block(
 
 
 def _learn_model(
-    ranks: Sequence[RankEvidence],
-    found: Sequence[Solution],
-    pp: int,
-    hints: Mapping[str, int],
-    findings: Findings,
+    ranks: Sequence[RankEvidence], found: Sequence[Solution], pp: int, hints: Mapping[str, int], findings: Findings
 ) -> None:
     gradients = {rank.stage: rank.gradients for rank in ranks if rank.gradients is not None}
     chosen = _choose(found, pp, hints, findings)
     if chosen is not None:
-        findings.learn(
-            "parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage"
-        )
+        findings.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
         layers_on = dict(chosen.layers_on)
         everywhere = len(layers_on) == pp
         layers = sum(layers_on.values()) if everywhere else next(iter(layers_on.values())) * pp
@@ -482,9 +451,7 @@ def _learn_model(
         findings.learn("ffn", chosen.ffn, "solved: parameters of a stage")
         findings.learn("gated_mlp", chosen.style.gated, "solved: parameters of a stage")
         if 0 in layers_on:
-            findings.learn(
-                "learnt_positions", chosen.learnt_positions, "solved: parameters of the first stage"
-            )
+            findings.learn("learnt_positions", chosen.learnt_positions, "solved: parameters of the first stage")
         return
     if gradients:
         _learn_unexplained(gradients, findings)
@@ -495,9 +462,7 @@ def _learn_model(
         findings.learn("layers", hints["layers"], "file name")
 
 
-def _choose(
-    found: Sequence[Solution], pp: int, hints: Mapping[str, int], findings: Findings
-) -> Solution | None:
+def _choose(found: Sequence[Solution], pp: int, hints: Mapping[str, int], findings: Findings) -> Solution | None:
     if not found:
         return None
     by_layers: dict[int, Solution] = {}
@@ -521,12 +486,8 @@ def _learn_unexplained(gradients: Mapping[int, int], findings: Findings) -> None
             "alone; the parameters of a stage cannot be told"
         )
         return
-    findings.learn(
-        "parameters", dict(gradients), "read: elements of the gradient all-reduce, per rank of a stage"
-    )
-    findings.warnings.append(
-        "the parameters of a stage fit no usual dense transformer: ffn size is not known"
-    )
+    findings.learn("parameters", dict(gradients), "read: elements of the gradient all-reduce, per rank of a stage")
+    findings.warnings.append("the parameters of a stage fit no usual dense transformer: ffn size is not known")
 
 
 def _either(values: Iterable[int]) -> str:

@@ -170,9 +170,7 @@ def parse_shape(text: str) -> tuple[int, ...] | None:
         return None
     match = SHAPE.fullmatch(text)
     if match is None:
-        raise FormatError(
-            f"input__shape is {text[:40]!r}; expected a list of whole numbers like [2048, 2, 5120]"
-        )
+        raise FormatError(f"input__shape is {text[:40]!r}; expected a list of whole numbers like [2048, 2, 5120]")
     return tuple(int(size) for size in match[1].split(",")) if match[1] else ()
 
 
@@ -219,9 +217,7 @@ class Message:
         return Collective(self.kind, self.input_bytes * (ranks or 1 if gathers else 1), self.group)
 
 
-def message_of(
-    name: str, fields: dict[str, str], shape: tuple[int, ...] | None, dtype: DType | None
-) -> Message | None:
+def message_of(name: str, fields: dict[str, str], shape: tuple[int, ...] | None, dtype: DType | None) -> Message | None:
     """What an operation or sub-operation sends, where its line says how much."""
     word = fields.get("comm_func", "None")
     if word not in ("None", "") and word not in COLLECTIVES:
@@ -480,9 +476,7 @@ def _strings(text: str) -> list[str]:
     while position < len(text):
         match = QUOTED.match(text, position)
         if match is None:
-            raise FormatError(
-                f"sub_operations has {text[position : position + 40]!r}; expected a quoted string"
-            )
+            raise FormatError(f"sub_operations has {text[position : position + 40]!r}; expected a quoted string")
         strings.append(ESCAPED.sub(r"\1", match[1] if match[1] is not None else match[2]))
         position = match.end()
         if position < len(text):
@@ -521,11 +515,7 @@ class RankEvidence:
 
 def check_same_run(ranks: Sequence[RankEvidence]) -> None:
     """Ranks of one run share the tensors between stages, the batch and each stage's parameters."""
-    for word, what in (
-        ("transfer", "tensors between stages"),
-        ("tokens", "batches"),
-        ("hidden", "hidden sizes"),
-    ):
+    for word, what in (("transfer", "tensors between stages"), ("tokens", "batches"), ("hidden", "hidden sizes")):
         seen = [rank for rank in ranks if getattr(rank, word) is not None]
         for rank in seen[1:]:
             if getattr(rank, word) != getattr(seen[0], word):

@@ -67,9 +67,7 @@ class Assembly:
         micro_batch_of = np.array(self.columns.micro_batch_of_operation, dtype=np.int32)[self.operation_of]
         names = {name: number for number, name in enumerate(dict.fromkeys(row.name for row in self.rows))}
         lanes = {lane: number for number, lane in enumerate(dict.fromkeys(map(_lane, self.rows)))}
-        details = {
-            words: number for number, words in enumerate(dict.fromkeys(row.details for row in self.rows))
-        }
+        details = {words: number for number, words in enumerate(dict.fromkeys(row.details for row in self.rows))}
         works = self._works(config)
         table = {work: number for number, work in enumerate(dict.fromkeys(w for w in works if w is not None))}
         work_numbers = np.array([NONE if work is None else table[work] for work in works], dtype=np.int32)
@@ -124,17 +122,12 @@ class Assembly:
         rank = self.rank_of
         now, before = self.operations[1:], self.operations[:-1]
         fused = (way[now] * way[before] == 2) & (rank[now] == rank[before])
-        fused &= (self.duration_ms[now] == self.duration_ms[before]) & (
-            self.end_ms[now] == self.end_ms[before]
-        )
+        fused &= (self.duration_ms[now] == self.duration_ms[before]) & (self.end_ms[now] == self.end_ms[before])
         partner = dict(zip(now[fused].tolist(), before[fused].tolist(), strict=True))
         self._mark(now[fused], "fused_with", lambda index: self.rows[self.row_of[partner[index]]].name)
 
     def _works(self, config: Config) -> list[Work | None]:
-        return [
-            row.message.work(config.layout.size(row.message.group)) if row.message else None
-            for row in self.rows
-        ]
+        return [row.message.work(config.layout.size(row.message.group)) if row.message else None for row in self.rows]
 
     def _evidence(self) -> list[RankEvidence]:
         in_forward = self._by_row(lambda row: row.is_operation and row.name == "forward_step")
@@ -194,14 +187,10 @@ class Assembly:
         if names:
             self.warnings.append(f"unknown operations are kept as they are: {', '.join(names[:5])}")
         if any(map(_is_simulated, self.rows)):
-            self.warnings.append(
-                "ranks were profiled one at a time (described as simulation): no communication"
-            )
+            self.warnings.append("ranks were profiled one at a time (described as simulation): no communication")
         sizes = {row.detail("dtype") for row in self.rows if row.shape is not None and row.dtype is None}
         if sizes:
-            self.warnings.append(
-                f"bytes of unknown number formats are not counted: {', '.join(map(str, sizes))}"
-            )
+            self.warnings.append(f"bytes of unknown number formats are not counted: {', '.join(map(str, sizes))}")
 
 
 def _exchanged_rows(row: Row) -> int:

@@ -17,9 +17,7 @@ from stepcast.units import MIB
 # A call prints one line per GPU: ``[0] NVIDIA A40 | 48'C,   0 % |  8745 / 46068 MB |``. gpustat's MB are
 # MiB: it divides NVML's bytes by 1024 x 1024 (gpustat/core.py).
 
-GPU = re.compile(
-    r"^\[([0-9]{1,4})\] [^|\n]*\|[^|\n]*\| *([0-9]{1,9}) */ *([0-9]{1,9}) MB", re.MULTILINE | re.ASCII
-)
+GPU = re.compile(r"^\[([0-9]{1,4})\] [^|\n]*\|[^|\n]*\| *([0-9]{1,9}) */ *([0-9]{1,9}) MB", re.MULTILINE | re.ASCII)
 
 
 def looks_like(head: str) -> bool:
@@ -79,9 +77,7 @@ def lengths_beside(path: str) -> tuple[float, ...]:
     except FormatError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(
-            f'is no list of lengths ({error}); expected {{"S": [88, 109, ...]}}', file
-        ) from None
+        raise FormatError(f'is no list of lengths ({error}); expected {{"S": [88, 109, ...]}}', file) from None
     if not all(0 < length < 1e9 for length in lengths):
         raise FormatError("has a length that is not above zero", file)
     return lengths

@@ -188,9 +188,7 @@ ONCE = {
     "tp": re.compile(r"> TP: +([0-9]{1,9})(?![0-9])", re.ASCII),
     "dp": re.compile(r"> DP: +([0-9]{1,9})(?![0-9])", re.ASCII),
     "pp": re.compile(r"> PP: +([0-9]{1,9})(?![0-9])", re.ASCII),
-    "parameters": re.compile(
-        r"> Total parameters in model: +([0-9]{1,3}(?:,[0-9]{3}){0,5})(?![0-9,])", re.ASCII
-    ),
+    "parameters": re.compile(r"> Total parameters in model: +([0-9]{1,3}(?:,[0-9]{3}){0,5})(?![0-9,])", re.ASCII),
     "data_size": re.compile(r"data_size=([0-9]{1,12})", re.ASCII),
     # Printed with --debug-batch: the samples that all ranks of the first stage took in a step.
     "taken": re.compile(
@@ -354,9 +352,7 @@ def doubts(tokens: Tokens, steps: npt.NDArray[np.int64], attribution: Attributio
     if attribution.orphans:
         warnings.append(f"{attribution.orphans} layer records belong to no report and are left out")
     if attribution.ambiguous:
-        warnings.append(
-            f"{attribution.ambiguous} glued records could be of several ranks of one stage; taken in order"
-        )
+        warnings.append(f"{attribution.ambiguous} glued records could be of several ranks of one stage; taken in order")
     if not blocks:
         return [*warnings, "no layer times are printed"]
     found = np.bincount(attribution.block_of[attribution.block_of >= 0], minlength=blocks)

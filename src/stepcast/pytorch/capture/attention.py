@@ -18,8 +18,7 @@ def attention_operators() -> Any:
 
     library = torch.library.Library(NAMESPACE, "DEF")
     library.define(
-        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) "
-        "-> (Tensor, Tensor)"
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) -> (Tensor, Tensor)"
     )
     library.define(
         "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, "
@@ -48,9 +47,7 @@ def attention_operators() -> Any:
 
     def gradients(context: Any, grad: Any, _: Any) -> Any:
         query, key, value, mask, out, sums = context.saved_tensors
-        found = torch.ops.stepcast.attention_backward(
-            grad, query, key, value, mask, out, sums, *context.options
-        )
+        found = torch.ops.stepcast.attention_backward(grad, query, key, value, mask, out, sums, *context.options)
         return (*found, None, None, None)
 
     torch.library.register_autograd(f"{NAMESPACE}::attention", gradients, setup_context=keep, lib=library)

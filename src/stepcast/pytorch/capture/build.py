@@ -55,9 +55,7 @@ def captured(
     optimizer = Layer(str(Role.OPTIMIZER), _update(updates), role=Role.OPTIMIZER)
     body = _folded([layers[at] for at in kept])
     workload = Workload(
-        (Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ()),),
-        name=name,
-        source="captured",
+        (Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ()),), name=name, source="captured"
     )
     return Captured(
         workload=workload,

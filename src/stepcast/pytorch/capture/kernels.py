@@ -10,14 +10,7 @@ from functools import lru_cache
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
-from stepcast.ir.work import (
-    Attention,
-    Compute,
-    Elementwise,
-    ElementwiseKind,
-    GroupedMatmul,
-    Matmul,
-)
+from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.pytorch.capture.events import TF32, Event, Moment, Tensor
 from stepcast.pytorch.capture.layouts import as_aligned, laid_out
 from stepcast.pytorch.capture.library import Recurrent
@@ -54,15 +47,7 @@ KINDS: dict[str, ElementwiseKind] = {
 # Rows taken out of a table that is not read whole.
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 # Values written into something that is otherwise as it was.
-WRITES_INTO = (
-    "index_put",
-    "_index_put_impl",
-    "index_add",
-    "scatter",
-    "scatter_add",
-    "index_copy",
-    "scatter_reduce",
-)
+WRITES_INTO = ("index_put", "_index_put_impl", "index_add", "scatter", "scatter_add", "index_copy", "scatter_reduce")
 ADDS_UP = ("index_put", "_index_put_impl", "index_add", "scatter_add")
 SUMS = ("sum", "mean")
 # Kernels of PyTorch's TensorIterator: one output for as many inputs, element by element.
@@ -159,9 +144,7 @@ def _linear(
     return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, dtype),)
 
 
-def _grouped(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
-) -> tuple[Compute, ...]:
+def _grouped(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
     left, right, out = reads[0], reads[1], writes[0]
     dtype = _dtype(left)
     if len(right.shape) == 3:
@@ -256,9 +239,7 @@ def _recurrent(
     return tuple(works)
 
 
-def _cross_entropy(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
-) -> tuple[Compute, ...]:
+def _cross_entropy(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
     return (_over(K.CROSS_ENTROPY, writes[0], ENTROPY_READS * _bytes(reads[0]), _bytes(writes[0])),)
 
 
@@ -269,9 +250,7 @@ def _cross_entropy_backward(
     return (_over(K.CROSS_ENTROPY, writes[0], read, _bytes(writes[0]), backward=True),)
 
 
-def _filled(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
-) -> tuple[Compute, ...]:
+def _filled(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
     return (_over(K.FILL, writes[0], 0.0, _bytes(writes[0])),)
 
 
@@ -335,9 +314,7 @@ def _listed(
     return (Elementwise(kind, 1, elements, read, write, dtype=DType.FP32),)
 
 
-def _streamed(
-    name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], backward: bool
-) -> tuple[Compute, ...]:
+def _streamed(name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], backward: bool) -> tuple[Compute, ...]:
     plain, inplace = name.rstrip("_") if name.endswith("_") else name, name.endswith("_")
     out = reads[:1] if inplace else writes
     if plain in WRITES_INTO:
@@ -391,9 +368,7 @@ def _written_into(plain: str, reads: tuple[Tensor, ...], target: Tensor) -> Comp
 GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.GROUP_NORM, K.DROPOUT)
 
 
-def _over(
-    kind: ElementwiseKind, tensor: Tensor, read: float, write: float, backward: bool = False
-) -> Elementwise:
+def _over(kind: ElementwiseKind, tensor: Tensor, read: float, write: float, backward: bool = False) -> Elementwise:
     columns = max(1, tensor.shape[-1] if tensor.shape else 1)
     rows = max(1, tensor.numel // columns)
     return Elementwise(kind, rows, columns, read, write, backward, _dtype(tensor))

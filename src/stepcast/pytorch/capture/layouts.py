@@ -38,9 +38,7 @@ def laid_out(kind: ElementwiseKind, tensors: tuple[Tensor, ...], mixed: bool) ->
 def _steps(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of *tensor* along *shape*: none where it is repeated, or where there is one element."""
     missing = len(shape) - len(tensor.shape)
-    own = [0] * missing + [
-        stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride, strict=True)
-    ]
+    own = [0] * missing + [stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride, strict=True)]
     return tuple(stride if size > 1 else 0 for size, stride in zip(shape, own, strict=True))
 
 

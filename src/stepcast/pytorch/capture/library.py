@@ -43,9 +43,7 @@ def define_operators() -> Any:
     """Define the operators once, forward and backward."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define("rms_norm(Tensor input, Tensor? weight) -> (Tensor, Tensor)")
-    library.define(
-        "rms_norm_backward(Tensor grad, Tensor input, Tensor sums, Tensor? weight) -> (Tensor, Tensor)"
-    )
+    library.define("rms_norm_backward(Tensor grad, Tensor input, Tensor sums, Tensor? weight) -> (Tensor, Tensor)")
     library.define("recurrent(Tensor input, Tensor[] states, Tensor[] weights, int[] sizes) -> Tensor[]")
     library.define(
         "recurrent_backward(Tensor grad, Tensor input, Tensor out, Tensor reserve, Tensor[] states, "
@@ -66,9 +64,7 @@ def define_operators() -> Any:
         reserve = (own.saved * own.layers * own.hidden - own.width) * own.directions * rows
         return [out, input.new_empty(max(0, reserve)), *(torch.empty_like(each) for each in states)]
 
-    def recurrent_backward(
-        grad: Any, input: Any, out: Any, reserve: Any, states: Any, weights: Any, sizes: Any
-    ) -> Any:
+    def recurrent_backward(grad: Any, input: Any, out: Any, reserve: Any, states: Any, weights: Any, sizes: Any) -> Any:
         own = Recurrent(*sizes)
         rows = math.prod(input.shape[:-1])
         scratch = input.new_empty(GATE_GRADIENTS * own.gates * own.hidden * own.directions * rows)
@@ -132,7 +128,5 @@ def recurrent_net(name: str, *args: Any) -> Any:
     own = list(states) if isinstance(states, list | tuple) else [states]
     hidden = weights[0].shape[0] // gates
     projected = own[0].shape[-1] if own[0].shape[-1] != hidden else 0
-    numbers = Recurrent(
-        gates, saved, steps, batch, data.shape[-1], hidden, layers, 2 if both else 1, projected
-    )
+    numbers = Recurrent(gates, saved, steps, batch, data.shape[-1], hidden, layers, 2 if both else 1, projected)
     return _RecurrentNet.apply(numbers, len(own), data, *own, *weights)

@@ -37,9 +37,7 @@ class Placed(TorchFunctionMode):  # type: ignore[misc]
         functional = torch.nn.functional
         functional.scaled_dot_product_attention, functional.dropout = _ATTENTION, _DROPOUT
 
-    def _attention(
-        self, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _attention(self, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         query, key, value = self.casts.narrow((query, key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = self._added(attn_mask, query.dtype)

@@ -147,9 +147,7 @@ def _sized(keys: dict[str, Any], path: str, sizes: str) -> dict[str, Any]:
         name, _, value = part.partition("=")
         known = [each for each in (LAYERS if name == "layers" else (name,)) if each in keys]
         if not known or not value.isdigit():
-            raise CaptureError(
-                f"{path}: {part!r} is no size of it; expected layers=8, or a key of the config"
-            )
+            raise CaptureError(f"{path}: {part!r} is no size of it; expected layers=8, or a key of the config")
         changed[known[0]] = int(value)
         if name == "layers" and isinstance(keys.get("layer_types"), list):
             changed["layer_types"] = keys["layer_types"][: int(value)]
@@ -256,9 +254,7 @@ def _called(what: str, asked: Asked) -> Program:
         **({} if inputs is None else dict.fromkeys({"batch", "seq"} - set(taken), "inputs")),
     }
     for option in sorted(asked.given & set(fixed)):
-        raise CaptureError(
-            f"--{option.replace('_', '-')} has no effect: {what} returns its own {fixed[option]}"
-        )
+        raise CaptureError(f"--{option.replace('_', '-')} has no effect: {what} returns its own {fixed[option]}")
     batch, seq = asked.batch, asked.seq
     if inputs is None:
         inputs = (numbers(batch, seq),)

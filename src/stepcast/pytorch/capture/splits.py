@@ -134,13 +134,7 @@ def _pass(event: Event, at: int, one: Region, learnt: set[int], region_of: dict[
         one.legal = False
     for read in event.reads:
         strange = read.storage in learnt and read.storage not in one.storages and region_of
-        if (
-            strange
-            and read.numel > 1
-            and read.shape[-1:]
-            and read.shape[-1] in one.widths
-            and len(read.shape) > 1
-        ):
+        if strange and read.numel > 1 and read.shape[-1:] and read.shape[-1] in one.widths and len(read.shape) > 1:
             one.legal = False  # something of full width that another way made, as a residual
     if any(work.kind in REDUCES for work in elementwise):
         one.reduced.update(each.shape[-1] for each in event.reads if each.shape)
@@ -159,9 +153,7 @@ def _forward(trace: Trace, region: Region, weights: set[int], found: Splits) -> 
         found.shared.add(_weight(trace.events[at]))
     for at in region.inside:
         event = trace.events[at]
-        found.letters[at] = (
-            "h" if event.name == "attention" else "b" if event.name in ("bmm", "baddbmm") else "e"
-        )
+        found.letters[at] = "h" if event.name == "attention" else "b" if event.name in ("bmm", "baddbmm") else "e"
         found.shared.update(_parameters(event, weights & _vectors(event)))
     found.shared |= region.storages
 

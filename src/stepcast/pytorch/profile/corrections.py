@@ -61,9 +61,7 @@ def fit_energies(cases: Sequence[Case], points: Points, gpu: Gpu, fit: ComputeFi
     return found
 
 
-def fit_classes(
-    cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit
-) -> tuple[Fitted, ...]:
+def fit_classes(cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit) -> tuple[Fitted, ...]:
     """A correction for every class with enough points."""
     classes: dict[str, list[Case]] = {}
     for case in cases:
@@ -96,9 +94,7 @@ def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: b
     try:
         correction = replace(correction, spread=min(spread, PLAUSIBLE["spread"][1])).checked()
     except CalibrationError as error:
-        raise CalibrationError(
-            f"class {kind!r}: {error}; are its times in the unit their file says?"
-        ) from None
+        raise CalibrationError(f"class {kind!r}: {error}; are its times in the unit their file says?") from None
     return Fitted(
         kind,
         int(predicted.size),

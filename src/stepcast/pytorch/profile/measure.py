@@ -124,16 +124,10 @@ def to_toml(document: Document, verb: str = "profile") -> str:
     lines += _section("power", {name: _number(value) for name, value in document.power.items()})
     lines += _section("launch", {name: _number(value) for name, value in document.launch.items()})
     for row in document.collectives:
-        values = {
-            key: _text(value) if isinstance(value, str) else _number(value) for key, value in row.items()
-        }
+        values = {key: _text(value) if isinstance(value, str) else _number(value) for key, value in row.items()}
         lines += ["", "[[collective]]", *(f"{key} = {value}" for key, value in values.items())]
-    lines += _section(
-        "points", {_text(name): _number(value) for name, value in document.points.seconds.items()}
-    )
-    lines += _section(
-        "sustained", {_text(name): _number(value) for name, value in document.points.sustained.items()}
-    )
+    lines += _section("points", {_text(name): _number(value) for name, value in document.points.seconds.items()})
+    lines += _section("sustained", {_text(name): _number(value) for name, value in document.points.sustained.items()})
     lines += _section("failed", {_text(name): _text(why) for name, why in document.points.failed.items()})
     return "\n".join(lines) + "\n"
 
@@ -159,17 +153,14 @@ def read_document(text: str, where: str) -> Document:
                 for kind, entry in table.get("class", {}).items()
             },
             launch={
-                name: int(value) if name == LOOKS else float(value)
-                for name, value in table.get("launch", {}).items()
+                name: int(value) if name == LOOKS else float(value) for name, value in table.get("launch", {}).items()
             },
             collectives=tuple(table.get("collective", ())),
             power={name: float(value) for name, value in table.get("power", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CalibrationError(
-            f"{where}: {problem}; expected a file that 'stepcast profile' wrote, or none"
-        ) from None
+        raise CalibrationError(f"{where}: {problem}; expected a file that 'stepcast profile' wrote, or none") from None
 
 
 def _text(value: str) -> str:

@@ -41,9 +41,7 @@ def load_torch() -> Any:
             "run it where both are, and use the file it writes anywhere"
         ) from None
     if not torch.cuda.is_available():
-        raise NoGpuError(
-            "PyTorch finds no CUDA GPU here; run profile on the machine whose GPU it is to measure"
-        )
+        raise NoGpuError("PyTorch finds no CUDA GPU here; run profile on the machine whose GPU it is to measure")
     return torch
 
 
@@ -172,17 +170,12 @@ class TorchBackend:
                 self._random(work.n, work.k, dtype=work.dtype),
             )
             one = torch.ones((), device="cuda")
-            return partial(
-                torch._scaled_mm, rows, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
-            )
+            return partial(torch._scaled_mm, rows, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         torch.backends.cuda.matmul.allow_tf32 = work.dtype is DType.TF32
         if work.batch > 1:
             left = self._random(work.batch, work.m, work.k, dtype=work.dtype)
             return partial(torch.bmm, left, self._random(work.batch, work.k, work.n, dtype=work.dtype))
-        rows, weight = (
-            self._random(work.m, work.k, dtype=work.dtype),
-            self._random(work.n, work.k, dtype=work.dtype),
-        )
+        rows, weight = (self._random(work.m, work.k, dtype=work.dtype), self._random(work.n, work.k, dtype=work.dtype))
         return partial(torch.nn.functional.linear, rows, weight)
 
     def _grouped(self, work: GroupedMatmul) -> Call:

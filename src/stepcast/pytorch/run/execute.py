@@ -337,9 +337,7 @@ class Executor:
         direction = "backward" if backward else "forward"
         self._rows.append(("pp", f"{direction} {way}", begin, self.clock.end(), micro_batch, None))
 
-    def _run(
-        self, layers: Sequence[Layer] | Iterator[Layer], phases: Sequence[Phase], micro_batch: int
-    ) -> None:
+    def _run(self, layers: Sequence[Layer] | Iterator[Layer], phases: Sequence[Phase], micro_batch: int) -> None:
         for layer in layers:
             for phase in phases:
                 for op in layer.ops(phase):

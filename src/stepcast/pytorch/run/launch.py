@@ -8,15 +8,7 @@ from typing import Any
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective
 from stepcast.pytorch.load import load_torch
-from stepcast.pytorch.run.execute import (
-    Distributed,
-    Executor,
-    GpuClock,
-    HostClock,
-    NoExchange,
-    Record,
-    RunPlan,
-)
+from stepcast.pytorch.run.execute import Distributed, Executor, GpuClock, HostClock, NoExchange, Record, RunPlan
 from stepcast.pytorch.run.operators import Operators
 
 WAIT_S = 120
@@ -42,8 +34,7 @@ def run_here(plan: RunPlan, device: str) -> list[Record]:
     context = torch.multiprocessing.get_context("spawn")
     answers, port = context.Queue(), _free_port()
     workers = [
-        context.Process(target=_worker, args=(plan, rank, port, device, answers), daemon=True)
-        for rank in range(ranks)
+        context.Process(target=_worker, args=(plan, rank, port, device, answers), daemon=True) for rank in range(ranks)
     ]
     for worker in workers:
         worker.start()
@@ -134,8 +125,7 @@ def _without_marks(records: list[Record], plain_s: list[float], steps: int) -> l
     """*records* less what marking an op takes, so that they sum to steps that were not marked."""
     per_step = len(records) // steps
     marked_s = statistics.median(
-        max(row.start_s + row.duration_s for row in records[at * per_step : (at + 1) * per_step])
-        for at in range(steps)
+        max(row.start_s + row.duration_s for row in records[at * per_step : (at + 1) * per_step]) for at in range(steps)
     )
     each_s = max(0.0, marked_s - statistics.median(plain_s)) / max(1, per_step)
     return [row._replace(duration_s=max(0.0, row.duration_s - each_s)) for row in records]

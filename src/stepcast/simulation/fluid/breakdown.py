@@ -99,9 +99,7 @@ def _busy_s(tasks: IntArray, times: Times, gaps: _Gaps) -> FloatArray:
     return np.asarray(until - since, np.float64)
 
 
-def _message_waits_s(
-    times: Times, waits: Pairs, rank_of: IntArray, lane_of: IntArray, step: Step
-) -> FloatArray:
+def _message_waits_s(times: Times, waits: Pairs, rank_of: IntArray, lane_of: IntArray, step: Step) -> FloatArray:
     """For each task that computes how long its stage did not because a message to it was under way."""
     sent, waiting = waits
     messages = (lane_of >= 1) & (lane_of <= len(step.lanes.messages))

@@ -119,9 +119,7 @@ def key_of(now: Any, link: int, near: float) -> Any:
     return NEVER if level * (1 - near) <= fair <= level * (1 + near) else fair
 
 
-def look_at(
-    net: Any, now: Any, scratch: Any, flow: int, but: int, below: float, near: float, size: int
-) -> int:
+def look_at(net: Any, now: Any, scratch: Any, flow: int, but: int, below: float, near: float, size: int) -> int:
     """The links of *flow*, all *but* one, into the heap or forward in it, if they come *below* a level."""
     for entry in range(net.first[flow], net.first[flow + 1]):
         link = net.link[entry]

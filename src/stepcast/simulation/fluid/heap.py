@@ -31,9 +31,7 @@ def drop(keys: Any, items: Any, size: int) -> None:
         if child >= last:
             break
         right = child + 1
-        if right < last and (
-            keys[right] < keys[child] or (keys[right] == keys[child] and items[right] < items[child])
-        ):
+        if right < last and (keys[right] < keys[child] or (keys[right] == keys[child] and items[right] < items[child])):
             child = right
         if key < keys[child] or (key == keys[child] and item <= items[child]):
             break

@@ -12,16 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from stepcast.simulation.fluid import filling, heap
-from stepcast.simulation.fluid.filling import (
-    BOUND,
-    EXACT,
-    LEVEL,
-    PER_FLOW,
-    collect,
-    enter,
-    leave,
-    solve,
-)
+from stepcast.simulation.fluid.filling import BOUND, EXACT, LEVEL, PER_FLOW, collect, enter, leave, solve
 from stepcast.simulation.fluid.heap import NEVER, drop, push
 
 TICK_S = 2.0**-46
@@ -54,13 +45,7 @@ def ended(work: Any, state: Any, task: int) -> None:
             state.missing[following] -= 1
             if state.missing[following] == 0:
                 if work.kind[following] >= 0:
-                    push(
-                        state.begin_s,
-                        state.begin_task,
-                        counts[STARTS],
-                        state.start_s[following],
-                        following,
-                    )
+                    push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[following], following)
                     counts[STARTS] += 1
                     counts[COMING] += 1
                 else:

@@ -185,9 +185,7 @@ def _compiled() -> SimpleNamespace | None:
 
         return call
 
-    return SimpleNamespace(
-        **{each.__name__: named(each.__name__) for each in kernel.FUNCTIONS}, compiled=True
-    )
+    return SimpleNamespace(**{each.__name__: named(each.__name__) for each in kernel.FUNCTIONS}, compiled=True)
 
 
 def _bound(functions: Sequence[FunctionType], compile_: Callable[[FunctionType], Function]) -> dict[str, Any]:
@@ -212,9 +210,7 @@ def _changed(file: str) -> tuple[int, str]:
         return 0, file
 
 
-def rates(
-    links: Links, flows: FlowSet, alone_s: FloatArray | None = None, compiled: bool | None = None
-) -> FloatArray:
+def rates(links: Links, flows: FlowSet, alone_s: FloatArray | None = None, compiled: bool | None = None) -> FloatArray:
     """The share of its bytes that each flow moves per second while all are under way.
 
     None is faster than it takes *alone_s*; without that its links alone bound it.
@@ -226,9 +222,7 @@ def rates(
     kernel = kernel_of(compiled)
     now, scratch = now_of(net, bound), scratch_of(net)
     kernel.fill(net, now, scratch)
-    found: FloatArray = np.divide(
-        now.flows[LEVEL::PER_FLOW], amount, out=np.full(len(flows), np.inf), where=amount > 0
-    )
+    found: FloatArray = np.divide(now.flows[LEVEL::PER_FLOW], amount, out=np.full(len(flows), np.inf), where=amount > 0)
     return found
 
 
@@ -238,13 +232,7 @@ def net_of(links: Links, flows: FlowSet) -> Net:
     use = flows.bytes_on * (flows.weight / np.where(most > 0, most, 1.0))[flows.flow]
     kept = use > 0
     first = np.concatenate([[0], np.cumsum(np.bincount(flows.flow[kept], minlength=len(flows)))])
-    return Net(
-        first.astype(np.int64),
-        flows.link[kept],
-        flows.flow[kept],
-        use[kept],
-        links.capacity_bytes_per_s,
-    )
+    return Net(first.astype(np.int64), flows.link[kept], flows.flow[kept], use[kept], links.capacity_bytes_per_s)
 
 
 def busiest_bytes(flows: FlowSet) -> FloatArray:

@@ -30,9 +30,7 @@ def binned(
     head = np.where(inside, to_s - from_s, (first + 1) * width_s - from_s)
     tail = np.where(inside, 0.0, to_s - last * width_s)
     size = rows * bins
-    total = np.bincount(row * bins + first, rate * head, size) + np.bincount(
-        row * bins + last, rate * tail, size
-    )
+    total = np.bincount(row * bins + first, rate * head, size) + np.bincount(row * bins + last, rate * tail, size)
     change = np.zeros(rows * (bins + 1))
     long = ~inside
     np.add.at(change, row[long] * (bins + 1) + first[long] + 1, rate[long] * width_s)
@@ -166,12 +164,7 @@ class Observed:
         run, traffic = self.run, self.run.shared.traffic
         classes, found = traffic.classes, run.found
         total = binned(
-            run.system.class_of[found.flow],
-            found.from_s,
-            found.to_s,
-            found.level,
-            len(classes.amount),
-            self.edges_s,
+            run.system.class_of[found.flow], found.from_s, found.to_s, found.level, len(classes.amount), self.edges_s
         )
         of_set, from_s, to_s, pace = self._unhindered
         if len(of_set):
@@ -279,9 +272,7 @@ class Observed:
         use[flow[entries]] = bytes_on[entries] / classes.amount[flow[entries]]
         takes = use[run.system.class_of[found.flow]] * found.level
         of_set, from_s, to_s, pace = self._unhindered
-        bytes_of_set = np.bincount(
-            classes.set_of[flow[entries]], bytes_on[entries], len(run.shared.traffic.sets)
-        )
+        bytes_of_set = np.bincount(classes.set_of[flow[entries]], bytes_on[entries], len(run.shared.traffic.sets))
         takes = np.concatenate([takes, bytes_of_set[of_set] * pace])
         mine = takes > 0
         starts = np.concatenate([found.from_s, from_s])[mine]

@@ -9,17 +9,7 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import FlowError, FlowSet, Links
 from stepcast.simulation.fluid import kernel as codes
-from stepcast.simulation.fluid.maxmin import (
-    Log,
-    Net,
-    State,
-    Work,
-    busiest_bytes,
-    kernel_of,
-    net_of,
-    now_of,
-    scratch_of,
-)
+from stepcast.simulation.fluid.maxmin import Log, Net, State, Work, busiest_bytes, kernel_of, net_of, now_of, scratch_of
 
 COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
 

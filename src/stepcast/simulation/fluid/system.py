@@ -38,9 +38,7 @@ class Alike(NamedTuple):
 def alike(links: Links, flows: FlowSet, begins: IntArray) -> Alike:
     """Classes of *flows*, where those with the same number in *begins* begin together."""
     mantissa, exponent = np.frexp(flows.bytes_on)
-    bytes_seen = _mixed(
-        np.rint(mantissa * 2.0**DIGITS).astype(np.uint64) + _mixed(exponent.astype(np.uint64))
-    )
+    bytes_seen = _mixed(np.rint(mantissa * 2.0**DIGITS).astype(np.uint64) + _mixed(exponent.astype(np.uint64)))
     by_link = np.argsort(flows.link, kind="stable")
     used, link_first = np.unique(flows.link[by_link], return_index=True)
     full = np.flatnonzero(np.diff(flows.first))
@@ -194,9 +192,7 @@ def system_of(traffic: Traffic) -> System:
         capacity=classes.capacity[links_kept],
     )
     sizes = np.bincount(classes.set_of[flows_kept], minlength=len(traffic.sets))
-    flows = Flows(
-        net, amount, one_by_one(sizes.tolist()), traffic.kind_set, traffic.kind_alone_s, traffic.kind_scale
-    )
+    flows = Flows(net, amount, one_by_one(sizes.tolist()), traffic.kind_set, traffic.kind_alone_s, traffic.kind_scale)
     return System(flows, np.flatnonzero(~shared[traffic.kind_set]), flows_kept)
 
 

@@ -37,10 +37,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     size = group_size(stages, micro_batches, group)
     forward = _in_groups(F, micro_batches, range(chunks), size)
     backward = _in_groups(B, micro_batches, range(chunks - 1, -1, -1), size)
-    orders = (
-        _alternate(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * size)
-        for stage in range(stages)
-    )
+    orders = (_alternate(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * size) for stage in range(stages))
     return Schedule("interleaved", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
 
 

@@ -51,8 +51,7 @@ def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """
     full = max(micro_batches, 2 * stages - 1)
     orders = (
-        tuple(slot for slot in _vee(stages, full, stage) if slot.micro_batch < micro_batches)
-        for stage in range(stages)
+        tuple(slot for slot in _vee(stages, full, stage) if slot.micro_batch < micro_batches) for stage in range(stages)
     )
     return Schedule("zb-v", stages, micro_batches, chunks, Placement.V, tuple(orders))
 

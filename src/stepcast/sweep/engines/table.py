@@ -40,7 +40,5 @@ def load_engine(name: str) -> Engine:
     except ImportError as error:
         if not extra:
             raise
-        raise ValueError(
-            f"--engine {name} needs the package {error.name}: pip install 'stepcast[{extra}]'"
-        ) from None
+        raise ValueError(f"--engine {name} needs the package {error.name}: pip install 'stepcast[{extra}]'") from None
     return run

@@ -17,14 +17,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB
 from stepcast.validate import residual
-from stepcast.validate.published.rows import (
-    CORRECTED,
-    LEFT_OUT,
-    NotComparableError,
-    Record,
-    corrected,
-    corrections,
-)
+from stepcast.validate.published.rows import CORRECTED, LEFT_OUT, NotComparableError, Record, corrected, corrections
 from stepcast.validate.published.setup import Setup, completed, setup_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each, error_figures
 
@@ -150,11 +143,7 @@ def measured_step_s(setup: Setup) -> float:
         flops_per_gpu = run.utilisation * setup.cluster.gpu.matrix_peak_flops(DType.BF16)
     if flops_per_gpu is not None:
         flops = model_flops(
-            setup.model,
-            strategy.seq,
-            run.global_batch,
-            causal=run.counts_causal,
-            lora_rank=strategy.lora_rank,
+            setup.model, strategy.seq, run.global_batch, causal=run.counts_causal, lora_rank=strategy.lora_rank
         )
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more

@@ -68,9 +68,7 @@ def corrected(records: Iterable[Record], known: Iterable[Correction]) -> Iterato
 @lru_cache(maxsize=1)
 def corrections() -> tuple[Correction, ...]:
     """Those that ship with the package."""
-    return parse(
-        files("stepcast").joinpath("data/corrections/training_runs.toml").read_text(encoding="utf-8")
-    )
+    return parse(files("stepcast").joinpath("data/corrections/training_runs.toml").read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> tuple[Correction, ...]:
@@ -83,9 +81,7 @@ def _correction(entry: Mapping[str, object]) -> Correction:
             raise CorrectionError(f"a correction of {entry.get('source', '?')!r} has no {needed}")
     rows, when, change = entry.get("rows", []), entry.get("when", {}), entry["change"]
     if not (rows or when):
-        raise CorrectionError(
-            f"a correction of {entry['source']!r} needs rows or when: which rows it is about"
-        )
+        raise CorrectionError(f"a correction of {entry['source']!r} needs rows or when: which rows it is about")
     assert isinstance(rows, list)
     assert isinstance(when, dict)
     assert isinstance(change, dict)
@@ -117,11 +113,7 @@ NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "glob
 
 
 # Column -> field of an Overlap.
-OVERLAPS = {
-    "tp_comm_overlap": "tensor",
-    "overlap_grad_reduce": "gradients",
-    "overlap_param_gather": "parameters",
-}
+OVERLAPS = {"tp_comm_overlap": "tensor", "overlap_grad_reduce": "gradients", "overlap_param_gather": "parameters"}
 
 
 class NotComparableError(ValueError):
@@ -208,9 +200,7 @@ def run_of(record: Mapping[str, str | None]) -> PublishedRun:
     if missing:
         raise NotComparableError(f"{missing[0]} is not published")
     if _text(record, "status") == LEFT_OUT:
-        raise NotComparableError(
-            f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}"
-        )
+        raise NotComparableError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
     tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
     return PublishedRun(
         name=_text(record, "id"),
@@ -251,9 +241,7 @@ def run_of(record: Mapping[str, str | None]) -> PublishedRun:
         lora_rank=_count(record, "lora_rank"),
         fp8_parameters=_flag(record, "fp8_params"),
         graphs=_text(record, "cuda_graphs"),
-        overlapped={
-            name: on for column, name in OVERLAPS.items() if (on := _flag(record, column)) is not None
-        },
+        overlapped={name: on for column, name in OVERLAPS.items() if (on := _flag(record, column)) is not None},
         flags=tuple(_text(record, "flags").split()),
         logged_by_first=bool(_text(record, "bench")),
         corrected=_text(record, CORRECTED),
