@@ -20,7 +20,7 @@ from benchmarks.timing import best_of
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.messages import Phase
+from stepcast.simulation.messages import SlotKind
 from stepcast.simulation.pieces import Segment, TimedOp
 from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.schedules.table import make_schedule
@@ -31,12 +31,12 @@ STAGES, CHUNKS, OPS = 16, 2, 40
 SIZES = (100_000, 1_000_000, 10_000_000, 100_000_000)
 
 
-def stage_segments() -> Callable[[int, tuple[Phase, ...]], Segment]:
+def stage_segments() -> Callable[[int, tuple[SlotKind, ...]], Segment]:
     """40 compute ops, each followed by a communication op that the next but one compute op waits for."""
     rng = np.random.default_rng(7)
-    made: dict[tuple[int, Phase], Segment] = {}
+    made: dict[tuple[int, SlotKind], Segment] = {}
 
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment_of(stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         key = stage, phases[0]._replace(first=False, last=False)
         if key not in made:
             seconds = rng.uniform(50e-6, 500e-6, 2 * OPS).tolist()

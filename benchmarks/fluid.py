@@ -23,7 +23,7 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import FlowSet, Links
-from stepcast.simulation.fluid.run import Found, Precision, transfers
+from stepcast.simulation.fluid.run import FluidTimes, Precision, transfers
 
 PYTHON = os.environ.get("SIMGRID_PYTHON", "/usr/bin/python3")
 ORACLE = Path(__file__).parents[1] / "tools" / "simgrid_flows.py"
@@ -61,7 +61,7 @@ def drawn(count: int, hosts: int, seed: int = 1) -> tuple[FlowSet, IntArray, Int
     return flows, path, source, target, size
 
 
-def timed(links: Links, flows: FlowSet, start_s: FloatArray | None = None) -> tuple[float, Found]:
+def timed(links: Links, flows: FlowSet, start_s: FloatArray | None = None) -> tuple[float, FluidTimes]:
     began = time.process_time()
     found = transfers(links, flows, start_s, compiled=True)
     return time.process_time() - began, found

@@ -26,7 +26,7 @@ from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import search_parts
-from stepcast.searching.result import Part
+from stepcast.searching.result import SpacePart
 from stepcast.searching.space import Axes, space_of
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import records_of
@@ -148,7 +148,9 @@ def compare(choice: Choice) -> None:
     axes = replace(axes, **choice.near)
     common = {each.name: getattr(theirs, each.name) for each in fields(theirs) if each.name not in SEARCHED}
     space = space_of(model, axes, theirs.global_batch, theirs.seq, cluster.domain_gpus, common)
-    found = search_parts([Part(space, choice.framework, np.arange(len(space)))], cluster, top=1, looks_around=False)
+    found = search_parts(
+        [SpacePart(space, choice.framework, np.arange(len(space)))], cluster, top=1, looks_around=False
+    )
     best = found.best[0]
     report = predict(model, cluster, best.strategy, choice.framework).report
     ratio = priced.step_s / best.step_s

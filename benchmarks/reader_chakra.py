@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited, number_field, varint
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
@@ -42,18 +42,18 @@ def converted_node(index: int) -> bytes:
     collective = index % 20 == 0
     io = bytes_field(1, b"[[5, 6, 0, 4194304, 2, 'cuda:0']]") + bytes_field(2, b"[[2048, 2048]]")
     values = [
-        attribute("rf_id", Kind.INT64, index),
-        attribute("fw_parent", Kind.INT64, 0),
-        attribute("seq_id", Kind.INT64, index // 3),
-        attribute("scope", Kind.INT64, 7),
-        attribute("tid", Kind.INT64, 1),
-        attribute("fw_tid", Kind.INT64, 0),
-        attribute("op_schema", Kind.STRING, ""),
-        attribute("is_cpu_op", Kind.BOOL, False),
-        attribute("stream", Kind.INT64, 20 if collective else 7),
+        attribute("rf_id", AttributeKind.INT64, index),
+        attribute("fw_parent", AttributeKind.INT64, 0),
+        attribute("seq_id", AttributeKind.INT64, index // 3),
+        attribute("scope", AttributeKind.INT64, 7),
+        attribute("tid", AttributeKind.INT64, 1),
+        attribute("fw_tid", AttributeKind.INT64, 0),
+        attribute("op_schema", AttributeKind.STRING, ""),
+        attribute("is_cpu_op", AttributeKind.BOOL, False),
+        attribute("stream", AttributeKind.INT64, 20 if collective else 7),
     ]
     if collective:
-        values += [attribute("comm_type", Kind.INT64, 0), attribute("comm_size", Kind.INT64, 8388608)]
+        values += [attribute("comm_type", AttributeKind.INT64, 0), attribute("comm_size", AttributeKind.INT64, 8388608)]
     name = b"ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if collective else b"sm90_xmma_gemm_bf16_%d" % (index % 50)
     return delimited(
         number_field(1, index)
@@ -71,7 +71,9 @@ def grow_converted(target_bytes: int, path: Path) -> None:
     """Write a trace of another program, of about *target_bytes*, at *path*."""
     written, index = 0, 1
     with path.open("wb") as trace:
-        written += trace.write(delimited(bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4"))))
+        written += trace.write(
+            delimited(bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4")))
+        )
         while written < target_bytes:
             written += trace.write(converted_node(index))
             index += 1

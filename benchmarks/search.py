@@ -23,7 +23,7 @@ from stepcast.ir.schedules import ScheduleKind
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import search_parts
 from stepcast.searching.bound import bounds
-from stepcast.searching.result import Counts, Found, Part
+from stepcast.searching.result import Counts, SimulatedCandidate, SpacePart
 from stepcast.searching.space import Axes, space_of
 from tests.searching.spaces import dense, experts, sharded
 
@@ -54,14 +54,14 @@ def run() -> None:
     model, cluster = load_model("gpt3-175b"), load_cluster("dgx-a100")
     told = [0]
 
-    def watch(counts: Counts, best: Found | None) -> None:
+    def watch(counts: Counts, best: SimulatedCandidate | None) -> None:
         if counts.simulated >= told[0] + 100 and best:
             told[0] = counts.simulated
             print(f"  {counts.simulated} simulated, best {best.step_s:.3f} s", flush=True)
 
     began, clock_s = _used_s(), time.monotonic()
     space = space_of(model, AXES, GLOBAL_BATCH, SEQ, cluster.domain_gpus)
-    part = Part(space, MEGATRON_CORE, np.arange(len(space)))
+    part = SpacePart(space, MEGATRON_CORE, np.arange(len(space)))
     found = search_parts([part], cluster, watch=watch, workers=workers, looks_around=False)
     own_s, others_s = (after - before for after, before in zip(_used_s(), began, strict=True))
     best, counts = found.best[0], found.counts
@@ -92,7 +92,7 @@ def exhaust() -> None:
     for made in (dense, experts, sharded):
         space, cluster, framework = made(wide=True)
         began = time.process_time()
-        found = search_parts([Part(space, framework, np.arange(len(space)))], cluster)
+        found = search_parts([SpacePart(space, framework, np.arange(len(space)))], cluster)
         took_s = time.process_time() - began
         rows = np.flatnonzero(np.isfinite(bounds(space, cluster, framework, cluster.gpu.memory_bytes).time_s))
         began, steps = time.process_time(), []

@@ -18,7 +18,7 @@ from stepcast.forecast.predict import predict_many
 from stepcast.ir.legality import check
 from stepcast.questions.settle import settle
 from stepcast.questions.spelling import build_question
-from stepcast.sweep.chunks import Answers, Chunk, Done
+from stepcast.sweep.chunks import Answers, Done, PointChunk
 from stepcast.sweep.run import sweep
 from stepcast.sweep.spec import Words, read_spec
 from stepcast.sweep.store import Store
@@ -120,7 +120,7 @@ def _chunks() -> None:
         for at in range(200):
             words: Words = {"tp": at}
             began = time.perf_counter()
-            store.add(Done(Chunk("predict", (at.to_bytes(16, "big"),), (words,)), [{"step_s": 1.0}], 0.0))
+            store.add(Done(PointChunk("predict", (at.to_bytes(16, "big"),), (words,)), [{"step_s": 1.0}], 0.0))
             chunk_s.append(time.perf_counter() - began)
     chunk_s.sort()
     print(f"a chunk into the store: {chunk_s[100] * 1e3:.2f} ms (median)")
@@ -137,7 +137,7 @@ def _read_back() -> None:
             )
             for first in range(0, MILLION, 10_000):
                 some = keys[first : first + 10_000]
-                chunk = Chunk("predict", tuple(some), tuple({} for _ in some))
+                chunk = PointChunk("predict", tuple(some), tuple({} for _ in some))
                 rows = [
                     {"step_s": 1.0 + at % 997, "mfu": (at % 89) / 100, "fits": at % 2, "memory_bytes": 1e9}
                     for at in range(len(some))

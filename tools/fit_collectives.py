@@ -18,7 +18,7 @@ from stepcast.units import MIB
 from stepcast.validate.collective_tables import (
     CONSTANTS,
     FILE,
-    Constant,
+    TableConstant,
     TableRow,
     changed_route,
     left_out,
@@ -113,7 +113,7 @@ def fit(tables: Sequence[Table], start: Values, rounds: int) -> dict[str, float]
     return values
 
 
-def trials(constant: Constant, value: float, step: float) -> list[float]:
+def trials(constant: TableConstant, value: float, step: float) -> list[float]:
     """A step either way, and what was published; shares stay at most 1."""
     most = 1.0 if max(constant.value, constant.published) <= 1 and "us" not in constant.name else np.inf
     tried = [value + step, value - step, constant.published]

@@ -16,17 +16,17 @@ from pathlib import Path
 from stepcast.frameworks.catalog import DATA
 from stepcast.ir.residual import Residual
 from stepcast.validate.residual import fitted
-from stepcast.validate.scoreboard import Row, columns
+from stepcast.validate.scoreboard import ScoredRow, columns
 
 FITTED_BY = "tools/fit_residual.py: median of measured over predicted in the sets published and mlperf"
 SOURCE = f'residual = "{FITTED_BY}"'
 TABLES = re.compile(r"^\[residual\.[^\]]*\]\n(?:[^\[\n][^\n]*\n)*\n?", re.MULTILINE)
 
 
-def rows_of(path: str) -> list[Row]:
+def rows_of(path: str) -> list[ScoredRow]:
     with open(path, newline="", encoding="utf-8") as file:
         return [
-            Row(
+            ScoredRow(
                 row["name"],
                 float(row["measured_s"]),
                 float(row["predicted_s"]),

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from stepcast.frameworks.catalog import load_framework as load_framework
     from stepcast.goodput.catalog import load_failures as load_failures
     from stepcast.goodput.operation import Operation as Operation
-    from stepcast.goodput.plan import Phase as Phase
     from stepcast.goodput.plan import Plan as Plan
+    from stepcast.goodput.plan import TrainingPhase as TrainingPhase
     from stepcast.hardware import Cluster as Cluster
     from stepcast.hardware import Place as Place
     from stepcast.hardware import load_cluster as load_cluster
@@ -73,12 +73,12 @@ PUBLIC = {
     "Model": ("stepcast.ir.model", "Model"),
     "Operation": ("stepcast.goodput.operation", "Operation"),
     "Options": ("stepcast.forecast.options", "Options"),
-    "Phase": ("stepcast.goodput.plan", "Phase"),
     "Place": ("stepcast.hardware", "Place"),
     "Plan": ("stepcast.goodput.plan", "Plan"),
     "Prediction": ("stepcast.forecast.prediction", "Prediction"),
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
+    "TrainingPhase": ("stepcast.goodput.plan", "TrainingPhase"),
     "Workload": ("stepcast.ir.workload", "Workload"),
     "analyze": ("stepcast.library", "analyze"),
     "compare": ("stepcast.library", "compare"),
@@ -97,9 +97,11 @@ PUBLIC = {
     "simulate": ("stepcast.forecast.simulate", "simulate"),
 }
 __all__ = ["__version__", *PUBLIC]
+FORMER_NAMES = {"Phase": "TrainingPhase"}
 
 
 def __getattr__(name: str) -> object:
+    name = FORMER_NAMES.get(name, name)
     if name in PUBLIC:
         from importlib import import_module
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepcast.forecast.options import Options
     from stepcast.forecast.prediction import Prediction
     from stepcast.goodput.operation import Operation
-    from stepcast.goodput.plan import Phase, Plan
+    from stepcast.goodput.plan import Plan, TrainingPhase
     from stepcast.hardware import Cluster
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
@@ -192,7 +192,7 @@ def search(
 
 
 def plan(
-    phases: "Sequence[Phase] | None" = None,
+    phases: "Sequence[TrainingPhase] | None" = None,
     operation: "Operation | None" = None,
     price_per_gpu_hour: float | None = None,
     pue: float = 1.0,

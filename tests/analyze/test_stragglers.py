@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepcast.analyze.stragglers import Stragglers
+from stepcast.analyze.stragglers import StragglerJob
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.stragglers import looks_like, read
@@ -19,7 +19,7 @@ TRACES = DATA / "stragglers"
 HEAD = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,mb_id,gmc\n"
 
 
-def job(slow: float = 1.0, replicas: int = 2, micro_batches: int = 3) -> Stragglers:
+def job(slow: float = 1.0, replicas: int = 2, micro_batches: int = 3) -> StragglerJob:
     """One stage of several replicas, whose gradients are summed; replica 0 computes *slow* times as long."""
     rows = []
     for step in (1, 2):
@@ -32,7 +32,7 @@ def job(slow: float = 1.0, replicas: int = 2, micro_batches: int = 3) -> Straggl
             end = 2 * micro_batches * max(slow, 1.0) + 0.5
             rows.append((replica, 0, replica, step, "grads-reduce-scatter", at, end - at, 0, 0, -1, -1))
     text = HEAD + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
-    return Stragglers(read(Source("job.csv", text.encode())))
+    return StragglerJob(read(Source("job.csv", text.encode())))
 
 
 def test_a_job_without_stragglers_is_not_slowed_down() -> None:
@@ -69,7 +69,7 @@ def test_a_transfer_is_what_follows_the_last_start() -> None:
 @needs_data("stragglers")
 @pytest.mark.parametrize("name", ["ST", "AR"])
 def test_published_answers(name: str) -> None:
-    found = Stragglers(read(Source(TRACES / f"trace-{name}.csv.gz")))
+    found = StragglerJob(read(Source(TRACES / f"trace-{name}.csv.gz")))
     expected = json.loads((TRACES / f"expected-{name}.json").read_text())
     result = expected["result"]
     assert found.slowdown == pytest.approx(result["blocking_slowdown"], rel=1e-5)
@@ -149,33 +149,33 @@ def interleaved(slow_stage: int | None = None, replicas: int = 1, ends: bool = T
 
 def test_interleaved_chunks_of_one_replica() -> None:
     """Two chunks a stage, no data parallelism: played again it takes as long as it took."""
-    found = Stragglers(read(Source("job.csv", interleaved().encode())))
+    found = StragglerJob(read(Source("job.csv", interleaved().encode())))
     assert found.run.replicas == 1
     assert found.undelayed_s == pytest.approx(found.measured_s, rel=0.05)
     assert found.slowdown == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_slow_stage_of_interleaved_chunks() -> None:
-    found = Stragglers(read(Source("job.csv", interleaved(slow_stage=1, replicas=2).encode())))
+    found = StragglerJob(read(Source("job.csv", interleaved(slow_stage=1, replicas=2).encode())))
     assert found.slowdown > 1.1
     assert found.last_stage_share > 0.8
     assert found.by_stage[1] > found.by_stage[0]
 
 
 def test_messages_beyond_the_model_may_be_missing() -> None:
-    found = Stragglers(read(Source("job.csv", interleaved(ends=False).encode())))
+    found = StragglerJob(read(Source("job.csv", interleaved(ends=False).encode())))
     assert found.slowdown == pytest.approx(1.0, abs=0.1)
 
 
 def test_incomplete_replicas_and_steps_are_left_out() -> None:
     text = interleaved(slow_stage=1, replicas=3)
-    whole = Stragglers(read(Source("job.csv", text.encode())))
+    whole = StragglerJob(read(Source("job.csv", text.encode())))
     lines = text.splitlines()
     lost = [line for line in lines if not line.startswith("2,1,")]  # a rank whose trace is missing
     found = read(Source("job.csv", "\n".join(lost).encode()))
     assert found.replicas == 2
     assert found.warnings == ("1 of 3 replicas lack stages and are left out",)
-    assert Stragglers(found).slowdown == pytest.approx(whole.slowdown)
+    assert StragglerJob(found).slowdown == pytest.approx(whole.slowdown)
     second = [line.replace(",1,forward", ",2,forward").replace(",1,backward", ",2,backward") for line in lines[1:]]
     third = [line.replace(",2,forward", ",3,forward").replace(",2,backward", ",3,backward") for line in second]
     # The first step lacks an operation; the others tell what the job does.

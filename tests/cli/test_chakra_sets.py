@@ -8,7 +8,7 @@ import pytest
 
 from stepcast import read
 from stepcast.inputs.chakra.nodes import decode
-from stepcast.inputs.chakra.protobuf import Kind, attribute
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute
 from tests.cli.test_main import run
 from tests.inputs.test_chakra import COLL, COMP, METADATA, RECV, SEND, coll, node, peers
 
@@ -24,7 +24,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 
 
 def size(size_bytes: int) -> bytes:
-    return attribute("comm_size", Kind.INT64, size_bytes)
+    return attribute("comm_size", AttributeKind.INT64, size_bytes)
 
 
 def write(path: Path, *nodes: bytes) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.colour import RULES, painted
-from stepcast.cli.progress import BAR_WIDTH, Bar, bar_text, moving_text
+from stepcast.cli.progress import BAR_WIDTH, ProgressBar, bar_text, moving_text
 from stepcast.ir.watched import watched, watching
 from tests.cli.test_main import EXAMPLES
 from tests.faults.test_hostile_text import HOSTILE
@@ -111,7 +111,7 @@ def test_a_bar_shows_nothing_in_the_first_second(monkeypatch: pytest.MonkeyPatch
     now = [100.0]
     monkeypatch.setattr("stepcast.cli.progress.show_status", shown.append)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    bar = Bar("rows")
+    bar = ProgressBar("rows")
     for done in range(10):
         bar(done, 10)
         now[0] += 0.3

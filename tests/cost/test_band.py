@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepcast.cost.band import Bands, Kind, band_of, default_bands
+from stepcast.cost.band import BandKind, Bands, band_of, default_bands
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware import load_cluster
 from stepcast.ir.band import Band
@@ -84,7 +84,7 @@ def test_the_widest_of_several_reasons_counts() -> None:
 
 
 def test_widening_keeps_the_middle() -> None:
-    kind = Kind(low=0.9, middle=1.05, high=1.4, rows=100)
+    kind = BandKind(low=0.9, middle=1.05, high=1.4, rows=100)
     low, high = kind.widened(2.0)
     assert low == pytest.approx(1.05 * (0.9 / 1.05) ** 2)
     assert high == pytest.approx(1.05 * (1.4 / 1.05) ** 2)

@@ -10,14 +10,14 @@ from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.kept import layer_kept
 from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.layout import Layout
-from stepcast.ir.model_parts import Block, FeedForward, Mixer
+from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
 from tests.cost.mamba_rows import Case, cases
 
 MODEL = load_model("nemotron-h-8b")
 PLAIN = Strategy(Layout(), 1, 8, 8192)
-MAMBA = Block(Mixer.MAMBA, FeedForward.NONE)
+MAMBA = LayerParts(Mixer.MAMBA, FeedForward.NONE)
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case.sizes.values())))

@@ -14,7 +14,7 @@ from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.graph import network_of
-from stepcast.ir.background import Pattern, Spread
+from stepcast.ir.background import FlowSpread, Pattern
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
@@ -41,13 +41,13 @@ def fluid(where: Cluster, dp: int, *others: Pattern | Neighbour) -> float:
     return run(where, dp, options).step_s
 
 
-def pattern(nodes: tuple[int, ...], size_bytes: float = 1e9, spread: Spread = Spread.RING) -> Pattern:
+def pattern(nodes: tuple[int, ...], size_bytes: float = 1e9, spread: FlowSpread = FlowSpread.RING) -> Pattern:
     return Pattern("others", nodes, spread, size_bytes, 1e-3)
 
 
 def test_patterns_send_what_they_say() -> None:
     where = cluster()
-    for spread, sent in ((Spread.RING, 4), (Spread.EXCHANGE, 4), (Spread.INCAST, 3)):
+    for spread, sent in ((FlowSpread.RING, 4), (FlowSpread.EXCHANGE, 4), (FlowSpread.INCAST, 3)):
         (again,), nodes = beside(where, 8, [pattern((1, 2, 3, 4), 8e8, spread)])
         network = network_of(where, nodes)
         load = again.flows.on_links(len(network.links))

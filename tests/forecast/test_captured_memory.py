@@ -5,7 +5,7 @@ import pytest
 from stepcast.cost.memory.stages import WORKSPACE_BYTES
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
 from stepcast.hardware import load_cluster
-from stepcast.ir.captured import Captured, CapturedMemory, Part
+from stepcast.ir.captured import Captured, CapturedMemory, LayerPart
 from stepcast.ir.work import Matmul
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 
@@ -20,10 +20,10 @@ def checkpointed() -> Captured:
     """
     matmul = Op("mm", Matmul(64, 64, 64))
     layer, loss = Layer("layer", (matmul,), (matmul,), (matmul,)), Layer("loss", (matmul,), (matmul,))
-    part = Part(
+    part = LayerPart(
         GIB, 2 * GIB, 2 * GIB, kept_bytes=GIB, forward_peak_bytes=2 * GIB, backward_peak_bytes=3 * GIB, sent_bytes=1
     )
-    last = Part(kept_bytes=8 * GIB, forward_peak_bytes=12 * GIB, backward_peak_bytes=20 * GIB)
+    last = LayerPart(kept_bytes=8 * GIB, forward_peak_bytes=12 * GIB, backward_peak_bytes=20 * GIB)
     stage = Stage((Block((layer,), LAYERS), Block((loss,))))
     peak = CapturedMemory(8 * GIB, 8 * GIB, 16 * GIB, 0, 3 * GIB, all_gradients=8 * GIB)
     workload = Workload((stage,), name="checkpointed", source="captured")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited, number_field, varint
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
 from tests.shared import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -474,9 +474,9 @@ def protobufs() -> Iterator[tuple[str, Bomb]]:
         "chain": lambda: trace(node(1), *(node(i, bytes_field(5, varint(i - 1))) for i in range(2, 40_000))),
         "backwards": lambda: trace(*(node(i, bytes_field(5, varint(i + 1))) for i in range(1, 40_000)), node(40_000)),
         "cycle": trace(node(1, bytes_field(5, varint(2))), node(2, bytes_field(5, varint(1)))),
-        "attributes": lambda: trace(node(1, *(bytes_field(10, attribute("x", Kind.INT64, 1)) for _ in range(60_000)))),
+        "attributes": lambda: trace(node(1, *(bytes_field(10, attribute("x", AttributeKind.INT64, 1)) for _ in range(60_000)))),
         "empty nodes": head + b"\0" * 900_000,
-        "collective": trace(number_field(1, 1) + bytes_field(2, b"ar") + number_field(3, 7) + bytes_field(10, attribute("comm_type", Kind.INT64, 0)) + bytes_field(10, attribute("comm_size", Kind.INT64, 2**62)) + bytes_field(10, attribute("pg_name", Kind.STRING, "1"))),
+        "collective": trace(number_field(1, 1) + bytes_field(2, b"ar") + number_field(3, 7) + bytes_field(10, attribute("comm_type", AttributeKind.INT64, 0)) + bytes_field(10, attribute("comm_size", AttributeKind.INT64, 2**62)) + bytes_field(10, attribute("pg_name", AttributeKind.STRING, "1"))),
     }  # fmt: skip
     for name, data in cases.items():
         yield name, ({"t.et": data}, _simulate("t.et", "--gpus", "8"))

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.reader_chakra import converted_node, workload
 from benchmarks.reader_chakra import write as write_chakra
 from benchmarks.reader_nccl_tests import HEAD, row
-from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import format_named, read_sources, recognise
@@ -295,7 +295,7 @@ def _configs() -> Iterator[bytes]:
 
 
 def _converted() -> bytes:
-    head = delimited(bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4")))
+    head = delimited(bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4")))
     return head + b"".join(map(converted_node, range(1, 12)))
 
 

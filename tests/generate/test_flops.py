@@ -11,7 +11,7 @@ from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.stages import Piece
+from stepcast.ir.stages import StagePiece
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import ContextKind, Recompute, RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import trained_shard
@@ -121,7 +121,7 @@ def test_adapters_need_two_thirds_of_what_frozen_weights_do() -> None:
     needed = model_flops(model, seq, BATCH, lora_rank=16)
     adapters = needed - 2 / 3 * (model_flops(model, seq, BATCH) - scores) - scores
     strategy = Strategy(Layout(), 1, BATCH, seq, training=TrainingKind.LORA, lora_rank=16)
-    trained = trained_shard(model, strategy, Piece(range(model.layers), True, True)).total
+    trained = trained_shard(model, strategy, StagePiece(range(model.layers), True, True)).total
     assert adapters == pytest.approx(6 * tokens * trained, rel=1e-6)
     run = generate(model, strategy, UNFUSED)
     assert hardware_flops(run) == pytest.approx(needed, rel=1e-6)

@@ -19,10 +19,10 @@ from stepcast.goodput.operation import (
     idle_node_watts,
     node_watts,
 )
-from stepcast.goodput.plan import Phase, choices, plan
+from stepcast.goodput.plan import TrainingPhase, choices, plan
 from stepcast.units import DAY, HOUR, TB
 
-PHASE = Phase(steps=100_000, step_s=6.0, tokens_per_step=16e6, gpus=16_384, replicas=128)
+PHASE = TrainingPhase(steps=100_000, step_s=6.0, tokens_per_step=16e6, gpus=16_384, replicas=128)
 OPERATION = Operation(load_failures("llama-3")[0], Saving(5 * TB))
 
 
@@ -42,7 +42,7 @@ def test_infinite_bandwidth_leaves_the_planning_pause() -> None:
 
 
 def test_one_gpu_has_no_links() -> None:
-    alone = Phase(1000, 1.0, 4096, 1, gpus_per_node=1)
+    alone = TrainingPhase(1000, 1.0, 4096, 1, gpus_per_node=1)
     made = plan([alone], Operation(Failures(gpu_s=1e5, link_s=1.0), Saving(1e9)), runs=50)
     assert made.phases[0].process.failures_per_s == pytest.approx(1e-5)
 
@@ -60,7 +60,7 @@ def test_split_sums_to_the_mean() -> None:
 @given(st.integers(1, 20_000), st.floats(0.01, 100), st.integers(1, 10**6), st.floats(1e7, 1e13))
 def test_never_faster_than_the_steps(gpus: int, step_s: float, steps: int, gpu_s: float) -> None:
     try:
-        made = plan([Phase(steps, step_s, 1e6, gpus)], Operation(Failures(gpu_s=gpu_s), Saving(1e12)), runs=5)
+        made = plan([TrainingPhase(steps, step_s, 1e6, gpus)], Operation(Failures(gpu_s=gpu_s), Saving(1e12)), runs=5)
     except ValueError as refused:
         if "gets nowhere" in str(refused) or "too many to draw" in str(refused):
             return

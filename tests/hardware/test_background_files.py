@@ -6,7 +6,7 @@ import pytest
 
 from stepcast.hardware.background import nodes_told, read_background
 from stepcast.inputs.errors import FormatError
-from stepcast.ir.background import OtherJob, Pattern, Spread
+from stepcast.ir.background import FlowSpread, OtherJob, Pattern
 
 GOOD = """
 [[flows]]
@@ -30,7 +30,7 @@ def written(folder: Path, text: str) -> str:
 
 def test_patterns_and_jobs_are_read(tmp_path: Path) -> None:
     pattern, job = read_background(written(tmp_path, GOOD))
-    assert pattern == Pattern("checkpoints", (2, 3, 4, 7), Spread.INCAST, 2e9, 0.5, 0.1)
+    assert pattern == Pattern("checkpoints", (2, 3, 4, 7), FlowSpread.INCAST, 2e9, 0.5, 0.1)
     assert job == OtherJob("[[job]] 1", (8, 9), {"model": "llama-2-7b", "tp": 8})
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stepcast.inputs.chakra import reader as chakra
 from stepcast.inputs.chakra.nodes import KNOWN_ATTRIBUTES, decode, decode_together, read_node
 from stepcast.inputs.chakra.protobuf import (
-    Kind,
+    AttributeKind,
     WireError,
     attribute,
     bytes_field,
@@ -39,7 +39,9 @@ from stepcast.outputs.chakra import files
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.outputs.test_chakra import example, write
 
-METADATA = delimited(bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4")))
+METADATA = delimited(
+    bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4"))
+)
 COMP, SEND, RECV, COLL, META = 4, 5, 6, 7, 1
 
 
@@ -55,8 +57,8 @@ def node(
 
 
 def coll(kind: int, size: int, group: str = "") -> tuple[bytes, ...]:
-    found = [attribute("comm_type", Kind.INT64, kind), attribute("comm_size", Kind.INT64, size)]
-    return (*found, attribute("pg_name", Kind.STRING, group)) if group else tuple(found)
+    found = [attribute("comm_type", AttributeKind.INT64, kind), attribute("comm_size", AttributeKind.INT64, size)]
+    return (*found, attribute("pg_name", AttributeKind.STRING, group)) if group else tuple(found)
 
 
 def read(*messages: bytes) -> Workload:
@@ -72,29 +74,29 @@ def op(layer: Layer) -> Op:
     return only
 
 
-scalars: dict[Kind, st.SearchStrategy[Any]] = {
-    Kind.DOUBLE: st.floats(allow_nan=False),
-    Kind.FLOAT: st.floats(allow_nan=False, width=32),
-    Kind.INT32: st.integers(-(2**31), 2**31 - 1),
-    Kind.INT64: st.integers(-(2**63), 2**63 - 1),
-    Kind.UINT32: st.integers(0, 2**32 - 1),
-    Kind.UINT64: st.integers(0, 2**64 - 1),
-    Kind.SINT32: st.integers(-(2**31), 2**31 - 1),
-    Kind.SINT64: st.integers(-(2**63), 2**63 - 1),
-    Kind.FIXED32: st.integers(0, 2**32 - 1),
-    Kind.FIXED64: st.integers(0, 2**64 - 1),
-    Kind.SFIXED32: st.integers(-(2**31), 2**31 - 1),
-    Kind.SFIXED64: st.integers(-(2**63), 2**63 - 1),
-    Kind.BOOL: st.booleans(),
-    Kind.STRING: st.text(max_size=20),
-    Kind.BYTES: st.binary(max_size=20),
+scalars: dict[AttributeKind, st.SearchStrategy[Any]] = {
+    AttributeKind.DOUBLE: st.floats(allow_nan=False),
+    AttributeKind.FLOAT: st.floats(allow_nan=False, width=32),
+    AttributeKind.INT32: st.integers(-(2**31), 2**31 - 1),
+    AttributeKind.INT64: st.integers(-(2**63), 2**63 - 1),
+    AttributeKind.UINT32: st.integers(0, 2**32 - 1),
+    AttributeKind.UINT64: st.integers(0, 2**64 - 1),
+    AttributeKind.SINT32: st.integers(-(2**31), 2**31 - 1),
+    AttributeKind.SINT64: st.integers(-(2**63), 2**63 - 1),
+    AttributeKind.FIXED32: st.integers(0, 2**32 - 1),
+    AttributeKind.FIXED64: st.integers(0, 2**64 - 1),
+    AttributeKind.SFIXED32: st.integers(-(2**31), 2**31 - 1),
+    AttributeKind.SFIXED64: st.integers(-(2**63), 2**63 - 1),
+    AttributeKind.BOOL: st.booleans(),
+    AttributeKind.STRING: st.text(max_size=20),
+    AttributeKind.BYTES: st.binary(max_size=20),
 }
 
 
 @settings(max_examples=20, deadline=None)
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", AttributeKind)
 @given(data=st.data())
-def test_attributes_of_every_kind_come_back(kind: Kind, data: st.DataObject) -> None:
+def test_attributes_of_every_kind_come_back(kind: AttributeKind, data: st.DataObject) -> None:
     value = data.draw(scalars[kind])
     assert read_attribute(attribute("a", kind, value)) == ("a", value)
     values = data.draw(st.lists(scalars[kind], min_size=1, max_size=4))
@@ -103,9 +105,9 @@ def test_attributes_of_every_kind_come_back(kind: Kind, data: st.DataObject) -> 
 
 def test_attributes_are_encoded_as_protobuf_libraries_do() -> None:
     # From Google's encoder, for AttributeProto(name="comm_size", int64_val=1048576) and bool_val=False.
-    assert attribute("comm_size", Kind.INT64, 1048576).hex() == "0a09636f6d6d5f73697a6548808040"
-    assert attribute("is_cpu_op", Kind.BOOL, False).hex() == "0a0969735f6370755f6f70d80100"
-    assert attribute("x", Kind.INT64, -1).hex() == "0a017848ffffffffffffffffff01"
+    assert attribute("comm_size", AttributeKind.INT64, 1048576).hex() == "0a09636f6d6d5f73697a6548808040"
+    assert attribute("is_cpu_op", AttributeKind.BOOL, False).hex() == "0a0969735f6370755f6f70d80100"
+    assert attribute("x", AttributeKind.INT64, -1).hex() == "0a017848ffffffffffffffffff01"
 
 
 def test_unpacked_lists_are_read_too() -> None:
@@ -125,10 +127,10 @@ def test_endless_varint_is_an_error() -> None:
 
 def test_compute_collectives_and_messages() -> None:
     workload = read(
-        node(1, COMP, "fwd", (), 250, attribute("num_ops", Kind.INT64, 7)),
+        node(1, COMP, "fwd", (), 250, attribute("num_ops", AttributeKind.INT64, 7)),
         node(2, COLL, "grads", (1,), 0, *coll(0, 4096, "tp")),
-        node(3, SEND, "send", (2,), 0, attribute("comm_size", Kind.INT64, 8), *peers(2, 4)),
-        node(4, RECV, "recv", (), 0, attribute("comm_size", Kind.INT64, 8), *peers(0, 2)),
+        node(3, SEND, "send", (2,), 0, attribute("comm_size", AttributeKind.INT64, 8), *peers(2, 4)),
+        node(4, RECV, "recv", (), 0, attribute("comm_size", AttributeKind.INT64, 8), *peers(0, 2)),
         node(5, 2, "load", (4,), 3),
     )
     assert [op(layer).work for layer in layers(workload)] == [
@@ -144,7 +146,7 @@ def test_compute_collectives_and_messages() -> None:
 
 
 def peers(source: int, destination: int) -> tuple[bytes, ...]:
-    return attribute("comm_src", Kind.INT32, source), attribute("comm_dst", Kind.INT32, destination)
+    return attribute("comm_src", AttributeKind.INT32, source), attribute("comm_dst", AttributeKind.INT32, destination)
 
 
 def test_a_collective_blocks_where_the_next_computation_waits_for_it() -> None:
@@ -195,7 +197,7 @@ def test_process_groups_of_pytorch_give_sizes_groups_and_layout() -> None:
 
 
 def test_host_ops_are_left_out_beside_device_ops() -> None:
-    host, device = attribute("is_cpu_op", Kind.BOOL, True), attribute("is_cpu_op", Kind.BOOL, False)
+    host, device = attribute("is_cpu_op", AttributeKind.BOOL, True), attribute("is_cpu_op", AttributeKind.BOOL, False)
     workload = read(node(1, COMP, "aten::mm", (), 9, host), node(2, COMP, "gemm", (1,), 5, device))
     assert [layer.name for layer in layers(workload)] == ["gemm"]
     assert "1 host ops" in workload.warnings[0]
@@ -204,7 +206,7 @@ def test_host_ops_are_left_out_beside_device_ops() -> None:
 
 def test_fields_in_any_order_and_unknown_ones_are_read() -> None:
     message = (
-        bytes_field(10, attribute("comm_size", Kind.INT64, 64))
+        bytes_field(10, attribute("comm_size", AttributeKind.INT64, 64))
         + number_field(5, 1)
         + number_field(3, COLL)
         + bytes_field(99, b"later schema")
@@ -253,7 +255,7 @@ def test_changed_nodes_of_our_own_trace_are_an_error() -> None:
 
 
 def test_a_trace_of_an_earlier_stepcast_is_to_be_written_again() -> None:
-    head = delimited(bytes_field(2, attribute("stepcast.workload", Kind.STRING, '{"version":1}')))
+    head = delimited(bytes_field(2, attribute("stepcast.workload", AttributeKind.STRING, '{"version":1}')))
     with pytest.raises(FormatError, match=r"earlier version of stepcast.*write it again"):
         chakra.read(Source("w.et", head + node(1, COMP, us=1)))
 
@@ -296,8 +298,8 @@ def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
     messages = []
     for number in range(1, 300):
         chosen = random.sample(KNOWN_ATTRIBUTES, random.randrange(6))
-        values = [attribute(name, Kind.STRING, "v" * random.randrange(20)) for name in chosen]
-        values.insert(0, attribute("rf_id" * random.randrange(1, 9), Kind.UINT64, random.getrandbits(64)))
+        values = [attribute(name, AttributeKind.STRING, "v" * random.randrange(20)) for name in chosen]
+        values.insert(0, attribute("rf_id" * random.randrange(1, 9), AttributeKind.UINT64, random.getrandbits(64)))
         waits = tuple(random.randrange(1, 300) for _ in range(random.choice([0, 0, 1, 2, 90])))
         messages.append(
             node(number << random.randrange(50), COMP, "x" * random.randrange(9), waits, 1 << number % 64, *values)
@@ -320,7 +322,9 @@ def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
 def test_lengths_that_look_like_byte_order_marks() -> None:
     filler = 127 + 126 * 128 + 16384  # encoded ff fe 01
     for size in range(filler - 60, filler):
-        data = delimited(bytes_field(2, attribute("input_file", Kind.STRING, "x" * size))) + node(1, COMP, us=1)
+        data = delimited(bytes_field(2, attribute("input_file", AttributeKind.STRING, "x" * size))) + node(
+            1, COMP, us=1
+        )
         if data.startswith(b"\xff\xfe"):
             assert len(layers(chakra.read(Source("t.et", data)))) == 1
             return
@@ -379,7 +383,7 @@ def test_files_that_are_decoded_together_are_those_that_are_decoded_alone(monkey
     # Ranks of another program that lack attributes which others have, and take different times.
     others = [
         (f"t.{rank}.et", METADATA + node(1, COMP, "a", (), 10 + rank) + node(2, COLL, "b", (1,), 0, *values))
-        for rank, values in enumerate((coll(0, 64), (*coll(0, 64), attribute("comm_tag", Kind.INT64, 3))))
+        for rank, values in enumerate((coll(0, 64), (*coll(0, 64), attribute("comm_tag", AttributeKind.INT64, 3))))
     ]
     every = (SET, RANK_FILES, others)
     together = [chakra.read_run(sources(each)) for each in every]

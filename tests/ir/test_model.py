@@ -20,7 +20,7 @@ from stepcast.ir.model_parts import (
     PositionKind,
     Window,
 )
-from stepcast.ir.weight import Part
+from stepcast.ir.weight import WeightPart
 
 GPT = Model(
     "gpt",
@@ -58,9 +58,9 @@ def test_a_stage_with_both_ends_holds_tied_weights_once() -> None:
 
 def test_parts_of_a_dense_layer() -> None:
     assert LLAMA.layer_parameters(0) == {
-        Part.ATTENTION: 2 * 256 * 256 + 2 * 256 * 64,
-        Part.MLP: 3 * 256 * 512,
-        Part.NORM: 2 * 256,
+        WeightPart.ATTENTION: 2 * 256 * 256 + 2 * 256 * 64,
+        WeightPart.MLP: 3 * 256 * 512,
+        WeightPart.NORM: 2 * 256,
     }
     assert LLAMA.embedding_parameters == LLAMA.head_parameters == 256_000
     layers = sum(sum(LLAMA.layer_parameters(layer).values()) for layer in range(4))
@@ -84,9 +84,9 @@ def test_experts_split_over_ep_and_expert_tp() -> None:
     assert model.shard_of(range(2), tp=2, ep=4, expert_tp=1).experts == 2 * 2 * one
     assert shard.dense == model.shard_of(range(2), tp=2).dense
     parts = model.layer_parameters(0)
-    assert parts[Part.EXPERTS] == 8 * one
-    assert parts[Part.ROUTER] == 8 * 256
-    assert parts[Part.SHARED_EXPERTS] == 3 * 256 * 64 + 256
+    assert parts[WeightPart.EXPERTS] == 8 * one
+    assert parts[WeightPart.ROUTER] == 8 * 256
+    assert parts[WeightPart.SHARED_EXPERTS] == 3 * 256 * 64 + 256
     assert model.parameters - model.active_parameters == 4 * 6 * one
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.views.charts import Frame, nice_ticks, short
+from stepcast.views.charts import ChartFrame, nice_ticks, short
 from stepcast.views.document import data_block
 from stepcast.views.markup import Markup, join, tag, text
 from tests.pages.parsed import parsed
@@ -74,7 +74,7 @@ def test_round_numbers_are_short() -> None:
 
 
 def test_points_lie_where_their_values_are() -> None:
-    frame = Frame(1, 100, 10, 1000, str, str, "x", "y", log=True)
+    frame = ChartFrame(1, 100, 10, 1000, str, str, "x", "y", log=True)
     assert frame.x(10) == pytest.approx(0.5)
     assert frame.y(1000) == pytest.approx(1.0)
     dot = frame.dot(100, 10, "compute")

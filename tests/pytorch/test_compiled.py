@@ -13,7 +13,7 @@ import stepcast  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul  # noqa: E402
-from stepcast.pytorch.capture.cut import Network  # noqa: E402
+from stepcast.pytorch.capture.cut import FlowNetwork  # noqa: E402
 from stepcast.pytorch.capture.padded import padded  # noqa: E402
 from stepcast.pytorch.capture.program import Asked  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
@@ -87,7 +87,7 @@ def test_products_of_odd_width_are_padded() -> None:
 
 def test_the_cheapest_cut() -> None:
     """Two ways to the end, of which each is cut where it is narrowest."""
-    network = Network()
+    network = FlowNetwork()
     for begin, end, capacity in (
         ("there", "a", 9.0), ("a", "end", 2.0), ("there", "b", 1.0), ("b", "end", 5.0), ("a", "b", 1.0)
     ):  # fmt: skip

@@ -21,8 +21,8 @@ from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases,
 from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
 from stepcast.pytorch.profile.measure import (
     Document,
-    Points,
-    Progress,
+    MeasuredPoints,
+    MeasuringProgress,
     measure,
     measure_sustained,
     read_document,
@@ -76,8 +76,8 @@ def test_small_gpus_get_cases_they_can_run() -> None:
 
 
 def test_failures_are_noted_and_known_points_kept() -> None:
-    backend, clock, seen = Times(), ticking(0.001), list[Progress]()
-    points = measure(CASES, backend, Points(), 1e9, lambda: next(clock), seen.append)
+    backend, clock, seen = Times(), ticking(0.001), list[MeasuringProgress]()
+    points = measure(CASES, backend, MeasuredPoints(), 1e9, lambda: next(clock), seen.append)
     grouped = [case.name for case in CASES if isinstance(case.work, GroupedMatmul)]
     assert sorted(points.failed) == sorted(grouped)
     assert set(points.failed.values()) == {"no kernel image"}
@@ -92,7 +92,7 @@ def test_failures_are_noted_and_known_points_kept() -> None:
 
 def test_time_runs_out_and_a_rerun_goes_on() -> None:
     backend, clock = Times(), ticking(1.0)
-    first = measure(CASES, backend, Points(), 20.0, lambda: next(clock))
+    first = measure(CASES, backend, MeasuredPoints(), 20.0, lambda: next(clock))
     assert first.left
     assert len(first.seconds) + len(first.failed) + len(first.left) == len(CASES)
     second = measure(CASES, backend, first, 1e9, lambda: next(clock))
@@ -103,13 +103,13 @@ def test_time_runs_out_and_a_rerun_goes_on() -> None:
 def test_a_time_of_zero_is_a_failure() -> None:
     backend = MagicMock()
     backend.seconds.return_value = 0.0
-    points = measure(CASES[:1], backend, Points(), 1e9, lambda: 0.0)
+    points = measure(CASES[:1], backend, MeasuredPoints(), 1e9, lambda: 0.0)
     assert list(points.failed) == [CASES[0].name]
 
 
 def test_corrections_find_a_slower_gpu() -> None:
     clock = ticking(0.001)
-    points = measure(CASES, Times(1.5), Points(), 1e9, lambda: next(clock))
+    points = measure(CASES, Times(1.5), MeasuredPoints(), 1e9, lambda: next(clock))
     fitted = fit_classes(CASES, points.seconds, H200, FIT)
     assert {entry.kind for entry in fitted} == {case.kind for case in CASES if case.name in points.seconds}
     for entry in fitted:
@@ -143,7 +143,9 @@ words = st.text(st.characters(codec="ascii", exclude_characters="\r\n"), min_siz
 def test_what_is_written_is_read_again(seconds: dict[str, float], failed: dict[str, str], factor: float) -> None:
     rows = ({"kind": "all-reduce", "ranks": 2, "size_bytes": 1024, "seconds": 1e-5},)
     corrections = {"matmul.bf16": Correction(factor, -0.1, 1e-6, 0.2)}
-    written = Document("h200", "NVIDIA H200", "torch", Points(seconds, failed), corrections, {"kernel_s": 2e-6}, rows)
+    written = Document(
+        "h200", "NVIDIA H200", "torch", MeasuredPoints(seconds, failed), corrections, {"kernel_s": 2e-6}, rows
+    )
     found = read_document(to_toml(written), "mine.toml")
     assert (found.gpu, found.device, found.software) == ("h200", "NVIDIA H200", "torch")
     assert dict(found.points.seconds) == pytest.approx(seconds, rel=1e-5)
@@ -155,7 +157,7 @@ def test_what_is_written_is_read_again(seconds: dict[str, float], failed: dict[s
 def test_a_calibration_takes_the_file() -> None:
     import tomllib
 
-    document = Document("h200", "NVIDIA H200", "torch", Points({"a": 1.0}), {"stream.add": Correction(2.0)})
+    document = Document("h200", "NVIDIA H200", "torch", MeasuredPoints({"a": 1.0}), {"stream.add": Correction(2.0)})
     assert calibration(tomllib.loads(to_toml(document))).corrections["stream.add"].factor == 2.0
 
 
@@ -219,7 +221,7 @@ def test_names_of_cases_say_their_size() -> None:
 
 def test_the_energy_of_operations_is_seen_in_sustained_work() -> None:
     cases = sustained_cases(H200, FIT, (DType.BF16,))
-    points = measure_sustained(cases, Times(1.0), Points())
+    points = measure_sustained(cases, Times(1.0), MeasuredPoints())
     assert set(points.sustained) == set(points.seconds) == {case.name for case in cases}
     known = FIT.power.of("hopper")
     found = fit_energies(cases, points, H200, FIT)
@@ -242,7 +244,7 @@ def test_a_profile_of_the_same_gpu_leaves_steps_where_they_were() -> None:
 
 
 def test_power_and_sustained_points_are_written_and_read() -> None:
-    points = Points({"a": 1.0}, sustained={"a": 1.2})
+    points = MeasuredPoints({"a": 1.0}, sustained={"a": 1.2})
     document = Document("h200", "NVIDIA H200", "torch", points, power={"bf16": 1e-12, "attention": 1.3})
     read = read_document(to_toml(document), "mine.toml")
     assert read.points == points

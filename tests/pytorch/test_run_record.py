@@ -147,7 +147,7 @@ def test_outside_of_the_window_a_step_costs_microseconds(tmp_path: Path) -> None
     """What the recorder does at each step, its hooks and stamps: under 1 % of a step of 20 ms."""
     import torch
 
-    from stepcast.pytorch.record.recorder import Recorder, Window
+    from stepcast.pytorch.record.recorder import Recorder, RecordingWindow
 
     model = torch.nn.Linear(2, 2)
     optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), torch.zeros(1, 2)
@@ -164,7 +164,7 @@ def test_outside_of_the_window_a_step_costs_microseconds(tmp_path: Path) -> None
 
     seconds(50)
     plain_s = min(seconds(200) for _ in range(5))
-    recorder = Recorder(str(tmp_path / "run"), Window(skip=10**6)).start()
+    recorder = Recorder(str(tmp_path / "run"), RecordingWindow(skip=10**6)).start()
     try:
         watched_s = min(seconds(200) for _ in range(5))
     finally:

@@ -12,7 +12,7 @@ from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Sharding
 from stepcast.searching.best import search_parts
 from stepcast.searching.refine import moved, refined
-from stepcast.searching.result import Part, Result
+from stepcast.searching.result import Result, SpacePart
 from stepcast.searching.sensitivity import sensitivity, with_network
 from tests.searching.spaces import Case, case
 
@@ -28,7 +28,7 @@ def piped(cluster: str = "dgx-h100", gpus: int = 32) -> Case:
 
 
 def found(one: Case, **options: object) -> Result:
-    part = Part(one.space, one.framework, np.arange(len(one.space)))
+    part = SpacePart(one.space, one.framework, np.arange(len(one.space)))
     return search_parts([part], one.cluster, **options)  # type: ignore[arg-type]
 
 

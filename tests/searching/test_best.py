@@ -13,7 +13,7 @@ from stepcast.forecast.predict import predict
 from stepcast.searching.best import search_parts
 from stepcast.searching.bound import bounds
 from stepcast.searching.objective import OBJECTIVES, Candidate
-from stepcast.searching.result import Counts, Found, Part, Result
+from stepcast.searching.result import Counts, Result, SimulatedCandidate, SpacePart
 from stepcast.searching.space import space_of
 from tests.searching.spaces import Case, dense, experts, hybrid, sharded
 
@@ -41,7 +41,7 @@ def dense_searched() -> Result:
 
 
 def searched(case: Case, **options: object) -> Result:
-    part = Part(case.space, case.framework, np.arange(len(case.space)))
+    part = SpacePart(case.space, case.framework, np.arange(len(case.space)))
     return search_parts([part], case.cluster, **options)  # type: ignore[arg-type]
 
 
@@ -68,7 +68,7 @@ def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
 def test_parts_are_searched_as_one() -> None:
     case = experts()
     rows = np.arange(len(case.space))
-    halves = [Part(case.space.only(half), case.framework, half) for half in (rows[::2], rows[1::2])]
+    halves = [SpacePart(case.space.only(half), case.framework, half) for half in (rows[::2], rows[1::2])]
     assert search_parts(halves, case.cluster).best == searched(case).best
 
 
@@ -99,7 +99,7 @@ def test_less_memory_leaves_fewer() -> None:
 
 
 def test_a_search_that_is_stopped_keeps_its_best() -> None:
-    def stop(counts: Counts, best: Found | None) -> None:
+    def stop(counts: Counts, best: SimulatedCandidate | None) -> None:
         if counts.simulated == 3:
             raise KeyboardInterrupt
 
@@ -130,7 +130,7 @@ def test_a_search_ends_when_its_time_is_up() -> None:
 def test_a_search_can_be_stopped_while_it_bounds() -> None:
     told: list[Counts] = []
 
-    def stop(counts: Counts, best: Found | None) -> None:
+    def stop(counts: Counts, best: SimulatedCandidate | None) -> None:
         told.append(counts)
         if counts.priced:
             raise KeyboardInterrupt

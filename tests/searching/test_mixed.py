@@ -14,7 +14,7 @@ from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding
 from stepcast.models.catalog import load_model
 from stepcast.searching.mixed import balanced, joined, search_mixed
-from stepcast.searching.result import Part, Result
+from stepcast.searching.result import Result, SpacePart
 from stepcast.searching.space import Axes, space_of
 
 BOTH = 'base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a100"\nnodes = 2\n'
@@ -32,7 +32,7 @@ def searched(both: Cluster, top: int = 3, objective: str = "step") -> Result:
         schedule=(ScheduleKind.ONE_F_ONE_B,), sharding=(Sharding.ZERO_1,), sequence_parallel=(False,),
     )  # fmt: skip
     space = space_of(load_model("llama-3.1-8b"), axes, 64, 4096, both.domain_gpus)
-    return search_mixed([Part(space, MEGATRON_CORE, np.arange(len(space)))], both, top, objective)
+    return search_mixed([SpacePart(space, MEGATRON_CORE, np.arange(len(space)))], both, top, objective)
 
 
 def test_faster_stages_get_more_layers(tmp_path: Path) -> None:

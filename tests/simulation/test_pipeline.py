@@ -14,10 +14,10 @@ from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.arrays import Program, ProgramBuilder
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.messages import Messages, Phase, Send
+from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pieces import ProgramError, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
-from stepcast.simulation.schedule import Kind, Place
+from stepcast.simulation.schedule import ChunkPlace, SlotAction
 from stepcast.simulation.schedules.table import make_schedule
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.uniform import LANES, uniform_program, uniform_segments
@@ -65,7 +65,7 @@ def test_eager_messages_queue_in_their_lane() -> None:
 def test_rendezvous_waits_for_a_receiver_that_is_busy_but_the_sender_goes_on() -> None:
     """GPipe, a second stage three times as slow: its receive is posted when the forward before it begins."""
 
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment_of(stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         return uniform_segments(3.0 if stage else 1.0, 1.0, 1.0)(stage, phases)
 
     program = pipeline_program(make_schedule("gpipe", 2, 3, 1), LANES, segment_of, messages(Send.RENDEZVOUS, 0.5))
@@ -84,7 +84,7 @@ def test_rendezvous_waits_for_a_receiver_that_is_busy_but_the_sender_goes_on() -
 def test_blocking_messages_stop_both_sides() -> None:
     """The same stages: the sender cannot start its next forward while its message waits."""
 
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment_of(stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         return uniform_segments(3.0 if stage else 1.0, 1.0, 1.0)(stage, phases)
 
     found = spans(pipeline_program(make_schedule("gpipe", 2, 3, 1), LANES, segment_of, messages(Send.BLOCKING, 0.5)))
@@ -167,18 +167,18 @@ def test_waiting_more_never_helps(name: str, seconds: float, more: float) -> Non
 
 
 def test_the_turn_of_a_v_costs_no_message() -> None:
-    asked: set[tuple[Kind, Place, Place]] = set()
+    asked: set[tuple[SlotAction, ChunkPlace, ChunkPlace]] = set()
 
-    def duration_s(kind: Kind, source: Place, target: Place) -> float:
+    def duration_s(kind: SlotAction, source: ChunkPlace, target: ChunkPlace) -> float:
         asked.add((kind, source, target))
         return 0.1
 
     uniform_program(make_schedule("zb-v", 2, 4, 2), 1, 1, 1, messages=Messages(duration_s))
     assert asked == {
-        (Kind.FORWARD, Place(0, 0), Place(1, 0)),
-        (Kind.FORWARD, Place(1, 1), Place(0, 1)),
-        (Kind.BACKWARD, Place(0, 1), Place(1, 1)),
-        (Kind.BACKWARD, Place(1, 0), Place(0, 0)),
+        (SlotAction.FORWARD, ChunkPlace(0, 0), ChunkPlace(1, 0)),
+        (SlotAction.FORWARD, ChunkPlace(1, 1), ChunkPlace(0, 1)),
+        (SlotAction.BACKWARD, ChunkPlace(0, 1), ChunkPlace(1, 1)),
+        (SlotAction.BACKWARD, ChunkPlace(1, 0), ChunkPlace(0, 0)),
     }
 
 
@@ -210,17 +210,17 @@ def test_messages_need_lanes_of_their_own_when_both_sides_wait() -> None:
 
 
 def test_first_and_last_phases_are_told_apart() -> None:
-    asked: list[tuple[int, tuple[Phase, ...]]] = []
+    asked: list[tuple[int, tuple[SlotKind, ...]]] = []
     uniform = uniform_segments(1, 1, 1)
 
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment_of(stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         asked.append((stage, phases))
         return uniform(stage, phases)
 
     pipeline_program(make_schedule("1f1b", 1, 3, 1), LANES, segment_of)
     assert sorted(asked) == sorted(
-        (0, (Phase(kind, 0, first, last),))
-        for kind in (Kind.FORWARD, Kind.BACKWARD)
+        (0, (SlotKind(kind, 0, first, last),))
+        for kind in (SlotAction.FORWARD, SlotAction.BACKWARD)
         for first, last in ((True, False), (False, False), (False, True))
     )
 
@@ -230,9 +230,9 @@ def test_gradient_reduction_overlaps_the_backward_and_the_optimizer_waits_for_it
     lane."""
     lanes = ("compute", "dp")
 
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment_of(stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         (phase,) = phases
-        if phase.kind is Kind.FORWARD:
+        if phase.kind is SlotAction.FORWARD:
             return Segment.of("forward", (TimedOp("F", 1.0, inputs=(0,)),), lanes=2, inputs=1, outputs=(0,))
         ops = [TimedOp("B", 1.0, inputs=(0,)), TimedOp("B", 1.0)]
         if phase.last:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.simulation.schedule import Kind, Placement, ScheduleError, Slot
+from stepcast.ir.schedules import SCHEDULES, PiecePlacement, ScheduleKind
+from stepcast.simulation.schedule import ScheduleError, Slot, SlotAction
 from stepcast.simulation.schedule_file import parse_schedule
 from stepcast.simulation.schedules.table import make_schedule
 from tests.schedule_text import format_schedule
@@ -22,9 +22,9 @@ micro-batches 3
 def test_a_schedule_is_read() -> None:
     schedule = parse_schedule(TEXT)
     assert (schedule.stages, schedule.micro_batches, schedule.chunks) == (2, 3, 1)
-    assert schedule.placement is Placement.LOOP
+    assert schedule.placement is PiecePlacement.LOOP
     assert [str(slot) for slot in schedule.orders[0]] == ["F0", "F1", "B0", "F2", "B1", "B2"]
-    assert schedule.orders[1][3:5] == (Slot(Kind.INPUT, 1), Slot(Kind.WEIGHT, 1))
+    assert schedule.orders[1][3:5] == (Slot(SlotAction.INPUT, 1), Slot(SlotAction.WEIGHT, 1))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.ir.schedules import SCHEDULES, Pairs, Pipeline, ScheduleKind
+from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement, Pipeline, ScheduleKind
 from stepcast.simulation.engine import simulate
-from stepcast.simulation.schedule import Kind, Place, Placement, Schedule, ScheduleError, Slot
+from stepcast.simulation.schedule import ChunkPlace, Schedule, ScheduleError, Slot, SlotAction
 from stepcast.simulation.schedule_file import check_schedule, peak_in_flight
 from stepcast.simulation.schedules.classic import interleaved
 from stepcast.simulation.schedules.table import make_schedule
@@ -119,18 +119,18 @@ def test_orders_are_as_the_table_says(kind: ScheduleKind, stages: int, batches: 
     schedule = make_schedule(kind, stages, batches, facts.pieces(chunks))
     assert schedule.placement is facts.placement
     kinds = {slot.kind for order in schedule.orders for slot in order}
-    assert (Kind.WEIGHT in kinds) == facts.splits_backward
+    assert (SlotAction.WEIGHT in kinds) == facts.splits_backward
     assert any(slot.with_next for order in schedule.orders for slot in order) == (facts.pairs is Pairs.OWN)
     along = [facts.pieces_of_stage(stage, stages, chunks) for stage in range(stages)]
     for stage in range(stages):
         for chunk, piece in enumerate(along[stage]):
-            place = schedule.following(Place(stage, chunk))
+            place = schedule.following(ChunkPlace(stage, chunk))
             assert place is None or along[place.stage][place.chunk] == piece + 1
     held = [facts.held(Pipeline(stages, chunks, batches), stage) for stage in range(stages)]
     assert peak_in_flight(schedule) == tuple(sum(min(batches, one) for one in each) for each in held)
     if facts.before_input_gradient is not None:
         held = [facts.before_input_gradient(Pipeline(stages, chunks, batches), at) for at in range(stages)]
-        assert peak_in_flight(schedule, Kind.INPUT) == tuple(min(batches, one) for (one,) in held)
+        assert peak_in_flight(schedule, SlotAction.INPUT) == tuple(min(batches, one) for (one,) in held)
 
 
 @settings(max_examples=60, deadline=None)
@@ -186,21 +186,21 @@ def test_a_group_that_megatron_refuses_is_refused(group: int, words: str) -> Non
 
 
 def test_routes_forward_and_back_are_each_other() -> None:
-    for placement, chunks in ((Placement.LOOP, 3), (Placement.V, 2), (Placement.TWO_WAY, 2)):
+    for placement, chunks in ((PiecePlacement.LOOP, 3), (PiecePlacement.V, 2), (PiecePlacement.TWO_WAY, 2)):
         schedule = Schedule("any", 4, 8, chunks, placement, ((),) * 4)
-        places = [Place(stage, chunk) for stage in range(4) for chunk in range(chunks)]
+        places = [ChunkPlace(stage, chunk) for stage in range(4) for chunk in range(chunks)]
         for place in places:
             following, previous = schedule.following(place), schedule.previous(place)
             assert following is None or schedule.previous(following) == place
             assert previous is None or schedule.following(previous) == place
         starts = [place for place in places if schedule.previous(place) is None]
-        assert len(starts) == (2 if placement is Placement.TWO_WAY else 1)
+        assert len(starts) == (2 if placement is PiecePlacement.TWO_WAY else 1)
 
 
 def _orders(*stages: str) -> Schedule:
-    kinds = {kind.letter: kind for kind in Kind}
+    kinds = {kind.letter: kind for kind in SlotAction}
     orders = tuple(tuple(Slot(kinds[word[0]], int(word[1:])) for word in text.split()) for text in stages)
-    return Schedule("by hand", len(orders), 2, 1, Placement.LOOP, orders)
+    return Schedule("by hand", len(orders), 2, 1, PiecePlacement.LOOP, orders)
 
 
 @pytest.mark.parametrize(

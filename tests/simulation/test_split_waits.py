@@ -9,7 +9,7 @@ from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import simulate
 from stepcast.simulation.pieces import TimedOp
-from stepcast.simulation.schedule import Kind, Place, Schedule, Slot
+from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.simulation.schedules.table import make_schedule
 from stepcast.simulation.step import build_step
 from tests.simulation.reference import Call, Piece, Plan, event_simulation, seconds_of
@@ -45,7 +45,7 @@ def built_s(schedule: Schedule) -> float:
     return simulate(step.program, step.seconds).makespan_s
 
 
-def pieces() -> dict[tuple[Kind, bool], Piece]:
+def pieces() -> dict[tuple[SlotAction, bool], Piece]:
     """The ops of each kind of slot; the gather is output 0 of an input half and input 0 of a weight half."""
 
     def op(name: str, lane: int, after: tuple[int, ...] = (), inputs: tuple[int, ...] = ()) -> TimedOp:
@@ -53,10 +53,10 @@ def pieces() -> dict[tuple[Kind, bool], Piece]:
 
     weight = op("weight", COMPUTE, inputs=(0,))
     return {
-        (Kind.FORWARD, False): Piece((op("forward", COMPUTE, inputs=(0,)),), 1, (0,)),
-        (Kind.INPUT, False): Piece((op("gather", TP), op("input", COMPUTE, inputs=(0,))), 1, (0, 1)),
-        (Kind.WEIGHT, False): Piece((weight,), 1, ()),
-        (Kind.WEIGHT, True): Piece((weight, op("reduce", DP, after=(0,))), 1, ()),
+        (SlotAction.FORWARD, False): Piece((op("forward", COMPUTE, inputs=(0,)),), 1, (0,)),
+        (SlotAction.INPUT, False): Piece((op("gather", TP), op("input", COMPUTE, inputs=(0,))), 1, (0, 1)),
+        (SlotAction.WEIGHT, False): Piece((weight,), 1, ()),
+        (SlotAction.WEIGHT, True): Piece((weight, op("reduce", DP, after=(0,))), 1, ()),
     }
 
 
@@ -65,31 +65,31 @@ def reference_s(schedule: Schedule) -> float:
     known = pieces()
     numbers = {key: number for number, key in enumerate(known)}
     queues = [list(order) for order in schedule.orders]
-    done: dict[tuple[Kind, int, Place], int] = {}
+    done: dict[tuple[SlotAction, int, ChunkPlace], int] = {}
     calls: list[Call] = []
 
-    def source(slot: Slot, place: Place) -> tuple[tuple[Kind, int, Place], int] | None:
+    def source(slot: Slot, place: ChunkPlace) -> tuple[tuple[SlotAction, int, ChunkPlace], int] | None:
         """The slot that this one waits for, and which of its outputs."""
-        if slot.kind is Kind.WEIGHT:
-            return (Kind.INPUT, slot.micro_batch, place), 0
-        if slot.kind is Kind.FORWARD:
+        if slot.kind is SlotAction.WEIGHT:
+            return (SlotAction.INPUT, slot.micro_batch, place), 0
+        if slot.kind is SlotAction.FORWARD:
             before = schedule.previous(place)
-            return ((Kind.FORWARD, slot.micro_batch, before), 0) if before else None
+            return ((SlotAction.FORWARD, slot.micro_batch, before), 0) if before else None
         after = schedule.following(place)
         if after:
-            return (Kind.INPUT, slot.micro_batch, after), 1
-        return (Kind.FORWARD, slot.micro_batch, place), 0
+            return (SlotAction.INPUT, slot.micro_batch, after), 1
+        return (SlotAction.FORWARD, slot.micro_batch, place), 0
 
     while any(queues):
         for stage, queue in enumerate(queues):
             while queue:
                 slot = queue[0]
-                place = Place(stage, slot.chunk)
+                place = ChunkPlace(stage, slot.chunk)
                 needed = source(slot, place)
                 if needed and needed[0] not in done:
                     break
                 queue.pop(0)
-                last = slot.kind is Kind.WEIGHT and slot.micro_batch == BATCHES - 1
+                last = slot.kind is SlotAction.WEIGHT and slot.micro_batch == BATCHES - 1
                 bound = (done[needed[0]], needed[1]) if needed else None
                 done[slot.kind, slot.micro_batch, place] = len(calls)
                 calls.append(Call(stage, numbers[slot.kind, last], (bound,)))

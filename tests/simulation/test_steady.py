@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.engine import Run, simulate
-from stepcast.simulation.messages import Messages, Phase, Send
+from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pieces import Segment
 from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.schedule import Schedule
@@ -17,10 +17,10 @@ from stepcast.simulation.steady import PERIODS, added_s, repeats_after
 from tests.simulation.uniform import LANES, uniform_segments
 
 
-def segments(lengths_s: list[float]) -> Callable[[int, tuple[Phase, ...]], Segment]:
+def segments(lengths_s: list[float]) -> Callable[[int, tuple[SlotKind, ...]], Segment]:
     """Stages of different lengths."""
 
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment_of(stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         length_s = lengths_s[stage % len(lengths_s)]
         return uniform_segments(length_s, length_s, length_s / 2)(stage, phases)
 

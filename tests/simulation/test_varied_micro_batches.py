@@ -14,7 +14,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.simai import write
 from stepcast.simulation.chunks import Body
-from stepcast.simulation.schedule import Kind, Place
+from stepcast.simulation.schedule import ChunkPlace, SlotAction
 from stepcast.simulation.schedules.table import make_schedule
 
 CLUSTER = stepcast.load_cluster("dgx-h100")
@@ -52,16 +52,16 @@ def worked_out_s(bodies: Sequence[Sequence[Row]], pp: int, name: str, message_s:
     forward_s = [sum(row[0] * 1e-3 + reduce_s(row[3]) for row in body) for body in bodies]
     backward_s = [sum(row[1] + row[2] for row in body) * 1e-3 for body in bodies]
     schedule = make_schedule(name, pp, len(bodies), 2 if name == "dualpipe" else 1)
-    arrived: dict[tuple[bool, Place, int], float] = {}
+    arrived: dict[tuple[bool, ChunkPlace, int], float] = {}
     clock = [0.0] * pp
     wire: dict[tuple[bool, int], float] = {}
     queues = [list(order) for order in schedule.orders]
     while any(queues):
         for stage, queue in enumerate(queues):
             while queue:
-                slot, place = queue[0], Place(stage, queue[0].chunk)
-                assert slot.kind in (Kind.FORWARD, Kind.BACKWARD)
-                back = slot.kind is Kind.BACKWARD
+                slot, place = queue[0], ChunkPlace(stage, queue[0].chunk)
+                assert slot.kind in (SlotAction.FORWARD, SlotAction.BACKWARD)
+                back = slot.kind is SlotAction.BACKWARD
                 source = schedule.following(place) if back else schedule.previous(place)
                 if source is not None and (back, place, slot.micro_batch) not in arrived:
                     break

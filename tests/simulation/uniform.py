@@ -6,21 +6,26 @@ import numpy as np
 
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.messages import FREE, Messages, Phase
+from stepcast.simulation.messages import FREE, Messages, SlotKind
 from stepcast.simulation.pieces import Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import pipeline_program
-from stepcast.simulation.schedule import Kind, Schedule
+from stepcast.simulation.schedule import Schedule, SlotAction
 
 LANES = ("compute", "send activations", "send gradients", "receive activations", "receive gradients")
 
 
 def uniform_segments(
     forward_s: float, input_s: float, weight_s: float, overlapped_s: float | None = None
-) -> Callable[[int, tuple[Phase, ...]], Segment]:
+) -> Callable[[int, tuple[SlotKind, ...]], Segment]:
     """One op per slot; two interleaved slots are one op of *overlapped_s*, or their two ops in turn."""
-    seconds = {Kind.FORWARD: forward_s, Kind.BACKWARD: input_s + weight_s, Kind.INPUT: input_s, Kind.WEIGHT: weight_s}
+    seconds = {
+        SlotAction.FORWARD: forward_s,
+        SlotAction.BACKWARD: input_s + weight_s,
+        SlotAction.INPUT: input_s,
+        SlotAction.WEIGHT: weight_s,
+    }
 
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment_of(stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         name = "+".join(phase.kind.letter for phase in phases)
         if len(phases) == 2 and overlapped_s is not None:
             both = TimedOp(name, overlapped_s, inputs=(0, 1))

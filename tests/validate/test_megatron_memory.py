@@ -12,8 +12,8 @@ from stepcast.ir.model_parts import NormKind, PositionKind
 from stepcast.ir.strategy import RecomputeModule, Sharding
 from stepcast.validate.megatron_memory import (
     COMMAND,
-    Case,
     LeftOutError,
+    MemoryCase,
     layer_pattern,
     measure_folder,
     stage_layers_of,
@@ -63,7 +63,7 @@ GPT = {
 
 
 def test_arguments_become_a_model_a_strategy_and_a_framework() -> None:
-    test = Case(GPT)
+    test = MemoryCase(GPT)
     assert test.model.position.kind is PositionKind.LEARNED
     assert test.model.norm.kind is NormKind.LAYER
     assert test.model.biases.mlp
@@ -73,15 +73,15 @@ def test_arguments_become_a_model_a_strategy_and_a_framework() -> None:
     assert test.strategy.overlap.gradients
     assert not test.framework.dropout
     assert test.framework.flash_attention
-    assert Case({**GPT, "other_flags": ""}).framework.dropout
-    assert not Case({**GPT, "attention_backend": "unfused"}).framework.flash_attention
-    assert not Case({**GPT, "transformer_impl": "local"}).framework.flash_attention
+    assert MemoryCase({**GPT, "other_flags": ""}).framework.dropout
+    assert not MemoryCase({**GPT, "attention_backend": "unfused"}).framework.flash_attention
+    assert not MemoryCase({**GPT, "transformer_impl": "local"}).framework.flash_attention
 
 
 def test_mixtures_layouts_and_recomputed_modules_are_read() -> None:
     mixture = {"kind": "moe", "moe_experts": "8", "moe_topk": "2", "moe_ffn": "1024", "ep": "2", "etp": "1"}
     mixture |= {"moe_layer_freq": "([0]*1+[1]*11)", "recompute": "selective modules [layernorm moe_act]"}
-    test = Case({**GPT, **mixture, "pp_layout": "Et*3|(tt|)*4L"})
+    test = MemoryCase({**GPT, **mixture, "pp_layout": "Et*3|(tt|)*4L"})
     assert test.model.experts is not None
     assert test.model.experts.pattern == (False, *[True] * 11)
     assert test.strategy.recompute.modules == (RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION)
@@ -102,7 +102,7 @@ def test_mixtures_layouts_and_recomputed_modules_are_read() -> None:
 )
 def test_what_cannot_be_predicted_is_left_out_with_its_reason(changes: dict[str, str], why: str) -> None:
     with pytest.raises(LeftOutError, match=why):
-        Case({**GPT, **changes})
+        MemoryCase({**GPT, **changes})
 
 
 def test_patterns() -> None:

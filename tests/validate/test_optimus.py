@@ -19,7 +19,7 @@ from stepcast.optimus.cost import machine_of
 from stepcast.optimus.program import step_s
 from stepcast.validate.optimus import measure_folder
 from stepcast.validate.optimus import rows as left_out
-from stepcast.validate.scoreboard import Row
+from stepcast.validate.scoreboard import ScoredRow
 from tests.shared import DATA, ROOT, needs_data
 
 SWEEP = DATA / "optimus-sweep"
@@ -27,7 +27,7 @@ DATA_PARALLEL = DATA / "optimus-dp"
 SEED = ROOT / "examples" / "optimus-llama-1b.txt"
 
 
-def rows(folder: Path) -> tuple[list[Row], dict[str, int]]:
+def rows(folder: Path) -> tuple[list[ScoredRow], dict[str, int]]:
     found = measure_folder(str(folder))
     return [found.columns.row(at) for at in range(len(found.columns))], dict(found.skipped)
 

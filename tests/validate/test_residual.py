@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from stepcast.validate.residual import corrected_s, figures, fitted, left_out_s
-from stepcast.validate.scoreboard import Columns, Row, columns
+from stepcast.validate.scoreboard import MeasuredColumns, ScoredRow, columns
 
 
-def table(*groups: tuple[str, str, str, list[float]]) -> Columns:
+def table(*groups: tuple[str, str, str, list[float]]) -> MeasuredColumns:
     """Rows of (source, profile, kind) with these ratios of measured over predicted."""
     return columns(
         [
-            Row(f"{source} {at}", ratio, 1.0, {"source": source, "profile": profile, "kind": kind})
+            ScoredRow(f"{source} {at}", ratio, 1.0, {"source": source, "profile": profile, "kind": kind})
             for source, profile, kind, ratios in groups
             for at, ratio in enumerate(ratios)
         ]

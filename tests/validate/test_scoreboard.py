@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.validate.scoreboard import Columns, Measurements, Row, columns, scoreboard, summary
+from stepcast.validate.scoreboard import MeasuredColumns, Measurements, ScoredRow, columns, scoreboard, summary
 
 ROWS = [
-    Row("exact", 1e-3, 1e-3, {"kind": "linear"}),
-    Row("slow", 2e-3, 3e-3, {"kind": "linear"}),
-    Row("fast", 10e-6, 8e-6, {"kind": "add"}),
-    Row("other", 4e-3, 4e-3),
+    ScoredRow("exact", 1e-3, 1e-3, {"kind": "linear"}),
+    ScoredRow("slow", 2e-3, 3e-3, {"kind": "linear"}),
+    ScoredRow("fast", 10e-6, 8e-6, {"kind": "add"}),
+    ScoredRow("other", 4e-3, 4e-3),
 ]
 
 
@@ -40,7 +40,7 @@ def test_selections_are_summed_up_alone() -> None:
 
 
 def test_labels_are_in_the_order_people_count() -> None:
-    rows = [Row(str(n), 1.0, 1.0, {"ranks": f"{n} ranks"}) for n in (16, 2, 64, 8)]
+    rows = [ScoredRow(str(n), 1.0, 1.0, {"ranks": f"{n} ranks"}) for n in (16, 2, 64, 8)]
     assert list(scoreboard(Measurements(columns(rows), {})).groups["ranks"]) == [
         "2 ranks",
         "8 ranks",
@@ -58,7 +58,7 @@ def test_an_empty_set_has_no_summary() -> None:
 
 
 def test_only_the_ten_worst_are_named() -> None:
-    table = Columns(np.ones(50), np.linspace(1, 2, 50), {}, lambda at: f"row {at}")
+    table = MeasuredColumns(np.ones(50), np.linspace(1, 2, 50), {}, lambda at: f"row {at}")
     worst = scoreboard(Measurements(table, {})).worst
     assert [row.name for row in worst] == [f"row {at}" for at in range(49, 39, -1)]
 
@@ -75,22 +75,22 @@ def test_figures_are_ordered(times: list[tuple[float, float]]) -> None:
 @pytest.mark.parametrize(("measured", "predicted"), [(0.0, 1.0), (1.0, -1.0), (float("nan"), 1.0)])
 def test_rows_check_themselves(measured: float, predicted: float) -> None:
     with pytest.raises(ValueError, match="above zero"):
-        Row("bad", measured, predicted)
+        ScoredRow("bad", measured, predicted)
     with pytest.raises(ValueError, match="above zero"):
-        Columns(np.array([measured]), np.array([predicted]), {}, str)
+        MeasuredColumns(np.array([measured]), np.array([predicted]), {}, str)
 
 
 def test_columns_are_of_one_length() -> None:
     with pytest.raises(ValueError, match="as many entries"):
-        Columns(np.ones(2), np.ones(3), {}, str)
+        MeasuredColumns(np.ones(2), np.ones(3), {}, str)
 
 
 def test_coverage_counts_the_rows_with_a_band() -> None:
     rows = [
-        Row("inside", 1.0, 1.1, {"kind": "a"}, (0.9, 1.3)),
-        Row("below", 1.0, 1.4, {"kind": "a"}, (1.1, 1.6)),
-        Row("at its end", 1.0, 1.2, {"kind": "b"}, (1.0, 1.5)),
-        Row("without", 1.0, 2.0, {"kind": "b"}),
+        ScoredRow("inside", 1.0, 1.1, {"kind": "a"}, (0.9, 1.3)),
+        ScoredRow("below", 1.0, 1.4, {"kind": "a"}, (1.1, 1.6)),
+        ScoredRow("at its end", 1.0, 1.2, {"kind": "b"}, (1.0, 1.5)),
+        ScoredRow("without", 1.0, 2.0, {"kind": "b"}),
     ]
     board = scoreboard(Measurements(columns(rows), {}))
     assert board.summary is not None

@@ -4,7 +4,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from stepcast.analyze.recording import Block, BlockKind, Join, Local, Meeting, Part, Piece, RankRecord, Recording
+from stepcast.analyze.recording import (
+    BlockKind,
+    Join,
+    Local,
+    Meeting,
+    Piece,
+    RankRecord,
+    RecordedBlock,
+    Recording,
+    TimePart,
+)
 
 # Work that follows the tokens that a router sends: experts of two ranks do not do the same work.
 
@@ -48,7 +58,7 @@ def like_s(piece: Local, other: Local, slopes_s: Mapping[str, float]) -> float:
     return at_tokens_s(other.duration_s, other.tokens, piece.tokens, slopes_s.get(piece.role, 0.0))
 
 
-PieceChange = Callable[[RankRecord, Block, Piece], Piece]
+PieceChange = Callable[[RankRecord, RecordedBlock, Piece], Piece]
 
 
 def map_pieces(recording: Recording, change: PieceChange) -> Recording:
@@ -118,12 +128,12 @@ def scale_rank(recording: Recording, rank: int, factor: float) -> Recording:
 def scale_compute(recording: Recording, compute: float, memory: float) -> Recording:
     """Computation takes *compute* times as long, and what is bound by memory *memory* times."""
 
-    def change(_: RankRecord, __: Block, piece: Piece) -> Piece:
+    def change(_: RankRecord, __: RecordedBlock, piece: Piece) -> Piece:
         if isinstance(piece, Join):
             return replace(piece, own_s=piece.own_s * compute) if piece.waits else piece
-        if piece.part is Part.COMPUTE:
+        if piece.part is TimePart.COMPUTE:
             return _scaled(piece, compute)
-        return _scaled(piece, memory) if piece.part in (Part.OPTIMIZER, Part.DP) else piece
+        return _scaled(piece, memory) if piece.part in (TimePart.OPTIMIZER, TimePart.DP) else piece
 
     return map_pieces(recording, change)
 
@@ -196,13 +206,13 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         kind: _layer_factor(recording, stage, kind, held, layers) for kind in (BlockKind.FORWARD, BlockKind.BACKWARD)
     }
 
-    def change(record: RankRecord, block: Block, piece: Piece) -> Piece:
+    def change(record: RankRecord, block: RecordedBlock, piece: Piece) -> Piece:
         if record.stage != stage:
             return piece
         if block.kind in factors:
-            computes = isinstance(piece, Join) or piece.part is Part.COMPUTE
+            computes = isinstance(piece, Join) or piece.part is TimePart.COMPUTE
             return _scaled(piece, factors[block.kind]) if computes else piece
-        if isinstance(piece, Local) and piece.part in (Part.OPTIMIZER, Part.DP):
+        if isinstance(piece, Local) and piece.part in (TimePart.OPTIMIZER, TimePart.DP):
             return _scaled(piece, share)
         return piece
 

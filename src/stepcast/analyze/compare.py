@@ -31,7 +31,7 @@ SAME_PRECISION = {"tf32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """One quantity in both."""
 
     name: str
@@ -72,10 +72,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    step: Row
-    parts: tuple[Row, ...]
-    stages: Mapping[int, tuple[Row, ...]]
-    operations: tuple[Row, ...]
+    step: ComparedRow
+    parts: tuple[ComparedRow, ...]
+    stages: Mapping[int, tuple[ComparedRow, ...]]
+    operations: tuple[ComparedRow, ...]
     differences: tuple[Difference, ...]  # of what ran; none: the same run, as far as both say
     warnings: tuple[str, ...]
     kinds: tuple[str, str] = (PREDICTED, MEASURED)  # how each side came about
@@ -135,19 +135,19 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         if not isinstance(found.get("step_s"), int | float):
             raise ValueError(f"the {side} file does not say how long a step takes (step_s)")
     warnings = []
-    parts: tuple[Row, ...] = ()
+    parts: tuple[ComparedRow, ...] = ()
     if "breakdown_s" in predicted and "breakdown_s" in measured:
         parts = _rows(predicted["breakdown_s"], measured["breakdown_s"])
     else:
         warnings.append("one side has no breakdown of the step: parts are not compared")
     stages, missing = _stages(predicted.get("stages") or (), measured.get("stages") or ())
     warnings += missing
-    operations: tuple[Row, ...] = ()
+    operations: tuple[ComparedRow, ...] = ()
     if "operations_s" in predicted and "operations_s" in measured:
         operations = _rows(predicted["operations_s"], measured["operations_s"], fold=False)
     else:
         warnings.append("one side does not tell its operations apart: operations are not compared")
-    step = Row("step", float(predicted["step_s"]), float(measured["step_s"]))
+    step = ComparedRow("step", float(predicted["step_s"]), float(measured["step_s"]))
     first, second = _identity(predicted), _identity(measured)
     if not set(first) & set(second):
         warnings.append("nothing that both say tells whether they are the same run")
@@ -182,10 +182,10 @@ def _differences(first: Facts, second: Facts) -> tuple[Difference, ...]:
     return tuple(Difference(name, first[name], second[name]) for name in names if first[name] != second[name])
 
 
-def _rows(predicted: Facts, measured: Facts, fold: bool = True) -> tuple[Row, ...]:
+def _rows(predicted: Facts, measured: Facts, fold: bool = True) -> tuple[ComparedRow, ...]:
     left, right = (_folded(predicted, measured), _folded(measured, predicted)) if fold else (predicted, measured)
     names = list(dict.fromkeys([*left, *right]))
-    rows = [Row(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in names]
+    rows = [ComparedRow(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in names]
     return tuple(row for row in rows if row.predicted_s or row.measured_s)
 
 
@@ -197,7 +197,7 @@ def _folded(parts: Facts, other: Facts) -> dict[str, float]:
     return folded
 
 
-def _stages(predicted: Any, measured: Any) -> tuple[dict[int, tuple[Row, ...]], list[str]]:
+def _stages(predicted: Any, measured: Any) -> tuple[dict[int, tuple[ComparedRow, ...]], list[str]]:
     left = {row["stage"]: _seconds(row) for row in predicted}
     right = {row["stage"]: _seconds(row) for row in measured}
     both = sorted(set(left) & set(right))
@@ -207,7 +207,7 @@ def _stages(predicted: Any, measured: Any) -> tuple[dict[int, tuple[Row, ...]], 
     found = {}
     for stage in both:
         names = [name for name in left[stage] if name in right[stage]]
-        found[stage] = tuple(Row(name, left[stage][name], right[stage][name]) for name in names)
+        found[stage] = tuple(ComparedRow(name, left[stage][name], right[stage][name]) for name in names)
     return found, texts
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TypeGuard
 
 from stepcast.analyze.play import play
-from stepcast.analyze.recording import Block, Join, Local, Part, Piece, RankRecord, Recording
+from stepcast.analyze.recording import Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
 
 
 def at_shortest(recording: Recording) -> Recording:
@@ -50,7 +50,7 @@ def from_durations(recording: Recording) -> Recording:
 
 
 def _is_sync(piece: Piece) -> TypeGuard[Join]:
-    return isinstance(piece, Join) and piece.part is Part.OPTIMIZER
+    return isinstance(piece, Join) and piece.part is TimePart.OPTIMIZER
 
 
 def _total_s(sync: Join, update: Local) -> float:
@@ -85,7 +85,7 @@ def _shortest_optimizers(recording: Recording) -> dict[int, float]:
     return times_s
 
 
-def _block(block: Block, optimizer_s: dict[int, float]) -> Block:
+def _block(block: RecordedBlock, optimizer_s: dict[int, float]) -> RecordedBlock:
     pieces: list[Piece] = []
     sync: Join | None = None
     for piece in block.pieces:

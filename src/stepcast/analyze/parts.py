@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepcast.analyze.play import Played
-from stepcast.analyze.recording import COMMUNICATION, Join, Local, Part
+from stepcast.analyze.recording import COMMUNICATION, Join, Local, TimePart
 from stepcast.ir.group import Group
 
 # Waiting in these is waiting for a rank of the same stage; in any other, for another stage.
@@ -17,7 +17,7 @@ class RankParts:
 
     rank: int
     stage: int
-    parts_s: dict[Part, float] = field(default_factory=lambda: dict.fromkeys(Part, 0.0))
+    parts_s: dict[TimePart, float] = field(default_factory=lambda: dict.fromkeys(TimePart, 0.0))
     waits_s: dict[str, float] = field(default_factory=dict)  # by group
     exposed_s: dict[str, float] = field(default_factory=dict)  # communication in which nothing else ran
     overlapped_s: dict[str, float] = field(default_factory=dict)  # transfers hidden behind computation
@@ -25,13 +25,13 @@ class RankParts:
 
     @property
     def busy_s(self) -> float:
-        return self.parts_s[Part.COMPUTE] + self.parts_s[Part.OPTIMIZER]
+        return self.parts_s[TimePart.COMPUTE] + self.parts_s[TimePart.OPTIMIZER]
 
     @property
     def bubble_s(self) -> float:
-        return self.parts_s[Part.BUBBLE]
+        return self.parts_s[TimePart.BUBBLE]
 
-    def add(self, part: Part, seconds: float) -> None:
+    def add(self, part: TimePart, seconds: float) -> None:
         self.parts_s[part] += max(0.0, seconds)
 
 
@@ -52,7 +52,7 @@ def rank_parts(played: Played) -> tuple[RankParts, ...]:
             else:
                 _add_join(parts, played, piece, (cursor_s, end_s), last)
             cursor_s = end_s
-        parts.add(Part.BUBBLE, played.step_s - cursor_s)
+        parts.add(TimePart.BUBBLE, played.step_s - cursor_s)
         found.append(parts)
     return tuple(found)
 
@@ -80,16 +80,16 @@ def _add_join(
     """First the work of its own, then waiting for the last to come, then the transfer."""
     start_s, end_s = span_s
     free_s = min(start_s + join.own_s, end_s)
-    parts.add(Part.COMPUTE if join.waits else join.part, free_s - start_s)
+    parts.add(TimePart.COMPUTE if join.waits else join.part, free_s - start_s)
     came_s = max((float(played.meeting_start_s[number]) for number in join.waits), default=free_s)
     came_s = min(max(came_s, free_s), end_s)
     meetings = [played.recording.meetings[number] for number in join.meetings]
     group = meetings[0].group
-    parts.add(Part.WAIT if group in WITHIN_STAGE else Part.BUBBLE, came_s - free_s)
+    parts.add(TimePart.WAIT if group in WITHIN_STAGE else TimePart.BUBBLE, came_s - free_s)
     parts.add(join.part, end_s - came_s)
     _add(parts.waits_s, group, came_s - free_s)
     exposed_s = end_s - came_s + (0.0 if join.waits else free_s - start_s)
-    if join.part is not Part.OPTIMIZER:
+    if join.part is not TimePart.OPTIMIZER:
         _add(parts.exposed_s, join.part, exposed_s)
         transfer_s = max(meeting.transfer_s for meeting in meetings)
         _add(parts.overlapped_s, join.part, max(0.0, transfer_s - exposed_s) if join.own_s else 0.0)
@@ -101,7 +101,7 @@ def _add_join(
 
 def breakdown_s(parts: tuple[RankParts, ...]) -> dict[str, float]:
     """The mean over the ranks, which sums to the step."""
-    return {str(part): sum(one.parts_s[part] for one in parts) / len(parts) for part in Part}
+    return {str(part): sum(one.parts_s[part] for one in parts) / len(parts) for part in TimePart}
 
 
 def stage_rows(parts: tuple[RankParts, ...]) -> list[dict[str, float]]:
@@ -114,7 +114,7 @@ def stage_rows(parts: tuple[RankParts, ...]) -> list[dict[str, float]]:
             "busy_s": sum(one.busy_s for one in mine) / len(mine),
             "bubble_s": sum(one.bubble_s for one in mine) / len(mine),
         }
-        for part in Part:
+        for part in TimePart:
             row[f"{part}_s"] = sum(one.parts_s[part] for one in mine) / len(mine)
         rows.append(row)
     return rows

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepcast.analyze.recording import COMMUNICATION, Join, Local, Part, Piece, Recording
+from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, Recording, TimePart
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.simulation.arrays import Program, ProgramBuilder, Times
 from stepcast.simulation.critical import CriticalPath, critical_path
@@ -280,7 +280,7 @@ def _span(
         builder.add(name, lane, span_s[0], span_s[1] - span_s[0], kind=kind, micro_batch=micro_batch)
 
 
-def _kind(part: Part) -> SpanKind:
+def _kind(part: TimePart) -> SpanKind:
     if part in COMMUNICATION:
         return SpanKind.COMMUNICATION
-    return SpanKind.HOST if part is Part.HOST else SpanKind.COMPUTE
+    return SpanKind.HOST if part is TimePart.HOST else SpanKind.COMPUTE

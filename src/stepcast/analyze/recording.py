@@ -15,7 +15,7 @@ from stepcast.ir.check import require
 from stepcast.ir.layout import Layout
 
 
-class Part(StrEnum):
+class TimePart(StrEnum):
     """Where a moment of a rank goes."""
 
     COMPUTE = "compute"
@@ -33,7 +33,15 @@ class Part(StrEnum):
     OTHER = "other"
 
 
-COMMUNICATION = (Part.TP, Part.CP, Part.EP, Part.DP, Part.PP, Part.EMBEDDING, Part.EXPERT_DP)
+COMMUNICATION = (
+    TimePart.TP,
+    TimePart.CP,
+    TimePart.EP,
+    TimePart.DP,
+    TimePart.PP,
+    TimePart.EMBEDDING,
+    TimePart.EXPERT_DP,
+)
 
 
 class BlockKind(StrEnum):
@@ -48,7 +56,7 @@ class BlockKind(StrEnum):
 class Local:
     """What a rank does alone. Pieces of the same *role* do the same work, whichever rank runs them."""
 
-    part: Part
+    part: TimePart
     operation: str
     role: str
     micro_batch: int
@@ -65,7 +73,7 @@ class Join:
     """Taking part in meetings. It ends when its own overlapped work and the meetings it waits for have ended,
     and *tail_s* later."""
 
-    part: Part
+    part: TimePart
     operation: str
     role: str
     micro_batch: int
@@ -104,7 +112,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RecordedBlock:
     kind: BlockKind
     micro_batch: int
     pieces: tuple[Piece, ...]
@@ -114,7 +122,7 @@ class Block:
 class RankRecord:
     rank: int
     stage: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[RecordedBlock, ...]
 
     def pieces(self) -> Iterator[Piece]:
         for block in self.blocks:
@@ -156,7 +164,7 @@ class Recording:
                 for piece in block.pieces:
                     if isinstance(piece, Join):
                         total_s += piece.own_s
-                    elif piece.part is Part.COMPUTE:
+                    elif piece.part is TimePart.COMPUTE:
                         total_s += piece.duration_s
         return total_s
 

@@ -107,7 +107,7 @@ class _Sending:
 
 
 @dataclass(frozen=True)
-class State:
+class ReplayState:
     """One run of the step and where its time went."""
 
     played: Played
@@ -128,9 +128,9 @@ class Replay:
     recording: Recording
     changed: Recording
     changes: tuple[str, ...]
-    measured: State
-    before: State
-    after: State
+    measured: ReplayState
+    before: ReplayState
+    after: ReplayState
 
     def __repr__(self) -> str:
         changes = ", ".join(self.changes) or "nothing changed"
@@ -224,10 +224,10 @@ def replay(
         run = partial(play_shared, cluster=shares)
         changed = assuming(changed, f"engine fluid: what meets at once shares the links of {shares.name}")
     as_was = run(recording)
-    before = State(as_was, rank_parts(as_was))
+    before = ReplayState(as_was, rank_parts(as_was))
     after = before
     if changes:
         then = run(changed)
-        after = State(then, rank_parts(then))
+        after = ReplayState(then, rank_parts(then))
     as_measured = measured(recording)
-    return Replay(recording, changed, tuple(changes), State(as_measured, rank_parts(as_measured)), before, after)
+    return Replay(recording, changed, tuple(changes), ReplayState(as_measured, rank_parts(as_measured)), before, after)

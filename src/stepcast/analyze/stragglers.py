@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.stragglers import Operation, WorkerSteps
+from stepcast.ir.stragglers import ReplicaOperation, WorkerSteps
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 
@@ -35,7 +35,7 @@ SLACK_S = 50e-6  # a receive that begins so much after its last compute is of no
 
 
 @dataclass(frozen=True)
-class Unit:
+class WaitUnit:
     """Operations that end together; one that waits for nobody is a unit by itself."""
 
     members: tuple[int, ...]
@@ -160,15 +160,15 @@ class Structure:
             self.before[clip[0]].add(scatters[-1])
         self._chain([*tail, *clip, *self._kinds(stage, "optimizer")])
 
-    def _units(self) -> list[Unit]:
-        grouped: dict[int, Unit] = {}
+    def _units(self) -> list[WaitUnit]:
+        grouped: dict[int, WaitUnit] = {}
         for direction, (_, step) in DIRECTIONS.items():
             for stage in range(self._run.stages):
                 peer = (stage + step) % self._run.stages
                 sends = self._pairs.get((stage, f"{direction}-send"), [])
                 receives = self._pairs.get((peer, f"{direction}-recv"), [])
                 for pair in zip(sends, receives, strict=False):
-                    unit = Unit(pair, across=False, grouped=True)
+                    unit = WaitUnit(pair, across=False, grouped=True)
                     grouped |= dict.fromkeys(pair, unit)
         for kind, across in ((EMBEDDING, False), (CLIP, True)):
             together: dict[int, list[int]] = defaultdict(list)
@@ -176,17 +176,17 @@ class Structure:
                 if operation.kind == kind:
                     together[operation.turn].append(at)
             for members in together.values():
-                unit = Unit(tuple(members), across, grouped=True)
+                unit = WaitUnit(tuple(members), across, grouped=True)
                 grouped |= dict.fromkeys(members, unit)
         for at, operation in enumerate(self.operations):
             if operation.kind in (GATHER, SCATTER):
-                grouped[at] = Unit((at,), across=True, grouped=True)
+                grouped[at] = WaitUnit((at,), across=True, grouped=True)
         alone = {
-            at: Unit((at,), across=False, grouped=False) for at in range(len(self.operations)) if at not in grouped
+            at: WaitUnit((at,), across=False, grouped=False) for at in range(len(self.operations)) if at not in grouped
         }
         return list(dict.fromkeys((grouped | alone).values()))
 
-    def _sorted(self) -> list[Unit]:
+    def _sorted(self) -> list[WaitUnit]:
         """Units after what they wait for."""
         unit_of = {at: number for number, unit in enumerate(self.units) for at in unit.members}
         waits = [
@@ -221,7 +221,7 @@ JOINED = {"forward-send": "forward-pp-comm", "forward-recv": "forward-pp-comm",
 
 
 @dataclass(frozen=True, eq=False)
-class Stragglers:
+class StragglerJob:
     """A job, its operations as recorded and as they usually are."""
 
     run: WorkerSteps
@@ -318,7 +318,7 @@ class Stragglers:
         return found
 
     @staticmethod
-    def _joined(operation: Operation) -> str:
+    def _joined(operation: ReplicaOperation) -> str:
         return JOINED.get(operation.kind, operation.kind)
 
     def _kept_alone(self, mask: BoolArray) -> float:
@@ -398,5 +398,5 @@ class Stragglers:
 STRAGGLES = 1.05  # a worker that slows the job by less is not told
 
 
-def analyze_stragglers(run: WorkerSteps) -> Stragglers:
-    return Stragglers(run)
+def analyze_stragglers(run: WorkerSteps) -> StragglerJob:
+    return StragglerJob(run)

@@ -18,7 +18,17 @@ from stepcast.analyze.changes import (
 from stepcast.analyze.megatron.stragglers import find_stragglers
 from stepcast.analyze.parts import rank_parts
 from stepcast.analyze.play import measured
-from stepcast.analyze.recording import Block, BlockKind, Join, Local, Meeting, Part, Piece, RankRecord, Recording
+from stepcast.analyze.recording import (
+    BlockKind,
+    Join,
+    Local,
+    Meeting,
+    Piece,
+    RankRecord,
+    RecordedBlock,
+    Recording,
+    TimePart,
+)
 from stepcast.cost.collectives import price, route_of
 from stepcast.hardware import Cluster, group_path, load_gpu
 from stepcast.ir.group import Group
@@ -26,7 +36,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.work import CollectiveKind
-from stepcast.simulation.schedule import Kind, Place, Schedule, Slot
+from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.simulation.schedules.table import kind_named, make_schedule
 from stepcast.units import parse_size_bytes
 
@@ -92,13 +102,13 @@ class _Replicas:
 
     def _piece(self, piece: Piece, stage: int, replica: int, tensor: int) -> list[Piece]:
         if isinstance(piece, Local):
-            if piece.part is Part.DP and self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
+            if piece.part is TimePart.DP and self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
                 return [piece, self._gradients(piece, stage, tensor)]
             return [piece]
         number = {old: self._meeting(old, replica) for old in piece.meetings}
         kept = [old for old in piece.meetings if number[old] is not None]
         if not kept:
-            return [Local(Part.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)]
+            return [Local(TimePart.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)]
         return [
             replace(
                 piece,
@@ -140,7 +150,7 @@ class _Replicas:
             members = tuple(rank_at(stage, other, tensor, self.layout) for other in range(self.dp))
             self.meetings.append(Meeting(Group.DP, "all-reduce", piece.operation, members, size_bytes, transfer_s))
         number = self.numbers[key]
-        return Join(Part.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
+        return Join(TimePart.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
 
     def _gradient_bytes(self, stage: int) -> int:
         known = self.old.facts.get("gradient_bytes")
@@ -177,7 +187,7 @@ class _Messages:
                 for piece in block.pieces:
                     if isinstance(piece, Join):
                         tails.setdefault(record.rank, []).append(piece.tail_s)
-                    elif piece.part is Part.HOST:
+                    elif piece.part is TimePart.HOST:
                         gaps.setdefault(record.rank, []).append(piece.duration_s)
         self.gap_s = {rank: mean(listed) for rank, listed in gaps.items()}
         self.tail_s = {rank: mean(listed) for rank, listed in tails.items()}
@@ -243,9 +253,9 @@ class _Build:
                 blocks.append(self._copied(block, ("finish",), 1.0))
         return replace(record, blocks=tuple(blocks))
 
-    def _slot(self, record: RankRecord, slot: Slot) -> Block:
+    def _slot(self, record: RankRecord, slot: Slot) -> RecordedBlock:
         """The measured forward or backward of the same turn, a chunk of it where there are several."""
-        kind = BlockKind.FORWARD if slot.kind is Kind.FORWARD else BlockKind.BACKWARD
+        kind = BlockKind.FORWARD if slot.kind is SlotAction.FORWARD else BlockKind.BACKWARD
         measured = [block for block in record.blocks if block.kind is kind]
         if not measured:
             raise ValueError(f"rank {record.rank} has no {kind} to repeat")
@@ -253,7 +263,7 @@ class _Build:
         copied = self._copied(block, (slot.micro_batch, slot.chunk), 1 / self.plan.chunks)
         return replace(copied, micro_batch=slot.micro_batch)
 
-    def _copied(self, block: Block, instance: tuple[object, ...], share: float) -> Block:
+    def _copied(self, block: RecordedBlock, instance: tuple[object, ...], share: float) -> RecordedBlock:
         pieces: list[Piece] = []
         for piece in block.pieces:
             if isinstance(piece, Local):
@@ -275,7 +285,7 @@ class _Build:
         meeting = self.old.meetings[old]
         return self._number(("copy", old, *instance), lambda: replace(meeting, transfer_s=meeting.transfer_s * share))
 
-    def _passing(self, record: RankRecord, before: Slot | None, after: Slot | None) -> list[Block]:
+    def _passing(self, record: RankRecord, before: Slot | None, after: Slot | None) -> list[RecordedBlock]:
         """The messages between two slots: what *before* made and what *after* needs."""
         sent = None if before is None else self._message(record, before, outbound=True)
         needed = None if after is None else self._message(record, after, outbound=False)
@@ -290,17 +300,17 @@ class _Build:
             blocks.append(self._joins(record, needed[1], (needed[0],), (needed[0],)))
         return blocks
 
-    def _joins(self, record: RankRecord, way: str, numbers: tuple[int, ...], waits: tuple[int, ...]) -> Block:
+    def _joins(self, record: RankRecord, way: str, numbers: tuple[int, ...], waits: tuple[int, ...]) -> RecordedBlock:
         name = f"{way} message"
-        gap = Local(Part.HOST, "gap", f"before {name}", -1, 0.0, self.messages.gap_s.get(record.rank, 0.0))
+        gap = Local(TimePart.HOST, "gap", f"before {name}", -1, 0.0, self.messages.gap_s.get(record.rank, 0.0))
         tail_s = self.messages.tail_s.get(record.rank, 0.0) if waits else 0.0
-        join = Join(Part.PP, name, name, -1, 0.0, 0.0, numbers, waits, 0.0, tail_s)
-        return Block(BlockKind.MESSAGE, -1, (gap, join))
+        join = Join(TimePart.PP, name, name, -1, 0.0, 0.0, numbers, waits, 0.0, tail_s)
+        return RecordedBlock(BlockKind.MESSAGE, -1, (gap, join))
 
     def _message(self, record: RankRecord, slot: Slot, outbound: bool) -> tuple[int, str] | None:
         """(meeting, direction) of what *slot* makes or needs."""
-        here = Place(record.stage, slot.chunk)
-        forward = slot.kind is Kind.FORWARD
+        here = ChunkPlace(record.stage, slot.chunk)
+        forward = slot.kind is SlotAction.FORWARD
         other = self.plan.following(here) if forward == outbound else self.plan.previous(here)
         if other is None or other.stage == record.stage:
             return None

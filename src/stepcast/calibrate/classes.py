@@ -12,8 +12,8 @@ from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.operator_times import OperatorTimes
 from stepcast.pytorch.profile.cases import Case
-from stepcast.pytorch.profile.corrections import Fitted, fit_class
-from stepcast.pytorch.profile.measure import Document, Points, to_toml
+from stepcast.pytorch.profile.corrections import FittedClass, fit_class
+from stepcast.pytorch.profile.measure import Document, MeasuredPoints, to_toml
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu
@@ -42,7 +42,7 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     where = measured[0].source
     gpu = gpu_of(gpu_name, (one.device for one in measured), where)
     in_step = measured[0].matrix_share is not None
-    points = Points(_points(measured, gpu, in_step))
+    points = MeasuredPoints(_points(measured, gpu, in_step))
     fitted = _fitted(measured, points, gpu, in_step)
     if not fitted:
         raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
@@ -76,7 +76,9 @@ def _points(measured: Sequence[OperatorTimes], gpu: "Gpu", in_step: bool) -> dic
     return {name: math.exp(sum(map(math.log, seconds)) / len(seconds)) for name, seconds in listed.items()}
 
 
-def _fitted(measured: Sequence[OperatorTimes], points: Points, gpu: "Gpu", in_step: bool) -> tuple[Fitted, ...]:
+def _fitted(
+    measured: Sequence[OperatorTimes], points: MeasuredPoints, gpu: "Gpu", in_step: bool
+) -> tuple[FittedClass, ...]:
     import numpy as np
 
     fit = default_fit()
@@ -103,12 +105,12 @@ def _fitted(measured: Sequence[OperatorTimes], points: Points, gpu: "Gpu", in_st
     return tuple(found)
 
 
-def _class_facts(entry: Fitted) -> Facts:
+def _class_facts(entry: FittedClass) -> Facts:
     facts = {key: value for key, value in asdict(entry).items() if key not in ("kind", "correction")}
     return {**asdict(entry.correction), **facts, "used": entry.helps}
 
 
-def _overall(fitted: Sequence[Fitted]) -> Facts:
+def _overall(fitted: Sequence[FittedClass]) -> Facts:
     """Mean errors over all points."""
     known = [entry for entry in fitted if entry.left_out is not None]
     return {
@@ -123,7 +125,7 @@ def _mean(weighted: Sequence[tuple[float, int]]) -> float | None:
     return sum(error * points for error, points in weighted) / count if count else None
 
 
-def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[Fitted], in_step: bool) -> list[str]:
+def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[FittedClass], in_step: bool) -> list[str]:
     texts = [warning for one in measured for warning in one.warnings]
     alone = [entry.kind for entry in fitted if entry.points == 1]
     if alone:
@@ -168,7 +170,7 @@ def _named(kinds: Sequence[str]) -> str:
     return ", ".join(kinds[:6]) + (f" and {len(kinds) - 6} more" if len(kinds) > 6 else "")
 
 
-def quality_toml(fitted: Sequence[Fitted]) -> str:
+def quality_toml(fitted: Sequence[FittedClass]) -> str:
     """How good each correction is; nothing reads it back, but whoever opens the file."""
     lines = []
     for entry in fitted:

@@ -8,8 +8,8 @@ from typing import Any
 
 from stepcast.analyze.changes import bus_factor
 from stepcast.analyze.megatron.analysis import MegatronAnalysis
-from stepcast.analyze.megatron.meetings import Traffic
-from stepcast.analyze.recording import BlockKind, Part
+from stepcast.analyze.megatron.meetings import MeetingTraffic
+from stepcast.analyze.recording import BlockKind, TimePart
 from stepcast.calibrate.megatron_points import ComputePoint, FactorFit, RunPoints, compute_points, fit_factor
 from stepcast.cost.calibration import Correction
 from stepcast.cost.collectives.sweep import reached_busbw
@@ -55,7 +55,7 @@ class LinkFit:
     error: float
 
 
-def link_points(traffic: Sequence[Traffic]) -> list[LinkPoint]:
+def link_points(traffic: Sequence[MeetingTraffic]) -> list[LinkPoint]:
     """What of *traffic* passed a link with nothing beside it; each kind and size once."""
     found: dict[tuple[str, str, int], LinkPoint] = {}
     for row in traffic:
@@ -327,7 +327,7 @@ def _link(fitted: LinkFit) -> dict[str, Facts]:
 
 def _fixed(runs: Iterable[MegatronAnalysis]) -> dict[str, Facts]:
     """Time per step in which a rank neither computes nor communicates nor waits."""
-    seconds = [mean(parts.parts_s[Part.HOST] for parts in one.parts) for one in runs]
+    seconds = [mean(parts.parts_s[TimePart.HOST] for parts in one.parts) for one in runs]
     known = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
     value = median(seconds)
     return {"fixed_step_s": _constant("fixed step overhead (host)", value, format_seconds(value), len(seconds), known)}

@@ -18,7 +18,7 @@ from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth
-    from stepcast.analyze.megatron.meetings import Traffic
+    from stepcast.analyze.megatron.meetings import MeetingTraffic
     from stepcast.inputs.source import Source
     from stepcast.views.view import View
 
@@ -172,7 +172,7 @@ def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":
 
     cluster = load_cluster(args.cluster, args.set)
 
-    def busbw(traffic: "Traffic") -> float | None:
+    def busbw(traffic: "MeetingTraffic") -> float | None:
         if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
             return None
         return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)

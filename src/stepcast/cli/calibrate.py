@@ -18,7 +18,7 @@ Facts = dict[str, Any]
 Calibrate = Callable[[Sequence[str], argparse.Namespace], tuple[Facts, str]]
 
 
-class Place(NamedTuple):
+class FitFunctions(NamedTuple):
     """Where the functions for one source are: what fits, and what writes the result as text."""
 
     calibrate: str  # a module with calibrate(paths, args) -> facts and the file to write
@@ -28,11 +28,11 @@ class Place(NamedTuple):
 CLASSES = "calibration_text"
 # By format of the runs.
 CALIBRATIONS = {
-    "op-times": Place("stepcast.cli.calibrate_operators", CLASSES),
-    "kineto": Place("stepcast.cli.calibrate_kineto", CLASSES),
-    "megatron": Place("stepcast.cli.calibrate_megatron", CLASSES),
-    "optimus": Place("stepcast.cli.calibrate_optimus", "optimus_calibration_text"),
-    "nccl-tests": Place("stepcast.cli.calibrate_collectives", "collective_calibration_text"),
+    "op-times": FitFunctions("stepcast.cli.calibrate_operators", CLASSES),
+    "kineto": FitFunctions("stepcast.cli.calibrate_kineto", CLASSES),
+    "megatron": FitFunctions("stepcast.cli.calibrate_megatron", CLASSES),
+    "optimus": FitFunctions("stepcast.cli.calibrate_optimus", "optimus_calibration_text"),
+    "nccl-tests": FitFunctions("stepcast.cli.calibrate_collectives", "collective_calibration_text"),
 }
 
 

@@ -24,7 +24,7 @@ from stepcast.views.step import memory_words, remedy_pairs
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
-    from stepcast.goodput.plan import Phase, Plan
+    from stepcast.goodput.plan import Plan, TrainingPhase
     from stepcast.ir.step import StepReport
     from stepcast.questions.settle import SettledRun
 
@@ -199,7 +199,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _band_days(median: float, forecasts: "list[SettledRun | None]", phases: list["Phase"]) -> dict[str, float] | None:
+def _band_days(
+    median: float, forecasts: "list[SettledRun | None]", phases: list["TrainingPhase"]
+) -> dict[str, float] | None:
     """The median with every step at the low and at the high end of its range."""
     reports = [found.prediction.report for found in forecasts if found]
     if len(reports) < len(phases):
@@ -212,7 +214,7 @@ def _band_days(median: float, forecasts: "list[SettledRun | None]", phases: list
     }
 
 
-def _mfu(forecasts: "list[SettledRun | None]", phases: list["Phase"]) -> float | None:
+def _mfu(forecasts: "list[SettledRun | None]", phases: list["TrainingPhase"]) -> float | None:
     """Return the MFU of the steps, weighted by GPU time; None if one was measured."""
     reached = [found.prediction.report.throughput if found else None for found in forecasts]
     if None in reached:
@@ -242,17 +244,17 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
     return found
 
 
-def _phase(args: argparse.Namespace, found: "SettledRun | None", operation: "Operation") -> "Phase":
+def _phase(args: argparse.Namespace, found: "SettledRun | None", operation: "Operation") -> "TrainingPhase":
     from stepcast.goodput.operation import idle_node_watts, node_watts
-    from stepcast.goodput.plan import Phase
+    from stepcast.goodput.plan import TrainingPhase
 
     if found is None:
         tokens = float(args.seq or 0) * (args.global_batch or 0)
-        phase = Phase(0, args.step_s, tokens, args.gpus, replicas=_measured_replicas(args) or 1)
+        phase = TrainingPhase(0, args.step_s, tokens, args.gpus, replicas=_measured_replicas(args) or 1)
     else:
         node, report, layout = found.cluster.node, found.prediction.report, found.strategy.layout
         gpus = min(node.gpus, layout.gpus)
-        phase = Phase(
+        phase = TrainingPhase(
             0,
             report.step_s,
             found.strategy.tokens,
@@ -285,7 +287,7 @@ def _verdict(report: "StepReport") -> dict[str, Any] | None:
     return {name: value for name, value in report.memory_bytes.items() if name != "stages"}
 
 
-def _steps(args: argparse.Namespace, phase: "Phase", operation: "Operation") -> int:
+def _steps(args: argparse.Namespace, phase: "TrainingPhase", operation: "Operation") -> int:
     given = [name for name in ("tokens", "steps", "until") if getattr(args, name) is not None]
     if len(given) != 1:
         raise ValueError("say how long the run is: one of --tokens 15T, --steps 100000 or --until 2027-01-31")

@@ -17,8 +17,8 @@ from stepcast.units import format_bytes, format_percent, format_rate, format_sec
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu
-    from stepcast.pytorch.profile.corrections import Fitted
-    from stepcast.pytorch.profile.measure import Document, Progress
+    from stepcast.pytorch.profile.corrections import FittedClass
+    from stepcast.pytorch.profile.measure import Document, MeasuringProgress
     from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.cost.fits import default_fit
     from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
     from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
-    from stepcast.pytorch.profile.measure import Document, Points, measure, measure_sustained
+    from stepcast.pytorch.profile.measure import Document, MeasuredPoints, measure, measure_sustained
     from stepcast.pytorch.profile.torch_backend import TorchBackend, load_torch
 
     torch = load_torch()
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     gpu = _gpu(args.gpu, backend.device)
     known = _known(Path(args.output), backend)
     cases = gpu_cases(gpu, default_fit(), backend.formats, args.quick)
-    document = known or Document(gpu.name, backend.device, backend.software, Points())
+    document = known or Document(gpu.name, backend.device, backend.software, MeasuredPoints())
     document = replace(document, gpu=gpu.name, launch=document.launch or backend.launch())
     paces = [document.launch]
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
@@ -146,7 +146,7 @@ class _Keeper:
     def __init__(self, path: str, document: "Document", look: Callable[[], None]) -> None:
         self._path, self._document, self._written_s, self._look = path, document, 0.0, look
 
-    def __call__(self, progress: "Progress") -> None:
+    def __call__(self, progress: "MeasuringProgress") -> None:
         _show_progress(progress)
         if progress.done % LOOK_EVERY == 0:
             self._look()  # at the host, whose pace differs from one second to the next
@@ -155,7 +155,7 @@ class _Keeper:
             _write(self._path, replace(self._document, points=progress.points))
 
 
-def _show_progress(progress: "Progress") -> None:
+def _show_progress(progress: "MeasuringProgress") -> None:
     took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
     line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
     if sys.stderr.isatty():
@@ -164,7 +164,9 @@ def _show_progress(progress: "Progress") -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _show(args: argparse.Namespace, document: "Document", fitted: Sequence["Fitted"], backend: "TorchBackend") -> None:
+def _show(
+    args: argparse.Namespace, document: "Document", fitted: Sequence["FittedClass"], backend: "TorchBackend"
+) -> None:
     from stepcast.pytorch.profile.torch_collectives import bus_bytes_per_s
 
     points = document.points

@@ -36,7 +36,7 @@ def _whole(stream: BinaryIO) -> bytes:
     return read_most(stream, PIPE, "standard input")
 
 
-class Bar:
+class ProgressBar:
     """How far something is, from one second on, with what is left of it; shown where a person looks."""
 
     def __init__(self, label: str, unit: str = "") -> None:
@@ -70,5 +70,5 @@ def moving_text(label: str, ticks: int, told: str) -> str:
 def _bar(path: str) -> Progress | None:
     if not sys.stderr.isatty() or not os.path.isfile(path) or os.path.getsize(path) < SMALLEST_BYTES:
         return None
-    size, bar = os.path.getsize(path), Bar(os.path.basename(path)[:30], " MB")
+    size, bar = os.path.getsize(path), ProgressBar(os.path.basename(path)[:30], " MB")
     return lambda done: bar(done / 1e6, size / 1e6)

@@ -111,15 +111,15 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
 
 
 def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
-    from stepcast.ir.schedules import Placement
+    from stepcast.ir.schedules import PiecePlacement
     from stepcast.pytorch.run.execute import RunPlan, Turn
-    from stepcast.simulation.schedule import Kind
+    from stepcast.simulation.schedule import SlotAction
 
     schedule, workload = prediction.step.schedule, prediction.workload
-    if schedule.placement is not Placement.LOOP:
+    if schedule.placement is not PiecePlacement.LOOP:
         raise ValueError(f"schedule {schedule.name} places its chunks both ways, which run cannot do yet")
-    names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input-gradient",
-             Kind.WEIGHT: "weight-gradient"}  # fmt: skip
+    names = {SlotAction.FORWARD: "forward", SlotAction.BACKWARD: "backward", SlotAction.INPUT: "input-gradient",
+             SlotAction.WEIGHT: "weight-gradient"}  # fmt: skip
     orders = tuple(
         tuple(Turn(names[slot.kind], slot.micro_batch, slot.chunk) for slot in order) for order in schedule.orders
     )

@@ -14,7 +14,7 @@ from stepcast.ir.step import StepReport
 from stepcast.questions.spelling import predict_words
 from stepcast.searching.mixed import words_of
 from stepcast.searching.reasons import binding, differences_s, shares
-from stepcast.searching.result import Counts, Found, Missed, Result
+from stepcast.searching.result import Counts, Missed, Result, SimulatedCandidate
 from stepcast.searching.sensitivity import sensitivity
 
 # Where nothing fits: so many times the GPUs.
@@ -75,7 +75,7 @@ def best_row(asked: Question) -> tuple[dict[str, Any] | None, Counts]:
     return _row(asked, 1, best, report, True), result.counts
 
 
-def _is_tie(asked: Question, best: Found, report: StepReport, found: Found) -> bool:
+def _is_tie(asked: Question, best: SimulatedCandidate, report: StepReport, found: SimulatedCandidate) -> bool:
     """Return True if *found* is as good as the best within our error of its step, on as many GPUs."""
     if found.gpus != best.gpus:
         return False
@@ -84,7 +84,7 @@ def _is_tie(asked: Question, best: Found, report: StepReport, found: Found) -> b
     return report.low_s <= report.step_s * (found.score / best.score) <= report.high_s
 
 
-def _report(asked: Question, found: Found) -> StepReport:
+def _report(asked: Question, found: SimulatedCandidate) -> StepReport:
     return predict(asked.model, asked.priced, found.strategy, found.framework, found.options).report
 
 
@@ -106,7 +106,7 @@ def _sensitivity(asked: Question, result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def _row(asked: Question, rank: int, found: Found, report: StepReport, equal: bool) -> dict[str, Any]:
+def _row(asked: Question, rank: int, found: SimulatedCandidate, report: StepReport, equal: bool) -> dict[str, Any]:
     assert report.throughput is not None
     args = asked.args
     run = training(args, found.strategy, found.step_s) or {}
@@ -132,11 +132,11 @@ def _row(asked: Question, rank: int, found: Found, report: StepReport, equal: bo
     }
 
 
-def _kinds(found: Found) -> str:
+def _kinds(found: SimulatedCandidate) -> str:
     return ", ".join(f"{stages} on {kind}" for kind, stages in words_of(found.kinds).items())
 
 
-def _command(asked: Question, found: Found) -> str:
+def _command(asked: Question, found: SimulatedCandidate) -> str:
     """The line that predicts this row alone; of two kinds of GPUs, that searches it alone."""
     args = asked.args
     if found.kinds:
@@ -150,7 +150,7 @@ def _command(asked: Question, found: Found) -> str:
     return shlex.join(words)
 
 
-def _fixed(asked: Question, found: Found) -> str:
+def _fixed(asked: Question, found: SimulatedCandidate) -> str:
     args, row = asked.args, all_words(found.strategy)
     words = ["stepcast", "search", "--model", args.model, "--cluster", args.cluster]
     for each in args.set:

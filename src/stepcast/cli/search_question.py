@@ -25,7 +25,7 @@ from stepcast.searching.best import MEMORY_RESERVE, room_bytes, search_parts
 from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import joined, search_mixed
 from stepcast.searching.refine import refined
-from stepcast.searching.result import Counts, Found, Result, Watch
+from stepcast.searching.result import Counts, Result, SimulatedCandidate, Watch
 from stepcast.searching.search import parts_of
 from stepcast.searching.space import OVERLAPS, RECOMPUTES, Axes, Space, space_of, useful_recomputes
 from stepcast.units import format_seconds
@@ -232,7 +232,7 @@ class _Watching:
 
             signal.signal(signal.SIGINT, self.before)
 
-    def __call__(self, counts: Counts, best: Found | None) -> None:
+    def __call__(self, counts: Counts, best: SimulatedCandidate | None) -> None:
         if self.before is None:
             self._catch()
         if self.stopped:

@@ -22,7 +22,7 @@ CLEAR_LINE = "\r\033[K"
 ASCII = str.maketrans("…–—×µ·’“”", '~--xu.\'""')
 
 
-class Shown:
+class SafeStream:
     """A text stream that shows control characters and sends none; all else is the stream's own."""
 
     def __init__(self, stream: TextIO, plain: bool = False) -> None:
@@ -71,7 +71,7 @@ def encodable(text: str, encoding: str | None) -> str:
 def shown_streams(plain: bool = False) -> Iterator[None]:
     """Everything printed meanwhile passes through :class:`Shown`, without colour where *plain*."""
     out, err = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = cast(TextIO, Shown(out, plain)), cast(TextIO, Shown(err, plain))
+    sys.stdout, sys.stderr = cast(TextIO, SafeStream(out, plain)), cast(TextIO, SafeStream(err, plain))
     try:
         yield
     finally:

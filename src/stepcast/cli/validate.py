@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width, write_file
 from stepcast.cli.pages import told_page, write_page
-from stepcast.cli.progress import Bar
+from stepcast.cli.progress import ProgressBar
 from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import heading, show_status
 from stepcast.ir.watched import watching
@@ -18,7 +18,7 @@ from stepcast.units import format_bytes, format_count, format_percent, format_se
 
 if TYPE_CHECKING:
     from stepcast.ir.facts import PointFacts
-    from stepcast.validate.scoreboard import Columns, Row, Scoreboard, Summary
+    from stepcast.validate.scoreboard import MeasuredColumns, Scoreboard, ScoredRow, Summary
     from stepcast.validate.sets import MeasurementSet
     from stepcast.views.document import About, Page
 
@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.validate.scoreboard import scoreboard
 
     boards: dict[str, Scoreboard] = {}
-    measured: dict[str, Columns] = {}
+    measured: dict[str, MeasuredColumns] = {}
     places, absent = _places(args)
     check_applicable(args, sets=[entry.name for entry, _ in places])
     for entry, found_at in places:
         _progress(entry.name)
-        with watching(Bar(entry.name, " rows")):
+        with watching(ProgressBar(entry.name, " rows")):
             found = entry.measure(*map(str, found_at), **_options(args, entry.name))
         board = scoreboard(found)
         if args.data and board.summary is None:
@@ -84,7 +84,7 @@ def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
 
 
 def _page(
-    sets: dict[str, Any], measured: Mapping[str, "Columns"], boards: Mapping[str, "Scoreboard"], about: "About"
+    sets: dict[str, Any], measured: Mapping[str, "MeasuredColumns"], boards: Mapping[str, "Scoreboard"], about: "About"
 ) -> "Page":
     from stepcast.views.validate import MOST_DOTS, validate_page
 
@@ -92,7 +92,7 @@ def _page(
     return validate_page(sets, points, {name: board.unit for name, board in boards.items()}, about)
 
 
-def _points(columns: "Columns", most: int) -> Iterable["PointFacts"]:
+def _points(columns: "MeasuredColumns", most: int) -> Iterable["PointFacts"]:
     """Rows to draw: all, or evenly picked ones and the worst."""
     import numpy as np
 
@@ -182,7 +182,7 @@ def board_facts(board: "Scoreboard") -> dict[str, Any]:
     }
 
 
-def _row_facts(row: "Row", unit: str) -> dict[str, Any]:
+def _row_facts(row: "ScoredRow", unit: str) -> dict[str, Any]:
     return {
         "name": row.name,
         f"measured_{unit}": row.measured_s,
@@ -238,7 +238,7 @@ def _signed(error: float) -> str:
     return f"{error * 100:+.1f} %"
 
 
-def _ends(columns: "Columns", at: int, banded: bool) -> tuple[str, ...]:
+def _ends(columns: "MeasuredColumns", at: int, banded: bool) -> tuple[str, ...]:
     """The band of a row, blank where it has none."""
     if not banded:
         return ()
@@ -246,7 +246,7 @@ def _ends(columns: "Columns", at: int, banded: bool) -> tuple[str, ...]:
     return tuple("" if end != end else f"{end:.9g}" for end in ends)
 
 
-def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str, str]) -> None:
+def _write_csv(path: str, measured: Mapping[str, "MeasuredColumns"], units: Mapping[str, str]) -> None:
     """Sets of one unit share its two columns; those of the other are blank."""
     from stepcast.outputs.rows import csv_bytes
 

@@ -22,7 +22,7 @@ ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BandKind:
     """Quantiles of measured over predicted, and what the rows behind them reached."""
 
     low: float
@@ -44,7 +44,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, BandKind]
     factors: Mapping[str, float]
 
 
@@ -90,6 +90,7 @@ def default_bands() -> Bands:
 
 def bands_of(table: Mapping[str, Any]) -> Bands:
     kinds = {
-        name: Kind(**{**each, "frameworks": tuple(each.get("frameworks", ()))}) for name, each in table["kinds"].items()
+        name: BandKind(**{**each, "frameworks": tuple(each.get("frameworks", ()))})
+        for name, each in table["kinds"].items()
     }
     return Bands(kinds, table["widened"])

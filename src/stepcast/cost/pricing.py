@@ -95,10 +95,8 @@ class Pricer:
 
     def _learnt(self, work: Work) -> tuple[Work, Price]:
         """A work that was not seen before, with its price."""
-        if type(work) in COMPUTING and self.compute is not unpriced:
-            price = self.compute(work)  # type: ignore[arg-type]
-        else:
-            price = self._compared(work)
+        computes = type(work) in COMPUTING and self.compute is not unpriced
+        price = self.compute(work) if computes else self._compared(work)  # type: ignore[arg-type]
         found = self._known[id(work)] = work, price
         return found
 

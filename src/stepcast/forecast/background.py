@@ -15,7 +15,7 @@ from stepcast.forecast.fluid import sending
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_on
-from stepcast.ir.background import Pattern, Spread
+from stepcast.ir.background import FlowSpread, Pattern
 from stepcast.ir.flows import FlowSet, Repeating
 
 WITHIN = ("NVLink", "PCIe", "sockets")  # tiers of a node, which no other job has
@@ -73,10 +73,10 @@ def _check_apart(own: int, others: Others, cluster: Cluster) -> None:
 def _of_pattern(network: Network, pattern: Pattern) -> Repeating:
     gpus = network.cluster.node.gpus
     nodes = np.asarray(pattern.nodes)
-    ahead = np.arange(1, len(nodes)) if pattern.spread is Spread.EXCHANGE else np.array([1])
+    ahead = np.arange(1, len(nodes)) if pattern.spread is FlowSpread.EXCHANGE else np.array([1])
     near = np.repeat(np.arange(len(nodes)), len(ahead))
     far = (near + np.tile(ahead, len(nodes))) % len(nodes)
-    if pattern.spread is Spread.INCAST:
+    if pattern.spread is FlowSpread.INCAST:
         near, far = np.arange(1, len(nodes)), np.zeros(len(nodes) - 1, np.int64)
     source, target = ((nodes[end][:, None] * gpus + np.arange(gpus)).ravel() for end in (near, far))
     size = np.full(len(source), pattern.size_bytes / len(ahead))

@@ -20,7 +20,7 @@ from stepcast.forecast.simulate import simulate
 from stepcast.forecast.splits import split_captured, updated_share, with_idle_weights
 from stepcast.forecast.ties import held_parts, summed
 from stepcast.hardware import Cluster
-from stepcast.ir.captured import Captured, Part
+from stepcast.ir.captured import Captured, LayerPart
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind
@@ -127,7 +127,7 @@ def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tup
 def _stage(
     captured: Captured,
     layers: Sequence[Layer],
-    parts: Sequence[Part],
+    parts: Sequence[LayerPart],
     units: Sequence[range],
     spread: Spread,
     sums: tuple[Layer, ...],
@@ -218,7 +218,7 @@ def _in_flight(spread: Spread) -> list[int]:
 
 
 def _moments(
-    parts: Sequence[Part], units: Sequence[range], spread: Spread, in_flight: int, update: float
+    parts: Sequence[LayerPart], units: Sequence[range], spread: Spread, in_flight: int, update: float
 ) -> Iterator[_Moment]:
     """Yield the moments that can be the fullest: each layer's forward and backward, and the update.
 
@@ -252,7 +252,7 @@ def _peak(gradients: float, held: float, kept: int, peak: int, others: float) ->
     return _Moment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
 
 
-def _total(parts: Sequence[Part], unit: range) -> int:
+def _total(parts: Sequence[LayerPart], unit: range) -> int:
     return sum(parts[at].parameter_bytes for at in unit)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepcast.ir.captured import Part
+from stepcast.ir.captured import LayerPart
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, folded
@@ -17,7 +17,7 @@ BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * MIB, MIB
 
 def reduced(
     layers: Sequence[Layer],
-    parts: Sequence[Part],
+    parts: Sequence[LayerPart],
     epilogue: tuple[Layer, ...],
     micro_batches: int,
     bucket_bytes: float | None = None,
@@ -48,7 +48,7 @@ def reduced(
 
 def sharded(
     layers: Sequence[Layer],
-    parts: Sequence[Part],
+    parts: Sequence[LayerPart],
     units: Sequence[range],
     epilogue: tuple[Layer, ...],
     micro_batches: int,

@@ -28,7 +28,7 @@ from stepcast.simulation.engine import Run, makespans_s, task_times
 from stepcast.simulation.schedule_file import peak_in_flight
 from stepcast.simulation.shorter import Pair
 from stepcast.simulation.spans import timeline_of
-from stepcast.simulation.steady import Settled
+from stepcast.simulation.steady import SteadyStep
 from stepcast.simulation.step import Step
 from stepcast.units import format_seconds
 
@@ -269,7 +269,7 @@ def _body_warnings(workload: Workload, options: "Options") -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KnownRun:
     """Returns what was found before."""
 
     value: Any
@@ -299,8 +299,8 @@ def packed(prediction: "Prediction") -> tuple[Callable[..., "Prediction"], tuple
 
 def _unpacked(state: dict[str, Any], step: Step | None, run: Run | None, found: dict[str, Any]) -> "Prediction":
 
-    built: Callable[[], Any] = Found(step) if step is not None else _too_long
-    ran: Callable[[], Any] = Found(run) if step is not None else _too_long
+    built: Callable[[], Any] = KnownRun(step) if step is not None else _too_long
+    ran: Callable[[], Any] = KnownRun(run) if step is not None else _too_long
     made = Prediction(built=built, ran=ran, **state)
     # They are computed when first asked for, and were.
     made.__dict__.update(found)
@@ -338,7 +338,7 @@ class Prediction:
     # How measured steps of its kind lay around their predictions; None where no model is known.
     band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
-    settled: Settled | None = None
+    settled: SteadyStep | None = None
     # Of many micro-batches: a shorter step that may tell when it ends.
     brief: Callable[[], tuple[Step, Pair] | None] | None = None
     # By the fluid engine, where that is asked for.

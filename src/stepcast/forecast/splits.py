@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from stepcast.ir.captured import Captured, Part, Tie
+from stepcast.ir.captured import Captured, LayerPart, Tie
 from stepcast.ir.group import Group
 from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, ElementwiseKind, Matmul, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase
@@ -67,12 +67,12 @@ def split_captured(captured: Captured, ways: int) -> Captured:
     )
 
 
-def _ratio(after: Sequence[Part], before: Sequence[Part], name: str) -> float:
+def _ratio(after: Sequence[LayerPart], before: Sequence[LayerPart], name: str) -> float:
     now, then = (sum(int(getattr(part, name)) for part in parts) for parts in (after, before))
     return now / max(1, then)
 
 
-def _part(part: Part, ways: int) -> Part:
+def _part(part: LayerPart, ways: int) -> LayerPart:
     def share(size: int, split: int) -> int:
         return size - split + split // ways
 

@@ -4,14 +4,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepcast.ir.captured import Captured, Part
+from stepcast.ir.captured import Captured, LayerPart
 from stepcast.ir.group import Group
 from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Layer, Op
 
 
-def held_parts(captured: Captured, begins: Sequence[int]) -> list[Part]:
+def held_parts(captured: Captured, begins: Sequence[int]) -> list[LayerPart]:
     """The parts of *captured*; of a stage that shares parameters with one before, the first layer that reads
     them has a copy.
     """

@@ -18,13 +18,13 @@ from stepcast.generate.rotated import written_joining, written_rotary, written_r
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
 from stepcast.ir.group import Group
-from stepcast.ir.model_parts import Block, PositionKind, QkNorm
+from stepcast.ir.model_parts import LayerParts, PositionKind, QkNorm
 from stepcast.ir.role import Role
 from stepcast.ir.work import ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
 
-def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
+def attention_layers(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     """The layers of one attention half, in the order of the forward."""
     model = sizes.model
     output = Linear(

@@ -18,14 +18,14 @@ from stepcast.ir.coded import fuses_attention, lies_by_heads, masks_window
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.group import Group
-from stepcast.ir.model_parts import Block
+from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.role import Role
 from stepcast.ir.strategy import ContextKind
 from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer, streamed
 from stepcast.ir.workload import Layer, Op
 
 
-def core_layer(sizes: Sizes, block: Block) -> Layer:
+def core_layer(sizes: Sizes, block: LayerParts) -> Layer:
     """Scores, softmax and weighted sum, with the communication of context parallelism."""
     if sizes.cp == 1:
         core = _whole(sizes, block, sizes.heads, sizes.kv_heads)
@@ -44,7 +44,7 @@ def key_value_bytes(sizes: Sizes) -> int:
     return sizes.tokens * (sizes.key_width + sizes.value_width) * sizes.element
 
 
-def window_keys(seq: int, block: Block) -> int | None:
+def window_keys(seq: int, block: LayerParts) -> int | None:
     """Return the keys a query sees on average within its window or chunk; None where that does not bind.
 
     In a window the first queries see fewer: sum over positions of min(position + 1, window). In a chunk all
@@ -201,7 +201,7 @@ class _Core:
         )
 
 
-def _whole(sizes: Sizes, block: Block, heads: int, kv_heads: int) -> _Core:
+def _whole(sizes: Sizes, block: LayerParts, heads: int, kv_heads: int) -> _Core:
     """The whole sequence on one rank; a window leaves a rectangle with as many pairs as its band."""
     seq = sizes.strategy.seq
     if masks_window(block.window, sizes.strategy, sizes.framework):
@@ -210,7 +210,7 @@ def _whole(sizes: Sizes, block: Block, heads: int, kv_heads: int) -> _Core:
     return _Core(sizes, seq, keys or seq, keys is None, heads, kv_heads)
 
 
-def _ring(sizes: Sizes, block: Block) -> Layer:
+def _ring(sizes: Sizes, block: LayerParts) -> Layer:
     seq, size = sizes.seq, key_value_bytes(sizes)
     keys = window_keys(sizes.strategy.seq, block)
     if keys is None:
@@ -241,7 +241,7 @@ def _pass_on(name: str, size_bytes: int) -> Op:
     return Op(name, Transfer(Direction.SEND, size_bytes, Group.CP), blocking=False)
 
 
-def _all_to_all(sizes: Sizes, block: Block) -> Layer:
+def _all_to_all(sizes: Sizes, block: LayerParts) -> Layer:
     core = _whole(sizes, block, sizes.heads // sizes.cp, max(1, sizes.kv_heads // sizes.cp))
     kind = CollectiveKind.ALL_TO_ALL
     inside = sizes.tokens * sizes.query_width * sizes.element + key_value_bytes(sizes)
@@ -261,7 +261,7 @@ def _all_to_all(sizes: Sizes, block: Block) -> Layer:
     )
 
 
-def _all_gather(sizes: Sizes, block: Block) -> Layer:
+def _all_gather(sizes: Sizes, block: LayerParts) -> Layer:
     seq = sizes.strategy.seq
     # Slices from either end of the sequence see half of all keys between them: as many pairs as a rectangle.
     keys = window_keys(seq, block) or max(1, seq // 2)

@@ -8,11 +8,11 @@ from stepcast.ir.model_parts import Mixer
 from stepcast.ir.recurrent import SelectiveScan, delta_rule_of
 from stepcast.ir.scan import scan_of
 from stepcast.ir.trainable import adapter_shard
-from stepcast.ir.weight import Part, Weight
+from stepcast.ir.weight import Weight, WeightPart
 from stepcast.ir.weights import head_weights
 
 # Parts whose weights are looked up, scale or shift, and multiply no matrix.
-NOT_MULTIPLIED = (Part.EMBEDDING, Part.POSITION, Part.NORM)
+NOT_MULTIPLIED = (WeightPart.EMBEDDING, WeightPart.POSITION, WeightPart.NORM)
 # Weights of Mamba blocks and delta nets of single channels and heads, which are no matrices either.
 PER_CHANNEL = ("mamba.conv", "mamba.heads", "selective.conv", "delta.conv", "delta.heads")
 # Works that count: matrix products, attention, and what runs along the sequence.
@@ -92,7 +92,7 @@ def _multiplied(model: Model, weight: Weight, kept_share: float = 1.0) -> float:
     """Multiplications per token: the elements of a matrix, of experts those of the chosen ones."""
     if weight.part in NOT_MULTIPLIED or len(weight.shape) < 2 or weight.name.startswith(PER_CHANNEL):
         return 0.0
-    if weight.part is Part.EXPERTS and model.experts is not None:
+    if weight.part is WeightPart.EXPERTS and model.experts is not None:
         if len(weight.shape) < 3:  # biases of all experts
             return 0.0
         return weight.elements / model.experts.count * model.experts.top_k * kept_share

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules
 from stepcast.ir.model import Model
-from stepcast.ir.sharding import Plan, plan_of
+from stepcast.ir.sharding import ShardingPlan, plan_of
 from stepcast.ir.strategy import Strategy
 
 
@@ -16,7 +16,7 @@ class Sizes:
     model: Model
     strategy: Strategy
     framework: Framework = MEGATRON_CORE
-    plan: Plan = field(init=False, compare=False)
+    plan: ShardingPlan = field(init=False, compare=False)
     """How states are split, gathered and reduced."""
 
     def __post_init__(self) -> None:

@@ -23,14 +23,14 @@ from stepcast.ir.framework import Execution, Framework, SelectiveRule
 from stepcast.ir.group import Group
 from stepcast.ir.kept import layer_kept
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
+from stepcast.ir.model_parts import LayerParts as Kind
 from stepcast.ir.role import OpPart, Role
 from stepcast.ir.sharding import Gathered, Reduced
-from stepcast.ir.stages import Piece
+from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
-from stepcast.ir.weight import Part
+from stepcast.ir.weight import WeightPart
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Stage, folded
@@ -65,7 +65,7 @@ class StageMaker:
         self._blocks = model.blocks
         self._stages: dict[tuple[tuple[int, ...], int, bool, bool], Stage] = {}
 
-    def stage(self, piece: Piece) -> Stage:
+    def stage(self, piece: StagePiece) -> Stage:
         # Blocks of a kind are one object.
         blocks = tuple(map(id, self._blocks[piece.layers.start : piece.layers.stop]))
         key = (blocks, len(piece.layers) - self._narrow(piece), piece.embedding, piece.head)
@@ -73,12 +73,12 @@ class StageMaker:
             self._stages[key] = self._made(piece)
         return self._stages[key]
 
-    def _narrow(self, piece: Piece) -> int:
+    def _narrow(self, piece: StagePiece) -> int:
         """Layers of *piece* that multiply in the training precision; the model's last may stay wide."""
         wide = self.framework.wide_layers if self.strategy.precision.scaled else 0
         return min(len(piece.layers), max(0, self.model.layers - wide - piece.layers.start))
 
-    def _made(self, piece: Piece) -> Stage:
+    def _made(self, piece: StagePiece) -> Stage:
         units = self._units(piece)
         if self.strategy.offload.activations:
             units = offloading(units)
@@ -97,13 +97,13 @@ class StageMaker:
             in_turn=True,
         )
 
-    def _units(self, piece: Piece) -> list[Unit]:
+    def _units(self, piece: StagePiece) -> list[Unit]:
         """Embedding, transformer layers and head as far as the piece holds them."""
         none, start = range(piece.layers.start, piece.layers.start), piece.layers.start
         units = []
         if piece.embedding:
             layers = end_layers(self.model, self._alike, self.framework, embedding=True)
-            units.append(self._unit(layers, Piece(none, True, False)))
+            units.append(self._unit(layers, StagePiece(none, True, False)))
         whole = self.strategy.recompute.whole_layers(len(piece.layers))
         on_host = self.strategy.offload.layers(len(piece.layers))
         blocks = self.model.blocks[start : piece.layers.stop]
@@ -115,7 +115,7 @@ class StageMaker:
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             shared = self.model.tied and piece.embedding
-            held = Piece(none, shared, True)
+            held = StagePiece(none, shared, True)
             unit = self._unit(end_layers(self.model, self._alike, self.framework, embedding=False), held)
             if shared:
                 ends = units[0]
@@ -133,7 +133,7 @@ class StageMaker:
             view = replace(self._alike, precision=self._alike.stored) if wide else self._alike
             layers = block_layers(self.model, view, self.framework, kind, again)
             at = self.model.blocks.index(kind)
-            unit = self._unit(layers, Piece(range(at, at + 1), False, False))
+            unit = self._unit(layers, StagePiece(range(at, at + 1), False, False))
             if on_host:
                 kept = layer_kept(self.model, self.strategy, kind, self.framework)
                 unit = replace(unit, leaving=round(kept.after(again)))
@@ -149,11 +149,11 @@ class StageMaker:
         )
         return Unit((*entry_layers(self.sizes), *blocks, *exit_layers(self.sizes)), NOTHING, NOTHING)
 
-    def _unit(self, layers: tuple[Layer, ...], piece: Piece) -> Unit:
+    def _unit(self, layers: tuple[Layer, ...], piece: StagePiece) -> Unit:
         model, strategy = self.model, self.strategy
         return Unit(layers, held_shard(model, strategy, piece), trained_shard(model, strategy, piece))
 
-    def _end(self, piece: Piece) -> StepEnd:
+    def _end(self, piece: StagePiece) -> StepEnd:
         model, strategy, layout = self.model, self.strategy, self.strategy.layout
         optimizer = self.framework.optimizer
         full = strategy.training is TrainingKind.FULL
@@ -176,7 +176,7 @@ def _norms(model: Model, start: int, stop: int) -> int:
         count * weight.elements
         for block, count in Counter(model.blocks[start:stop]).items()
         for weight in model.block_weights(block)
-        if weight.part is Part.NORM
+        if weight.part is WeightPart.NORM
     )
 
 
@@ -304,7 +304,7 @@ def _cheap_half(sizes: Sizes, layers: tuple[Layer, ...]) -> Ops:
     return tuple(again)
 
 
-def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
+def _arriving(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list[Unit]:
     """What other stages send is gathered from the tensor ranks before it is used."""
     size = sizes.activation_bytes
     if not units:  # an empty piece hands on what arrives

@@ -18,7 +18,7 @@ from stepcast.ir.framework import Modules
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
 from stepcast.ir.sharding import Partition, gathered_bytes
 from stepcast.ir.trainable import Matrices
-from stepcast.ir.weight import Part
+from stepcast.ir.weight import WeightPart
 from stepcast.ir.weights import Shard
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op
@@ -115,7 +115,7 @@ def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
     """(a I + b A + c A A) X with A = X X^T along the shorter side, again and again in bf16."""
     strategy, before = sizes.strategy, {True: 0, False: 0}
     for each in sorted(matrices, key=lambda group: -group.rows * group.columns):
-        part, experts = _partition(sizes, each), each.part is Part.EXPERTS
+        part, experts = _partition(sizes, each), each.part is WeightPart.EXPERTS
         # Each rank's turn comes once in *ways* matrices; the first rank has the most.
         first = before[experts]
         before[experts] = last = first + each.count
@@ -134,4 +134,4 @@ def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
 
 
 def _partition(sizes: Sizes, matrices: Matrices) -> Partition:
-    return sizes.plan.experts if matrices.part is Part.EXPERTS else sizes.plan.dense
+    return sizes.plan.experts if matrices.part is WeightPart.EXPERTS else sizes.plan.dense

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from stepcast.goodput.process import Process, Shortage, Split
+from stepcast.goodput.process import Process, Shortage, TimeSplit
 
 # Attempts that fail more often than this for each success get nowhere: e^20 tries are five hundred million.
 HOPELESS = 20.0
@@ -23,18 +23,18 @@ HOPELESS = 20.0
 EXHAUSTED = 300
 
 
-def expected(process: Process) -> Split:
+def expected(process: Process) -> TimeSplit:
     """How the time of *process* splits on average."""
     rate = process.failures_per_s
     pauses_s = process.checkpoints * process.pause_s
     if not rate:
-        return Split(process.work_s, pauses_s)
+        return TimeSplit(process.work_s, pauses_s)
     check_progress(process)
     failures = _failures(process)
     # Until a restart gets through; one that fails begins again.
     tried = math.expm1(rate * process.restart_s)
     running_s = failures / rate
-    split = Split(
+    split = TimeSplit(
         process.work_s,
         pauses_s,
         lost_s=max(0.0, running_s - process.work_s - pauses_s),
@@ -80,7 +80,7 @@ def _failures(process: Process) -> float:
     )
 
 
-def _with_shortage(process: Process, split: Split) -> Split:
+def _with_shortage(process: Process, split: TimeSplit) -> TimeSplit:
     if not process.repairs:
         return split
     load = process.failures_per_s * process.broken_share * process.repair_s

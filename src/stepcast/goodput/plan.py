@@ -10,7 +10,7 @@ import numpy as np
 from stepcast.goodput.closed import best_interval_s, daly_s, expected, young_s
 from stepcast.goodput.drawn import Courses, draw
 from stepcast.goodput.operation import Operation
-from stepcast.goodput.process import Process, Split
+from stepcast.goodput.process import Process, TimeSplit
 from stepcast.ir.check import require
 from stepcast.ir.facts import DaysFacts, PhaseFacts, PlanFacts
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR
@@ -19,7 +19,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class TrainingPhase:
     """Steps of one kind, on so many GPUs."""
 
     steps: int
@@ -46,7 +46,7 @@ class Phase:
         return math.ceil(self.gpus / self.gpus_per_node)
 
 
-def process_of(phase: Phase, operation: Operation) -> Process:
+def process_of(phase: TrainingPhase, operation: Operation) -> Process:
     """*phase* as a renewal process, its checkpoints at the interval of *operation* or at the best one."""
     nodes, saving, failures = phase.nodes, operation.saving, operation.failures
     step_s = _step_s(phase, operation)
@@ -70,7 +70,7 @@ def process_of(phase: Phase, operation: Operation) -> Process:
     return replace(process, interval_s=steps * step_s)
 
 
-def _step_s(phase: Phase, operation: Operation) -> float:
+def _step_s(phase: TrainingPhase, operation: Operation) -> float:
     """A step with its part of planned pauses, as slow as its stragglers make it."""
     pause_s = operation.pause.for_s / operation.pause.every_steps if operation.pause else 0.0
     return phase.step_s * operation.stragglers.factor(phase.nodes) + pause_s
@@ -80,9 +80,9 @@ def _step_s(phase: Phase, operation: Operation) -> float:
 class PhaseCourse:
     """A phase as planned: its expected split, and the intervals that were at choice."""
 
-    phase: Phase
+    phase: TrainingPhase
     process: Process
-    split: Split
+    split: TimeSplit
     stragglers_s: float
     pauses_s: float
 
@@ -240,7 +240,7 @@ class Plan:
 
 
 def plan(
-    phases: Sequence[Phase],
+    phases: Sequence[TrainingPhase],
     operation: Operation,
     price_per_gpu_hour: float | None = None,
     pue: float = 1.0,
@@ -262,14 +262,14 @@ def plan(
     return Plan(tuple(courses), operation, drawn, price_per_gpu_hour, pue, currency)
 
 
-def _course(phase: Phase, operation: Operation, process: Process) -> PhaseCourse:
+def _course(phase: TrainingPhase, operation: Operation, process: Process) -> PhaseCourse:
     slow_s = phase.steps * phase.step_s * (operation.stragglers.factor(phase.nodes) - 1)
     pauses_s = process.work_s - phase.steps * phase.step_s - slow_s
     return PhaseCourse(phase, process, expected(process), slow_s, max(0.0, pauses_s))
 
 
 def choices(
-    phases: Sequence[Phase],
+    phases: Sequence[TrainingPhase],
     operation: Operation,
     factors: Sequence[float] = (0.25, 0.5, 1, 2, 4),
     spares: Sequence[int | None] = (),
@@ -307,7 +307,7 @@ def choices(
 # How far a run gets in a given time.
 
 
-def steps_within(phase: Phase, operation: Operation, available_s: float) -> int:
+def steps_within(phase: TrainingPhase, operation: Operation, available_s: float) -> int:
     """Steps that end within *available_s* on average."""
     low, high = 0, int(available_s / phase.step_s)
 

@@ -80,7 +80,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TimeSplit:
     """Where the time of a run goes; the parts sum to it."""
 
     work_s: float
@@ -96,5 +96,5 @@ class Split:
     def total_s(self) -> float:
         return self.work_s + self.checkpoints_s + self.lost_s + self.restarts_s + self.waiting_s + self.shrunk_s
 
-    def __add__(self, other: "Split") -> "Split":
-        return Split(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+    def __add__(self, other: "TimeSplit") -> "TimeSplit":
+        return TimeSplit(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))

@@ -18,7 +18,7 @@ from typing import Any
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.toml import read_toml
-from stepcast.ir.background import OtherJob, Others, Pattern, Spread
+from stepcast.ir.background import FlowSpread, OtherJob, Others, Pattern
 from stepcast.ir.limits import BACKGROUND, GPUS
 
 OF_FLOWS = ("name", "nodes", "spread", "bytes", "period", "start")
@@ -56,9 +56,9 @@ def _listed(found: dict[str, Any], key: str) -> Iterator[Pattern | OtherJob]:
 
 def _pattern(entry: dict[str, Any], where: str) -> Pattern:
     _check(entry, OF_FLOWS, ("nodes", "bytes", "period"))
-    spread = entry.get("spread", Spread.RING)
-    if spread not in list(Spread):
-        raise ValueError(f"spread: unknown {spread!r}, expected one of {', '.join(Spread)}")
+    spread = entry.get("spread", FlowSpread.RING)
+    if spread not in list(FlowSpread):
+        raise ValueError(f"spread: unknown {spread!r}, expected one of {', '.join(FlowSpread)}")
     nodes = nodes_told(entry["nodes"])
     if len(nodes) < 2:
         raise ValueError("nodes: a pattern needs two at least")
@@ -66,7 +66,9 @@ def _pattern(entry: dict[str, Any], where: str) -> Pattern:
     if period_s == 0:
         raise ValueError("period: must be above zero")
     size_bytes = parse_quantity(entry["bytes"], Dimension.SIZE)
-    return Pattern(str(entry.get("name", where)), nodes, Spread(spread), size_bytes, period_s, _time(entry, "start"))
+    return Pattern(
+        str(entry.get("name", where)), nodes, FlowSpread(spread), size_bytes, period_s, _time(entry, "start")
+    )
 
 
 def _job(entry: dict[str, Any], where: str) -> OtherJob:

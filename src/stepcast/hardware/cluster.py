@@ -21,7 +21,7 @@ class NetworkKind(StrEnum):
     DRAGONFLY = "dragonfly"  # leaf switches of a pod joined to each other, and each two pods
 
 
-class Routing(StrEnum):
+class NetworkRouting(StrEnum):
     """How a message finds its way where there are several."""
 
     SPRAY = "spray"  # packet by packet, evenly over all ways
@@ -48,7 +48,7 @@ class Topology:
     pod_oversubscription: float = 1.0  # bandwidth into a pod's spines over bandwidth from there to the cores
     spines: int | None = None  # ways up from a leaf; None: as many links of a NIC's rate as its share needs
     cores: int | None = None  # ways up from a spine; None: likewise
-    routing: Routing = Routing.SPRAY
+    routing: NetworkRouting = NetworkRouting.SPRAY
     queue_pairs: int = 1  # that each two NICs share their messages among
     seed: int = 0  # of the hash
     failed: tuple[str, ...] = ()  # links, by their names or patterns of them
@@ -57,7 +57,7 @@ class Topology:
     @property
     def doubts(self) -> list[str]:
         """What prices of collectives one by one leave out, as a warning; flows over the links know it."""
-        said = {"routing": self.routing is not Routing.SPRAY, "failed": self.failed, "slow": self.slow}
+        said = {"routing": self.routing is not NetworkRouting.SPRAY, "failed": self.failed, "slow": self.slow}
         names = " and ".join(f"network.{name}" for name, given in said.items() if given)
         return [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
-from stepcast.hardware.cluster import Cluster, Host, Link, Routing, Topology
+from stepcast.hardware.cluster import Cluster, Host, Link, NetworkRouting, Topology
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.toml import parse_toml
@@ -55,7 +55,7 @@ def _routes(topology: Topology) -> list[str]:
         said.append(f"{topology.oversubscription:g}:1 above leaves of {topology.leaf_nodes} nodes")
     if topology.pod_nodes is not None:
         said.append(f"{topology.pod_oversubscription:g}:1 above pods of {topology.pod_nodes} nodes")
-    if topology.routing is not Routing.SPRAY:
+    if topology.routing is not NetworkRouting.SPRAY:
         said.append(f"{topology.routing} over {topology.queue_pairs} queue pairs")
     faults = [("failed", topology.failed), ("slow", topology.slow)]
     return said + [f"{len(links)} named as {word}" for word, links in faults if links]

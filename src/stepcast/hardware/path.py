@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from stepcast.hardware.cluster import Cluster, Link, NetworkKind, Routing, Topology
+from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
 from stepcast.hardware.placement import FILLED, Place, Placement, Region, placed
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.ranks import Copies, RankGrid
@@ -83,8 +83,8 @@ def _dragonfly(topology: Topology, domains: list[int], every: int) -> Slowdown:
     in_leaf, in_pods = min(leaves.values()), min(pods.values())
     touched = max(Counter(leaf * under_leaf // in_pod for leaf in leaves).values())  # switches of a pod
     links = max(1, in_pod // under_leaf - 1)
-    to_one = links if topology.routing is Routing.ECMP else min(links, 2)
-    sprayed = topology.routing is Routing.SPRAY
+    to_one = links if topology.routing is NetworkRouting.ECMP else min(links, 2)
+    sprayed = topology.routing is NetworkRouting.SPRAY
     to_all = (2 * links - 1) / links if sprayed else links / max(1, touched - 1)
     to_all = min(to_all, to_one)
     near = to_one * short / in_leaf if in_pods > in_leaf else 1.0
@@ -93,7 +93,7 @@ def _dragonfly(topology: Topology, domains: list[int], every: int) -> Slowdown:
         return 2, max(1.0, near), max(1.0, short * local)
     away, at_ends = (len(domains) - in_pods) / others, 2 * links / (links + 1)
     across = max(1, -(-every // in_pod) - 1)
-    over = min(across, 2) if topology.routing is Routing.ADAPTIVE else across
+    over = min(across, 2) if topology.routing is NetworkRouting.ADAPTIVE else across
     near = max(near, at_ends * short / in_pods, over * topology.pod_oversubscription / in_pods)
     far = max(short * (local + at_ends * away), topology.pod_oversubscription * away)
     return 4, max(1.0, near), max(1.0, far)

@@ -7,7 +7,7 @@ import msgspec
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.ir.captured import Captured, CapturedMemory, Part, Tie
+from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED, LAYERS
 from stepcast.ir.recurrent import RecurrentCells
@@ -75,7 +75,7 @@ def read(source: Source) -> Captured:
     )
     try:
         memory = CapturedMemory(**found.memory)
-        parts = tuple(Part(*row) for row in found.parts)  # type: ignore[arg-type]
+        parts = tuple(LayerPart(*row) for row in found.parts)  # type: ignore[arg-type]
     except TypeError as error:
         raise FormatError(f"no captured program: {error}", source.path) from None
     return Captured(

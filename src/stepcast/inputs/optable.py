@@ -63,7 +63,7 @@ def _three(kind: str) -> "list[array[Any]]":
 
 
 @dataclass
-class Columns:
+class OperatorColumns:
     """Rows so far, or some to be added; a column of *times*, *words* and *elements* for each phase."""
 
     names: list[str] = field(default_factory=list)  # many at once, joined by line feeds
@@ -75,7 +75,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.process_ms)
 
-    def add(self, more: "Columns") -> None:
+    def add(self, more: "OperatorColumns") -> None:
         self.names += more.names
         self.process_ms.extend(more.process_ms)
         for phase in range(len(PHASES)):
@@ -90,7 +90,7 @@ class Columns:
 class OperatorLayers(LayerTable):
     """The rows from *start* to *stop* as layers; *messages* makes the op of a word, by its code."""
 
-    def __init__(self, columns: Columns, messages: Messages, start: int, stop: int) -> None:
+    def __init__(self, columns: OperatorColumns, messages: Messages, start: int, stop: int) -> None:
         self._columns, self._messages, self._start, self._stop = columns, messages, start, stop
         self._made: tuple[Layer, ...] | None = None
 
@@ -251,12 +251,12 @@ class _Rows:
         self._process = place["process_time"]
         self._codes: list[dict[str, int]] = [{} for _ in PHASES]
         self.messages: list[Callable[[int], Op] | None] = [None]
-        self.columns = Columns()
+        self.columns = OperatorColumns()
 
     def add(self, slab: str, first_line: int) -> None:
         self.columns.add(self._plain(slab) or self._checked(slab, first_line))
 
-    def _plain(self, slab: str) -> Columns | None:
+    def _plain(self, slab: str) -> OperatorColumns | None:
         """Return all rows of *slab* at once, None where some cell is not as usual and must be looked at."""
         if len(slab) < FEW_CHARACTERS:
             return None
@@ -274,7 +274,7 @@ class _Rows:
         decimals = cells.decimals(*(time for time, _, _ in self._phases), self._process)
         if decimals is None:
             return None
-        columns = Columns([cells.picked(0).decode().replace(self._table.separator, "\n")[:-1]])
+        columns = OperatorColumns([cells.picked(0).decode().replace(self._table.separator, "\n")[:-1]])
         for phase, (time, word, size) in enumerate(self._phases):
             texts, of_row = _distinct(cells, word)
             codes, elements = [self._code(phase, text) for text in texts], cells.whole(size)
@@ -286,10 +286,10 @@ class _Rows:
         fill(columns.process_ms, decimals[self._process])
         return columns
 
-    def _checked(self, slab: str, first_line: int) -> Columns:
+    def _checked(self, slab: str, first_line: int) -> OperatorColumns:
         """Return the rows of *slab*, looked at one by one."""
         names: list[str] = []
-        rows = Columns()
+        rows = OperatorColumns()
         header = self._table.names
         for number, row in self._table.rows(slab, first_line):
             names.append(row[0])
@@ -355,7 +355,7 @@ def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Co
     return Collective(KINDS[kind], size_bytes, SUFFIXES.get(suffix, bare))
 
 
-def _assemble(columns: Columns, messages: Messages, warnings: list[str]) -> Workload:
+def _assemble(columns: OperatorColumns, messages: Messages, warnings: list[str]) -> Workload:
     span = _one_layer(columns)
     notes: tuple[tuple[str, str], ...] = (("element_dtype", ELEMENT), ("lines", str(len(columns))))
     start, end = span or (0, len(columns))
@@ -370,7 +370,7 @@ def _assemble(columns: Columns, messages: Messages, warnings: list[str]) -> Work
     return Workload(stages=(Stage(body),), source="optable", notes=notes, warnings=tuple(warnings))
 
 
-def _one_layer(columns: Columns) -> tuple[int, int] | None:
+def _one_layer(columns: OperatorColumns) -> tuple[int, int] | None:
     """Rows of the only model layer in the table, or None where there are none or several.
 
     The layer begins at its first row with a layer number and ends where a row of the same module tree
@@ -389,7 +389,7 @@ def _one_layer(columns: Columns) -> tuple[int, int] | None:
     return start, len(columns)
 
 
-def _numbered(columns: Columns) -> Iterator[tuple[int, str, str]]:
+def _numbered(columns: OperatorColumns) -> Iterator[tuple[int, str, str]]:
     """Rows with a layer number: place, what stands before it, number; up to the second number."""
     before, number = 0, None
     for slab in (f"\n{names}" for names in columns.names):
@@ -408,7 +408,7 @@ def _numbered(columns: Columns) -> Iterator[tuple[int, str, str]]:
         before += slab.count("\n", counted) + 1
 
 
-def _guess_repeat(columns: Columns, messages: Messages, start: int, end: int, warnings: list[str]) -> int:
+def _guess_repeat(columns: OperatorColumns, messages: Messages, start: int, end: int, warnings: list[str]) -> int:
     """How often the layer repeats, by the hidden size its first norm shows, with a warning either way."""
     named = enumerate(columns.names_from(start, end), start)
     norms = (at for at, name in named if "_h_" in name and "ln" in name)

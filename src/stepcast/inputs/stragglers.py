@@ -7,7 +7,7 @@ import numpy as np
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.rows import csv_rows
 from stepcast.inputs.source import Source
-from stepcast.ir.stragglers import Operation, WorkerSteps
+from stepcast.ir.stragglers import ReplicaOperation, WorkerSteps
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
 Key = tuple[int, str, int]  # stage, kind and turn of an operation
@@ -69,7 +69,7 @@ def _arranged(
     if missing := len(named) - len(replicas):
         warnings.append(f"{missing} of {len(named)} replicas lack stages and are left out")
     return WorkerSteps(
-        operations=tuple(Operation(*key, *first[key][2:]) for key in order),
+        operations=tuple(ReplicaOperation(*key, *first[key][2:]) for key in order),
         steps=tuple(whole),
         ranks=np.array([[ranks[replica, stage] for stage in range(stages)] for replica in replicas]),
         start_s=values[..., 0],

@@ -10,11 +10,11 @@ from stepcast.ir.model_parts import (
     HYBRID_BLOCKS,
     Activation,
     Biases,
-    Block,
     Experts,
     FeedForward,
     Hybrid,
     Latent,
+    LayerParts,
     Mixer,
     Norm,
     Position,
@@ -131,17 +131,17 @@ class Architecture:
             require(FeedForward.EXPERTS in kinds, f"none of the {self.layers} layers has experts")
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[LayerParts, ...]:
         """What each layer consists of, first to last."""
         return _blocks(self.layers, self.window, self.experts, self.hybrid)
 
     @property
-    def next_token_blocks(self) -> tuple[Block, ...]:
+    def next_token_blocks(self) -> tuple[LayerParts, ...]:
         """The blocks of one multi-token-prediction module; a hybrid's has one for each half."""
         feed_forward = FeedForward.EXPERTS if self.experts else FeedForward.DENSE
         if self.hybrid:
-            return Block(Mixer.ATTENTION, FeedForward.NONE), Block(Mixer.NONE, feed_forward)
-        return (Block(Mixer.ATTENTION, feed_forward),)
+            return LayerParts(Mixer.ATTENTION, FeedForward.NONE), LayerParts(Mixer.NONE, feed_forward)
+        return (LayerParts(Mixer.ATTENTION, feed_forward),)
 
     @property
     def value_dim(self) -> int:
@@ -186,9 +186,11 @@ class Architecture:
 
 
 @lru_cache(maxsize=256)
-def _blocks(layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None) -> tuple[Block, ...]:
+def _blocks(
+    layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
+) -> tuple[LayerParts, ...]:
     """Layers of a kind are one object, which compares by identity."""
-    known: dict[Block, Block] = {}
+    known: dict[LayerParts, LayerParts] = {}
     kinds = []
     for layer in range(layers):
         if hybrid:
@@ -198,6 +200,6 @@ def _blocks(layers: int, window: Window | None, experts: Experts | None, hybrid:
             routed = experts is not None and experts.at(layer)
             feed_forward = FeedForward.EXPERTS if routed else FeedForward.DENSE
         windowed = window.at(layer) if window and mixer is Mixer.ATTENTION else None
-        block = Block(mixer, feed_forward, windowed, bool(windowed and window and window.chunked))
+        block = LayerParts(mixer, feed_forward, windowed, bool(windowed and window and window.chunked))
         kinds.append(known.setdefault(block, block))
     return tuple(kinds)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Spread(StrEnum):
+class FlowSpread(StrEnum):
     """Whom each GPU sends to: the GPU of the same place ..."""
 
     RING = "ring"  # in the next of the nodes, after the last in the first
@@ -20,7 +20,7 @@ class Pattern:
 
     name: str
     nodes: tuple[int, ...]
-    spread: Spread
+    spread: FlowSpread
     size_bytes: float
     period_s: float
     start_s: float = 0.0

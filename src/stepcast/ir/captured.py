@@ -10,7 +10,7 @@ from stepcast.ir.workload import Stage, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """What a layer of the program has, in the order of the forward."""
 
     parameters: int = 0
@@ -80,7 +80,7 @@ class Captured:
     """One step of a program on one GPU: its workload has one stage, and one part for each layer of it."""
 
     workload: Workload
-    parts: tuple[Part, ...]
+    parts: tuple[LayerPart, ...]
     memory: CapturedMemory
     parameters: int
     tokens: int

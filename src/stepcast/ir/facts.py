@@ -193,7 +193,7 @@ class ComparisonFacts(TypedDict):
     warnings: list[str]
 
 
-class Band(NamedTuple):
+class IntervalFacts(NamedTuple):
     """Where the true value lies, *level* of the time where that is known."""
 
     low_s: float
@@ -206,7 +206,7 @@ class Band(NamedTuple):
         return "interval" if self.level is None else f"{self.level * 100:.0f} % interval"
 
 
-def band_of(found: Mapping[str, Any]) -> Band:
+def band_of(found: Mapping[str, Any]) -> IntervalFacts:
     """The band of a step, wherever its facts come from: the one place that reads it."""
     band = found.get("uncertainty") or found
-    return Band(float(band["low_s"]), float(band["high_s"]), band.get("level"))
+    return IntervalFacts(float(band["low_s"]), float(band["high_s"]), band.get("level"))

@@ -28,9 +28,9 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRu
 from stepcast.ir.kept_feed_forward import experts_activated, experts_kept, experts_transient, mlp_kept, mlp_transient
 from stepcast.ir.kept_mamba import eager_mamba_kept, eager_mamba_transient, mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.kept_recurrent import delta_kept, delta_transient, selective_kept, selective_transient
-from stepcast.ir.kept_shape import Shape
+from stepcast.ir.kept_shape import SavedShape
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
+from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind, PositionKind, QkNorm
 from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
@@ -54,13 +54,13 @@ class Kept:
         return self.input if whole else self.kept
 
 
-def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framework = MEGATRON_CORE) -> Kept:
+def layer_kept(model: Model, strategy: Strategy, block: LayerParts, framework: Framework = MEGATRON_CORE) -> Kept:
     """What a layer of kind *block* keeps."""
     layout = strategy.layout
     return _layer_kept(
         model,
         block,
-        Shape(
+        SavedShape(
             tokens=strategy.local_tokens,
             seq=strategy.seq,
             batch=strategy.micro_batch,
@@ -108,7 +108,7 @@ def _modules(strategy: Strategy, framework: Framework) -> frozenset[RecomputeMod
 
 
 @lru_cache(maxsize=8192)
-def _layer_kept(model: Model, block: Block, shape: Shape) -> Kept:
+def _layer_kept(model: Model, block: LayerParts, shape: SavedShape) -> Kept:
     outer = shape.tokens / shape.outer * model.hidden
     if shape.alternate:
         return _kept_by_torchtitan(model, block, shape, outer)
@@ -122,7 +122,7 @@ def _layer_kept(model: Model, block: Block, shape: Shape) -> Kept:
     )
 
 
-def _mixer_half(model: Model, block: Block, shape: Shape, outer: float) -> _Half:
+def _mixer_half(model: Model, block: LayerParts, shape: SavedShape, outer: float) -> _Half:
     # A norm's input and its output, which the projection needs; the input of a norm at the end.
     norm_output = _norm_output(shape, outer) * (3 if shape.copies else 1)
     normed = _normed_bytes(model, shape)
@@ -147,7 +147,7 @@ def _mixer_half(model: Model, block: Block, shape: Shape, outer: float) -> _Half
     return _Half()
 
 
-def _recurrent(model: Model, block: Block, shape: Shape) -> tuple[float, float]:
+def _recurrent(model: Model, block: LayerParts, shape: SavedShape) -> tuple[float, float]:
     """What a delta net or a Mamba block of the first version keeps, and needs for a moment."""
     sizes = (shape.tokens, shape.batch, shape.tp, shape.cp)
     if block.mixer is Mixer.DELTA:
@@ -157,7 +157,7 @@ def _recurrent(model: Model, block: Block, shape: Shape) -> tuple[float, float]:
     return kept, selective_transient(model, shape.tokens, shape.element)
 
 
-def _feed_forward_half(model: Model, block: Block, shape: Shape, outer: float) -> _Half:
+def _feed_forward_half(model: Model, block: LayerParts, shape: SavedShape, outer: float) -> _Half:
     if block.feed_forward is FeedForward.NONE:
         return _Half()
     normed = _normed_bytes(model, shape)
@@ -180,7 +180,7 @@ def _feed_forward_half(model: Model, block: Block, shape: Shape, outer: float) -
     return _Half(norms + kept, freed, experts_transient(model, shape))
 
 
-def _normed_bytes(model: Model, shape: Shape) -> float:
+def _normed_bytes(model: Model, shape: SavedShape) -> float:
     """Of one element before a norm, what that keeps of it: the input; where it is written out, the input in
     fp32 and what its weight multiplies.
     """
@@ -189,11 +189,11 @@ def _normed_bytes(model: Model, shape: Shape) -> float:
     return shape.stream
 
 
-def _norm_output(shape: Shape, outer: float) -> float:
+def _norm_output(shape: SavedShape, outer: float) -> float:
     return outer * (shape.matmul if shape.kernels is Kernels.FUSED else shape.element)
 
 
-def _attention(model: Model, shape: Shape) -> float:
+def _attention(model: Model, shape: SavedShape) -> float:
     """From the projection's output to the output projection's input."""
     tokens, tp, element = shape.tokens, shape.tp, shape.element
     query = tokens * model.heads * model.head_dim / tp
@@ -228,7 +228,7 @@ def _attention(model: Model, shape: Shape) -> float:
     return kept + _scores(model, shape) * _score_bytes(shape)
 
 
-def _repeated(model: Model, shape: Shape, once: float) -> float:
+def _repeated(model: Model, shape: SavedShape, once: float) -> float:
     """Keys and values for each head, where transformers copies them."""
     if not shape.written or model.heads == model.kv_heads:
         return 0.0
@@ -236,7 +236,7 @@ def _repeated(model: Model, shape: Shape, once: float) -> float:
     return (shape.tokens * width - once) * shape.element + once * shape.element
 
 
-def _attention_freed(model: Model, shape: Shape) -> float:
+def _attention_freed(model: Model, shape: SavedShape) -> float:
     """Of the heads: the square of scores, and what the projections from a latent made."""
     freed = 0.0
     if M.CORE in shape.modules and not shape.flash:
@@ -250,7 +250,7 @@ def _attention_freed(model: Model, shape: Shape) -> float:
     return freed
 
 
-def _kept_by_torchtitan(model: Model, block: Block, shape: Shape, outer: float) -> Kept:
+def _kept_by_torchtitan(model: Model, block: LayerParts, shape: SavedShape, outer: float) -> Kept:
     """Its selective recomputation; Mamba blocks, which it does not know, keep everything."""
     kept = outer * shape.stream + _every_second_matmul(model, block, shape)
     transient = mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
@@ -267,7 +267,7 @@ def _kept_by_torchtitan(model: Model, block: Block, shape: Shape, outer: float) 
     return Kept(kept, outer * shape.stream, transient)
 
 
-def _every_second_matmul(model: Model, block: Block, shape: Shape) -> float:
+def _every_second_matmul(model: Model, block: LayerParts, shape: SavedShape) -> float:
     """What torchtitan's selective recomputation keeps of a layer besides its input: the attention's result
     and the outputs of query, value, gate (or up) and down projections, that is of every second matmul.
     """
@@ -285,12 +285,12 @@ def _every_second_matmul(model: Model, block: Block, shape: Shape) -> float:
     return shape.tokens * (width * shape.element + lse)
 
 
-def _scores(model: Model, shape: Shape) -> float:
+def _scores(model: Model, shape: SavedShape) -> float:
     """Elements of the stored square of attention probabilities."""
     return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
 
 
-def _score_bytes(shape: Shape) -> float:
+def _score_bytes(shape: SavedShape) -> float:
     """Of one probability; with dropout its mask and what that leaves of it, too (Korthikanti et al. 2022,
     section 4.1).
     """
@@ -298,7 +298,7 @@ def _score_bytes(shape: Shape) -> float:
     return wide + shape.score + (shape.mask + shape.element if shape.mask else 0.0)
 
 
-def _projected(model: Model, shape: Shape) -> float:
+def _projected(model: Model, shape: SavedShape) -> float:
     """Queries, keys and values as they are projected; where tensor ranks share kv heads, those of all ranks
     (``generate.attention``).
     """
@@ -308,7 +308,7 @@ def _projected(model: Model, shape: Shape) -> float:
     return shape.tokens * width / ways * shape.element
 
 
-def _attention_transient(model: Model, shape: Shape) -> float:
+def _attention_transient(model: Model, shape: SavedShape) -> float:
     """Gradients of queries, keys, values and their projection; unfused, those of two squares; with context
     parallelism what its exchange needs.
     """
@@ -318,7 +318,7 @@ def _attention_transient(model: Model, shape: Shape) -> float:
     return _context_transient(model, shape, gradients) if shape.cp > 1 else gradients
 
 
-def _exchanged_bytes(model: Model, shape: Shape) -> tuple[float, float, float]:
+def _exchanged_bytes(model: Model, shape: SavedShape) -> tuple[float, float, float]:
     """Bytes of this rank's queries, of its keys and values, and of the attention's result.
 
     PyTorch's context parallelism knows no heads that share keys: they are repeated (``generate.context``).
@@ -333,7 +333,7 @@ def _exchanged_bytes(model: Model, shape: Shape) -> tuple[float, float, float]:
     )
 
 
-def _context_saved(model: Model, shape: Shape) -> float:
+def _context_saved(model: Model, shape: SavedShape) -> float:
     """What context parallelism saves on top: the result before it is put together or exchanged, besides the
     one that the output projection saves (Transformer Engine, attention/dot_product_attention/
     context_parallel.py: out_per_step of the all-gather, out_part of the all-to-all), and repeated keys. The
@@ -347,7 +347,7 @@ def _context_saved(model: Model, shape: Shape) -> float:
     return saved
 
 
-def _context_transient(model: Model, shape: Shape, gradients: float) -> float:
+def _context_transient(model: Model, shape: SavedShape, gradients: float) -> float:
     """The most that the exchange of context-parallel ranks and the attention's *gradients* take at once.
 
     Fused is Transformer Engine's context_parallel.py:

@@ -2,12 +2,12 @@
 
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Kernels
-from stepcast.ir.kept_shape import Shape
+from stepcast.ir.kept_shape import SavedShape
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation
 
 
-def mlp_kept(model: Model, shape: Shape, rows: float, inner: float) -> float:
+def mlp_kept(model: Model, shape: SavedShape, rows: float, inner: float) -> float:
     """Activation inputs and output: the second matmul keeps the latter."""
     if shape.kernels is Kernels.FUSED:
         return rows * inner * ((2 if model.gated else 1) * shape.activated + shape.matmul)
@@ -20,18 +20,18 @@ def mlp_kept(model: Model, shape: Shape, rows: float, inner: float) -> float:
     return rows * inner * (sides + 1) * shape.element
 
 
-def activated(model: Model, shape: Shape, rows: float, inner: float) -> float:
+def activated(model: Model, shape: SavedShape, rows: float, inner: float) -> float:
     """Of that, what the activation and its gate made."""
     inputs = 2 if model.gated else 1
     kept = shape.activated if shape.kernels is Kernels.FUSED else shape.element
     return mlp_kept(model, shape, rows, inner) - rows * inner * inputs * kept
 
 
-def mlp_transient(model: Model, shape: Shape, rows: float, inner: float) -> float:
+def mlp_transient(model: Model, shape: SavedShape, rows: float, inner: float) -> float:
     return rows * inner * shape.element * (2 if model.gated else 1)
 
 
-def experts_kept(model: Model, shape: Shape) -> float:
+def experts_kept(model: Model, shape: SavedShape) -> float:
     """Tokens in the order of the experts, and the experts' own activations.
 
     Megatron-LM weights inside the activation; a plain loop keeps each result before and after its weight.
@@ -53,19 +53,19 @@ def experts_kept(model: Model, shape: Shape) -> float:
     return kept
 
 
-def experts_activated(model: Model, shape: Shape) -> float:
+def experts_activated(model: Model, shape: SavedShape) -> float:
     experts = model.experts
     assert experts is not None
     gathered = _expert_rows(model, shape) * shape.expert_tp
     return activated(model, shape, gathered, experts.ffn / shape.expert_tp)
 
 
-def _expert_rows(model: Model, shape: Shape) -> float:
+def _expert_rows(model: Model, shape: SavedShape) -> float:
     assert model.experts is not None
     return shape.tokens / shape.outer * model.experts.top_k * shape.routed
 
 
-def experts_transient(model: Model, shape: Shape) -> float:
+def experts_transient(model: Model, shape: SavedShape) -> float:
     experts = model.experts
     assert experts is not None
     rows = _expert_rows(model, shape) * shape.expert_tp

@@ -7,7 +7,7 @@ from stepcast.ir.strategy import ContextKind, RecomputeModule
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SavedShape:
     tokens: int
     seq: int
     batch: int

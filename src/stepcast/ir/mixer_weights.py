@@ -2,11 +2,11 @@
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.model_parts import QkNorm
-from stepcast.ir.weight import Part, Split, Weight, linear, norm_weight
+from stepcast.ir.weight import Split, Weight, WeightPart, linear, norm_weight
 
 
 def attention_weights(model: Architecture) -> list[Weight]:
-    part, bias = Part.ATTENTION, model.biases.qkv
+    part, bias = WeightPart.ATTENTION, model.biases.qkv
     weights = linear("attention.query", part, model.hidden, model.query_width, bias, Split.TENSOR)
     if model.attention_gate:
         weights += linear("attention.gate", part, model.hidden, model.query_width, bias, Split.TENSOR)
@@ -28,7 +28,7 @@ def attention_weights(model: Architecture) -> list[Weight]:
 
 def latent_weights(model: Architecture) -> list[Weight]:
     """Down-projections and their norms are on every rank; heads are split on the way up."""
-    latent, part, bias = model.latent, Part.ATTENTION, model.biases.qkv
+    latent, part, bias = model.latent, WeightPart.ATTENTION, model.biases.qkv
     assert latent is not None
     if latent.query_rank:
         weights = linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
@@ -50,7 +50,7 @@ def mamba_weights(model: Architecture) -> list[Weight]:
 
     Groups bound the split of B and C; A, D and the dt bias are one number per head.
     """
-    hybrid, part = model.hybrid, Part.MAMBA
+    hybrid, part = model.hybrid, WeightPart.MAMBA
     assert hybrid is not None
     inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
     split, ways = Split.TENSOR, hybrid.groups
@@ -61,14 +61,14 @@ def mamba_weights(model: Architecture) -> list[Weight]:
         Weight("mamba.conv.input", part, (inner, hybrid.conv + 1), split),  # kernel and bias
         Weight("mamba.conv.states", part, (states, hybrid.conv + 1), split, ways),
         Weight("mamba.heads", part, (3, hybrid.mamba_heads), split),
-        Weight("mamba.norm", Part.NORM, (inner,), split),
+        Weight("mamba.norm", WeightPart.NORM, (inner,), split),
         Weight("mamba.out", part, (model.hidden, inner), split, inputs_split=True),
     ]
 
 
 def selective_weights(model: Architecture) -> list[Weight]:
     """A Mamba mixer of the first version (Gu and Dao 2023); A and D are numbers of channels."""
-    own, part = model.selective, Part.MAMBA
+    own, part = model.selective, WeightPart.MAMBA
     assert own is not None
     weights = [
         Weight("selective.in", part, (2 * own.inner, model.hidden), inputs_split=False),
@@ -78,17 +78,17 @@ def selective_weights(model: Architecture) -> list[Weight]:
         Weight("selective.channels", part, ((own.state + 2) * own.inner,)),  # A, D and the bias of dt
         Weight("selective.out", part, (model.hidden, own.inner), inputs_split=True),
     ]
-    return [*weights, Weight("selective.norms", Part.NORM, (own.steps,))] if own.normed else weights
+    return [*weights, Weight("selective.norms", WeightPart.NORM, (own.steps,))] if own.normed else weights
 
 
 def delta_weights(model: Architecture) -> list[Weight]:
     """A gated delta net (Yang et al. 2024); decay and its bias are one number per head of values."""
-    own, part, split = model.delta, Part.DELTA, Split.TENSOR
+    own, part, split = model.delta, WeightPart.DELTA, Split.TENSOR
     assert own is not None
     return [
         Weight("delta.in", part, (own.projected, model.hidden), split, inputs_split=False),
         Weight("delta.conv", part, (own.channels, own.conv), split),
         Weight("delta.heads", part, (2, own.value_heads), split),
-        Weight("delta.norm", Part.NORM, (own.value_dim,)),
+        Weight("delta.norm", WeightPart.NORM, (own.value_dim,)),
         Weight("delta.out", part, (model.hidden, own.values), split, inputs_split=True),
     ]

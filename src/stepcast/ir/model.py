@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.check import require
-from stepcast.ir.model_parts import Block
-from stepcast.ir.weight import Part, Weight
+from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.weight import Weight, WeightPart
 from stepcast.ir.weights import (
     Shard,
     block_weights,
@@ -37,7 +37,7 @@ class Model(Architecture):
             weight.elements
             for block in self.blocks
             for weight in self.block_weights(block)
-            if weight.part is Part.EXPERTS
+            if weight.part is WeightPart.EXPERTS
         )
         return self.parameters - routed // self.experts.count * (self.experts.count - self.experts.top_k)
 
@@ -56,14 +56,14 @@ class Model(Architecture):
         """The multi-token-prediction modules, which share embedding and head with the model."""
         return whole(next_token_weights(self)) * self.next_token_layers
 
-    def layer_parameters(self, layer: int) -> dict[Part, int]:
+    def layer_parameters(self, layer: int) -> dict[WeightPart, int]:
         """What one layer holds, by part."""
-        counts: dict[Part, int] = {}
+        counts: dict[WeightPart, int] = {}
         for weight in self.block_weights(self.blocks[layer]):
             counts[weight.part] = counts.get(weight.part, 0) + weight.elements
         return counts
 
-    def block_weights(self, block: Block) -> tuple[Weight, ...]:
+    def block_weights(self, block: LayerParts) -> tuple[Weight, ...]:
         """The tensors of a layer of this kind."""
         return block_weights(self, block.mixer, block.feed_forward)
 

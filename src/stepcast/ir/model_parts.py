@@ -299,7 +299,7 @@ HYBRID_BLOCKS: dict[str, tuple[Mixer, FeedForward]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LayerParts:
     """What one layer consists of; *window* None means full attention."""
 
     mixer: Mixer = Mixer.ATTENTION

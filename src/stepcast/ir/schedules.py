@@ -22,7 +22,7 @@ class ScheduleKind(StrEnum):
     DUALPIPE = "dualpipe"
 
 
-class Placement(StrEnum):
+class PiecePlacement(StrEnum):
     """Where the pieces of the stages lie along the model."""
 
     LOOP = "loop"
@@ -63,7 +63,7 @@ class ScheduleFacts:
     # Chunks of the model on a stage (vpp); most None: as many as asked for.
     fewest_chunks: int = 1
     most_chunks: int | None = 1
-    placement: Placement = Placement.LOOP
+    placement: PiecePlacement = PiecePlacement.LOOP
     splits_backward: bool = False  # into input and weight gradients
     # Of the micro-batches held, those whose input gradient has not run yet: the others wait for their weight
     # gradient alone. None: all of them.
@@ -80,7 +80,7 @@ class ScheduleFacts:
     @property
     def copies(self) -> int:
         """Of the model on the GPUs of one pipeline."""
-        return 2 if self.placement is Placement.TWO_WAY else 1
+        return 2 if self.placement is PiecePlacement.TWO_WAY else 1
 
     def pieces(self, vpp: int) -> int:
         """Pieces of the model on a stage: what the schedule wants, or *vpp* where that is free."""
@@ -88,9 +88,9 @@ class ScheduleFacts:
 
     def pieces_of_stage(self, stage: int, stages: int, vpp: int) -> tuple[int, ...]:
         """Which pieces lie on *stage*, by their number along the model."""
-        if self.placement is Placement.V and vpp == 2:
+        if self.placement is PiecePlacement.V and vpp == 2:
             return (stage, 2 * stages - 1 - stage)
-        if self.placement is Placement.TWO_WAY and stages > 1:
+        if self.placement is PiecePlacement.TWO_WAY and stages > 1:
             return (stage, stages - 1 - stage)
         return tuple(range(stage, stages * vpp, stages))
 
@@ -178,10 +178,10 @@ SCHEDULES: dict[ScheduleKind, ScheduleFacts] = {
     ScheduleKind.ZB_H2: ScheduleFacts(
         _twice_ahead, splits_backward=True, before_input_gradient=_to_the_end_and_back_twice
     ),
-    ScheduleKind.ZB_V: ScheduleFacts(_down_and_up, 2, 2, Placement.V, splits_backward=True),
+    ScheduleKind.ZB_V: ScheduleFacts(_down_and_up, 2, 2, PiecePlacement.V, splits_backward=True),
     ScheduleKind.DUALPIPE: ScheduleFacts(
         _from_both_ends,
-        placement=Placement.TWO_WAY,
+        placement=PiecePlacement.TWO_WAY,
         splits_backward=True,
         pairs=Pairs.OWN,
         stages_step=2,

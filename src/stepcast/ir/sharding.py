@@ -50,7 +50,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardingPlan:
     dense: Partition
     experts: Partition
     gathered: Gathered
@@ -85,15 +85,15 @@ class Plan:
         return Shard(shard.dense if dense else 0, shard.experts if experts else 0, shard.unquantised if dense else 0)
 
 
-def plan_of(strategy: Strategy, framework: Framework) -> Plan:
+def plan_of(strategy: Strategy, framework: Framework) -> ShardingPlan:
     """How *strategy* splits, gathers and reduces."""
     return _PLANS.get((strategy, framework), lambda: _made(strategy, framework))
 
 
-_PLANS: ByIdentity[Plan] = ByIdentity(256)
+_PLANS: ByIdentity[ShardingPlan] = ByIdentity(256)
 
 
-def _made(strategy: Strategy, framework: Framework) -> Plan:
+def _made(strategy: Strategy, framework: Framework) -> ShardingPlan:
     keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
     mirrored = facts_of(strategy.schedule, strategy.layout.pp).copies > 1
     return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
@@ -113,7 +113,7 @@ def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, mirrored: bool) -> Plan:
+def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, mirrored: bool) -> ShardingPlan:
     dense, experts = _dense(layout, sharding), _experts(layout, sharding)
     split = dense.ways > 1 or experts.ways > 1
     splits_gradients = sharding.splits_gradients and split
@@ -131,7 +131,7 @@ def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, 
             gathered, reduced = Gathered.ONCE, Reduced.ONCE
     elif split:
         gathered = Gathered.AFTER_UPDATE
-    return Plan(dense, experts, gathered, reduced, splits_gradients, by_unit, mirrored)
+    return ShardingPlan(dense, experts, gathered, reduced, splits_gradients, by_unit, mirrored)
 
 
 def _dense(layout: Layout, sharding: Sharding) -> Partition:

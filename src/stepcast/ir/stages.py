@@ -10,7 +10,7 @@ from stepcast.ir.strategy import Strategy, StrategyError
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StagePiece:
     """Consecutive layers that a stage holds; with vpp > 1 it holds several pieces."""
 
     layers: range
@@ -18,7 +18,7 @@ class Piece:
     head: bool
 
 
-def pieces(model: Model, strategy: Strategy) -> tuple[Piece, ...]:
+def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     """The pipeline's pieces in model order, pp x vpp of them."""
     return _pieces(
         model.layers, strategy.layout.pp * strategy.layout.vpp, strategy.stage_layers, strategy.further_tokens
@@ -73,7 +73,7 @@ def _nearly_even(layers: int, count: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(layers: int, count: int, given: tuple[int, ...], further_tokens: int) -> tuple[Piece, ...]:
+def _pieces(layers: int, count: int, given: tuple[int, ...], further_tokens: int) -> tuple[StagePiece, ...]:
     sizes = given
     if not sizes:
         even = layers % count == 0
@@ -81,4 +81,6 @@ def _pieces(layers: int, count: int, given: tuple[int, ...], further_tokens: int
     if sum(sizes) != layers:
         raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
     ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
-    return tuple(Piece(layers, embedding=index == 0, head=index == count - 1) for index, layers in enumerate(ranges))
+    return tuple(
+        StagePiece(layers, embedding=index == 0, head=index == count - 1) for index, layers in enumerate(ranges)
+    )

@@ -14,7 +14,7 @@ from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
 
 
-class Operation(NamedTuple):
+class ReplicaOperation(NamedTuple):
     """One operation of every replica and step."""
 
     stage: int
@@ -28,7 +28,7 @@ class Operation(NamedTuple):
 class WorkerSteps:
     """Seconds by (step, replica, operation), in the order in which the first replica began them."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[ReplicaOperation, ...]
     steps: tuple[int, ...]
     ranks: npt.NDArray[np.int64]  # by (replica, stage)
     start_s: FloatArray

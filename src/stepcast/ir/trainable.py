@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer
-from stepcast.ir.stages import Piece
+from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy, TrainingKind
-from stepcast.ir.weight import Part
+from stepcast.ir.weight import WeightPart
 from stepcast.ir.weights import (
     NOTHING,
     Shard,
@@ -19,10 +19,10 @@ from stepcast.ir.weights import (
     range_shard,
 )
 
-ENDS = (Part.EMBEDDING, Part.POSITION, Part.HEAD)
+ENDS = (WeightPart.EMBEDDING, WeightPart.POSITION, WeightPart.HEAD)
 
 
-def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
+def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     """The model's own weights that one rank holds of *piece*, before data-parallel ranks split them."""
     layout = strategy.layout
     sizes = (layout.tp, layout.ep, layout.expert_tp_size)
@@ -35,7 +35,7 @@ def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
     return sum((further for _ in range(modules)), start=shard)
 
 
-def trained_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
+def trained_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     """The weights that have gradients and optimizer states."""
     if strategy.training is TrainingKind.FULL:
         return held_shard(model, strategy, piece)
@@ -54,7 +54,7 @@ class Matrices:
     count: int
     rows: int
     columns: int
-    part: Part
+    part: WeightPart
 
     @property
     def elements(self) -> int:
@@ -66,7 +66,7 @@ class Matrices:
         return self.part not in ENDS
 
 
-def trained_matrices(model: Model, strategy: Strategy, piece: Piece) -> tuple[Matrices, ...]:
+def trained_matrices(model: Model, strategy: Strategy, piece: StagePiece) -> tuple[Matrices, ...]:
     """The matrices among the weights that one rank trains of *piece*, equal ones together."""
     layout = strategy.layout
     weights = [weight for at in piece.layers for weight in model.block_weights(model.blocks[at])]
@@ -77,7 +77,7 @@ def trained_matrices(model: Model, strategy: Strategy, piece: Piece) -> tuple[Ma
         if strategy.further_tokens:
             weights += next_token_weights(model) * min(strategy.further_tokens, model.next_token_layers)
     sizes = (layout.tp, layout.ep, layout.expert_tp_size, model.padded_vocab(layout.tp))
-    found: Counter[tuple[int, int, Part]] = Counter()
+    found: Counter[tuple[int, int, WeightPart]] = Counter()
     for weight, repeats in Counter(weights).items():
         if weight.inputs_split is not None:
             count, rows, columns = weight.matrices_on_rank(*sizes)

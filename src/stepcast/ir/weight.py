@@ -7,7 +7,7 @@ from enum import StrEnum
 from stepcast.ir.architecture import Architecture
 
 
-class Part(StrEnum):
+class WeightPart(StrEnum):
     """What a weight belongs to."""
 
     EMBEDDING = "embedding"
@@ -42,7 +42,7 @@ class Weight:
     """
 
     name: str
-    part: Part
+    part: WeightPart
     shape: tuple[int, ...]
     split: Split = Split.NONE
     most_ways: int = 0
@@ -76,7 +76,14 @@ class Weight:
 
 
 def linear(
-    name: str, part: Part, inputs: int, outputs: int, bias: bool, split: Split = Split.NONE, *, by_rows: bool = False
+    name: str,
+    part: WeightPart,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+    split: Split = Split.NONE,
+    *,
+    by_rows: bool = False,
 ) -> list[Weight]:
     """A matrix and, where asked, its bias, which is split only along with the columns."""
     weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, inputs_split=by_rows)]
@@ -86,4 +93,4 @@ def linear(
 
 
 def norm_weight(model: Architecture, name: str, width: int) -> Weight:
-    return Weight(name, Part.NORM, (model.norm.elements(width),))
+    return Weight(name, WeightPart.NORM, (model.norm.elements(width),))

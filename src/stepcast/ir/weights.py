@@ -15,7 +15,7 @@ from typing import NamedTuple
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.mixer_weights import attention_weights, delta_weights, latent_weights, mamba_weights, selective_weights
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
-from stepcast.ir.weight import Part, Split, Weight, linear, norm_weight
+from stepcast.ir.weight import Split, Weight, WeightPart, linear, norm_weight
 
 
 class Shard(NamedTuple):
@@ -45,7 +45,7 @@ class Shard(NamedTuple):
 
 NOTHING = Shard(0, 0)
 # Parts whose matrices are multiplied in fp8 or fp4 where the strategy says so.
-MULTIPLIED = (Part.ATTENTION, Part.MAMBA, Part.DELTA, Part.MLP, Part.SHARED_EXPERTS)
+MULTIPLIED = (WeightPart.ATTENTION, WeightPart.MAMBA, WeightPart.DELTA, WeightPart.MLP, WeightPart.SHARED_EXPERTS)
 
 
 def whole(weights: Iterable[Weight]) -> int:
@@ -57,12 +57,12 @@ def embedding_weights(model: Architecture) -> list[Weight]:
     """Word embedding first, then what stands between it and the first layer."""
     width = model.embedding_width or model.hidden
     words = (model.vocab, width)
-    weights = [Weight("embedding.word", Part.EMBEDDING, words, Split.VOCAB, inputs_split=False)]
+    weights = [Weight("embedding.word", WeightPart.EMBEDDING, words, Split.VOCAB, inputs_split=False)]
     if model.position.kind is PositionKind.LEARNED:
         positions = (model.position.count, model.hidden)
-        weights.append(Weight("embedding.position", Part.POSITION, positions, inputs_split=False))
+        weights.append(Weight("embedding.position", WeightPart.POSITION, positions, inputs_split=False))
     if width != model.hidden:
-        weights.append(Weight("embedding.project_in", Part.EMBEDDING, (model.hidden, width), inputs_split=False))
+        weights.append(Weight("embedding.project_in", WeightPart.EMBEDDING, (model.hidden, width), inputs_split=False))
     if model.embedding_norm:
         weights.append(norm_weight(model, "embedding.norm", model.hidden))
     return weights
@@ -75,9 +75,9 @@ def final_weights(model: Architecture) -> list[Weight]:
 def head_weights(model: Architecture) -> list[Weight]:
     """The output projection first (the word embedding again where tied), then its bias and projection."""
     width = model.embedding_width or model.hidden
-    weights = linear("head", Part.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
+    weights = linear("head", WeightPart.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
     if width != model.hidden:
-        weights.append(Weight("head.project_out", Part.HEAD, (width, model.hidden), inputs_split=False))
+        weights.append(Weight("head.project_out", WeightPart.HEAD, (width, model.hidden), inputs_split=False))
     return weights
 
 
@@ -98,7 +98,7 @@ def next_token_weights(model: Architecture) -> list[Weight]:
     return [
         norm_weight(model, "mtp.embedding_norm", model.hidden),
         norm_weight(model, "mtp.hidden_norm", model.hidden),
-        *linear("mtp.projection", Part.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
+        *linear("mtp.projection", WeightPart.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
         *block,
         norm_weight(model, "mtp.final_norm", model.hidden),
     ]
@@ -119,7 +119,7 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
             weights += delta_weights(model)
     match feed_forward:
         case FeedForward.DENSE:
-            weights += _mlp(model, "mlp", Part.MLP, model.ffn)
+            weights += _mlp(model, "mlp", WeightPart.MLP, model.ffn)
         case FeedForward.EXPERTS:
             weights += _experts(model)
     halves = (mixer is not Mixer.NONE) + (feed_forward is not FeedForward.NONE)
@@ -130,7 +130,7 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
     return tuple(weights)
 
 
-def _mlp(model: Architecture, name: str, part: Part, ffn: int) -> list[Weight]:
+def _mlp(model: Architecture, name: str, part: WeightPart, ffn: int) -> list[Weight]:
     weights: list[Weight] = []
     for side in ("gate", "up") if model.gated else ("up",):
         weights += linear(f"{name}.{side}", part, model.hidden, ffn, model.biases.mlp, Split.TENSOR)
@@ -140,13 +140,13 @@ def _mlp(model: Architecture, name: str, part: Part, ffn: int) -> list[Weight]:
 def _experts(model: Architecture) -> list[Weight]:
     experts = model.experts
     assert experts is not None
-    weights = linear("router", Part.ROUTER, model.hidden, experts.count, experts.router_bias)
+    weights = linear("router", WeightPart.ROUTER, model.hidden, experts.count, experts.router_bias)
     width = experts.latent or model.hidden
     if experts.latent:
-        weights += linear("experts.latent_down", Part.MLP, model.hidden, width, False)
-        weights += linear("experts.latent_up", Part.MLP, width, model.hidden, False)
+        weights += linear("experts.latent_down", WeightPart.MLP, model.hidden, width, False)
+        weights += linear("experts.latent_up", WeightPart.MLP, width, model.hidden, False)
     sides = 2 if model.gated else 1
-    count, ffn, part = experts.count, experts.ffn, Part.EXPERTS
+    count, ffn, part = experts.count, experts.ffn, WeightPart.EXPERTS
     for name, shape, by_rows in (("up", (sides * ffn, width), False), ("down", (width, ffn), True)):
         stacked = (count, *shape)
         weights.append(Weight(f"experts.{name}.weight", part, stacked, Split.EXPERT, inputs_split=by_rows))
@@ -154,9 +154,9 @@ def _experts(model: Architecture) -> list[Weight]:
         weights.append(Weight("experts.up.bias", part, (count, sides * ffn), Split.EXPERT))
         weights.append(Weight("experts.down.bias", part, (count, width), Split.EXPERT_REPLICATED))
     if experts.shared_ffn:
-        weights += _mlp(model, "shared_experts", Part.SHARED_EXPERTS, experts.shared_ffn)
+        weights += _mlp(model, "shared_experts", WeightPart.SHARED_EXPERTS, experts.shared_ffn)
     if experts.shared_gate:
-        weights.append(Weight("shared_experts.gate_value.weight", Part.SHARED_EXPERTS, (1, model.hidden)))
+        weights.append(Weight("shared_experts.gate_value.weight", WeightPart.SHARED_EXPERTS, (1, model.hidden)))
     return weights
 
 
@@ -164,7 +164,7 @@ def _shard(model: Architecture, weights: Iterable[Weight], tp: int, ep: int, exp
     vocab, shard = model.padded_vocab(tp), NOTHING
     for weight in weights:
         elements = weight.on_rank(tp, ep, expert_tp, vocab)
-        if weight.part is Part.EXPERTS:
+        if weight.part is WeightPart.EXPERTS:
             shard += Shard(0, elements)
         else:
             quantised = weight.part in MULTIPLIED and len(weight.shape) > 1

@@ -116,7 +116,7 @@ class Constants:
             require(math.isfinite(value) and value > 0, f"{name} must be above zero, not {value!r}")
 
 
-class Work(NamedTuple):
+class PassWork(NamedTuple):
     """A piece of a pass: what the host does before the GPU can begin, then what the GPU does, by part."""
 
     host_s: float
@@ -128,10 +128,10 @@ class Work(NamedTuple):
 class StageWork:
     """One stage: a forward, the first backward of a step, any later one, the optimizer."""
 
-    forward: tuple[Work, ...]
-    first_backward: tuple[Work, ...]
-    backward: tuple[Work, ...]
-    optimizer: tuple[Work, ...]
+    forward: tuple[PassWork, ...]
+    first_backward: tuple[PassWork, ...]
+    backward: tuple[PassWork, ...]
+    optimizer: tuple[PassWork, ...]
 
 
 def matmul_s(weights: float, tokens: float, machine: Machine, efficiency: float) -> float:
@@ -156,10 +156,10 @@ def slowest_of(ranks: int) -> float:
 def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants) -> StageWork:
     """All the work of *stage*, layers in halves so that the GPU starts soon after the host does."""
     halves = round(2 * stage.layers)
-    forward: list[Work] = []
-    backward: list[Work] = []
-    accumulating: list[Work] = []
-    optimizer: list[Work] = []
+    forward: list[PassWork] = []
+    backward: list[PassWork] = []
+    accumulating: list[PassWork] = []
+    optimizer: list[PassWork] = []
     if halves:
         share, weights = stage.layers / halves, stage.weights / plan.layout.tp / halves
         costs = _Layer(plan, machine, constants, stage.weights / stage.layers)
@@ -177,7 +177,7 @@ def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants:
         accumulating.insert(0, _head_backward(plan, machine, constants, True))
     for _ in range(stage.embeds + stage.heads):
         host_s = END_WORK[2] * constants.host_op_s
-        optimizer.append(Work(host_s, {"optimizer": _update_s(plan, machine, plan.head_weights)}))
+        optimizer.append(PassWork(host_s, {"optimizer": _update_s(plan, machine, plan.head_weights)}))
     return StageWork(tuple(forward), tuple(backward), tuple(accumulating), tuple(optimizer))
 
 
@@ -205,12 +205,12 @@ class _Layer:
     def _matmul_s(self, weights: float) -> float:
         return matmul_s(weights, self.plan.tokens, self.machine, self.constants.matmul_efficiency)
 
-    def forward(self, share: float) -> Work:
+    def forward(self, share: float) -> PassWork:
         # The sums after the output and the down projection are used at once: nothing hides them.
         parts = {"compute": self.matmul_s + self.activation_s, "unhooked": self.untimed_s, "tensor": 2 * self.reduce_s}
         return _shared(self.forward_host_s, parts, share)
 
-    def backward(self, share: float, accumulated: float, weights: float) -> Work:
+    def backward(self, share: float, accumulated: float, weights: float) -> PassWork:
         factor = self.constants.backward_factor
         parts = {
             "compute": factor * self.matmul_s + 2 * self.activation_s,
@@ -219,7 +219,7 @@ class _Layer:
         }
         work = _shared(self.backward_host_s, parts, share)
         adding_s = self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES)
-        return Work(work.host_s, work.device_s | {"accumulation": adding_s}, weights)
+        return PassWork(work.host_s, work.device_s | {"accumulation": adding_s}, weights)
 
     def _backward_reduce_s(self) -> float:
         """Each of q, k, v, gate and up reduces its own input gradient while the next of them computes."""
@@ -228,12 +228,12 @@ class _Layer:
         hidden_s = [self.constants.backward_factor * self._matmul_s(model.hidden * width / tp) for width in widths]
         return 2 * self.reduce_s + sum(max(0.0, self.reduce_s - behind_s) for behind_s in hidden_s)
 
-    def optimizer(self, share: float, weights: float) -> Work:
-        return Work(self.update_host_s * share, {"optimizer": _update_s(self.plan, self.machine, weights)})
+    def optimizer(self, share: float, weights: float) -> PassWork:
+        return PassWork(self.update_host_s * share, {"optimizer": _update_s(self.plan, self.machine, weights)})
 
 
-def _shared(host_s: float, parts: dict[str, float], share: float) -> Work:
-    return Work(host_s * share, {part: seconds * share for part, seconds in parts.items()})
+def _shared(host_s: float, parts: dict[str, float], share: float) -> PassWork:
+    return PassWork(host_s * share, {part: seconds * share for part, seconds in parts.items()})
 
 
 def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
@@ -241,32 +241,32 @@ def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
     return machine.move_s(passes * weights)
 
 
-def _embed(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
-    return Work(
+def _embed(plan: OptimusPlan, machine: Machine, constants: Constants) -> PassWork:
+    return PassWork(
         2 * END_WORK[0] * constants.host_op_s, {"unhooked": machine.move_s(5 * plan.tokens * plan.model.hidden)}
     )
 
 
-def _embed_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> Work:
+def _embed_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> PassWork:
     parts = {"unhooked": machine.move_s(plan.head_weights)}  # the dense gradient is zeroed
     if again:
         parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
+    return PassWork(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
 
 
-def _head(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
+def _head(plan: OptimusPlan, machine: Machine, constants: Constants) -> PassWork:
     logits = plan.tokens * plan.model.vocab
     parts = {
         "compute": matmul_s(plan.head_weights, plan.tokens, machine, constants.matmul_efficiency),
         "unhooked": machine.move_s(LOSS_PASSES[0] * logits),
     }
-    return Work(END_WORK[0] * constants.host_op_s, parts)
+    return PassWork(END_WORK[0] * constants.host_op_s, parts)
 
 
-def _head_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> Work:
+def _head_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> PassWork:
     logits = plan.tokens * plan.model.vocab
     forward_s = matmul_s(plan.head_weights, plan.tokens, machine, constants.matmul_efficiency)
     parts = {"unhooked": machine.move_s(LOSS_PASSES[1] * logits), "compute": constants.backward_factor * forward_s}
     if again:
         parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
+    return PassWork(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.analyze.intervals import union_of
-from stepcast.optimus.cost import BUCKET_PASSES, FP32_BYTES, Constants, Machine, StageWork, Work, stage_work
+from stepcast.optimus.cost import BUCKET_PASSES, FP32_BYTES, Constants, Machine, PassWork, StageWork, stage_work
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.simulation.arrays import Program, ProgramBuilder, Times
 from stepcast.simulation.engine import simulate, task_times
@@ -40,7 +40,7 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
+class OptimusStageTime:
     """Seconds of one stage by part; they sum to the step."""
 
     stage: int
@@ -54,10 +54,10 @@ class StageTime:
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
     step_s: float
-    stages: tuple[StageTime, ...]
+    stages: tuple[OptimusStageTime, ...]
 
     @property
-    def busiest(self) -> StageTime:
+    def busiest(self) -> OptimusStageTime:
         """The stage that waits least: the one that sets the pace."""
         return max(self.stages, key=lambda stage: stage.busy_s)
 
@@ -67,7 +67,9 @@ def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> P
     program = _program(plan, machine, constants)
     run = simulate(program)
     times = task_times(run)
-    stages = tuple(StageTime(stage, _parts(program, times, stage, run.makespan_s)) for stage in range(plan.layout.pp))
+    stages = tuple(
+        OptimusStageTime(stage, _parts(program, times, stage, run.makespan_s)) for stage in range(plan.layout.pp)
+    )
     return PredictedStep(run.makespan_s, stages)
 
 
@@ -120,7 +122,7 @@ def _stage_segments(plan: OptimusPlan, machine: Machine, work: StageWork) -> lis
     return [Segment.of(name, ops, lanes=3) for name, ops in passes]
 
 
-def _ops(works: Sequence[Work]) -> list[TimedOp]:
+def _ops(works: Sequence[PassWork]) -> list[TimedOp]:
     """Each piece is launched, then runs."""
     ops: list[TimedOp] = []
     for work in works:
@@ -128,7 +130,7 @@ def _ops(works: Sequence[Work]) -> list[TimedOp]:
     return ops
 
 
-def _launch(work: Work, ops: list[TimedOp]) -> None:
+def _launch(work: PassWork, ops: list[TimedOp]) -> None:
     ops.append(TimedOp("host", work.host_s, HOST))
     launched = len(ops) - 1
     for part in WORKING:
@@ -136,7 +138,7 @@ def _launch(work: Work, ops: list[TimedOp]) -> None:
             ops.append(TimedOp(part, work.device_s[part], DEVICE, after=(launched,)))
 
 
-def _reducing_ops(plan: OptimusPlan, machine: Machine, works: Sequence[Work]) -> list[TimedOp]:
+def _reducing_ops(plan: OptimusPlan, machine: Machine, works: Sequence[PassWork]) -> list[TimedOp]:
     """As DistributedDataParallel does it: a piece's gradients are copied to a bucket that is reduced beside
     the next pieces, and all are copied back when the last one is."""
     ops: list[TimedOp] = []

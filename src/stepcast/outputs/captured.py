@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.ir.captured import Captured, Part
+from stepcast.ir.captured import Captured, LayerPart
 from stepcast.ir.work import Work
 from stepcast.ir.workload import Layer, Op, Phase
 
@@ -56,7 +56,7 @@ def write(captured: Captured) -> bytes:
     return msgspec.json.encode(found) + b"\n"
 
 
-def _part_row(part: Part) -> list[Any]:
+def _part_row(part: LayerPart) -> list[Any]:
     row = [getattr(part, each.name) for each in fields(part)]
     return row if part.split_bytes or part.split else row[:PLAIN_PART]
 

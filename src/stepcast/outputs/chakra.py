@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited
 from stepcast.inputs.chakra.rank_files import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.group import Group
@@ -16,7 +16,7 @@ from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.ranks import grid_of, members, neighbour
 from stepcast.ir.work import COMPUTING, Collective, Direction, Recorded, Transfer
 from stepcast.ir.workload import Layer, Workload
-from stepcast.outputs.chakra_nodes import ATTRIBUTE_FIELD, Exchange, Node, StageNodes
+from stepcast.outputs.chakra_nodes import ATTRIBUTE_FIELD, NodeExchange, SharedNode, StageNodes
 from stepcast.simulation.schedules.table import schedule_for
 from stepcast.units import format_bytes
 
@@ -70,9 +70,9 @@ def _check_nodes(workload: Workload) -> None:
     NODES.check(found * (workload.layout.pp if workload.uniform else 1))
 
 
-def _joined(nodes: Iterator[Node]) -> list[tuple[bytes, Exchange | None]]:
+def _joined(nodes: Iterator[SharedNode]) -> list[tuple[bytes, NodeExchange | None]]:
     """Nodes that are the same on every rank in one piece, as they stand in a file."""
-    parts: list[tuple[bytes, Exchange | None]] = []
+    parts: list[tuple[bytes, NodeExchange | None]] = []
     same = bytearray()
     for node in nodes:
         if node.exchange is None:
@@ -89,7 +89,7 @@ class _Communicators:
     def __init__(self, workload: Workload) -> None:
         self._layout = workload.layout
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._known: dict[tuple[Exchange, int], bytes] = {}
+        self._known: dict[tuple[NodeExchange, int], bytes] = {}
         used = {op.work.group for layer in _layers(workload) for op in layer.all_ops if isinstance(op.work, Collective)}
         for family in Group:
             if family in used and workload.layout.size(family) > 1:
@@ -102,20 +102,20 @@ class _Communicators:
         groups: Mapping[str, tuple[int, ...]] = {str(n): ranks for ranks, n in self._numbers.items()}
         return msgspec.json.encode(groups) + b"\n" if groups else b""
 
-    def fields(self, exchange: Exchange, rank: int) -> bytes:
+    def fields(self, exchange: NodeExchange, rank: int) -> bytes:
         """What a communicating node says on *rank* alone."""
         key = (exchange, rank)
         if key not in self._known:
             self._known[key] = b"".join(bytes_field(ATTRIBUTE_FIELD, each) for each in self._attributes(exchange, rank))
         return self._known[key]
 
-    def _attributes(self, exchange: Exchange, rank: int) -> list[bytes]:
+    def _attributes(self, exchange: NodeExchange, rank: int) -> list[bytes]:
         if exchange.offset is None:
             number = self._numbers.get(members(rank, exchange.group, self._layout))
-            return [attribute("pg_name", Kind.STRING, str(number))] if number else []
+            return [attribute("pg_name", AttributeKind.STRING, str(number))] if number else []
         peer = neighbour(rank, exchange.offset, self._layout, exchange.group)
         source, target = (peer, rank) if exchange.receives else (rank, peer)
-        return [attribute("comm_src", Kind.INT32, source), attribute("comm_dst", Kind.INT32, target)]
+        return [attribute("comm_src", AttributeKind.INT32, source), attribute("comm_dst", AttributeKind.INT32, target)]
 
 
 def losses(workload: Workload) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
-from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, number_field, varint
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, number_field, varint
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
@@ -31,8 +31,7 @@ from stepcast.ir.work import (
 )
 from stepcast.ir.workload import Layer, Op, Phase, Workload
 from stepcast.simulation.chunks import model_copies
-from stepcast.simulation.schedule import Kind as SlotKind
-from stepcast.simulation.schedule import Place, Schedule, Slot
+from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.units import US
 
 ATTRIBUTE_FIELD = 10
@@ -42,7 +41,7 @@ FIRST_TAG = 2**24
 SENDS = ("activations", "gradients")
 
 
-class Exchange(NamedTuple):
+class NodeExchange(NamedTuple):
     """With whom a node communicates: all of its group, or the peer *offset* places away."""
 
     group: Group
@@ -50,11 +49,11 @@ class Exchange(NamedTuple):
     receives: bool = False
 
 
-class Node(NamedTuple):
+class SharedNode(NamedTuple):
     """A node's fields that are the same on every rank of a stage."""
 
     message: bytes
-    exchange: Exchange | None
+    exchange: NodeExchange | None
 
 
 class Chain:
@@ -74,7 +73,7 @@ class Chain:
         # By identity: hashing a layer at each of its nodes would cost more than encoding it.
         self._known: dict[tuple[int, int], tuple[bytes, bytes, bytes]] = {}
 
-    def layer(self, layer: Layer, phase: Phase) -> Iterator[Node]:
+    def layer(self, layer: Layer, phase: Phase) -> Iterator[SharedNode]:
         """Yield the ops of one phase."""
         for op in layer.ops(phase):
             exchange = self._exchange(op.work)
@@ -85,13 +84,13 @@ class Chain:
             head, duration, attributes = parts
             tag = b""
             if isinstance(op.work, Transfer):
-                tag = _attributes([attribute("comm_tag", Kind.INT32, self._next_tag)])
+                tag = _attributes([attribute("comm_tag", AttributeKind.INT32, self._next_tag)])
                 self._next_tag += 1
             lane = str(op.work.group) if isinstance(op.work, Collective | Transfer) else "compute"
             named = {self._last_called.get(name, 0) for name in op.after}
             waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, named)
             node = self._number(head, waits, duration + attributes + tag, lane)
-            yield Node(node, exchange)
+            yield SharedNode(node, exchange)
             if not self._answered and isinstance(op.work, Transfer) and self._reaches(op.work, -1):
                 yield self._answer(op.work, tag, lane)
             if op.blocking:
@@ -99,20 +98,20 @@ class Chain:
             else:
                 self._last_called[op.name] = self._next_id - 1
 
-    def receive(self, direction: int, source: int, size_bytes: int, tag: int) -> Node:
+    def receive(self, direction: int, source: int, size_bytes: int, tag: int) -> SharedNode:
         """What *source* sends, which all that follows waits for; after our own sends, which it may need."""
         sent = {self._last_of_lane.get(lane, 0) for lane in SENDS}
         waits = self._waits(f"receive {SENDS[direction]}", sent)
-        exchange = Exchange(Group.PP, source - self._coordinate, receives=True)
+        exchange = NodeExchange(Group.PP, source - self._coordinate, receives=True)
         node = self._message("receive", direction, size_bytes, tag, waits, NodeType.COMM_RECV)
         self._last_blocking = self._next_id - 1
-        return Node(node, exchange)
+        return SharedNode(node, exchange)
 
-    def send(self, direction: int, target: int, size_bytes: int, tag: int) -> Node:
+    def send(self, direction: int, target: int, size_bytes: int, tag: int) -> SharedNode:
         """What runs beside all that follows."""
         waits = self._waits(SENDS[direction], set())
-        exchange = Exchange(Group.PP, target - self._coordinate)
-        return Node(self._message("send", direction, size_bytes, tag, waits, NodeType.COMM_SEND), exchange)
+        exchange = NodeExchange(Group.PP, target - self._coordinate)
+        return SharedNode(self._message("send", direction, size_bytes, tag, waits, NodeType.COMM_SEND), exchange)
 
     def finish(self) -> None:
         """What comes next waits for all communication."""
@@ -122,19 +121,19 @@ class Chain:
         lane = SENDS[direction] if verb == "send" else f"receive {SENDS[direction]}"
         head = bytes_field(2, f"{verb} {SENDS[direction]}".encode()) + number_field(3, kind)
         attributes = [
-            attribute("is_cpu_op", Kind.BOOL, False),
+            attribute("is_cpu_op", AttributeKind.BOOL, False),
             message_size(size_bytes),
-            attribute("comm_tag", Kind.INT32, tag),
+            attribute("comm_tag", AttributeKind.INT32, tag),
         ]
         return self._number(head, waits, _attributes(attributes), lane)
 
-    def _answer(self, work: Transfer, tag: bytes, lane: str) -> Node:
+    def _answer(self, work: Transfer, tag: bytes, lane: str) -> SharedNode:
         """The receive of what the peer on the other side sends at the same time."""
         head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
-        attributes = [attribute("is_cpu_op", Kind.BOOL, False), message_size(work.size_bytes)]
+        attributes = [attribute("is_cpu_op", AttributeKind.BOOL, False), message_size(work.size_bytes)]
         waits = _dependencies({self._next_id - 1})
         node = self._number(head, waits, _attributes(attributes) + tag, lane)
-        return Node(node, Exchange(work.group, -work.peer_offset, receives=True))
+        return SharedNode(node, NodeExchange(work.group, -work.peer_offset, receives=True))
 
     def _number(self, head: bytes, waits: bytes, rest: bytes, lane: str) -> bytes:
         message = number_field(1, self._next_id) + head + waits + rest
@@ -150,17 +149,17 @@ class Chain:
             self._finishing = False
         return _dependencies(before)
 
-    def _exchange(self, work: Work) -> Exchange | None:
+    def _exchange(self, work: Work) -> NodeExchange | None:
         """With whom *work* communicates; None where it computes, or has nobody to communicate with."""
         if not isinstance(work, Collective | Transfer) or self._layout.size(work.group) == 1:
             return None
         if self._absent(work):
             return None
         if isinstance(work, Collective):
-            return Exchange(work.group)
+            return NodeExchange(work.group)
         if not self._reaches(work, 1):
             return None
-        return Exchange(work.group, work.peer_offset, work.direction is Direction.RECEIVE)
+        return NodeExchange(work.group, work.peer_offset, work.direction is Direction.RECEIVE)
 
     def _reaches(self, work: Transfer, side: int) -> bool:
         """Whether there is a peer on that side; a pipeline does not close into a ring, other groups do."""
@@ -178,7 +177,7 @@ class Chain:
         kind = _node_type(op.work) if communicates else NodeType.COMP
         head = bytes_field(2, layer.op_name(op).encode()) + number_field(3, kind)
         duration_us = round(op.work.duration_s / US) if isinstance(op.work, Recorded) else 0
-        attributes = [attribute("is_cpu_op", Kind.BOOL, False), *work_attributes(op.work, self._layout)]
+        attributes = [attribute("is_cpu_op", AttributeKind.BOOL, False), *work_attributes(op.work, self._layout)]
         duration = number_field(7, duration_us) if duration_us else b""
         return head, duration, _attributes(attributes)
 
@@ -213,20 +212,23 @@ def work_attributes(work: Work, layout: Layout) -> list[bytes]:
             if work.kind in GATHERS:
                 # Chakra counts what a rank brings (ASTRA-sim, Ring.cc), stepcast the whole buffer.
                 size_bytes = -(-size_bytes // layout.size(work.group))
-            kind = attribute("comm_type", Kind.INT64, TYPE_OF_COLLECTIVE[work.kind])
+            kind = attribute("comm_type", AttributeKind.INT64, TYPE_OF_COLLECTIVE[work.kind])
             return [kind, message_size(size_bytes)]
         case Transfer():
             return [message_size(work.size_bytes)]
         case HostCopy():
-            return [attribute("tensor_size", Kind.UINT64, work.size_bytes)]
+            return [attribute("tensor_size", AttributeKind.UINT64, work.size_bytes)]
         case HostUpdate():
-            return [attribute("tensor_size", Kind.UINT64, round(work.read_bytes + work.write_bytes))]
+            return [attribute("tensor_size", AttributeKind.UINT64, round(work.read_bytes + work.write_bytes))]
     flops, touched_bytes = _amounts(work)
-    return [attribute("num_ops", Kind.INT64, flops), attribute("tensor_size", Kind.UINT64, touched_bytes)]
+    return [
+        attribute("num_ops", AttributeKind.INT64, flops),
+        attribute("tensor_size", AttributeKind.UINT64, touched_bytes),
+    ]
 
 
 def message_size(size_bytes: int) -> bytes:
-    return attribute("comm_size", Kind.INT64, size_bytes)
+    return attribute("comm_size", AttributeKind.INT64, size_bytes)
 
 
 @lru_cache(maxsize=4096)
@@ -268,10 +270,10 @@ def _amounts(
 ACTIVATIONS, GRADIENTS = 0, 1
 BACKWARD = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 PHASES = {
-    SlotKind.FORWARD: (Phase.FORWARD,),
-    SlotKind.BACKWARD: BACKWARD,
-    SlotKind.INPUT: (Phase.INPUT_GRADIENT,),
-    SlotKind.WEIGHT: (Phase.WEIGHT_GRADIENT,),
+    SlotAction.FORWARD: (Phase.FORWARD,),
+    SlotAction.BACKWARD: BACKWARD,
+    SlotAction.INPUT: (Phase.INPUT_GRADIENT,),
+    SlotAction.WEIGHT: (Phase.WEIGHT_GRADIENT,),
 }
 # A piece of the workload: its stage, and the first and last layer of the body.
 Piece = tuple[int, int, int]
@@ -289,7 +291,7 @@ class StageNodes:
         self._size_bytes = workload.largest_activation_bytes if stated is None else stated
         self._usual = {stage: workload.stages[stage].body_layers() for stage in self._held}
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[SharedNode]:
         stages = [self._workload.stages[index] for index in self._held]
         for stage in stages:
             yield from self._once(stage.prologue, (Phase.FORWARD,))
@@ -300,30 +302,30 @@ class StageNodes:
             yield from self._once(reversed(stage.prologue), BACKWARD)
             yield from self._once(stage.epilogue, tuple(Phase))
 
-    def _once(self, layers: Iterable[Layer], phases: tuple[Phase, ...]) -> Iterator[Node]:
+    def _once(self, layers: Iterable[Layer], phases: tuple[Phase, ...]) -> Iterator[SharedNode]:
         for layer in layers:
             for phase in phases:
                 yield from self._chain.layer(layer, phase)
 
-    def _slot(self, slot: Slot) -> Iterator[Node]:
-        place = Place(self._coordinate, slot.chunk)
+    def _slot(self, slot: Slot) -> Iterator[SharedNode]:
+        place = ChunkPlace(self._coordinate, slot.chunk)
         before, after = self._schedule.previous(place), self._schedule.following(place)
-        if slot.kind is SlotKind.FORWARD:
+        if slot.kind is SlotAction.FORWARD:
             yield from self._received(slot, before, ACTIVATIONS)
             yield from self._ops(slot)
             yield from self._sent(slot, after, ACTIVATIONS)
         else:
-            if slot.kind is not SlotKind.WEIGHT:
+            if slot.kind is not SlotAction.WEIGHT:
                 yield from self._received(slot, after, GRADIENTS)
             yield from self._ops(slot)
-            if slot.kind is not SlotKind.WEIGHT:
+            if slot.kind is not SlotAction.WEIGHT:
                 yield from self._sent(slot, before, GRADIENTS)
 
-    def _ops(self, slot: Slot) -> Iterator[Node]:
-        index, start, stop = self._pieces[Place(self._coordinate, slot.chunk)]
+    def _ops(self, slot: Slot) -> Iterator[SharedNode]:
+        index, start, stop = self._pieces[ChunkPlace(self._coordinate, slot.chunk)]
         layers = self._layers(index, slot.micro_batch)
         positions = range(start, stop)
-        for position in positions if slot.kind is SlotKind.FORWARD else reversed(positions):
+        for position in positions if slot.kind is SlotAction.FORWARD else reversed(positions):
             for phase in PHASES[slot.kind]:
                 yield from self._chain.layer(layers[position], phase)
 
@@ -333,22 +335,22 @@ class StageNodes:
             return stage.body_layers(micro_batch)
         return self._usual[index]
 
-    def _received(self, slot: Slot, source: Place | None, direction: int) -> Iterator[Node]:
+    def _received(self, slot: Slot, source: ChunkPlace | None, direction: int) -> Iterator[SharedNode]:
         if source is not None and source.stage != self._coordinate:
             tag = self._tag(slot, source, direction)
             yield self._chain.receive(direction, source.stage, self._size_bytes, tag)
 
-    def _sent(self, slot: Slot, target: Place | None, direction: int) -> Iterator[Node]:
+    def _sent(self, slot: Slot, target: ChunkPlace | None, direction: int) -> Iterator[SharedNode]:
         if target is not None and target.stage != self._coordinate:
-            tag = self._tag(slot, Place(self._coordinate, slot.chunk), direction)
+            tag = self._tag(slot, ChunkPlace(self._coordinate, slot.chunk), direction)
             yield self._chain.send(direction, target.stage, self._size_bytes, tag)
 
-    def _tag(self, slot: Slot, source: Place, direction: int) -> int:
+    def _tag(self, slot: Slot, source: ChunkPlace, direction: int) -> int:
         """The same on both sides: the micro-batch, and the chunk it comes from."""
         return (slot.micro_batch * self._schedule.chunks + source.chunk) * 2 + direction
 
 
-def _pieces(workload: Workload, schedule: Schedule, coordinate: int) -> dict[Place, Piece]:
+def _pieces(workload: Workload, schedule: Schedule, coordinate: int) -> dict[ChunkPlace, Piece]:
     """What of the workload each chunk runs; a stage given once for all is cut into its chunks."""
     copies = model_copies(schedule)
     if workload.uniform:
@@ -358,7 +360,7 @@ def _pieces(workload: Workload, schedule: Schedule, coordinate: int) -> dict[Pla
             raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer chunks")
         cuts = [round(count * part / parts) for part in range(parts + 1)]
         return {
-            Place(coordinate, chunk): (0, cuts[chunk % parts], cuts[chunk % parts + 1])
+            ChunkPlace(coordinate, chunk): (0, cuts[chunk % parts], cuts[chunk % parts + 1])
             for chunk in range(schedule.chunks)
         }
     if len(workload.stages) != len(copies[0]):

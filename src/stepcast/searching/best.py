@@ -17,9 +17,9 @@ from stepcast.searching.crew import Crew
 from stepcast.searching.objective import OBJECTIVES, Candidate
 from stepcast.searching.queue import Queue
 from stepcast.searching.result import Counts as Counts
-from stepcast.searching.result import Found, Missed
-from stepcast.searching.result import Part as Part
+from stepcast.searching.result import Missed, SimulatedCandidate
 from stepcast.searching.result import Result as Result
+from stepcast.searching.result import SpacePart as Part
 from stepcast.searching.result import Watch as Watch
 from stepcast.units import GIB
 
@@ -51,7 +51,7 @@ class Around:
         numbers = np.unique(gpus).tolist()
         for number in numbers if len(numbers) > 1 else ():
             self._fastest(gpus == number, _having(number))
-        best: Found | None = self.searching.kept[0]
+        best: SimulatedCandidate | None = self.searching.kept[0]
         slowest = SLOWEST * self.searching.kept[0].step_s
         for _ in range(MOST_OF_FRONT):
             if best is None:
@@ -60,7 +60,9 @@ class Around:
             may = (room <= most) & (space.time_s[fits] <= slowest)
             best = self._fastest(may, _within(most), MOST_TRIED)
 
-    def _fastest(self, may: BoolArray, suits: Callable[[Found], bool], most_tried: float = np.inf) -> Found | None:
+    def _fastest(
+        self, may: BoolArray, suits: Callable[[SimulatedCandidate], bool], most_tried: float = np.inf
+    ) -> SimulatedCandidate | None:
         """The fastest that *suits*, of those that *may*; of those that were tried where that takes more."""
         searching, before = self.searching, len(self.searching.simulated)
         queue = _Named(self, np.flatnonzero(may))
@@ -71,7 +73,7 @@ class Around:
                 return best
             searching.round(self.crew, queue.names(some))
 
-    def beyond(self) -> tuple[Missed | None, Found | None]:
+    def beyond(self) -> tuple[Missed | None, SimulatedCandidate | None]:
         """Return the fastest of what does not fit, at best, and the best that more memory would let in; both
         on as many GPUs as the best uses.
         """
@@ -91,11 +93,11 @@ class Around:
         time_s, memory_bytes = self.space.time_s[number], self.space.memory_bytes[number]
         return Missed(part.space.strategy(at), float(time_s), float(memory_bytes))
 
-    def _roomier(self, near: IntArray) -> Found | None:
+    def _roomier(self, near: IntArray) -> SimulatedCandidate | None:
         """The best of those that MORE_BYTES would let in, of the first few by their bounds."""
         searching, capacity = self.searching, self.searching.capacity + MORE_BYTES
         queue = _Named(self, near[self.space.memory_bytes[near] <= capacity])
-        best: Found | None = None
+        best: SimulatedCandidate | None = None
         for _ in range(MOST_ROOMIER):
             worst = best.step_s if best and searching.name == "step" else np.inf
             some = queue.next(1, worst)
@@ -128,11 +130,11 @@ class _Named(Queue):
         return named
 
 
-def _having(gpus: int) -> Callable[[Found], bool]:
+def _having(gpus: int) -> Callable[[SimulatedCandidate], bool]:
     return lambda each: each.gpus == gpus
 
 
-def _within(most_bytes: float) -> Callable[[Found], bool]:
+def _within(most_bytes: float) -> Callable[[SimulatedCandidate], bool]:
     return lambda each: each.memory_bytes <= most_bytes
 
 
@@ -213,8 +215,8 @@ class Searching:
         self.objective, self.name, self.workers = OBJECTIVES[objective], objective, workers
         self.deadline = np.inf if most_s is None else time.monotonic() + most_s
         self.considered = self.left = sum(len(part.space) for part in parts)
-        self.simulated: list[Found] = []
-        self.kept: Sequence[Found] = ()
+        self.simulated: list[SimulatedCandidate] = []
+        self.kept: Sequence[SimulatedCandidate] = ()
         self.illegal = self.too_large = self.pruned = 0
         self.trials_s = 0.0
         self.tried: set[int] = set()
@@ -358,10 +360,10 @@ class Searching:
         self.trials_s += trial.took_s
         self.kept = nsmallest(self.top, (*self.kept, found), key=lambda each: each.rank)
 
-    def found(self, number: int, trial: Trial) -> Found:
+    def found(self, number: int, trial: Trial) -> SimulatedCandidate:
         assert trial.step_s is not None
         part, at = self.space.place(number)
-        return Found(
+        return SimulatedCandidate(
             int(part.rows[at]),
             part.space.strategy(at),
             part.framework,

@@ -7,7 +7,7 @@ import numpy as np
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.framework import Framework
-from stepcast.searching.columns import Columns, Tick
+from stepcast.searching.columns import SpaceColumns, Tick
 from stepcast.searching.fitting import Fitting
 from stepcast.searching.legal import legal
 from stepcast.searching.space import Space
@@ -42,7 +42,7 @@ class Bounding:
         self, space: Space, cluster: Cluster, framework: Framework, workers: int = 1, tick: Tick | None = None
     ) -> None:
         self.cluster, self.framework = cluster, framework
-        self.columns = Columns(space, workers, tick)
+        self.columns = SpaceColumns(space, workers, tick)
 
     def fitting(self) -> tuple[BoolArray, FloatArray]:
         """Which candidates are legal, and the least memory of those."""

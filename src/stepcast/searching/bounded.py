@@ -8,7 +8,7 @@ from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.searching.bound import Bounding, Bounds
 from stepcast.searching.columns import LAYOUT, Tick
-from stepcast.searching.result import Part
+from stepcast.searching.result import SpacePart
 from stepcast.searching.timing import Timing
 
 # Rules of thumb by which candidates are ordered before their bounds are known.
@@ -22,7 +22,7 @@ class Bounded:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[SpacePart],
         cluster: Cluster,
         capacity: float,
         near: float,
@@ -94,7 +94,7 @@ class Bounded:
         found: IntArray = ranked[np.argsort(place, kind="stable")]
         return found
 
-    def place(self, number: int) -> tuple[Part, int]:
+    def place(self, number: int) -> tuple[SpacePart, int]:
         """The part of a candidate, and its row there."""
         return self.parts[int(self.part[number])], int(self.row[number])
 

@@ -19,7 +19,7 @@ STATES = (*LAYOUT, "sharding", "precision")
 Tick = Callable[[], None]
 
 
-class Columns:
+class SpaceColumns:
     """The columns of a space, and others that follow from them; *tick* is called while much is worked out."""
 
     def __init__(self, space: Space, workers: int = 1, tick: Tick | None = None) -> None:
@@ -66,7 +66,7 @@ class Lazily:
     """An array for each of some rows, worked out when first asked for, once for rows with like columns."""
 
     def __init__(
-        self, columns: Columns, rows: IntArray, names: tuple[str, ...], of: Callable[[int], FloatArray]
+        self, columns: SpaceColumns, rows: IntArray, names: tuple[str, ...], of: Callable[[int], FloatArray]
     ) -> None:
         self.columns, self.of = columns, of
         self.first, member = columns.distinct(rows, names)

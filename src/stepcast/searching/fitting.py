@@ -17,10 +17,10 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.kept import layer_kept
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.stages import Piece, pieces_of_stage
+from stepcast.ir.stages import StagePiece, pieces_of_stage
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.trainable import trained_shard
-from stepcast.searching.columns import KEPT, PIECES, STATES, Columns
+from stepcast.searching.columns import KEPT, PIECES, STATES, SpaceColumns
 from stepcast.searching.layers import kinds_of
 from stepcast.searching.parts import counts_of
 
@@ -31,7 +31,7 @@ WHOLE = 1.0 - 1e-6
 class Fitting:
     """Bytes of the first stage, at least."""
 
-    def __init__(self, columns: Columns, cluster: Cluster, framework: Framework) -> None:
+    def __init__(self, columns: SpaceColumns, cluster: Cluster, framework: Framework) -> None:
         self.columns, self.cluster, self.framework = columns, cluster, framework
         self.space, self.model = columns.space, columns.space.model
         self.kinds = kinds_of(self.model)
@@ -64,8 +64,8 @@ class Fitting:
             framework.overhead,
         )
         lone = [model.blocks.index(kind) for kind in self.kinds]
-        parts = [Piece(range(at, at + 1), False, False) for at in lone]
-        parts += [Piece(range(0), True, False), Piece(range(0), False, True)]
+        parts = [StagePiece(range(at, at + 1), False, False) for at in lone]
+        parts += [StagePiece(range(0), True, False), StagePiece(range(0), False, True)]
         fixed, gradients = [], []
         for part in parts:
             states, trained = (

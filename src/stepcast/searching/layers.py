@@ -18,7 +18,7 @@ from stepcast.ir.arrays import FloatArray
 from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block, Routing
+from stepcast.ir.model_parts import LayerParts, Routing
 from stepcast.ir.strategy import RecomputeKind, Strategy
 from stepcast.ir.work import Collective, Communication, Compute, HostUpdate, Transfer
 from stepcast.ir.workload import Layer, Op
@@ -51,7 +51,7 @@ ALL_TAKES = TAKES.lanes + len(LANES) + 1
 assert TAKES.ahead == ALL_TAKES - 1
 
 
-def kinds_of(model: Model) -> tuple[Block, ...]:
+def kinds_of(model: Model) -> tuple[LayerParts, ...]:
     """The kinds of blocks of *model*, in the order in which they first appear."""
     return tuple(dict.fromkeys(model.blocks))
 

@@ -7,11 +7,11 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import RULES, check
 from stepcast.ir.strategy import Strategy, StrategyError
-from stepcast.searching.columns import LAYOUT, PIECES, Columns
+from stepcast.searching.columns import LAYOUT, PIECES, SpaceColumns
 from stepcast.searching.space import Space
 
 
-def legal(columns: Columns, framework: Framework) -> BoolArray:
+def legal(columns: SpaceColumns, framework: Framework) -> BoolArray:
     """Of every candidate."""
     space = columns.space
     found = space.micro_batches > 0

@@ -23,13 +23,13 @@ from stepcast.hardware.cluster import Link
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
-from stepcast.ir.schedules import SCHEDULES, Placement
+from stepcast.ir.schedules import SCHEDULES, PiecePlacement
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.best import room_bytes
 from stepcast.searching.columns import LAYER
 from stepcast.searching.layers import TAKES, part_costs, part_layers
 from stepcast.searching.objective import OBJECTIVES, Candidate
-from stepcast.searching.result import Counts, Found, Part, Result, Watch
+from stepcast.searching.result import Counts, Result, SimulatedCandidate, SpacePart, Watch
 
 # All that rank like the step where all GPUs are used.
 KNOWN = ("step", "throughput", "cost")
@@ -68,7 +68,7 @@ class _Layout:
 
 
 def search_mixed(
-    parts: Sequence[Part],
+    parts: Sequence[SpacePart],
     cluster: Cluster,
     top: int = 10,
     objective: str = "step",
@@ -88,7 +88,7 @@ def search_mixed(
 class _Mixing:
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[SpacePart],
         cluster: Cluster,
         top: int,
         objective: str,
@@ -107,8 +107,8 @@ class _Mixing:
         self.costs: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = {}
         self.considered = sum(len(part.space) for part in parts)
         self.legal = self.too_large = 0
-        self.simulated: list[Found] = []
-        self.kept: list[Found] = []
+        self.simulated: list[SimulatedCandidate] = []
+        self.kept: list[SimulatedCandidate] = []
 
     def all(self) -> Result:
         order = sorted(self._layouts(), key=lambda each: (each.bound_s, each.at, each.kinds))
@@ -147,7 +147,7 @@ class _Mixing:
         first = self._gpus_of(self.gpus[0])
         for part in self.parts:
             space = part.space
-            loops = [SCHEDULES[kind].placement is Placement.LOOP for kind in space.axes.schedule]
+            loops = [SCHEDULES[kind].placement is PiecePlacement.LOOP for kind in space.axes.schedule]
             whole = (space.micro_batches > 0) & (space.columns["pp"] > 1)
             whole &= np.array(loops)[space.columns["schedule"]]
             each = space.columns["gpus"] // space.columns["pp"]
@@ -175,7 +175,7 @@ class _Mixing:
         assert cluster.nodes is not None
         return cluster.nodes * cluster.node.gpus
 
-    def _layer_s(self, part: Part, at: int, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
+    def _layer_s(self, part: SpacePart, at: int, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
         """Of the cheapest kind of block on either GPU: forward and backward at least, and kernels alone."""
         key = (id(part), *(int(part.space.column(name)[at]) for name in LAYER), strategy.micro_batches > 1)
         if key not in self.costs:
@@ -209,7 +209,7 @@ class _Mixing:
         options = replace(DEFAULTS, conditions=replace(DEFAULTS.conditions, slow_stages=slow))
         prediction = predict(model, self.joined, strategy, layout.framework, options)
         largest = max(stage.total for stage in held)
-        found = Found(
+        found = SimulatedCandidate(
             layout.at,
             strategy,
             layout.framework,

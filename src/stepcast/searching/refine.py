@@ -10,7 +10,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.objective import OBJECTIVES, Candidate
-from stepcast.searching.result import Found, Result
+from stepcast.searching.result import Result, SimulatedCandidate
 
 FEW = 3
 MOST_MOVES = 4
@@ -41,7 +41,7 @@ class _Refining:
         self.model, self.cluster, self.capacity, self.result = model, cluster, capacity, result
         self.score = OBJECTIVES[objective].score
 
-    def best(self, found: Found) -> Found:
+    def best(self, found: SimulatedCandidate) -> SimulatedCandidate:
         """By moves of one layer, each taken where it helps; then the other placements of that."""
         for _ in range(MOST_MOVES):
             tried = [self._tried(found, split, found.options.place) for split in moved(self.model, found.strategy)]
@@ -55,7 +55,7 @@ class _Refining:
             found = min([found, *places], key=lambda each: each.rank)
         return found
 
-    def _tried(self, found: Found, split: tuple[int, ...], place: Place) -> Found:
+    def _tried(self, found: SimulatedCandidate, split: tuple[int, ...], place: Place) -> SimulatedCandidate:
         """Return *found* with its layers *split* so; itself if that is too large, or the time is over."""
         if self.result.is_late:
             return found

@@ -14,7 +14,7 @@ from stepcast.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SpacePart:
     """Candidates that one setting of the software runs; *rows* are their numbers among all."""
 
     space: Space
@@ -23,7 +23,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SimulatedCandidate:
     """A candidate that was simulated."""
 
     at: int  # its number among all
@@ -76,12 +76,12 @@ class Missed:
 class Result:
     """The best candidates first, and all that were simulated."""
 
-    best: tuple[Found, ...]
-    simulated: tuple[Found, ...]
+    best: tuple[SimulatedCandidate, ...]
+    simulated: tuple[SimulatedCandidate, ...]
     counts: Counts
     missed: Missed | None = None  # with a lower bound than the best has
     smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
-    roomier: Found | None = None  # the best of those that would fit into 16 GiB more
+    roomier: SimulatedCandidate | None = None  # the best of those that would fit into 16 GiB more
     least_s: float | None = None  # of a search that ended early: no step that is left can be below
     deadline: float = math.inf  # of time.monotonic(): when to end what follows from this answer
 
@@ -109,14 +109,14 @@ class Result:
         return found_html(self.counts.facts(), best, front)
 
     @property
-    def front(self) -> tuple[Found, ...]:
+    def front(self) -> tuple[SimulatedCandidate, ...]:
         """Of those simulated, each that no other beats in step, memory and GPUs; fastest first."""
-        kept: list[Found] = []
+        kept: list[SimulatedCandidate] = []
         for each in sorted(self.simulated, key=lambda one: (one.step_s, one.memory_bytes, one.gpus, one.at)):
             if not any(one.memory_bytes <= each.memory_bytes and one.gpus <= each.gpus for one in kept):
                 kept.append(each)
         return tuple(kept)
 
 
-Watch = Callable[[Counts, Found | None], None]
+Watch = Callable[[Counts, SimulatedCandidate | None], None]
 """Told how far the search is, with the best so far; a KeyboardInterrupt from it ends the search."""

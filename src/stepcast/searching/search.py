@@ -11,9 +11,9 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.searching.best import room_bytes, search_parts
-from stepcast.searching.columns import Columns
+from stepcast.searching.columns import SpaceColumns
 from stepcast.searching.refine import FEW, refined
-from stepcast.searching.result import Part, Result, Watch
+from stepcast.searching.result import Result, SpacePart, Watch
 from stepcast.searching.space import Axes, Space, space_of, useful_recomputes
 
 Settle = Callable[[Layout, DType], tuple[Framework, Mapping[str, Any]]]
@@ -49,15 +49,15 @@ def search(
     usual = {"recompute": useful_recomputes(model, framework)}
     chosen = Axes(gpus=numbers, **{name: tuple(values) for name, values in (usual | dict(axes or {})).items()})
     space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
-    part = Part(space, framework, np.arange(len(space)))
+    part = SpacePart(space, framework, np.arange(len(space)))
     most_bytes = room_bytes(cluster.gpu.memory_bytes, most_bytes, reserve)
     result = search_parts([part], cluster, top, objective, most_bytes, watch, workers, most_s=most_s)
     return refined(result, model, cluster, objective, most_bytes, refine)
 
 
-def parts_of(space: Space, settle: Settle) -> list[Part]:
+def parts_of(space: Space, settle: Settle) -> list[SpacePart]:
     """*space* by what runs it: recipes differ between layouts."""
-    distinct, member = Columns(space).distinct(np.arange(len(space)), SETTLED_BY)
+    distinct, member = SpaceColumns(space).distinct(np.arange(len(space)), SETTLED_BY)
     settled: list[tuple[Framework, Mapping[str, Any]]] = []
     of_key = np.zeros(len(distinct), dtype=np.int64)
     for number, row in enumerate(distinct.tolist()):
@@ -69,5 +69,5 @@ def parts_of(space: Space, settle: Settle) -> list[Part]:
     which, parts = of_key[member], []
     for number, (framework, common) in enumerate(settled):
         rows = np.flatnonzero(which == number)
-        parts.append(Part(space.only(rows).having(common), framework, rows))
+        parts.append(SpacePart(space.only(rows).having(common), framework, rows))
     return parts

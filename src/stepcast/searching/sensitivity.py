@@ -8,7 +8,7 @@ from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.best import MORE_BYTES
-from stepcast.searching.result import Found, Result
+from stepcast.searching.result import Result, SimulatedCandidate
 from stepcast.units import format_bytes
 
 FEW = 5
@@ -61,11 +61,11 @@ def _doubled(strategy: Strategy) -> Strategy:
     return replace(strategy, global_batch=2 * strategy.global_batch)
 
 
-def _step_s(model: Model, cluster: Cluster, found: Found, strategy: Strategy) -> float:
+def _step_s(model: Model, cluster: Cluster, found: SimulatedCandidate, strategy: Strategy) -> float:
     return predict(model, cluster, strategy, found.framework, found.options).step_s
 
 
-def _fastest(words: str, best: Found, trials: Iterable[tuple[Strategy, float]]) -> Changed:
+def _fastest(words: str, best: SimulatedCandidate, trials: Iterable[tuple[Strategy, float]]) -> Changed:
     def pace(trial: tuple[Strategy, float]) -> float:
         strategy, step_s = trial
         return step_s / strategy.tokens

@@ -19,8 +19,8 @@ from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.limits import PRICED
-from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
-from stepcast.searching.columns import LAYER, PIECES, STATES, Columns, Lazily
+from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement
+from stepcast.searching.columns import LAYER, PIECES, STATES, Lazily, SpaceColumns
 from stepcast.searching.exchanges import exchanges
 from stepcast.searching.layers import TAKES, kinds_of, least_load, part_costs, part_layers, part_loads
 from stepcast.searching.legal import pipeline_of
@@ -35,7 +35,7 @@ ALONE, WITH_HEAD, WITH_BOTH, COOL = range(4)
 class Timing:
     """The times of *rows*, or of some of them, when they are asked for."""
 
-    def __init__(self, columns: Columns, cluster: Cluster, framework: Framework, rows: IntArray) -> None:
+    def __init__(self, columns: SpaceColumns, cluster: Cluster, framework: Framework, rows: IntArray) -> None:
         self.columns, self.cluster, self.framework = columns, cluster, framework
         self.space, self.model = columns.space, columns.space.model
         self.kinds = kinds_of(self.model)
@@ -137,7 +137,7 @@ class Timing:
         """The bound of candidates with the pieces and the schedule of row *at*."""
         strategy = pipeline_of(self.space, at)
         facts, stages, chunks = SCHEDULES[strategy.schedule], strategy.layout.pp, strategy.layout.vpp
-        split, two_way = facts.splits_backward, facts.placement is Placement.TWO_WAY and stages > 1
+        split, two_way = facts.splits_backward, facts.placement is PiecePlacement.TWO_WAY and stages > 1
 
         def of_pieces(take: int) -> FloatArray:
             return costs[:, :, take] @ counts.T

@@ -9,8 +9,8 @@ from itertools import pairwise
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.workload import Block, Stage, Workload
 from stepcast.simulation.lanes import HANDED_ON
-from stepcast.simulation.messages import USUAL, Phase
-from stepcast.simulation.schedule import Kind, Place, Schedule
+from stepcast.simulation.messages import USUAL, SlotKind
+from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 
 
 class Body(StrEnum):
@@ -28,25 +28,25 @@ class Chunk:
     """The blocks of one chunk: in most micro-batches, and by kinds of slots in those that differ."""
 
     usual: Blocks
-    varied: Mapping[Kind, Mapping[int, Blocks]]
+    varied: Mapping[SlotAction, Mapping[int, Blocks]]
     in_turn: bool
     final: int
     """The last micro-batch."""
 
-    def bodies(self, kind: Kind) -> tuple[Blocks, ...]:
+    def bodies(self, kind: SlotAction) -> tuple[Blocks, ...]:
         """All that slots of a *kind* run."""
         return self.usual, *self.varied[kind].values()
 
-    def blocks(self, phase: Phase) -> Blocks:
+    def blocks(self, phase: SlotKind) -> Blocks:
         which = phase.like
         if self.in_turn:
             # A split backward among whole ones may be the first of its kind and the last of all.
-            ends = phase.last and phase.kind is not Kind.FORWARD
+            ends = phase.last and phase.kind is not SlotAction.FORWARD
             which = self.final if ends else 0 if phase.first else self.final if phase.last else USUAL
         return self.varied[phase.kind].get(which, self.usual)
 
 
-def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place, Chunk]:
+def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[ChunkPlace, Chunk]:
     """The layers of every chunk of *schedule*."""
     copies = model_copies(schedule)
     if not workload.uniform:
@@ -68,16 +68,16 @@ def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place,
 
 
 @lru_cache(maxsize=256)
-def model_copies(schedule: Schedule) -> list[list[Place]]:
+def model_copies(schedule: Schedule) -> list[list[ChunkPlace]]:
     """The places of each copy of the model, from its start to its end; DualPipe runs two copies."""
-    copies: list[list[Place]] = []
+    copies: list[list[ChunkPlace]] = []
     for chunk in range(schedule.chunks):
         for stage in range(schedule.stages):
-            place: Place | None = Place(stage, chunk)
+            place: ChunkPlace | None = ChunkPlace(stage, chunk)
             assert place is not None
             if schedule.previous(place) is not None:
                 continue
-            copy: list[Place] = []
+            copy: list[ChunkPlace] = []
             while place is not None:
                 copy.append(place)
                 place = schedule.following(place)
@@ -103,12 +103,12 @@ def _whole(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
     return Chunk(stage.body, varied, stage.in_turn, workload.micro_batches - 1)
 
 
-def _varied(stage: Stage, kinds: frozenset[Kind]) -> dict[Kind, dict[int, Blocks]]:
+def _varied(stage: Stage, kinds: frozenset[SlotAction]) -> dict[SlotAction, dict[int, Blocks]]:
     bodies = stage.varied_blocks([HANDED_ON[kind] for kind in kinds])
     return dict(zip(kinds, bodies, strict=True))
 
 
-_VARIED: ByIdentity[dict[Kind, dict[int, Blocks]]] = ByIdentity(1024)
+_VARIED: ByIdentity[dict[SlotAction, dict[int, Blocks]]] = ByIdentity(1024)
 
 
 def _split(whole: Chunk, parts: int) -> list[Chunk]:
@@ -122,7 +122,7 @@ def _split(whole: Chunk, parts: int) -> list[Chunk]:
     found = []
     for start, end in pairwise(cuts):
         usual = _cut(whole.usual, start, end)
-        varied: dict[Kind, dict[int, Blocks]] = {}
+        varied: dict[SlotAction, dict[int, Blocks]] = {}
         for kind, bodies in whole.varied.items():
             cut = {which: _cut(blocks, start, end) for which, blocks in bodies.items()}
             # Equal pieces stay one object, so that they are priced once.

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.pieces import Floats, Ints, Piece
-from stepcast.simulation.plan import Plan, plan_of
+from stepcast.simulation.plan import CallPlan, plan_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Run:
     program: Program
     seconds: Floats
     """The price of each of the program's costs."""
-    plan: Plan
+    plan: CallPlan
     left_s: Floats
     """What the calls leave behind, in the order of the plan."""
     makespan_s: float

@@ -15,7 +15,7 @@ from stepcast.simulation.costs import Delayed, Slowed
 from stepcast.simulation.lanes import HANDED_ON
 from stepcast.simulation.outline import Look
 from stepcast.simulation.pieces import Cost
-from stepcast.simulation.schedule import Kind
+from stepcast.simulation.schedule import SlotAction
 
 
 class Issued(NamedTuple):
@@ -26,7 +26,7 @@ class Issued(NamedTuple):
     backward: bool = False
 
 
-def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
+def phase_ops(layers: Sequence[Layer], kind: SlotAction) -> list[Issued]:
     """The ops of one slot in the order in which they are issued."""
     return [issued for part in _in_order(layers, kind) for issued in part.issued]
 
@@ -70,23 +70,23 @@ class _Part(NamedTuple):
     costs: list[Cost]
 
 
-def _in_order(layers: Sequence[Layer], kind: Kind) -> list[_Part]:
+def _in_order(layers: Sequence[Layer], kind: SlotAction) -> list[_Part]:
     """Layer by layer: many blocks have most of their layers in common."""
-    ordered = layers if kind is Kind.FORWARD else reversed(layers)
+    ordered = layers if kind is SlotAction.FORWARD else reversed(layers)
     return [_ISSUED.of(layer, _issued_by, kind) for layer in ordered]
 
 
 _ISSUED: ByIdentity[_Part] = ByIdentity(32768)
 
 
-def _issued_by(layer: Layer, kind: Kind) -> _Part:
-    backward = kind is not Kind.FORWARD
+def _issued_by(layer: Layer, kind: SlotAction) -> _Part:
+    backward = kind is not SlotAction.FORWARD
     issued = [Issued(layer, op, backward) for phase in HANDED_ON[kind] for op in layer.ops(phase)]
     return _Part(issued, looks_of(issued), [own_cost(each, 1.0) for each in issued])
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class IssueRow:
     """What slots of one kind issue of layers that follow one another."""
 
     issued: list[Issued]
@@ -110,18 +110,18 @@ class Row:
         return frozenset(found)
 
 
-def row_of(layers: Sequence[Layer], kind: Kind) -> Row:
+def row_of(layers: Sequence[Layer], kind: SlotAction) -> IssueRow:
     return _ROWS.of(layers, _row, kind)
 
 
-_ROWS: ByIdentity[Row] = ByIdentity(8192)
+_ROWS: ByIdentity[IssueRow] = ByIdentity(8192)
 
 
-def _row(layers: Sequence[Layer], kind: Kind) -> Row:
+def _row(layers: Sequence[Layer], kind: SlotAction) -> IssueRow:
     parts = _in_order(layers, kind)
     issued = list(chain.from_iterable([part.issued for part in parts]))
     costs = list(chain.from_iterable([part.costs for part in parts]))
-    return Row(issued, tuple([part.looks for part in parts]), costs)
+    return IssueRow(issued, tuple([part.looks for part in parts]), costs)
 
 
 def own_cost(issued: Issued, factor: float) -> Cost:

@@ -13,7 +13,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
-class Spread:
+class StepSpread:
     """Step times of many runs."""
 
     runs: int
@@ -22,7 +22,7 @@ class Spread:
     percentiles_s: dict[int, float]
 
 
-def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> Spread:
+def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> StepSpread:
     """*runs* steps in which each computation takes a log-normal factor of mean 1 and deviation *jitter*.
 
     The same seed gives the same runs.
@@ -41,4 +41,4 @@ def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> Spread:
         durations_s[computing] *= np.exp(noise.normal(-(sigma**2) / 2, sigma, int(computing.sum())))
         steps_s[run] = simulate_unfolded(program, durations_s).makespan_s
     ranks = np.percentile(steps_s, PERCENTILES).tolist()
-    return Spread(runs, float(steps_s.mean()), float(steps_s.std()), dict(zip(PERCENTILES, ranks, strict=True)))
+    return StepSpread(runs, float(steps_s.mean()), float(steps_s.std()), dict(zip(PERCENTILES, ranks, strict=True)))

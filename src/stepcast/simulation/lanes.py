@@ -5,7 +5,7 @@ from functools import cached_property
 
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.workload import Phase
-from stepcast.simulation.schedule import Kind
+from stepcast.simulation.schedule import SlotAction
 
 COMPUTE = 0
 COMPUTE_NAME = "compute"
@@ -15,10 +15,10 @@ HOST_NAME = "host"
 STREAMS = 2
 """Slots that one call may interleave."""
 HANDED_ON = {
-    Kind.FORWARD: (Phase.FORWARD,),
-    Kind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
-    Kind.INPUT: (Phase.INPUT_GRADIENT,),
-    Kind.WEIGHT: (Phase.WEIGHT_GRADIENT,),
+    SlotAction.FORWARD: (Phase.FORWARD,),
+    SlotAction.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
+    SlotAction.INPUT: (Phase.INPUT_GRADIENT,),
+    SlotAction.WEIGHT: (Phase.WEIGHT_GRADIENT,),
 }
 """What each kind of slot runs of a layer. A whole backward hands its gradient on when it has ended, as
 autograd does; a split one after its input half."""

@@ -7,15 +7,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.simulation.pieces import NO_LANE, Cost, ProgramError, Segment, TimedOp
-from stepcast.simulation.schedule import Kind, Place, Schedule
+from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 
 USUAL = -1
 
 
-class Phase(NamedTuple):
+class SlotKind(NamedTuple):
     """What a slot is, whichever of alike micro-batches it runs."""
 
-    kind: Kind
+    kind: SlotAction
     chunk: int
     first: bool
     """The first slot of this kind and chunk on the stage."""
@@ -26,7 +26,7 @@ class Phase(NamedTuple):
 
     @property
     def backward(self) -> bool:
-        return self.kind in (Kind.BACKWARD, Kind.INPUT)
+        return self.kind in (SlotAction.BACKWARD, SlotAction.INPUT)
 
 
 class Send(StrEnum):
@@ -47,7 +47,7 @@ class Send(StrEnum):
 class Messages:
     """The lanes that messages take and how long they take."""
 
-    cost: Callable[[Kind, Place, Place], Cost]
+    cost: Callable[[SlotAction, ChunkPlace, ChunkPlace], Cost]
     """(FORWARD or BACKWARD, from, to) -> what the message costs."""
     mode: Send = Send.EAGER
     compute_lane: int = 0
@@ -117,10 +117,14 @@ class Frame:
 
     def __init__(self, schedule: Schedule, stage: int, lanes: int, messages: Messages) -> None:
         self.schedule, self.stage, self.lanes, self.messages = schedule, stage, lanes, messages
-        self._known: dict[tuple[Kind, int], tuple[Cost, ...]] = {}
+        self._known: dict[tuple[SlotAction, int], tuple[Cost, ...]] = {}
 
     def around(
-        self, base: Segment | None, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]
+        self,
+        base: Segment | None,
+        phases: tuple[SlotKind, ...],
+        before: tuple[SlotKind, ...],
+        after: tuple[SlotKind, ...],
     ) -> Framed:
         """*base* runs *phases*; *before* and *after* are those of the calls before and after it."""
         build = _Build(self)
@@ -134,44 +138,44 @@ class Frame:
             build.post_receives(after)
         return build.framed()
 
-    def inbound(self, phase: Phase) -> Place | None:
+    def inbound(self, phase: SlotKind) -> ChunkPlace | None:
         """Where the message of *phase* comes from."""
-        place = Place(self.stage, phase.chunk)
-        if phase.kind is Kind.WEIGHT:
+        place = ChunkPlace(self.stage, phase.chunk)
+        if phase.kind is SlotAction.WEIGHT:
             return None
         return self.schedule.following(place) if phase.backward else self.schedule.previous(place)
 
-    def outbound(self, phase: Phase) -> Place | None:
-        place = Place(self.stage, phase.chunk)
-        if phase.kind is Kind.WEIGHT:
+    def outbound(self, phase: SlotKind) -> ChunkPlace | None:
+        place = ChunkPlace(self.stage, phase.chunk)
+        if phase.kind is SlotAction.WEIGHT:
             return None
         return self.schedule.previous(place) if phase.backward else self.schedule.following(place)
 
-    def place(self, wire: Wire, phases: tuple[Phase, ...], before: tuple[Phase, ...]) -> Place:
+    def place(self, wire: Wire, phases: tuple[SlotKind, ...], before: tuple[SlotKind, ...]) -> ChunkPlace:
         """The place of which *wire* carries a signal."""
         phase = (before if wire.of_previous else phases)[wire.phase]
         ends = {End.SOURCE: self.inbound, End.TARGET: self.outbound}
-        found = ends[wire.end](phase) if wire.end in ends else Place(self.stage, phase.chunk)
+        found = ends[wire.end](phase) if wire.end in ends else ChunkPlace(self.stage, phase.chunk)
         assert found is not None
         return found
 
-    def remote(self, place: Place | None) -> bool:
+    def remote(self, place: ChunkPlace | None) -> bool:
         return place is not None and place.stage != self.stage
 
-    def cost(self, phase: Phase, source: Place, target: Place) -> Cost:
-        return self.messages.cost(Kind.BACKWARD if phase.backward else Kind.FORWARD, source, target)
+    def cost(self, phase: SlotKind, source: ChunkPlace, target: ChunkPlace) -> Cost:
+        return self.messages.cost(SlotAction.BACKWARD if phase.backward else SlotAction.FORWARD, source, target)
 
-    def key(self, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]) -> object:
+    def key(self, phases: tuple[SlotKind, ...], before: tuple[SlotKind, ...], after: tuple[SlotKind, ...]) -> object:
         """Equal for calls around whose segments the same messages stand, of whichever stage and chunk."""
         if self.messages.mode is Send.EAGER:
             before = after = ()
         return tuple([tuple([(phase.kind, self._passes(phase)) for phase in part]) for part in (phases, before, after)])
 
-    def _passes(self, phase: Phase) -> tuple[Cost, ...]:
+    def _passes(self, phase: SlotKind) -> tuple[Cost, ...]:
         """How the messages of *phase* come and go: not at all, within the stage, or at a cost."""
         what = phase.kind, phase.chunk
         if what not in self._known:
-            here, source, target = Place(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
+            here, source, target = ChunkPlace(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
             comes: Cost = source is not None
             goes: Cost = target is not None
             if source is not None and self.remote(source):
@@ -216,21 +220,21 @@ class _Build:
         self.outputs_so_far += piece.outputs
         return first
 
-    def send_and_receive(self, before: tuple[Phase, ...], phases: tuple[Phase, ...]) -> None:
+    def send_and_receive(self, before: tuple[SlotKind, ...], phases: tuple[SlotKind, ...]) -> None:
         """The messages that the call before this one posted: its own and those that this call needs."""
         frame, waits = self.frame, []
         for number, phase in enumerate(before):
             target = frame.outbound(phase)
             if target is not None and frame.remote(target):
                 lane = self.messages.send_lanes[phase.backward]
-                cost = frame.cost(phase, Place(frame.stage, phase.chunk), target)
+                cost = frame.cost(phase, ChunkPlace(frame.stage, phase.chunk), target)
                 wire = Wire(Which.POSTED, int(phase.backward), End.TARGET, True, number)
                 waits.append(self.add(TimedOp("send", cost, lane, inputs=(0,)), wire=wire))
         for number, phase in enumerate(phases):
             source = frame.inbound(phase)
             if source is not None and frame.remote(source):
                 lane = self.messages.receive_lanes[phase.backward]
-                cost = frame.cost(phase, source, Place(frame.stage, phase.chunk))
+                cost = frame.cost(phase, source, ChunkPlace(frame.stage, phase.chunk))
                 wire = Wire(Which.READY, int(phase.backward), End.SOURCE, False, number)
                 self.arrived[number] = self.add(TimedOp("receive", cost, lane, inputs=(0,)), wire=wire)
                 waits.append(self.arrived[number])
@@ -238,7 +242,7 @@ class _Build:
             op = TimedOp("wait for messages", 0.0, self.messages.compute_lane, inputs=tuple(range(len(waits))))
             self.add(op, bind=dict(enumerate(waits)))
 
-    def post_receives(self, after: tuple[Phase, ...]) -> None:
+    def post_receives(self, after: tuple[SlotKind, ...]) -> None:
         """Be ready for the messages of the next call from here on."""
         blocking = self.messages.mode is Send.BLOCKING
         for number, phase in enumerate(after):
@@ -246,7 +250,7 @@ class _Build:
                 lane = self.messages.receive_lanes[phase.backward] if blocking else NO_LANE
                 self.posted[number] = self.add(TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,)))
 
-    def base(self, base: Segment | None, phases: tuple[Phase, ...]) -> None:
+    def base(self, base: Segment | None, phases: tuple[SlotKind, ...]) -> None:
         """The segment itself; input and output k belong to phase k."""
         if base is None:
             return
@@ -261,9 +265,9 @@ class _Build:
         self.wires += [self.wire(phases, port) for port in range(base.inputs) if port not in bind]
         self.produced = {port: first + port for port in range(base.outputs)}
 
-    def wire(self, phases: tuple[Phase, ...], port: int) -> Wire | None:
+    def wire(self, phases: tuple[SlotKind, ...], port: int) -> Wire | None:
         """What a message that needs no op of its own is bound to: its arrival, or the loss of this stage."""
-        if port >= len(phases) or phases[port].kind is Kind.WEIGHT:
+        if port >= len(phases) or phases[port].kind is SlotAction.WEIGHT:
             return None
         phase = phases[port]
         source = self.frame.inbound(phase)
@@ -275,11 +279,11 @@ class _Build:
             return Wire(Which.READY, 0, End.HERE, False, port)
         return None
 
-    def outputs(self, phases: tuple[Phase, ...]) -> None:
+    def outputs(self, phases: tuple[SlotKind, ...]) -> None:
         """Send (eager) or post the send (blocking) of what each phase produced."""
         frame, mode = self.frame, self.messages.mode
         for number, phase in enumerate(phases):
-            if number not in self.produced or phase.kind is Kind.WEIGHT:
+            if number not in self.produced or phase.kind is SlotAction.WEIGHT:
                 continue
             self.ready[number] = self.produced[number]
             target = frame.outbound(phase)
@@ -287,7 +291,7 @@ class _Build:
                 continue
             lane, cost = self.messages.send_lanes[phase.backward], 0.0  # type: int, Cost
             if mode is Send.EAGER:
-                cost = frame.cost(phase, Place(frame.stage, phase.chunk), target)
+                cost = frame.cost(phase, ChunkPlace(frame.stage, phase.chunk), target)
                 if cost == 0:
                     continue
             name = "send" if mode is Send.EAGER else "post send"

@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepcast.simulation.distinct import distinct
-from stepcast.simulation.messages import USUAL, Framed, Phase, Send
+from stepcast.simulation.messages import USUAL, Framed, Send, SlotKind
 from stepcast.simulation.pieces import Ints
-from stepcast.simulation.schedule import Kind, Place, Schedule
+from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 
 
-class Meeting(NamedTuple):
+class RoundTemplate(NamedTuple):
     """A round without its segments."""
 
     stages: tuple[int, ...]
@@ -32,9 +32,9 @@ class Slots(NamedTuple):
     """A segment that a stage calls for *phases*; *before* and *after* are those of the calls around it."""
 
     stage: int
-    phases: tuple[Phase, ...]
-    before: tuple[Phase, ...]
-    after: tuple[Phase, ...]
+    phases: tuple[SlotKind, ...]
+    before: tuple[SlotKind, ...]
+    after: tuple[SlotKind, ...]
     passes: Passing
 
     @property
@@ -58,19 +58,19 @@ class InRound(NamedTuple):
         return ""
 
 
-class Message(NamedTuple):
+class ChannelMessage(NamedTuple):
     """A segment that a channel between two stages calls."""
 
-    kind: Kind
-    source: Place
-    target: Place
+    kind: SlotAction
+    source: ChunkPlace
+    target: ChunkPlace
 
     @property
     def name(self) -> str:
         return "message"
 
 
-Part: TypeAlias = Slots | InRound | Message
+Part: TypeAlias = Slots | InRound | ChannelMessage
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Called:
     """For each call the number of its kind: those of a stage follow one another."""
     first: Ints
     """For each kind its first call."""
-    near: list[tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]]
+    near: list[tuple[tuple[SlotKind, ...], tuple[SlotKind, ...], tuple[SlotKind, ...]]]
     """For each kind its phases, and those of the calls before and after it."""
     batches: Ints
     """calls x 2: the micro-batches of the phases of each call, that of the first again where it has one."""
@@ -118,7 +118,7 @@ def calls_of(schedule: Schedule, mode: Send, like: Ints) -> Called:
     return Called(stage, group, first, near, batches, np.where(used, batches, -1))
 
 
-def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[Phase, ...]], Ints, Ints, Ints, Ints]:
+def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[SlotKind, ...]], Ints, Ints, Ints, Ints]:
     """The kinds of calls of all stages (the empty one first); for each call its stage, its kind and its
     micro-batches; and the first call of each kind but the empty one.
     """
@@ -127,11 +127,13 @@ def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[Phase, ...]], Int
     flat = np.fromiter(every, np.int64, 4 * sum(counts))
     kind, batch, chunk, with_next = flat.reshape(-1, 4).T
     stage = np.repeat(np.arange(schedule.stages), counts)
-    what = (stage * len(Kind) + kind) * schedule.chunks + chunk
+    what = (stage * len(SlotAction) + kind) * schedule.chunks + chunk
     first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
     first[distinct(what).first] = True
     # Weight gradients are complete after the last whole backward or the last weight half, whichever is later.
-    ends = (stage * len(Kind) + np.where(kind == Kind.WEIGHT, Kind.BACKWARD, kind)) * schedule.chunks + chunk
+    ends = (
+        stage * len(SlotAction) + np.where(kind == SlotAction.WEIGHT, SlotAction.BACKWARD, kind)
+    ) * schedule.chunks + chunk
     last[len(kind) - 1 - distinct(ends[::-1]).first] = True
     likes, _, which = distinct(like - USUAL)
     slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
@@ -144,12 +146,15 @@ def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[Phase, ...]], Int
     if paired.any():
         number = number * (slot.max() + 1) + np.where(paired, slot[partner], 0)
     _, where, code = distinct(number)
-    phases: list[tuple[Phase, ...]] = [()]
+    phases: list[tuple[SlotKind, ...]] = [()]
     for at in starts[where].tolist():
         pair = range(at, at + 1 + int(with_next[at]))
         phases.append(
             tuple(
-                [Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]])) for i in pair]
+                [
+                    SlotKind(SlotAction(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]]))
+                    for i in pair
+                ]
             )
         )
     return phases, stage[starts], code + 1, batches, where

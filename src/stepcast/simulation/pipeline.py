@@ -13,13 +13,13 @@ import numpy as np
 
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.arrays import Program
-from stepcast.simulation.messages import FREE, Frame, Messages, Phase
-from stepcast.simulation.parts import InRound, Meeting, Message, Part, Slots
+from stepcast.simulation.messages import FREE, Frame, Messages, SlotKind
+from stepcast.simulation.parts import ChannelMessage, InRound, Part, RoundTemplate, Slots
 from stepcast.simulation.pieces import Cost, Piece, Segment, TimedOp
-from stepcast.simulation.schedule import Kind, Place, Schedule
+from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 from stepcast.simulation.skeleton import skeleton_of
 
-SegmentOf = Callable[[int, tuple[Phase, ...]], Segment]
+SegmentOf = Callable[[int, tuple[SlotKind, ...]], Segment]
 """(stage, the one or two phases of the call) -> segment. Asked once for each kind of call of a stage."""
 
 
@@ -34,8 +34,8 @@ class Round:
     """Whether they wait for outputs of this same round instead, one after the other."""
 
     @property
-    def meeting(self) -> Meeting:
-        return Meeting(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
+    def meeting(self) -> RoundTemplate:
+        return RoundTemplate(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
 
 
 def pipeline_program(
@@ -65,7 +65,7 @@ def pipeline_program(
     def segment(part: Part) -> Segment:
         if isinstance(part, InRound):
             return rounds[part.number].segments[part.stage]
-        if isinstance(part, Message):
+        if isinstance(part, ChannelMessage):
             kind, source, target = part
             return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
         base = segment_of(part.stage, part.phases) if part.phases else None
@@ -83,8 +83,8 @@ def pipeline_program(
     return Program(lanes, tuple(own.values()), skeleton.made, numbers if which is None else numbers[which])
 
 
-_HERE = Place(0, 0)
-_SENT = (Kind.FORWARD, Kind.BACKWARD)
+_HERE = ChunkPlace(0, 0)
+_SENT = (SlotAction.FORWARD, SlotAction.BACKWARD)
 
 
 def _framed(frame: Frame, base: Segment | None, part: Slots, costs: tuple[Cost, ...]) -> tuple[tuple[Piece, int], ...]:
@@ -103,7 +103,7 @@ def _framed(frame: Frame, base: Segment | None, part: Slots, costs: tuple[Cost, 
 _ENDS: ByIdentity[tuple[tuple[Piece, int], ...]] = ByIdentity(4096)
 
 
-def _message(cost: object, lanes: int, messages: Messages, kind: Kind) -> Segment:
-    lane = messages.send_lanes[kind is Kind.BACKWARD]
+def _message(cost: object, lanes: int, messages: Messages, kind: SlotAction) -> Segment:
+    lane = messages.send_lanes[kind is SlotAction.BACKWARD]
     op = TimedOp("message", cost, lane, inputs=(0, 1))
     return Segment.of("message", (op,), lanes=lanes, inputs=2, outputs=(0,))

@@ -17,7 +17,7 @@ from stepcast.simulation.pieces import Floats, Ints, ProgramError
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class CallPlan:
     """The calls by level, and where each finds its entry times among what the calls before it left behind."""
 
     order: Ints
@@ -48,7 +48,7 @@ class Plan:
         return found
 
 
-def plan_of(program: Program, lanes: int, outputs: int) -> Plan:
+def plan_of(program: Program, lanes: int, outputs: int) -> CallPlan:
     """The plan for calls that leave behind the times of so many *lanes* and *outputs*."""
     plans = _PLANS.setdefault(program.made, {})
     if (lanes, outputs) not in plans:
@@ -56,17 +56,17 @@ def plan_of(program: Program, lanes: int, outputs: int) -> Plan:
     return plans[lanes, outputs]
 
 
-_PLANS: WeakKeyDictionary[Calls, dict[tuple[int, int], Plan]] = WeakKeyDictionary()
+_PLANS: WeakKeyDictionary[Calls, dict[tuple[int, int], CallPlan]] = WeakKeyDictionary()
 """Programs that differ only in their segments share their calls, and with them the plan."""
 
 
-def _plan(program: Program, lanes: int, rows: int) -> Plan:
+def _plan(program: Program, lanes: int, rows: int) -> CallPlan:
     order = order_of(program)
     entries = np.empty((lanes + program.inputs, program.calls), np.intp)
     entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
     entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
     bounds = pairwise(level_bounds(order.level))
-    return Plan(order.calls, tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds))
+    return CallPlan(order.calls, tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds))
 
 
 def level_bounds(level: Ints) -> list[int]:

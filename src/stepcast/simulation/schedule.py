@@ -11,14 +11,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stepcast.ir.check import require_counts
-from stepcast.ir.schedules import Placement as Placement
+from stepcast.ir.schedules import PiecePlacement
 
 
 class ScheduleError(ValueError):
     """A schedule that cannot be made, or one that is not a schedule."""
 
 
-class Kind(IntEnum):
+class SlotAction(IntEnum):
     """What a slot does. A backward is either whole (B) or split into its two halves (I, then W)."""
 
     FORWARD = 0
@@ -34,7 +34,7 @@ class Kind(IntEnum):
 class Slot(NamedTuple):
     """One micro-batch through one chunk of a stage, forward or backward."""
 
-    kind: Kind
+    kind: SlotAction
     micro_batch: int
     chunk: int = 0
     with_next: bool = False
@@ -45,7 +45,7 @@ class Slot(NamedTuple):
         return f"{self.kind.letter}{self.micro_batch}{chunk}"
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """One chunk of one stage."""
 
     stage: int
@@ -60,7 +60,7 @@ class Schedule:
     stages: int
     micro_batches: int
     chunks: int
-    placement: Placement
+    placement: PiecePlacement
     orders: tuple[tuple[Slot, ...], ...]
 
     def __hash__(self) -> int:
@@ -70,41 +70,41 @@ class Schedule:
         require_counts(self, 1, "stages", "micro_batches", "chunks")
         if len(self.orders) != self.stages:
             raise ScheduleError(f"{self.stages} stages but {len(self.orders)} orders")
-        if self.placement is not Placement.LOOP and self.chunks != 2:
+        if self.placement is not PiecePlacement.LOOP and self.chunks != 2:
             raise ScheduleError(f"placement {self.placement} needs 2 chunks, not {self.chunks}")
-        if self.placement is Placement.TWO_WAY and self.micro_batches % 2:
+        if self.placement is PiecePlacement.TWO_WAY and self.micro_batches % 2:
             raise ScheduleError(f"two-way placement needs an even number of micro-batches, not {self.micro_batches}")
 
     @cached_property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[SlotAction]:
         """The kinds of slots it has."""
         return frozenset(slot.kind for order in self.orders for slot in order)
 
-    def previous(self, place: Place) -> Place | None:
+    def previous(self, place: ChunkPlace) -> ChunkPlace | None:
         """Where a micro-batch was before it came to *place*; None at the start of the model."""
         stage, chunk = place
-        up = chunk == 1 and self.placement is not Placement.LOOP
+        up = chunk == 1 and self.placement is not PiecePlacement.LOOP
         stage += 1 if up else -1
         if 0 <= stage < self.stages:
-            return Place(stage, chunk)
-        if self.placement is Placement.TWO_WAY or chunk == 0:
+            return ChunkPlace(stage, chunk)
+        if self.placement is PiecePlacement.TWO_WAY or chunk == 0:
             return None
-        return Place(place.stage if up else self.stages - 1, chunk - 1)
+        return ChunkPlace(place.stage if up else self.stages - 1, chunk - 1)
 
-    def following(self, place: Place) -> Place | None:
+    def following(self, place: ChunkPlace) -> ChunkPlace | None:
         """Where a micro-batch goes after *place*; None at the end of the model."""
         stage, chunk = place
-        up = chunk == 1 and self.placement is not Placement.LOOP
+        up = chunk == 1 and self.placement is not PiecePlacement.LOOP
         stage += -1 if up else 1
         if 0 <= stage < self.stages:
-            return Place(stage, chunk)
-        if self.placement is Placement.TWO_WAY or chunk == self.chunks - 1:
+            return ChunkPlace(stage, chunk)
+        if self.placement is PiecePlacement.TWO_WAY or chunk == self.chunks - 1:
             return None
-        return Place(place.stage if self.placement is Placement.V else 0, chunk + 1)
+        return ChunkPlace(place.stage if self.placement is PiecePlacement.V else 0, chunk + 1)
 
     def micro_batches_of(self, chunk: int) -> range:
         """The micro-batches that pass through *chunk*."""
-        if self.placement is not Placement.TWO_WAY:
+        if self.placement is not PiecePlacement.TWO_WAY:
             return range(self.micro_batches)
         half = self.micro_batches // 2
         return range(chunk * half, (chunk + 1) * half)

@@ -17,11 +17,16 @@ lines.
 import re
 
 from stepcast.ir.limits import CHUNKS, MICRO_BATCHES
-from stepcast.simulation.schedule import Kind, Place, Placement, Schedule, ScheduleError, Slot
+from stepcast.ir.schedules import PiecePlacement
+from stepcast.simulation.schedule import ChunkPlace, Schedule, ScheduleError, Slot, SlotAction
 
 # Checks of a schedule: every slot there once, in an order that can run, and what it holds in memory.
 
-_LOCAL_BEFORE = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}
+_LOCAL_BEFORE = {
+    SlotAction.BACKWARD: SlotAction.FORWARD,
+    SlotAction.INPUT: SlotAction.FORWARD,
+    SlotAction.WEIGHT: SlotAction.INPUT,
+}
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -32,29 +37,29 @@ def check_schedule(schedule: Schedule) -> None:
     _check_runs(schedule)
 
 
-def peak_in_flight(schedule: Schedule, until: Kind = Kind.WEIGHT) -> tuple[int, ...]:
+def peak_in_flight(schedule: Schedule, until: SlotAction = SlotAction.WEIGHT) -> tuple[int, ...]:
     """For each stage the most chunk activations held at once, from their forward to the end of their
     backward.
 
     A split backward releases them at its weight gradient, or at its input gradient with ``until=Kind.INPUT``.
     """
-    if until not in (Kind.INPUT, Kind.WEIGHT):
+    if until not in (SlotAction.INPUT, SlotAction.WEIGHT):
         raise ValueError(f"a split backward releases at its input or weight gradient, not at {until.letter}")
     peaks = []
     for order in schedule.orders:
         held = peak = 0
         for slot in order:
-            if slot.kind is Kind.FORWARD:
+            if slot.kind is SlotAction.FORWARD:
                 held += 1
                 peak = max(peak, held)
-            elif slot.kind in (Kind.BACKWARD, until):
+            elif slot.kind in (SlotAction.BACKWARD, until):
                 held -= 1
         peaks.append(peak)
     return tuple(peaks)
 
 
 def _check_complete(schedule: Schedule, stage: int) -> None:
-    seen: set[tuple[Kind, int, int]] = set()
+    seen: set[tuple[SlotAction, int, int]] = set()
     for slot in schedule.orders[stage]:
         known_chunk = 0 <= slot.chunk < schedule.chunks
         if not known_chunk or slot.micro_batch not in schedule.micro_batches_of(slot.chunk):
@@ -64,8 +69,11 @@ def _check_complete(schedule: Schedule, stage: int) -> None:
         seen.add(slot[:3])
     for chunk in range(schedule.chunks):
         for batch in schedule.micro_batches_of(chunk):
-            kinds = {kind for kind in Kind if (kind, batch, chunk) in seen}
-            if kinds not in ({Kind.FORWARD, Kind.BACKWARD}, {Kind.FORWARD, Kind.INPUT, Kind.WEIGHT}):
+            kinds = {kind for kind in SlotAction if (kind, batch, chunk) in seen}
+            if kinds not in (
+                {SlotAction.FORWARD, SlotAction.BACKWARD},
+                {SlotAction.FORWARD, SlotAction.INPUT, SlotAction.WEIGHT},
+            ):
                 found = "".join(kind.letter for kind in sorted(kinds)) or "nothing"
                 raise ScheduleError(
                     f"stage {stage}: micro-batch {batch} of chunk {chunk} has {found}, expected FB or FIW"
@@ -73,7 +81,7 @@ def _check_complete(schedule: Schedule, stage: int) -> None:
 
 
 def _check_order(schedule: Schedule, stage: int) -> None:
-    done: set[tuple[Kind, int, int]] = set()
+    done: set[tuple[SlotAction, int, int]] = set()
     overlapped: Slot | None = None
     for slot in schedule.orders[stage]:
         before = _LOCAL_BEFORE.get(slot.kind)
@@ -90,21 +98,21 @@ def _check_order(schedule: Schedule, stage: int) -> None:
 
 def _needs(schedule: Schedule, stage: int, slot: Slot) -> tuple[int, Slot] | None:
     """The slot of another place that must have run before *slot*, and its stage."""
-    place = Place(stage, slot.chunk)
-    if slot.kind is Kind.FORWARD:
+    place = ChunkPlace(stage, slot.chunk)
+    if slot.kind is SlotAction.FORWARD:
         source = schedule.previous(place)
-        kind = Kind.FORWARD
-    elif slot.kind is Kind.WEIGHT:
+        kind = SlotAction.FORWARD
+    elif slot.kind is SlotAction.WEIGHT:
         return None
     else:
         source = schedule.following(place)
-        kind = Kind.BACKWARD
+        kind = SlotAction.BACKWARD
     return source and (source.stage, Slot(kind, slot.micro_batch, source.chunk))
 
 
 def _check_runs(schedule: Schedule) -> None:
     """Run the slots as soon as what they need has run; interleaved slots start only together."""
-    done: set[tuple[int, Kind, int, int]] = set()
+    done: set[tuple[int, SlotAction, int, int]] = set()
     position = [0] * schedule.stages
 
     def missing(stage: int) -> tuple[int, Slot] | None:
@@ -115,7 +123,7 @@ def _check_runs(schedule: Schedule) -> None:
                 return needed
         return None
 
-    waiting: dict[tuple[int, Kind, int, int], list[int]] = {}
+    waiting: dict[tuple[int, SlotAction, int, int], list[int]] = {}
     ready = list(range(schedule.stages))
     while ready:
         stage = ready.pop()
@@ -125,7 +133,7 @@ def _check_runs(schedule: Schedule) -> None:
                 waiting.setdefault((needed[0], *needed[1][:3]), []).append(stage)
                 break
             for slot in order[position[stage] : position[stage] + 1 + order[position[stage]].with_next]:
-                kind = Kind.BACKWARD if slot.kind is Kind.INPUT else slot.kind
+                kind = SlotAction.BACKWARD if slot.kind is SlotAction.INPUT else slot.kind
                 what = (stage, kind, slot.micro_batch, slot.chunk)
                 done.add(what)
                 ready += waiting.pop(what, ())
@@ -140,13 +148,13 @@ def _check_runs(schedule: Schedule) -> None:
 
 
 _SLOT = re.compile(r"([FBIW])(\d+)(?:\.(\d+))?")
-_KINDS = {kind.letter: kind for kind in Kind}
+_KINDS = {kind.letter: kind for kind in SlotAction}
 _HEAD = ("stages", "micro-batches", "chunks", "placement")
 
 
 def parse_schedule(text: str, name: str = "file") -> Schedule:
     """The schedule that *text* describes, checked. A ScheduleError names the line that is wrong."""
-    head: dict[str, str] = {"chunks": "1", "placement": Placement.LOOP.value}
+    head: dict[str, str] = {"chunks": "1", "placement": PiecePlacement.LOOP.value}
     slots: dict[int, list[Slot]] = {}
     given: set[str] = set()
     for number, line in enumerate(text.splitlines(), start=1):
@@ -187,7 +195,7 @@ def _schedule(head: dict[str, str], slots: dict[int, list[Slot]], name: str) -> 
         stages,
         int(head["micro-batches"]),
         int(head["chunks"]),
-        Placement(head["placement"]),
+        PiecePlacement(head["placement"]),
         tuple(tuple(slots[stage]) for stage in range(stages)),
     )
     check_schedule(schedule)
@@ -203,8 +211,8 @@ def _count(word: str, what: str, number: int, at_least: int) -> int:
 
 
 def _placement(word: str, number: int) -> None:
-    if word not in {placement.value for placement in Placement}:
-        known = ", ".join(placement.value for placement in Placement)
+    if word not in {placement.value for placement in PiecePlacement}:
+        known = ", ".join(placement.value for placement in PiecePlacement)
         raise ScheduleError(f"line {number}: unknown placement {word!r}; known: {known}")
 
 

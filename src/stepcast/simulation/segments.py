@@ -14,7 +14,7 @@ from stepcast.simulation.issued import Issued, Looks, looks_of, own_cost, row_of
 from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.outline import PAIRED, Issues, Loses, Outline, Own, Terms
 from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp
-from stepcast.simulation.schedule import Kind
+from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules.paired import PairPart, merge_parts
 
 
@@ -52,11 +52,11 @@ class Pieces:
         """Output k is what stream k made; one that made nothing hands on what it was given."""
         return self._made.get((), lambda: _end(self.lanes, streams), "end", streams)
 
-    def slot(self, blocks: Sequence[Block], kind: Kind, factor: float) -> list[tuple[Piece, int]]:
+    def slot(self, blocks: Sequence[Block], kind: SlotAction, factor: float) -> list[tuple[Piece, int]]:
         """The pieces of *blocks*, each with its repeats, in the order in which a slot of that *kind* runs
         them; its stage computes by *factor* slower than it should.
         """
-        ordered = blocks if kind is Kind.FORWARD else blocks[::-1]
+        ordered = blocks if kind is SlotAction.FORWARD else blocks[::-1]
         chain = [(self._layers(block.layers, kind, True, factor), block.repeat) for block in ordered]
         if chain and _loses(chain[-1][0]):
             # To collectives that run on beside the next piece: there is none after the last.
@@ -65,11 +65,11 @@ class Pieces:
             chain.append((self._layers(ordered[-1].layers, kind, False, factor), 1))
         return chain
 
-    def _layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
+    def _layers(self, layers: Sequence[Layer], kind: SlotAction, goes_on: bool, factor: float) -> Piece:
         """One slot's ops of *layers*, after which it *goes on* with others or not."""
         return self._made.of(layers, self._of_layers, (kind, goes_on, factor))
 
-    def _of_layers(self, layers: Sequence[Layer], key: tuple[Kind, bool, float]) -> Piece:
+    def _of_layers(self, layers: Sequence[Layer], key: tuple[SlotAction, bool, float]) -> Piece:
         kind, goes_on, factor = key
         row = row_of(layers, kind)
         costs = row.costs if factor == 1.0 else None

@@ -15,10 +15,10 @@ import numpy as np
 
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.arrays import Calls
-from stepcast.simulation.messages import USUAL, End, Frame, Framed, Messages, Phase, Send, Which, Wire
-from stepcast.simulation.parts import InRound, Meeting, Message, Part, Passing, Slots, calls_of
+from stepcast.simulation.messages import USUAL, End, Frame, Framed, Messages, Send, SlotKind, Which, Wire
+from stepcast.simulation.parts import ChannelMessage, InRound, Part, Passing, RoundTemplate, Slots, calls_of
 from stepcast.simulation.pieces import Cost, Ints, ProgramError, Segment, TimedOp
-from stepcast.simulation.schedule import Kind, Place, Schedule
+from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,11 @@ class Skeleton:
 
 @lru_cache(maxsize=128)
 def skeleton_of(
-    schedule: Schedule, mode: Send, like: tuple[int, ...], before: tuple[Meeting, ...], after: tuple[Meeting, ...]
+    schedule: Schedule,
+    mode: Send,
+    like: tuple[int, ...],
+    before: tuple[RoundTemplate, ...],
+    after: tuple[RoundTemplate, ...],
 ) -> Skeleton:
     build = _Build(schedule, mode, like)
     build.stages(before, after)
@@ -67,8 +71,8 @@ class _Origin(NamedTuple):
     mode: Send
     usual: bool
     """All micro-batches run the usual."""
-    before: tuple[Meeting, ...]
-    after: tuple[Meeting, ...]
+    before: tuple[RoundTemplate, ...]
+    after: tuple[RoundTemplate, ...]
     parts: tuple[Part, ...]
 
 
@@ -101,9 +105,9 @@ class _Alike(NamedTuple):
 
     number: int
     passes: Passing
-    phases: tuple[Phase, ...]
-    before: tuple[Phase, ...]
-    after: tuple[Phase, ...]
+    phases: tuple[SlotKind, ...]
+    before: tuple[SlotKind, ...]
+    after: tuple[SlotKind, ...]
 
     @property
     def framed(self) -> Framed:
@@ -153,13 +157,13 @@ class _Build:
         self.rank_start.append(self.calls)
         self.rank_names.append(name)
 
-    def rounds(self, stage: int, offset: int, meetings: Sequence[Meeting]) -> None:
+    def rounds(self, stage: int, offset: int, meetings: Sequence[RoundTemplate]) -> None:
         for number, each in enumerate(meetings, start=offset):
             if stage in each.stages:
                 self.parts.append(InRound(number, stage))
                 self.round_calls[number, stage] = self.add(np.array([len(self.parts) - 1], np.int64))
 
-    def stages(self, before: Sequence[Meeting], after: Sequence[Meeting]) -> None:
+    def stages(self, before: Sequence[RoundTemplate], after: Sequence[RoundTemplate]) -> None:
         """The calls of every stage: those of its slots, between those of the rounds."""
         called = calls_of(self.schedule, self.mode, self.like)
         first_stage = called.stage[called.first]
@@ -182,7 +186,7 @@ class _Build:
         self.bind(np.stack([numbers, called.stage, alike]), np.stack([earlier, own_batches, later]))
 
     def slot(
-        self, stage: int, near: tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]
+        self, stage: int, near: tuple[tuple[SlotKind, ...], tuple[SlotKind, ...], tuple[SlotKind, ...]]
     ) -> tuple[Slots, int]:
         """What a stage calls for some phases between others, and the number of those that are alike."""
         frame = self.frames[stage]
@@ -225,10 +229,10 @@ class _Build:
 
     def channels(self) -> None:
         """Every message between two stages, in the order of its sender, as a call of its own."""
-        between: dict[tuple[int, int, int], list[tuple[Place, Place]]] = {}
+        between: dict[tuple[int, int, int], list[tuple[ChunkPlace, ChunkPlace]]] = {}
         for chunk in range(self.schedule.chunks):
             for stage in range(self.schedule.stages):
-                place = Place(stage, chunk)
+                place = ChunkPlace(stage, chunk)
                 for direction, step in enumerate((self.schedule.following, self.schedule.previous)):
                     goal = step(place)
                     if goal is not None and goal.stage != stage:
@@ -237,8 +241,8 @@ class _Build:
             self.channel(direction, routes)
             self.close_rank(f"{('activations', 'gradients')[direction]} {source} to {target}")
 
-    def channel(self, direction: int, routes: Sequence[tuple[Place, Place]]) -> None:
-        kind, sent = (Kind.FORWARD, Kind.BACKWARD)[direction], []
+    def channel(self, direction: int, routes: Sequence[tuple[ChunkPlace, ChunkPlace]]) -> None:
+        kind, sent = (SlotAction.FORWARD, SlotAction.BACKWARD)[direction], []
         for number, (source, _) in enumerate(routes):
             batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
             calls = self.signal[Which.READY][0][direction, *source][batches]
@@ -247,7 +251,7 @@ class _Build:
         _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
         first = self.add(len(self.parts) + route, np.stack([batch, np.full_like(batch, -1)], axis=1))
         for number, (source, target) in enumerate(routes):
-            self.parts.append(Message(kind, source, target))
+            self.parts.append(ChannelMessage(kind, source, target))
             wires = (
                 _Bound(Wire(Which.READY, direction, End.SOURCE, False, 0), *source),
                 _Bound(Wire(Which.POSTED, direction, End.TARGET, False, 0), *target),
@@ -257,7 +261,7 @@ class _Build:
             self.signal[Which.ARRIVED][0][direction, *source][batch[at]] = first + at
             self.signal[Which.ARRIVED][1][direction, *source][batch[at]] = 0
 
-    def skeleton(self, meetings: Sequence[Meeting]) -> Skeleton:
+    def skeleton(self, meetings: Sequence[RoundTemplate]) -> Skeleton:
         met = [len(others) for each in meetings for _, others in each.waits]
         inputs = max([0, *met, *(len(group.wires) for group in self.groups)])
         source_call = np.full((self.calls, inputs), -1, np.int64)
@@ -289,7 +293,7 @@ class _Build:
         return Skeleton(made, tuple(self.parts), self.schedule.chunks)
 
 
-def _passing(frame: Frame, near: tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]) -> Passing:
+def _passing(frame: Frame, near: tuple[tuple[SlotKind, ...], tuple[SlotKind, ...], tuple[SlotKind, ...]]) -> Passing:
     return Passing(_placeholder(frame, *near))
 
 
@@ -297,13 +301,13 @@ _LIKE: ByIdentity[Passing] = ByIdentity(4096)
 """One object for equal keys of frames, in whichever skeleton: it costs less to compare."""
 
 
-def _anything(kind: Kind, source: Place, target: Place) -> Cost:
+def _anything(kind: SlotAction, source: ChunkPlace, target: ChunkPlace) -> Cost:
     """Where only who sends to whom matters."""
     return 1.0
 
 
 def _placeholder(
-    frame: Frame, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]
+    frame: Frame, phases: tuple[SlotKind, ...], before: tuple[SlotKind, ...], after: tuple[SlotKind, ...]
 ) -> Framed:
     """What is bound to what around any segment for *phases*."""
     count = len(phases)

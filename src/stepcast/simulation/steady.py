@@ -43,7 +43,7 @@ around in the middle."""
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
+class SteadyStep:
     """A short step, one that is a period longer, and how many periods longer than the short one it is."""
 
     short: tuple[Step, Run]
@@ -82,7 +82,7 @@ def slots_of(stages: int, micro_batches: int, chunks: int) -> int:
 
 def settled(
     name: str, stages: int, micro_batches: int, chunks: int, built: Callable[[Schedule], tuple[Step, Run]]
-) -> Settled | None:
+) -> SteadyStep | None:
     """The step of that many *micro_batches*, from shorter ones that are *built*; None if they do not settle
     soon.
     """
@@ -104,7 +104,7 @@ def settled(
         if period > group:
             first, short, longer = pair(count, period)
         if period and added_s(short[1], longer[1], first, period) is not None:
-            return Settled(short, longer, (micro_batches - first) // period)
+            return SteadyStep(short, longer, (micro_batches - first) // period)
         count *= 4
     return None
 

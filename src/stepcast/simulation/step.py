@@ -9,22 +9,21 @@ import numpy as np
 
 from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.work import Collective, group_of
-from stepcast.ir.workload import Phase as LayerPhase
-from stepcast.ir.workload import Stage, Workload, written
+from stepcast.ir.workload import Phase, Stage, Workload, written
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
 from stepcast.simulation.costs import Issue, Lead, Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.issued import Issued, once_ops, phase_ops, row_of
 from stepcast.simulation.lanes import Lanes
-from stepcast.simulation.messages import USUAL, Messages, Phase, Send
+from stepcast.simulation.messages import USUAL, Messages, Send, SlotKind
 from stepcast.simulation.outline import Terms
 from stepcast.simulation.pieces import Cost, Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
-from stepcast.simulation.schedule import Kind, Place, Schedule
+from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 from stepcast.simulation.segments import pieces_under
 
-ONCE_PHASES = (LayerPhase.FORWARD, LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
+ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
 ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 
@@ -161,16 +160,16 @@ class _Slots:
     """The segments of slots, each made once."""
 
     def __init__(
-        self, chunks: Mapping[Place, Chunk], terms: Terms, prices: Prices, slow_stages: Mapping[int, float]
+        self, chunks: Mapping[ChunkPlace, Chunk], terms: Terms, prices: Prices, slow_stages: Mapping[int, float]
     ) -> None:
         self.chunks, self.pieces, self.prices = chunks, pieces_under(terms), prices
         self.slow_stages = slow_stages
         self.made: dict[tuple[object, ...], Segment] = {}
 
-    def segment(self, stage: int, phases: tuple[Phase, ...]) -> Segment:
+    def segment(self, stage: int, phases: tuple[SlotKind, ...]) -> Segment:
         """Stages that run the same blocks at the same speed share their segments."""
         factor = self.slow_stages.get(stage, 1.0)
-        blocks = [self.chunks[Place(stage, phase.chunk)].blocks(phase) for phase in phases]
+        blocks = [self.chunks[ChunkPlace(stage, phase.chunk)].blocks(phase) for phase in phases]
         kinds = tuple(phase.kind for phase in phases)
         key = (factor, *map(id, blocks), *kinds)
         if key not in self.made:
@@ -179,9 +178,9 @@ class _Slots:
 
     def runs(self, stage: int, chunk: int) -> object:
         """Equal for places that run the same."""
-        return self.slow_stages.get(stage, 1.0), id(self.chunks[Place(stage, chunk)])
+        return self.slow_stages.get(stage, 1.0), id(self.chunks[ChunkPlace(stage, chunk)])
 
-    def _chained(self, bodies: Sequence[Blocks], kinds: tuple[Kind, ...], factor: float) -> Segment:
+    def _chained(self, bodies: Sequence[Blocks], kinds: tuple[SlotAction, ...], factor: float) -> Segment:
         pieces, streams = self.pieces, len(bodies)
         if streams == 1:
             middle = pieces.slot(bodies[0], kinds[0], factor)
@@ -225,11 +224,11 @@ def _once(workload: Workload, schedule: Schedule) -> list[_Once]:
 
 def _stage_of(parts: Sequence[Stage], at_end: bool) -> _Once:
     """The prologue's forward comes first; its backward, in reverse, and the epilogue come last."""
-    backward = (LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
+    backward = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
     before: list[Issued] = []
     after: list[Issued] = []
     for part in parts:
-        before += once_ops(part.prologue, (LayerPhase.FORWARD,))
+        before += once_ops(part.prologue, (Phase.FORWARD,))
         after += once_ops(reversed(part.prologue), backward)
         after += once_ops(part.epilogue, ONCE_PHASES)
     of = [group_of(issued.op.work) for issued in after]

@@ -35,7 +35,7 @@ class Tables(NamedTuple):
     last_in_lane: Sequence[int] | Ints
 
 
-class Scratch(NamedTuple):
+class UnfoldedScratch(NamedTuple):
     """Where each rank stands, and who waits for whom."""
 
     next_call: list[int] | Ints
@@ -137,8 +137,8 @@ def _flat(parts: Sequence[Ints]) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
-def _scratch(program: Program) -> Scratch:
-    return Scratch(
+def _scratch(program: Program) -> UnfoldedScratch:
+    return UnfoldedScratch(
         next_call=program.rank_start[:-1].copy(),
         lane_free_s=np.zeros(program.ranks * len(program.lanes)),
         first_waiting=np.full(program.calls, -1, np.int64),

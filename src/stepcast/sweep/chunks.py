@@ -16,7 +16,7 @@ FIRST, LARGEST = 4, 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PointChunk:
     """Points that one worker answers in one go."""
 
     ask: str
@@ -25,11 +25,11 @@ class Chunk:
     # Workers that died over it.
     deaths: int = 0
 
-    def halves(self) -> "tuple[Chunk, Chunk]":
+    def halves(self) -> "tuple[PointChunk, PointChunk]":
         middle = len(self.keys) // 2
         return (
-            Chunk(self.ask, self.keys[:middle], self.words[:middle], self.deaths),
-            Chunk(self.ask, self.keys[middle:], self.words[middle:], self.deaths),
+            PointChunk(self.ask, self.keys[:middle], self.words[:middle], self.deaths),
+            PointChunk(self.ask, self.keys[middle:], self.words[middle:], self.deaths),
         )
 
 
@@ -37,13 +37,13 @@ class Chunk:
 class Done:
     """A chunk with its answers, and the seconds they took where they were found."""
 
-    chunk: Chunk
+    chunk: PointChunk
     answers: Answers
     seconds: float
 
 
 @dataclass
-class Pace:
+class ChunkPace:
     """How many points the next chunk has, by what the last ones took."""
 
     aim_s: float = CHUNK_S
@@ -58,7 +58,7 @@ class Pace:
         self.size = max(1, min(int(wanted), 4 * self.size, LARGEST))
 
 
-def answered(answer: Answer, chunk: Chunk) -> Done:
+def answered(answer: Answer, chunk: PointChunk) -> Done:
     """What every worker of every engine does."""
     import time
 

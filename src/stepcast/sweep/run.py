@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from stepcast.sweep.chunks import Answer, Chunk, Pace
-from stepcast.sweep.engines.table import Setting, load_engine
+from stepcast.sweep.chunks import Answer, ChunkPace, PointChunk
+from stepcast.sweep.engines.table import EngineSetting, load_engine
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store
 
@@ -54,17 +54,17 @@ def sweep(
     """
     run = load_engine(engine)
     with Store(folder, writes=True) as store:
-        keys = Keys(program, spec.ask, digest)
+        keys = PointKeys(program, spec.ask, digest)
         store.ask(spec.names, ((position, keys.of(words), words) for position, words in spec.points(most)))
         counts = store.counts()
         points, answered, errors = counts["points"], counts["answered"], counts["errors"]
-        began, new, best, pace = time.monotonic(), 0, None, Pace()
+        began, new, best, pace = time.monotonic(), 0, None, ChunkPace()
 
         def told() -> Progress:
             return Progress(points, answered + new, errors, new, time.monotonic() - began, best)
 
         watch(told())
-        for done in run(_chunks(spec, store, pace), answer, Setting(workers, address, folder)):
+        for done in run(_chunks(spec, store, pace), answer, EngineSetting(workers, address, folder)):
             store.add(done)
             pace.note(done)
             new += len(done.answers)
@@ -79,7 +79,7 @@ def _speed(answer: dict[str, Any] | None) -> float:
     return (answer or {}).get("tokens_per_s_per_gpu") or 0.0
 
 
-def _chunks(spec: Spec, store: Store, pace: Pace) -> Iterator[Chunk]:
+def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:
     """Cut when an engine asks, so that their size follows what the last ones took."""
     keys: list[bytes] = []
     words: list[Words] = []
@@ -87,13 +87,13 @@ def _chunks(spec: Spec, store: Store, pace: Pace) -> Iterator[Chunk]:
         keys.append(key)
         words.append(spec.at(position))
         if len(keys) >= pace.size:
-            yield Chunk(spec.ask, tuple(keys), tuple(words))
+            yield PointChunk(spec.ask, tuple(keys), tuple(words))
             keys, words = [], []
     if keys:
-        yield Chunk(spec.ask, tuple(keys), tuple(words))
+        yield PointChunk(spec.ask, tuple(keys), tuple(words))
 
 
-class Keys:
+class PointKeys:
     """What a point asks, as a short name: the digests of all that its answer depends on."""
 
     def __init__(self, program: str, ask: str, digest: Digest) -> None:

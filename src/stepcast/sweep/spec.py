@@ -28,7 +28,7 @@ DOUBLING = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class SweepAxis:
     """Settings that vary together, one row after the other."""
 
     rows: tuple[Words, ...]
@@ -46,7 +46,7 @@ class Spec:
 
     ask: str
     fixed: Words
-    axes: tuple[Axis, ...]
+    axes: tuple[SweepAxis, ...]
     filter: Filter | None = None
 
     @property
@@ -120,7 +120,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     return Spec(spec.ask, spec.fixed, spec.axes, Filter(where, spec.names))
 
 
-def _axis(given: Mapping[str, Any], number: int, path: str | None) -> Axis:
+def _axis(given: Mapping[str, Any], number: int, path: str | None) -> SweepAxis:
     where = f"axis {number}"
     if "rows" in given:
         rows = given["rows"]
@@ -128,7 +128,7 @@ def _axis(given: Mapping[str, Any], number: int, path: str | None) -> Axis:
             raise FormatError(f"{where}: rows stand alone and are a list of tables, as [{{tp = 8, pp = 2}}]", path)
         if not rows:
             raise FormatError(f"{where}: has no values", path)
-        return Axis(tuple(_words(row, where, path) for row in rows))
+        return SweepAxis(tuple(_words(row, where, path) for row in rows))
     columns = {name: _values(value) for name, value in given.items()}
     lengths = {len(values) for values in columns.values()}
     if not columns or 0 in lengths:
@@ -137,7 +137,7 @@ def _axis(given: Mapping[str, Any], number: int, path: str | None) -> Axis:
         told = ", ".join(f"{len(values)} of {name}" for name, values in columns.items())
         raise FormatError(f"{where}: its lists vary together and differ in length: {told}", path)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return Axis(tuple(_words(row, where, path) for row in rows))
+    return SweepAxis(tuple(_words(row, where, path) for row in rows))
 
 
 def _values(value: Any) -> Sequence[Any]:
@@ -159,7 +159,7 @@ def _words(given: Mapping[str, Any], where: str, path: str | None) -> Words:
     return {name.replace("-", "_"): value for name, value in given.items()}
 
 
-def _check_apart(axes: Sequence[Axis], path: str | None) -> None:
+def _check_apart(axes: Sequence[SweepAxis], path: str | None) -> None:
     """A word that two axes set would have two values."""
     seen: set[str] = set()
     for axis in axes:

@@ -17,7 +17,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import Measurements, Row, unseen_share
+from stepcast.validate.scoreboard import Measurements, ScoredRow, unseen_share
 from stepcast.validate.transformers import (
     CLUSTER,
     Peak,
@@ -46,7 +46,7 @@ def measure_folder(*folders: str) -> Measurements:
     from stepcast.pytorch.load import load_torch, load_transformers
 
     versions = load_torch("capture").__version__, load_transformers("capture").__version__
-    rows: list[Row] = []
+    rows: list[ScoredRow] = []
     skipped: Counter[str] = Counter()
     peaks: list[Peak] = []
     asked = list(visited([file for folder in folders for file in step_files(folder)]))
@@ -72,7 +72,7 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield pool.map
 
 
-def _compared(asked: tuple[Path, Record]) -> tuple[list[Row], list[Peak], str]:
+def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Peak], str]:
     """The rows of one step and its peak; or why there are none."""
     file, record = asked
     peaks: list[Peak] = []

@@ -20,7 +20,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
-from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each
 
 # Tables of measured collectives, gathered from many sources: one line for each size of each table (csv).
 
@@ -230,7 +230,7 @@ NVL72 = ("GB200", "GB300")
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class TableConstant:
     """*value* ships; *published* is a library's or a datasheet's; *scale* is the size of a usual change."""
 
     name: str
@@ -293,34 +293,34 @@ def _nic_efficiency(route: Route, cluster: Cluster, value: float) -> Route:
 
 
 CONSTANTS = (
-    Constant("ring Simple start (us)", 30.0, 8.4, 10, _tuning("start_s", "simple", US), library="nccl"),
-    Constant("LL128 share", 0.8, 0.92, 0.2, _tuning("share", "ll128"), library="nccl"),
-    Constant("message (us)", 0.41, 0.0, 0.3, _tuning("message_s", "", US), library="nccl"),
-    Constant("exchange start (us)", 20.0, 8.4, 10, _tuning("exchange_start_s", "", US)),
-    Constant("tree step (us)", 4.0, 0.0, 3, _tuning("tree_step_s", "", US), library="nccl"),
-    Constant("NVLS start (us a rank)", 3.45, 2.9, 1, _tuning("nvls_start_s", "", US)),
-    Constant("NVLS step (us a rank)", 0.7, 0.0, 0.4, _tuning("nvls_step_s", "", US)),
-    Constant("NVLS tree hop (us)", 10.0, 9.0, 5, _tuning("nvls_tree_hop_s", "", US)),
-    Constant("torch call (us)", 20.0, 0.0, 10, _torch),
-    Constant("launch (us)", 4.4, 6.6, 2, _field("launch_overhead_s", US)),
-    Constant("exchange share", 0.95, 1.0, 0.1, _field("exchange_share")),
-    Constant("A100 channel (us)", 1.56, 0.0, 1, _field("channel_overhead_s", US), ("A100", "A100-40", "A100-80")),
-    Constant("HGX reduction share", 0.89, 0.85, 0.1, _field("reduction_share"), HGX),
-    Constant("NVL72 reduction share", 0.75, 0.85, 0.1, _field("reduction_share"), NVL72),
-    Constant("NVL72 hop (us)", 1.25, 0.6, 0.5, _field("intra_latency_s", US), NVL72),
-    Constant("NVLink 5 efficiency", 0.76, 0.802, 0.1, _link_efficiency, ("B200", "B300", *NVL72)),
-    Constant("MI300X link efficiency", 0.716, 0.75, 0.1, _link_efficiency, ("MI300X", "MI325X")),
-    Constant("MI355X link efficiency", 0.76, 0.75, 0.1, _link_efficiency, ("MI355X",)),
-    Constant("MI300X NIC latency (us)", 104.0, 5.0, 50, _nic_latency, ("MI300X",)),
-    Constant("MI300X NIC efficiency", 0.9, 0.97, 0.1, _nic_efficiency, ("MI300X",)),
-    Constant("RCCL LL128 share", 0.57, 0.92, 0.2, _tuning("share", "ll128"), library="rccl"),
-    Constant("RCCL LL128 hop (us)", 10.0, 3.5, 5, _tuning("network_hop_s", "ll128", US), library="rccl"),
-    Constant("roce latency (us)", 15.0, 5.0, 5, _nic_latency, transport="roce"),
-    Constant("roce efficiency", 0.93, 0.97, 0.1, _nic_efficiency, transport="roce"),
-    Constant("tcpxo latency (us)", 63.0, 5.0, 30, _nic_latency, transport="tcpxo"),
-    Constant("tcpxo efficiency", 0.95, 0.97, 0.1, _nic_efficiency, transport="tcpxo"),
-    Constant("tcpx latency (us)", 800.0, 5.0, 300, _nic_latency, transport="tcpx"),
-    Constant("tcpx efficiency", 0.8, 0.97, 0.1, _nic_efficiency, transport="tcpx"),
+    TableConstant("ring Simple start (us)", 30.0, 8.4, 10, _tuning("start_s", "simple", US), library="nccl"),
+    TableConstant("LL128 share", 0.8, 0.92, 0.2, _tuning("share", "ll128"), library="nccl"),
+    TableConstant("message (us)", 0.41, 0.0, 0.3, _tuning("message_s", "", US), library="nccl"),
+    TableConstant("exchange start (us)", 20.0, 8.4, 10, _tuning("exchange_start_s", "", US)),
+    TableConstant("tree step (us)", 4.0, 0.0, 3, _tuning("tree_step_s", "", US), library="nccl"),
+    TableConstant("NVLS start (us a rank)", 3.45, 2.9, 1, _tuning("nvls_start_s", "", US)),
+    TableConstant("NVLS step (us a rank)", 0.7, 0.0, 0.4, _tuning("nvls_step_s", "", US)),
+    TableConstant("NVLS tree hop (us)", 10.0, 9.0, 5, _tuning("nvls_tree_hop_s", "", US)),
+    TableConstant("torch call (us)", 20.0, 0.0, 10, _torch),
+    TableConstant("launch (us)", 4.4, 6.6, 2, _field("launch_overhead_s", US)),
+    TableConstant("exchange share", 0.95, 1.0, 0.1, _field("exchange_share")),
+    TableConstant("A100 channel (us)", 1.56, 0.0, 1, _field("channel_overhead_s", US), ("A100", "A100-40", "A100-80")),
+    TableConstant("HGX reduction share", 0.89, 0.85, 0.1, _field("reduction_share"), HGX),
+    TableConstant("NVL72 reduction share", 0.75, 0.85, 0.1, _field("reduction_share"), NVL72),
+    TableConstant("NVL72 hop (us)", 1.25, 0.6, 0.5, _field("intra_latency_s", US), NVL72),
+    TableConstant("NVLink 5 efficiency", 0.76, 0.802, 0.1, _link_efficiency, ("B200", "B300", *NVL72)),
+    TableConstant("MI300X link efficiency", 0.716, 0.75, 0.1, _link_efficiency, ("MI300X", "MI325X")),
+    TableConstant("MI355X link efficiency", 0.76, 0.75, 0.1, _link_efficiency, ("MI355X",)),
+    TableConstant("MI300X NIC latency (us)", 104.0, 5.0, 50, _nic_latency, ("MI300X",)),
+    TableConstant("MI300X NIC efficiency", 0.9, 0.97, 0.1, _nic_efficiency, ("MI300X",)),
+    TableConstant("RCCL LL128 share", 0.57, 0.92, 0.2, _tuning("share", "ll128"), library="rccl"),
+    TableConstant("RCCL LL128 hop (us)", 10.0, 3.5, 5, _tuning("network_hop_s", "ll128", US), library="rccl"),
+    TableConstant("roce latency (us)", 15.0, 5.0, 5, _nic_latency, transport="roce"),
+    TableConstant("roce efficiency", 0.93, 0.97, 0.1, _nic_efficiency, transport="roce"),
+    TableConstant("tcpxo latency (us)", 63.0, 5.0, 30, _nic_latency, transport="tcpxo"),
+    TableConstant("tcpxo efficiency", 0.95, 0.97, 0.1, _nic_efficiency, transport="tcpxo"),
+    TableConstant("tcpx latency (us)", 800.0, 5.0, 300, _nic_latency, transport="tcpx"),
+    TableConstant("tcpx efficiency", 0.8, 0.97, 0.1, _nic_efficiency, transport="tcpx"),
 )
 
 
@@ -406,9 +406,9 @@ def _decades() -> list[tuple[float, str]]:
     return [*zip(edges, names, strict=True), (math.inf, f"{format_bytes(edges[-1])} and more")]
 
 
-def _collective_tables_row(row: TableRow, priced: PricedRow) -> Row:
+def _collective_tables_row(row: TableRow, priced: PricedRow) -> ScoredRow:
     way = _way(priced)
-    return Row(
+    return ScoredRow(
         f"{row.table} {format_bytes(row.size_bytes)}",
         row.measured_s,
         priced.seconds,

@@ -42,9 +42,9 @@ from stepcast.models.catalog import model_of
 from stepcast.validate.folds import Family, load_folds, priced
 from stepcast.validate.scoreboard import (
     PHASES,
-    Columns,
+    MeasuredColumns,
     Measurements,
-    Row,
+    ScoredRow,
     columns,
     error_figures,
     phases_s,
@@ -201,7 +201,7 @@ def measure_folder(folder: str) -> Measurements:
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
-    rows: list[Row] = []
+    rows: list[ScoredRow] = []
     skipped: Skipped = Counter()
     peaks: list[Peak] = []
     for file in files:
@@ -235,7 +235,7 @@ def _numbers(row: Mapping[str, str], *names: str) -> Family:
     return tuple(round(float(row[name] or 0)) for name in names)
 
 
-def _rows_of(file: Path, skipped: Skipped, peaks: list[Peak]) -> Iterator[Row]:
+def _rows_of(file: Path, skipped: Skipped, peaks: list[Peak]) -> Iterator[ScoredRow]:
     names, records = csv_records(Source(file))
     kind = next((part for needed, part in KINDS.items() if set(needed) <= set(names)), None)
     if kind is None:
@@ -267,7 +267,7 @@ def _shape(record: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(value for name, value in record.items() if name != "ms")
 
 
-def _operator(record: Record) -> Iterator[Row]:
+def _operator(record: Record) -> Iterator[ScoredRow]:
     kind, family = family_of(record)
     gpu, fit, seen = load_gpu("h200"), default_fit(), "never"
     if _shape(record) in _fitted_rows():
@@ -277,10 +277,10 @@ def _operator(record: Record) -> Iterator[Row]:
     sizes = [f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")]
     label = f"{record['op']} {record['dtype']}"
     tags = {"kind": label, "fit": seen}
-    yield Row(f"{label} {' '.join(sizes)}", measured_s, operator_s(record, gpu, fit), tags)
+    yield ScoredRow(f"{label} {' '.join(sizes)}", measured_s, operator_s(record, gpu, fit), tags)
 
 
-def _block(record: Record) -> Iterator[Row]:
+def _block(record: Record) -> Iterator[ScoredRow]:
     model, strategy = row_model(record), row_strategy(record)
     time = block_time(model, strategy, row_framework(record), load_gpu("h200"), default_fit(), default_dispatch())
     name = (
@@ -290,10 +290,10 @@ def _block(record: Record) -> Iterator[Row]:
     tags = {"model": f"{record['kind']} block"}
     for phase, predicted_s in (("forward", time.forward_s), ("backward", time.backward_s)):
         measured_s = float(record[f"{phase[0]}wd_ms" if phase == "forward" else "bwd_ms"]) * 1e-3
-        yield Row(f"{name} {phase}", measured_s, predicted_s, {**tags, "kind": f"block {phase}"})
+        yield ScoredRow(f"{name} {phase}", measured_s, predicted_s, {**tags, "kind": f"block {phase}"})
 
 
-def _step(record: Record) -> Iterator[Row]:
+def _step(record: Record) -> Iterator[ScoredRow]:
     if float(record.get("experts") or 0):
         return  # a Python loop over experts that waits for the GPU in each
     strategy, framework = row_strategy(record), row_framework(record)
@@ -306,15 +306,15 @@ def _step(record: Record) -> Iterator[Row]:
     name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {', '.join(how)}"
     tags = {"kind": "step", "model": record["model"]}
     name = name.removesuffix(", ")
-    yield Row(name, float(record["step_ms"]) * 1e-3, prediction.step_s, tags)
+    yield ScoredRow(name, float(record["step_ms"]) * 1e-3, prediction.step_s, tags)
     predicted = phases_s(prediction)
     for phase, column in zip(PHASES, ("fwd_ms", "bwd_ms", "opt_ms"), strict=True):
         if record.get(column):
             measured_s = float(record[column]) * 1e-3
-            yield Row(f"{name} {phase}", measured_s, predicted[phase], {**tags, "kind": f"step {phase}"})
+            yield ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {**tags, "kind": f"step {phase}"})
 
 
-def _no_times(record: Record) -> Iterator[Row]:
+def _no_times(record: Record) -> Iterator[ScoredRow]:
     """Of steps whose memory alone was measured."""
     return iter(())
 
@@ -327,7 +327,7 @@ def _peak(record: Record) -> Peak:
 
 UNMODELLED = "experts in a Python loop, which waits for the GPU at each expert, are not modelled"
 # Columns that tell the files apart -> what a row of them is.
-KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[Row]]] = {
+KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[ScoredRow]]] = {
     ("op", "dtype", "ms"): _operator,
     ("kind", "hidden", "micro_batch", "fwd_ms", "bwd_ms"): _block,
     ("model", "layers", "batch", "step_ms"): _step,
@@ -335,7 +335,7 @@ KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[Row]]] = {
 }
 
 
-def _selections(table: Columns) -> dict[str, BoolArray]:
+def _selections(table: MeasuredColumns) -> dict[str, BoolArray]:
     """The rows that our claims of accuracy are about."""
     kind, measured_s = table.tags["kind"], table.measured_s
     linear = kind == "linear bf16"
@@ -359,7 +359,7 @@ def _selections(table: Columns) -> dict[str, BoolArray]:
     }
 
 
-def _notes(table: Columns) -> tuple[str, ...]:
+def _notes(table: MeasuredColumns) -> tuple[str, ...]:
     notes = [load_folds().note] if load_folds().note else []
     fit = table.tags.get("fit", np.array([""]))
     left_out, unseen = int(np.sum(fit == "left out")), int(np.sum(fit == "never"))

@@ -12,7 +12,7 @@ from stepcast.analyze.recording import Recording
 from stepcast.analyze.whatif import reschedule
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import Timeline
-from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each, error_figures
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each, error_figures
 
 # A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
 REAL_LAYERS = 16
@@ -28,9 +28,9 @@ def measure_folder(folder: str) -> Measurements:
     contradictions between ranks; and runs laid out anew from what a micro-batch takes on each stage and a
     typical message, as a change of the schedule lays them out.
     """
-    figured: dict[str, list[Row]] = {"as recorded": [], "laid out anew": []}
+    figured: dict[str, list[ScoredRow]] = {"as recorded": [], "laid out anew": []}
 
-    def compare(path: str) -> Row:
+    def compare(path: str) -> ScoredRow:
         recording = _recording(path)
         row = _row(path, recording, from_durations(recording))
         figured["as recorded"].append(_row(path, recording, recording))
@@ -64,14 +64,14 @@ def _recording(path: str) -> Recording:
     return record_megatron(timeline)
 
 
-def _row(path: str, measured: Recording, replayed: Recording) -> Row:
+def _row(path: str, measured: Recording, replayed: Recording) -> ScoredRow:
     layers = measured.facts.get("layers")
     size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
     name = os.path.basename(os.path.normpath(path))
-    return Row(name, measured.measured_step_s, play(replayed).step_s, {SIZE: size})
+    return ScoredRow(name, measured.measured_step_s, play(replayed).step_s, {SIZE: size})
 
 
-def _figures(what: str, rows: list[Row]) -> Iterator[tuple[str, float]]:
+def _figures(what: str, rows: list[ScoredRow]) -> Iterator[tuple[str, float]]:
     for size in (REAL, TOY):
         pairs = [(row.measured_s, row.predicted_s) for row in rows if row.tags[SIZE] == size]
         yield from error_figures(f"{what}, {size}", pairs, "mean_abs_error", "worst_abs_error")

@@ -22,7 +22,7 @@ from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, St
 from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
 from stepcast.questions.spelling import UnsaidError, predict_words
 from stepcast.validate.published.setup import MODULES
-from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)")
@@ -77,7 +77,7 @@ class LeftOutError(ValueError):
     """A test that states too little, or does what no prediction is made of."""
 
 
-class Case:
+class MemoryCase:
     """The columns of one test; ``model``, ``strategy`` and ``framework`` follow from them."""
 
     def __init__(self, record: Record) -> None:
@@ -308,13 +308,13 @@ NOTES = (
 def measure_folder(*folders: str) -> Measurements:
     """The tests in ``megatron_memory.csv`` of *folders*, or in these files."""
     records = (record for folder in folders for record in _records(Path(folder)))
-    rows, skipped = compare_each(records, lambda record: _row(Case(record)))
+    rows, skipped = compare_each(records, lambda record: _row(MemoryCase(record)))
     table = columns(rows)
     large = {"hidden 2048 and more": table.tags["size"] == "large"} if rows else {}
     return Measurements(table, skipped, large, notes=NOTES, details=(COMMAND, "size"), unit="bytes")
 
 
-def _row(test: Case) -> Row:
+def _row(test: MemoryCase) -> ScoredRow:
     cluster = load_cluster(CLUSTERS[test.text("gpu")])
     *_, last = memory(test.model, test.strategy, cluster.gpu, test.framework)
     tags = {
@@ -328,10 +328,10 @@ def _row(test: Case) -> Row:
         "size": "large" if test.model.hidden >= LARGE_HIDDEN else "small",
         COMMAND: _command(test),
     }
-    return Row(test.name, test.measured_bytes, last.allocated, tags)
+    return ScoredRow(test.name, test.measured_bytes, last.allocated, tags)
 
 
-def _command(test: Case) -> str:
+def _command(test: MemoryCase) -> str:
     """What a user types to see the memory of each stage, or why it cannot be typed."""
     gpu = test.text("gpu")
     try:

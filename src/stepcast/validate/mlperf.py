@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from stepcast.validate import residual
-from stepcast.validate.published.comparison import DETAILS, Found, figures, measure, records_of
+from stepcast.validate.published.comparison import DETAILS, PublishedRows, figures, measure, records_of
 from stepcast.validate.published.rows import Record
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns
 
 SOURCE = "MLPerf"
 NOTES = (
@@ -39,7 +39,7 @@ def _published(record: Record) -> Record:
     return {**record, "table": record.get("bench")}
 
 
-def _tagged(found: Found, records: Mapping[str, Record]) -> Iterator[Row]:
+def _tagged(found: PublishedRows, records: Mapping[str, Record]) -> Iterator[ScoredRow]:
     for row in found.rows:
         record = records[row.name.split()[0]]
         kept = {name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")}

@@ -16,7 +16,7 @@ from stepcast.inputs.table import folder_files, read
 from stepcast.ir.sweep import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
-from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,9 @@ def measure_folder(folder: str, cluster: str = CLUSTER) -> Measurements:
     )
 
 
-def _row(one: MeasuredCollective) -> Row:
+def _row(one: MeasuredCollective) -> ScoredRow:
     size = next((name for edge, name in SIZES if one.size_bytes < edge), LARGEST)
-    return Row(
+    return ScoredRow(
         f"{one.kind} {format_bytes(one.size_bytes)} on {one.ranks} ranks",
         one.measured_s,
         one.predicted_s,

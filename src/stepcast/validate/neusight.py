@@ -24,7 +24,7 @@ from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate.folds import GpuFold, load_folds, priced
-from stepcast.validate.scoreboard import Columns, Measurements, Row, columns
+from stepcast.validate.scoreboard import MeasuredColumns, Measurements, ScoredRow, columns
 
 MATRIX = ("linear", "bmm")
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor
@@ -86,7 +86,7 @@ FP32 = DType.FP32
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class NeusightShape:
     """What the configuration says; *inner* is the width of all heads together."""
 
     layers: int
@@ -108,12 +108,12 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "bert_large": Architecture(24, 1024, 16, 4096, 30522, 1, 2, head_dense=True),
-    "gpt2_large": Architecture(36, 1280, 20, 5120, 50257, 8, 2, fused_qkv=True),
-    "gpt3_xl": Architecture(24, 3072, 24, 12288, 50257, 8, 2, fused_qkv=True),
-    "gpt3_27": Architecture(32, 2560, 32, 10240, 50257, 8, 2, fused_qkv=True),
-    "opt_13": Architecture(24, 2048, 32, 8192, 50272, 1, 2),
-    "switchxl4": Architecture(24, 1024, 32, 16384, 32128, 1, 1, inner=4096, decoder_layers=24, norm_kernels=4),
+    "bert_large": NeusightShape(24, 1024, 16, 4096, 30522, 1, 2, head_dense=True),
+    "gpt2_large": NeusightShape(36, 1280, 20, 5120, 50257, 8, 2, fused_qkv=True),
+    "gpt3_xl": NeusightShape(24, 3072, 24, 12288, 50257, 8, 2, fused_qkv=True),
+    "gpt3_27": NeusightShape(32, 2560, 32, 10240, 50257, 8, 2, fused_qkv=True),
+    "opt_13": NeusightShape(24, 2048, 32, 8192, 50272, 1, 2),
+    "switchxl4": NeusightShape(24, 1024, 32, 16384, 32128, 1, 1, inner=4096, decoder_layers=24, norm_kernels=4),
 }
 
 
@@ -131,7 +131,7 @@ def _wave(kind: ElementwiseKind, rows: int, columns: int, inputs: int = 1, backw
     return Elementwise(kind, rows, columns, inputs * size, size, backward, FP32)
 
 
-def _norm(shape: Architecture, tokens: int) -> Iterator[Kernel]:
+def _norm(shape: NeusightShape, tokens: int) -> Iterator[Kernel]:
     if shape.norm_kernels == 1:
         yield _wave(K.LAYER_NORM, tokens, shape.hidden)
         return
@@ -139,7 +139,7 @@ def _norm(shape: Architecture, tokens: int) -> Iterator[Kernel]:
         yield _wave(K.ADD, tokens, shape.hidden)
 
 
-def _attention(shape: Architecture, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
+def _attention(shape: NeusightShape, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
     tokens, width, heads = seq * batch, shape.width, shape.heads
     if shape.fused_qkv:
         yield Matmul(tokens, 3 * width, shape.hidden, 1, FP32)
@@ -164,7 +164,7 @@ def _attention(shape: Architecture, seq: int, batch: int, training: bool) -> Ite
     yield from _norm(shape, tokens)
 
 
-def _mlp(shape: Architecture, tokens: int, training: bool) -> Iterator[Kernel]:
+def _mlp(shape: NeusightShape, tokens: int, training: bool) -> Iterator[Kernel]:
     yield Matmul(tokens, shape.ffn, shape.hidden, 1, FP32)
     for index in range(shape.activation_kernels):
         yield _wave(K.ADD, tokens, shape.ffn, 2 if index >= 6 else 1)
@@ -175,7 +175,7 @@ def _mlp(shape: Architecture, tokens: int, training: bool) -> Iterator[Kernel]:
     yield from _norm(shape, tokens)
 
 
-def _model(shape: Architecture, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
+def _model(shape: NeusightShape, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
     tokens = seq * batch
     yield _wave(K.EMBEDDING, tokens, shape.hidden)
     for _ in range(shape.layers):
@@ -220,8 +220,8 @@ def measure_folder(folder: str) -> Measurements:
     """The operators and models in *folder*, or in that one file."""
     path = Path(folder)
     skipped: Skipped = Counter()
-    cells: list[Cell] = []
-    models: list[Row] = []
+    cells: list[OperatorCell] = []
+    models: list[ScoredRow] = []
     figures: dict[str, float] = {}
     for file in _files(path):
         table = _read(file)
@@ -241,7 +241,7 @@ def measure_folder(folder: str) -> Measurements:
     return Measurements(joined, skipped, selections, figures, _notes(cells))
 
 
-def _notes(cells: Sequence["Cell"]) -> tuple[str, ...]:
+def _notes(cells: Sequence["OperatorCell"]) -> tuple[str, ...]:
     folds = load_folds()
     gpus = sorted({cell.points.gpu.name for cell in cells})
     left_out = [name for name in gpus if name in folds.gpus]
@@ -275,7 +275,7 @@ def _read(file: Path) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class OperatorCell:
     """The rows of one operator on one GPU."""
 
     points: FP32Rows
@@ -304,7 +304,7 @@ class Cell:
         return f"{p.op} {sizes} on {p.gpu.name}"
 
 
-def _cells(table: Table, skipped: Skipped, file: str) -> Iterator[Cell]:
+def _cells(table: Table, skipped: Skipped, file: str) -> Iterator[OperatorCell]:
     ops, devices = np.array(table["op"]), np.array(table["device"])
     measured_s = _numbers(table, "ms") * 1e-3
     sizes = {name: _numbers(table, name) for name in ("b", "m", "n", "k", "h")}
@@ -326,7 +326,7 @@ def _cells(table: Table, skipped: Skipped, file: str) -> Iterator[Cell]:
             at = np.flatnonzero(chosen)
             if at.size:
                 points = _points(str(op), gpu, {name: column[at] for name, column in sizes.items()})
-                yield Cell(points, measured_s[at], _predicted_s(points, _fold(gpu)))
+                yield OperatorCell(points, measured_s[at], _predicted_s(points, _fold(gpu)))
 
 
 def _predicted_s(points: FP32Rows, fold: GpuFold) -> FloatArray:
@@ -359,7 +359,7 @@ def _gpu(device: str) -> Gpu | None:
         return None
 
 
-def _cell_figures(cells: Sequence[Cell]) -> dict[str, float]:
+def _cell_figures(cells: Sequence[OperatorCell]) -> dict[str, float]:
     if not cells:
         return {}
     calibrated = [cell.calibrated_error(CALIBRATING_POINTS) for cell in cells if cell.measured_s.size >= 4]
@@ -371,7 +371,7 @@ def _cell_figures(cells: Sequence[Cell]) -> dict[str, float]:
     }
 
 
-def _joined(cells: Sequence[Cell], models: Columns) -> Columns:
+def _joined(cells: Sequence[OperatorCell], models: MeasuredColumns) -> MeasuredColumns:
     """Operators and models in one table; names are made when a row is printed."""
     starts = np.cumsum([0, *(cell.measured_s.size for cell in cells)])
     operators = int(starts[-1])
@@ -392,7 +392,7 @@ def _joined(cells: Sequence[Cell], models: Columns) -> Columns:
         "gpu": labels("gpu", [cell.points.gpu.name for cell in cells]),
         "model": labels("model", [""] * len(cells)),
     }
-    return Columns(
+    return MeasuredColumns(
         np.concatenate([*(cell.measured_s for cell in cells), models.measured_s]),
         np.concatenate([*(cell.predicted_s for cell in cells), models.predicted_s]),
         {tag: np.array(values, dtype=np.str_) for tag, values in tags.items()},
@@ -404,15 +404,15 @@ def _joined(cells: Sequence[Cell], models: Columns) -> Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelResult:
     """One model on one GPU: our prediction, with the GPU in the fit and without it, and NeuSight's own."""
 
-    row: Row
+    row: ScoredRow
     unseen_s: float
     neusight_s: float  # 0: not published
 
 
-def _models(table: Table, skipped: Skipped, file: str) -> Iterator[Model]:
+def _models(table: Table, skipped: Skipped, file: str) -> Iterator[ModelResult]:
     names = list(table)
     for number, values in enumerate(zip(*table.values(), strict=True), start=2):
         record = dict(zip(names, values, strict=True))
@@ -429,7 +429,7 @@ def _models(table: Table, skipped: Skipped, file: str) -> Iterator[Model]:
             skipped[f"{file}:{number}: {error}"] += 1
 
 
-def _comparison_model(record: Mapping[str, str], gpu: Gpu) -> Model:
+def _comparison_model(record: Mapping[str, str], gpu: Gpu) -> ModelResult:
     seq, batch, training = int(record["seq"]), int(record["batch"]), record["mode"] == "train"
     kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
 
@@ -437,17 +437,17 @@ def _comparison_model(record: Mapping[str, str], gpu: Gpu) -> Model:
         return sum(priced(kernels, gpu, fit, step_load(kernels, gpu, fit)))
 
     mode = "training" if training else "inference"
-    row = Row(
+    row = ScoredRow(
         f"{record['model']} {mode}, {batch} x {seq} on {gpu.name}",
         float(record["measured_ms"]) * 1e-3,
         seconds(neusight_fit()[0]),
         {"kind": f"model {mode}", "gpu": gpu.name, "model": record["model"]},
     )
     theirs = float(record.get("neusight_ms") or 0) * 1e-3
-    return Model(row, seconds(_fold(gpu).fit), theirs)
+    return ModelResult(row, seconds(_fold(gpu).fit), theirs)
 
 
-def _model_figures(models: Sequence[Model]) -> dict[str, float]:
+def _model_figures(models: Sequence[ModelResult]) -> dict[str, float]:
     if not models:
         return {}
     unseen = [abs(model.unseen_s / model.row.measured_s - 1.0) for model in models]

@@ -15,7 +15,7 @@ from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, 
 from stepcast.optimus.cost import machine_of
 from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.program import step_s
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns
 
 # Peak memory of OptimusPrime runs by stage, beside what gpustat saw.
 
@@ -71,7 +71,7 @@ def figures(peaks: Sequence[StagePeak]) -> Iterator[tuple[str, float]]:
 FEWEST_OTHERS = 4
 
 
-def rows(logs: Sequence[RunLog], skip: Callable[[str, str], None]) -> tuple[Row, ...]:
+def rows(logs: Sequence[RunLog], skip: Callable[[str, str], None]) -> tuple[ScoredRow, ...]:
     """Each run predicted from constants that never saw it.
 
     Of the run itself only the configuration is used, and its steps' padded lengths: nothing timed.
@@ -98,7 +98,7 @@ def rows(logs: Sequence[RunLog], skip: Callable[[str, str], None]) -> tuple[Row,
         predicted_s = step_s(one.plan, machine, constants)
         layout = one.plan.layout
         tags = {"layout": f"tp{layout.tp} dp{layout.dp} pp{layout.pp}", "constants": fitted}
-        found.append(Row(one.name, one.measured_s, predicted_s, tags))
+        found.append(ScoredRow(one.name, one.measured_s, predicted_s, tags))
     return tuple(found)
 
 

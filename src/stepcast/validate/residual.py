@@ -12,7 +12,7 @@ import numpy as np
 from stepcast.frameworks.catalog import load_profile
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.residual import Residual
-from stepcast.validate.scoreboard import Columns, error_figures
+from stepcast.validate.scoreboard import MeasuredColumns, error_figures
 
 FEWEST = 5
 """Rows of a framework on a generation that a median is taken of."""
@@ -22,7 +22,7 @@ Place = tuple[str, str]
 """Profile, and kind of run: "dense on hopper"."""
 
 
-def fitted(table: Columns, rows: BoolArray | None = None) -> dict[Place, Residual]:
+def fitted(table: MeasuredColumns, rows: BoolArray | None = None) -> dict[Place, Residual]:
     """A residual for each profile and kind of which *rows* (or all) hold enough."""
     ratio, source = table.measured_s / table.predicted_s, table.tags["source"]
     known = np.ones(len(table), dtype=np.bool_) if rows is None else rows
@@ -40,7 +40,7 @@ def fitted(table: Columns, rows: BoolArray | None = None) -> dict[Place, Residua
     return found
 
 
-def shipped(table: Columns) -> dict[Place, Residual]:
+def shipped(table: MeasuredColumns) -> dict[Place, Residual]:
     """Those that the profiles of these rows hold."""
     found = {}
     for place in dict.fromkeys(_places(table)):
@@ -51,14 +51,14 @@ def shipped(table: Columns) -> dict[Place, Residual]:
     return found
 
 
-def corrected_s(table: Columns, residuals: dict[Place, Residual]) -> FloatArray:
+def corrected_s(table: MeasuredColumns, residuals: dict[Place, Residual]) -> FloatArray:
     """Predictions with the residuals of their own framework and generation."""
     factors = [residuals[place].factor if place in residuals else 1.0 for place in _places(table)]
     corrected: FloatArray = table.predicted_s * np.array(factors)
     return corrected
 
 
-def left_out_s(table: Columns) -> FloatArray:
+def left_out_s(table: MeasuredColumns) -> FloatArray:
     """Predictions with residuals that were fitted without any row of the same source."""
     predicted_s = table.predicted_s.copy()
     for source in sorted(set(table.tags["source"].tolist())):
@@ -67,7 +67,7 @@ def left_out_s(table: Columns) -> FloatArray:
     return predicted_s
 
 
-def figures(table: Columns) -> Iterator[tuple[str, float]]:
+def figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
     """Errors with the residuals that ship, and with each source's rows left out of them."""
     if not len(table):
         return
@@ -80,10 +80,10 @@ def figures(table: Columns) -> Iterator[tuple[str, float]]:
         yield from error_figures(name, pairs, "mean_abs_error", "median_abs_error", "mean_error")
 
 
-def _places(table: Columns) -> Sequence[Place]:
+def _places(table: MeasuredColumns) -> Sequence[Place]:
     return list(zip(table.tags["profile"].tolist(), table.tags["kind"].tolist(), strict=True))
 
 
-def _at(table: Columns, place: Place) -> BoolArray:
+def _at(table: MeasuredColumns, place: Place) -> BoolArray:
     mask: BoolArray = (table.tags["profile"] == place[0]) & (table.tags["kind"] == place[1])
     return mask

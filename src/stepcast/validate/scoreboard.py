@@ -29,7 +29,7 @@ TIME_NAMES = ("under 20 us", "20 to 50 us", "50 us to 1 ms", "1 to 10 ms", "10 m
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScoredRow:
     """One measurement and its prediction; *tags* group it, such as kind -> linear. *ends* are those of the
     prediction's band, where it has one.
     """
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class MeasuredColumns:
     """Many rows, one array per field; names are made on demand, since only the worst are printed."""
 
     measured_s: FloatArray
@@ -85,16 +85,16 @@ class Columns:
         within = (self.measured_s >= low_s) & (self.measured_s <= high_s)
         return np.where(np.isnan(low_s), np.nan, within.astype(np.float64))
 
-    def row(self, at: int) -> Row:
+    def row(self, at: int) -> ScoredRow:
         tags = {name: str(labels[at]) for name, labels in self.tags.items() if labels[at]}
-        return Row(self.name(at), float(self.measured_s[at]), float(self.predicted_s[at]), tags)
+        return ScoredRow(self.name(at), float(self.measured_s[at]), float(self.predicted_s[at]), tags)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
     """A measurement set with its predictions."""
 
-    columns: Columns
+    columns: MeasuredColumns
     skipped: Mapping[str, int]  # reason -> rows
     selections: Mapping[str, BoolArray] = field(default_factory=dict)  # rows that a claim is about
     figures: Mapping[str, float] = field(default_factory=dict)  # further figures of the set, fractions
@@ -126,7 +126,7 @@ class Scoreboard:
     skipped: Mapping[str, int]
     groups: Mapping[str, Mapping[str, Summary]]  # grouping -> label -> errors
     selections: Mapping[str, Summary]
-    worst: tuple[Row, ...]
+    worst: tuple[ScoredRow, ...]
     figures: Mapping[str, float]
     notes: tuple[str, ...]
     unit: str = "s"
@@ -151,10 +151,10 @@ def compare_each(
     return compared, skipped
 
 
-def columns(rows: Sequence[Row]) -> Columns:
+def columns(rows: Sequence[ScoredRow]) -> MeasuredColumns:
     """*rows* as columns; a tag that a row lacks is left blank there."""
     tags = dict.fromkeys(tag for row in rows for tag in row.tags)
-    return Columns(
+    return MeasuredColumns(
         np.array([row.measured_s for row in rows], dtype=np.float64),
         np.array([row.predicted_s for row in rows], dtype=np.float64),
         {tag: np.array([row.tags.get(tag, "") for row in rows], dtype=np.str_) for tag in tags},
@@ -163,7 +163,7 @@ def columns(rows: Sequence[Row]) -> Columns:
     )
 
 
-def _ends(rows: Sequence[Row]) -> tuple[FloatArray, FloatArray] | None:
+def _ends(rows: Sequence[ScoredRow]) -> tuple[FloatArray, FloatArray] | None:
     if all(row.ends is None for row in rows):
         return None
     table = np.array([row.ends or (np.nan, np.nan) for row in rows], dtype=np.float64)
@@ -195,7 +195,7 @@ def error_figures(what: str, pairs: Sequence[tuple[float, float]], *names: str) 
         yield from ((f"{what}: {name}", getattr(one, name)) for name in names)
 
 
-def _summed(table: Columns, mask: BoolArray) -> Summary | None:
+def _summed(table: MeasuredColumns, mask: BoolArray) -> Summary | None:
     return summary(table.measured_s[mask], table.predicted_s[mask], table.inside[mask])
 
 
@@ -225,12 +225,12 @@ def time_labels(measured_s: FloatArray) -> TextArray:
     return np.array(TIME_NAMES)[np.digitize(measured_s, TIME_EDGES_S)]
 
 
-def _selected(table: Columns, selections: Mapping[str, BoolArray]) -> dict[str, Summary]:
+def _selected(table: MeasuredColumns, selections: Mapping[str, BoolArray]) -> dict[str, Summary]:
     found = {name: _summed(table, mask) for name, mask in selections.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _grouped(table: Columns, labels: TextArray, order: Sequence[str] | None = None) -> dict[str, Summary]:
+def _grouped(table: MeasuredColumns, labels: TextArray, order: Sequence[str] | None = None) -> dict[str, Summary]:
     """By label, in *order* or sorted; rows without a label are in no group."""
     found = {}
     names = sorted(map(str, np.unique(labels)), key=_natural) if order is None else order

@@ -33,7 +33,7 @@ from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import (
     PHASES,
     Measurements,
-    Row,
+    ScoredRow,
     columns,
     compare_each,
     error_figures,
@@ -138,7 +138,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     further = ("--calibration", calibration) if calibration else ()
     peaks: list[Peak] = []
 
-    def compare(visit: tuple[Path, Record]) -> list[Row]:
+    def compare(visit: tuple[Path, Record]) -> list[ScoredRow]:
         file, record = visit
         return list(_rows(record, Setting(record, file.parent), peaks, own, further))
 
@@ -147,7 +147,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
 
 
 def measurements_of(
-    rows: Sequence[Row], skipped: Mapping[str, int], peaks: Sequence[Peak], notes: tuple[str, ...]
+    rows: Sequence[ScoredRow], skipped: Mapping[str, int], peaks: Sequence[Peak], notes: tuple[str, ...]
 ) -> Measurements:
     """Steps and their phases, and what was allocated at their peaks."""
     table = columns(rows)
@@ -194,7 +194,7 @@ def records(file: Path) -> Iterator[Record]:
 
 def _rows(
     record: Record, setting: Setting, peaks: list[Peak], own: Calibration | None, further: Sequence[str]
-) -> Iterator[Row]:
+) -> Iterator[ScoredRow]:
     cluster = load_cluster(CLUSTER)
     prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
     command = shlex.join([*shlex.split(setting.command), *further])
@@ -209,7 +209,7 @@ def step_rows(
     peaks: list[Peak],
     further: Mapping[str, str] = MappingProxyType({}),
     banded: bool = False,
-) -> Iterator[Row]:
+) -> Iterator[ScoredRow]:
     """The step of *record* and its phases, as far as they were measured; its peak goes into *peaks*."""
     layers = f"@{record['layers']}" if record.get("layers") else ""
     batch, seq = int(record["batch"]), int(record["seq"])
@@ -228,4 +228,4 @@ def step_rows(
     for phase, measured_s in measured.items():
         band = prediction.band if banded and phase == "step" else None
         ends = band.around(predicted[phase]) if band else None
-        yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
+        yield ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)

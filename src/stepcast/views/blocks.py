@@ -5,7 +5,7 @@ from typing import Any
 
 from stepcast.report.cells import Column, cells, keys
 from stepcast.units import format_percent, format_seconds
-from stepcast.views.charts import Piece, Row, bars, legend
+from stepcast.views.charts import BarPiece, BarRow, bars, legend
 from stepcast.views.markup import Child, Markup, join, tag
 
 Facts = Mapping[str, Any]
@@ -74,11 +74,11 @@ def waterfall(
     rows, pieces, start = [], [], 0.0
     for kind, name, seconds in shown:
         share = format_percent(seconds / total_s) if total_s else "-"
-        piece = Piece(kind, start, seconds, f"{name}: {words(seconds)}, {share} of the {total}")
-        rows.append(Row(name, (piece,), (words(seconds), tag("small", share))))
+        piece = BarPiece(kind, start, seconds, f"{name}: {words(seconds)}, {share} of the {total}")
+        rows.append(BarRow(name, (piece,), (words(seconds), tag("small", share))))
         pieces.append(piece)
         start += seconds
-    rows.append(Row(total, pieces, (words(total_s), tag("small", "100 %")), strong=True))
+    rows.append(BarRow(total, pieces, (words(total_s), tag("small", "100 %")), strong=True))
     return bars(rows, total_s, words, unit)
 
 
@@ -161,7 +161,9 @@ def paired(rows: Iterable[tuple[str, float, float, Child]], names: tuple[str, st
     most = max((max(first, second) for _, first, second, _ in listed), default=1.0)
     drawn = []
     for label, first, second, value in listed:
-        drawn.append(Row(label, (Piece("first", 0, first, f"{label}, {names[0]}: {format_seconds(first)}"),), value))
-        drawn.append(Row("", (Piece("second", 0, second, f"{label}, {names[1]}: {format_seconds(second)}"),), ""))
+        drawn.append(
+            BarRow(label, (BarPiece("first", 0, first, f"{label}, {names[0]}: {format_seconds(first)}"),), value)
+        )
+        drawn.append(BarRow("", (BarPiece("second", 0, second, f"{label}, {names[1]}: {format_seconds(second)}"),), ""))
     key = legend((("first", names[0]), ("second", names[1])))
     return Markup(key + tag("div", bars(drawn, most, format_seconds), class_="pairwise"))

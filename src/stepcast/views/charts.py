@@ -11,7 +11,7 @@ BAR_HEIGHT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarPiece:
     """Part of a bar, in the units of its chart; *kind* decides its colour."""
 
     kind: str
@@ -21,17 +21,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BarRow:
     """A bar with its label before and its value after it."""
 
     label: Child
-    pieces: Sequence[Piece]
+    pieces: Sequence[BarPiece]
     value: Child = ""
     marks: Sequence[tuple[str, float, str]] = ()  # kind, place, tip: lines across the bar
     strong: bool = False
 
 
-def bars(rows: Iterable[Row], most: float, axis: Callable[[float], str] | None = None, unit: float = 1.0) -> Markup:
+def bars(rows: Iterable[BarRow], most: float, axis: Callable[[float], str] | None = None, unit: float = 1.0) -> Markup:
     """Rows of bars on one scale from zero to *most*, with ticks at round numbers of *unit*."""
     most = most if most > 0 else 1.0
     listed = [_row(row, most) for row in rows]
@@ -39,7 +39,7 @@ def bars(rows: Iterable[Row], most: float, axis: Callable[[float], str] | None =
     return tag("ul", listed, below, class_="rows")
 
 
-def _row(row: Row, most: float) -> Markup:
+def _row(row: BarRow, most: float) -> Markup:
     drawn = [
         tag(
             "rect",
@@ -122,7 +122,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> Markup:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ChartFrame:
     """A chart with two axes; ``x`` and ``y`` are shares of it, from the left and from the bottom."""
 
     x_low: float

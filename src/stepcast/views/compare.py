@@ -10,9 +10,9 @@ from stepcast.views.view import (
     Figure,
     Headline,
     Mood,
-    Pair,
-    Pairs,
+    PairTable,
     Shown,
+    ValuePair,
     View,
     plain_table,
     signed_percent,
@@ -121,11 +121,13 @@ def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[Figure]:
     return figures
 
 
-def _pairs(title: str, head: str, rows: Sequence[RowFacts], facts: ComparisonFacts, names: tuple[str, str]) -> Pairs:
+def _pairs(
+    title: str, head: str, rows: Sequence[RowFacts], facts: ComparisonFacts, names: tuple[str, str]
+) -> PairTable:
     """Return the rows that matter to the step; all of them are in the JSON."""
     least_s = SMALLEST_SHARE * max(facts["step_s"], facts["measured_step_s"])
     pairs = [
-        Pair(
+        ValuePair(
             row["name"],
             row["predicted_s"],
             row["measured_s"],
@@ -136,4 +138,4 @@ def _pairs(title: str, head: str, rows: Sequence[RowFacts], facts: ComparisonFac
         if max(row["predicted_s"], row["measured_s"]) >= least_s
     ]
     heads = (head, *side_names(facts), *_difference_heads(facts))
-    return Pairs(title, pairs, names, heads, most_bars=MOST_BARS)
+    return PairTable(title, pairs, names, heads, most_bars=MOST_BARS)

@@ -7,8 +7,8 @@ from typing import Any
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
 from stepcast.views import blocks
-from stepcast.views.charts import Frame, Piece, axis_row, bars, legend
-from stepcast.views.charts import Row as BarRow
+from stepcast.views.charts import BarPiece, ChartFrame, axis_row, bars, legend
+from stepcast.views.charts import BarRow as BarRow
 from stepcast.views.document import About, Page, Section, render
 from stepcast.views.markup import Child, Markup, join, tag
 from stepcast.views.terminal import shade
@@ -19,12 +19,12 @@ from stepcast.views.view import (
     Columns,
     Commands,
     Dot,
-    Exposure,
+    ExposureBars,
     FactList,
     Figure,
     Headline,
     HeatMap,
-    Pairs,
+    PairTable,
     Part,
     Remarks,
     Scatter,
@@ -132,7 +132,7 @@ def _bars(part: Bars) -> Markup | None:
             if amount > 0:
                 used.add(kind)
                 words = part.kinds.get(kind, bar.label)
-                pieces.append(Piece(kind, start, amount, bar.tip or f"{words}: {part.show(amount)}"))
+                pieces.append(BarPiece(kind, start, amount, bar.tip or f"{words}: {part.show(amount)}"))
                 start += amount
         value = (bar.value, tag("small", _minus(bar.note))) if bar.note else bar.value
         rows.append(BarRow(bar.label, pieces, value, part.marks, bar.strong))
@@ -143,7 +143,7 @@ def _bars(part: Bars) -> Markup | None:
     return join((legend(known) if known else None, drawn, below))
 
 
-def _pairs(part: Pairs) -> Markup | None:
+def _pairs(part: PairTable) -> Markup | None:
     if not part.rows:
         return None
     shown = part.rows[: part.most_bars]
@@ -157,7 +157,7 @@ def _pairs(part: Pairs) -> Markup | None:
     return join((drawn, tag("p", f"{left_out} more are in the JSON.", class_="lead")))
 
 
-def _exposure(part: Exposure) -> Markup | None:
+def _exposure(part: ExposureBars) -> Markup | None:
     """Return the seconds of each group, the costliest first: exposed, then hidden behind computation."""
     listed = sorted(part.groups.items(), key=lambda each: -each[1]["exposed"])
     listed = [each for each in listed if each[1]["total"] > 0]
@@ -168,8 +168,8 @@ def _exposure(part: Exposure) -> Markup | None:
         name = part.names.get(group, group)
         hidden_s = max(0.0, each["total"] - each["exposed"])
         pieces = (
-            Piece("exposed", 0, each["exposed"], f"{name}, exposed: {format_seconds(each['exposed'])}"),
-            Piece("hidden", each["exposed"], hidden_s, f"{name}, hidden: {format_seconds(hidden_s)}"),
+            BarPiece("exposed", 0, each["exposed"], f"{name}, exposed: {format_seconds(each['exposed'])}"),
+            BarPiece("hidden", each["exposed"], hidden_s, f"{name}, hidden: {format_seconds(hidden_s)}"),
         )
         note = f"{format_percent(hidden_s / each['total'])} hidden"
         rows.append(BarRow(name, pieces, (format_seconds(each["exposed"]), tag("small", note))))
@@ -218,7 +218,7 @@ def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
 
 def _scatter(part: Scatter) -> Markup:
     x, y = part.x, part.y
-    frame = Frame(x.low, x.high, y.low, y.high, x.show, y.show, x.title, y.title, part.log)
+    frame = ChartFrame(x.low, x.high, y.low, y.high, x.show, y.show, x.title, y.title, part.log)
     drawn: list[Child] = []
     for mark in part.marks:
         if isinstance(mark, Dot):
@@ -269,8 +269,8 @@ DRAWERS: dict[type[Part], Callable[[Any], Child]] = {
     Table: _table,
     Breakdown: _breakdown,
     Bars: _bars,
-    Pairs: _pairs,
-    Exposure: _exposure,
+    PairTable: _pairs,
+    ExposureBars: _exposure,
     HeatMap: _heat_map,
     Scatter: _scatter,
     FactList: _fact_list,

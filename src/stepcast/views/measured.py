@@ -10,19 +10,19 @@ from stepcast.views.view import (
     Bars,
     Breakdown,
     Cell,
-    Exposure,
+    ExposureBars,
     FactList,
     Figure,
     Headline,
     Mood,
-    Pair,
-    Pairs,
+    PairTable,
     Remark,
     Remarks,
     Share,
     Shown,
     Source,
     Table,
+    ValuePair,
     View,
     bars_of_times,
     plain_table,
@@ -123,7 +123,7 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> View:
                 lead="Mean of ranks.",
                 shown=Shown.DETAIL,
             ),
-            Exposure("Exposed communication", facts["communication_s"], shown=Shown.PAGE),
+            ExposureBars("Exposed communication", facts["communication_s"], shown=Shown.PAGE),
             _communication(facts),
             _layers(facts),
             _critical_path(facts),
@@ -459,22 +459,22 @@ def _throughput(facts: Facts) -> str:
 SIDES = ("before", "after")
 
 
-def _before_after(facts: Facts) -> Pairs:
+def _before_after(facts: Facts) -> PairTable:
     before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
     rows = [
-        Pair(PART_NAMES.get(part, part), before[part], after[part], signed_seconds(after[part] - before[part]))
+        ValuePair(PART_NAMES.get(part, part), before[part], after[part], signed_seconds(after[part] - before[part]))
         for part in after
         if max(before[part], after[part]) >= SMALLEST_SHARE * facts["replayed_step_s"]
     ]
-    rows.append(Pair("step", facts["replayed_step_s"], facts["step_s"], signed_seconds(facts["change_s"])))
+    rows.append(ValuePair("step", facts["replayed_step_s"], facts["step_s"], signed_seconds(facts["change_s"])))
     heads = ("time breakdown (mean over ranks)", *SIDES, "change")
-    return Pairs("Time breakdown", rows, SIDES, heads, lead="Mean over ranks.")
+    return PairTable("Time breakdown", rows, SIDES, heads, lead="Mean over ranks.")
 
 
-def _stages_before_after(facts: Facts) -> Pairs:
+def _stages_before_after(facts: Facts) -> PairTable:
     before = {row["stage"]: row for row in facts["before"]["stages"]}
     rows = [
-        Pair(
+        ValuePair(
             f"stage {row['stage']} {part}",
             before[row["stage"]][f"{part}_s"],
             row[f"{part}_s"],
@@ -484,4 +484,4 @@ def _stages_before_after(facts: Facts) -> Pairs:
         if row["stage"] in before
         for part in ("busy", "bubble")
     ]
-    return Pairs("Stages", rows, SIDES, ("stage", *SIDES, "change"))
+    return PairTable("Stages", rows, SIDES, ("stage", *SIDES, "change"))

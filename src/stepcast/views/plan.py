@@ -18,11 +18,11 @@ from stepcast.units import (
 from stepcast.views.step import memory_words
 from stepcast.views.view import (
     Axis,
-    Band,
     Breakdown,
     Dot,
     Figure,
     Headline,
+    HeadlineInterval,
     Line,
     Mood,
     Scatter,
@@ -84,13 +84,13 @@ def _about(facts: Facts) -> list[str]:
     return [words, f"failures: {facts['failures']}", *until]
 
 
-def _band(facts: Facts) -> Band:
+def _band(facts: Facts) -> HeadlineInterval:
     days = facts["days"]
     low, high, words = days["p10"], days["p90"], "80 % of runs end within"
     if step := facts["step_band_days"]:
         low, high, words = step["low"], step["high"], "from the step-time interval"
     ends = format_duration(low * DAY), format_duration(high * DAY)
-    return Band(low, days["median"], high, *ends, words)
+    return HeadlineInterval(low, days["median"], high, *ends, words)
 
 
 def _figures(facts: Facts) -> list[Figure]:

@@ -10,17 +10,17 @@ from stepcast.units import GIB, TFLOPS, format_bytes, format_money, format_perce
 from stepcast.views.measured import micro_batches_words, plain_pairs
 from stepcast.views.view import (
     Axis,
-    Band,
     Bar,
     Bars,
     Breakdown,
     Cell,
     Columns,
     Dot,
-    Exposure,
+    ExposureBars,
     FactList,
     Figure,
     Headline,
+    HeadlineInterval,
     Line,
     Mood,
     Part,
@@ -168,11 +168,11 @@ def layout_words(run: Facts) -> str:
     return " · ".join(f"{name} {run[name]}" for name in names if run.get(name, 1) not in (0, 1)) or "one GPU"
 
 
-def step_band(facts: Facts, step_s: float) -> Band:
+def step_band(facts: Facts, step_s: float) -> HeadlineInterval:
     """Return the interval of a step time."""
     known = band_of(facts)
     ends = format_seconds(known.low_s), format_seconds(known.high_s)
-    return Band(known.low_s, step_s, known.high_s, *ends, known.words)
+    return HeadlineInterval(known.low_s, step_s, known.high_s, *ends, known.words)
 
 
 def _headline(facts: Facts) -> Headline:
@@ -316,7 +316,7 @@ def step_shares(facts: Facts) -> list[Share]:
     return [Share(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
 
 
-def _communication(facts: Facts) -> Exposure | None:
+def _communication(facts: Facts) -> ExposureBars | None:
     groups = facts["communication_s"]
     if not groups:
         return None
@@ -325,7 +325,7 @@ def _communication(facts: Facts) -> Exposure | None:
         f"{GROUP_NAMES.get(group, group).capitalize()} costs most: {format_seconds(worst['exposed'])} "
         f"exposed of {format_seconds(worst['total'])}."
     )
-    return Exposure("Communication", groups, GROUP_NAMES, lead=lead)
+    return ExposureBars("Communication", groups, GROUP_NAMES, lead=lead)
 
 
 def _first_and_last(stages: Sequence[Facts], most: int) -> Sequence[Facts]:

@@ -7,7 +7,7 @@ from typing import Any
 from stepcast.report.cells import Column
 from stepcast.units import DAY, GIB, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views.blocks import answer, card, pairs, sortable_table
-from stepcast.views.charts import Frame, legend
+from stepcast.views.charts import ChartFrame, legend
 from stepcast.views.document import About, Page, Section
 from stepcast.views.markup import Child, Markup, join, tag
 
@@ -103,7 +103,9 @@ def _scaling(rows: Rows, kinds: Sequence[str]) -> list[Section]:
         speeds = [row["tokens_per_s_per_gpu"] for row in every]
         counts = [row["gpus"] for row in every]
         low, high = min(speeds) * 0.8, max(speeds) * 1.25
-        frame = Frame(min(counts) * 0.9, max(counts) * 1.1, low, high, _whole, _whole, "GPUs", "tokens/s/GPU", log=True)
+        frame = ChartFrame(
+            min(counts) * 0.9, max(counts) * 1.1, low, high, _whole, _whole, "GPUs", "tokens/s/GPU", log=True
+        )
         drawn: list[Child] = []
         for kind, (name, each) in zip(KINDS, some, strict=False):
             places = [(row["gpus"], row["tokens_per_s_per_gpu"]) for row in each]
@@ -180,7 +182,7 @@ def _trade(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> list[Secti
         return []
     sizes = [row["memory_bytes"] / GIB for row in rows]
     speeds = [row["tokens_per_s_per_gpu"] for row in rows]
-    frame = Frame(
+    frame = ChartFrame(
         0.0,
         max(sizes) * 1.05,
         0.0,

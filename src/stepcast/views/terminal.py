@@ -12,10 +12,10 @@ from stepcast.views.view import (
     Breakdown,
     Columns,
     Commands,
-    Exposure,
+    ExposureBars,
     FactList,
     HeatMap,
-    Pairs,
+    PairTable,
     Part,
     Remarks,
     Shown,
@@ -82,14 +82,14 @@ def _bars(part: Bars, width: int) -> str:
     return _table(part.table, width) if part.table else ""
 
 
-def _pairs(part: Pairs, width: int) -> str:
+def _pairs(part: PairTable, width: int) -> str:
     rows = [
         (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note) for row in part.rows
     ]
     return table(part.heads, [row[: len(part.heads)] for row in rows], width) if rows else ""
 
 
-def _exposure(part: Exposure, width: int) -> str:
+def _exposure(part: ExposureBars, width: int) -> str:
     rows = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
         for group, each in part.groups.items()
@@ -154,8 +154,8 @@ WRITERS: dict[type[Part], Callable[[Any, int], str]] = {
     Table: _table,
     Breakdown: _breakdown,
     Bars: _bars,
-    Pairs: _pairs,
-    Exposure: _exposure,
+    PairTable: _pairs,
+    ExposureBars: _exposure,
     HeatMap: _heat_map,
     FactList: _fact_list,
     Remarks: _remarks,

@@ -13,7 +13,7 @@ from stepcast.views.view import (
     Breakdown,
     Cell,
     Dot,
-    Exposure,
+    ExposureBars,
     FactList,
     Figure,
     Headline,
@@ -82,7 +82,9 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> View:
                 wide=True,
                 shown=Shown.DETAIL,
             ),
-            Exposure("Communication", facts["communication_by_group_s"], {}, "communication of", shown=Shown.DETAIL),
+            ExposureBars(
+                "Communication", facts["communication_by_group_s"], {}, "communication of", shown=Shown.DETAIL
+            ),
             _collectives(facts),
             table_of(
                 "Streams",

@@ -7,7 +7,7 @@ from stepcast.ir.facts import PointFacts
 from stepcast.report.cells import cells
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views.blocks import about_line, answer, card, signed_percent, sortable_table, table
-from stepcast.views.charts import Frame, legend
+from stepcast.views.charts import ChartFrame, legend
 from stepcast.views.document import About, Page, Section
 from stepcast.views.markup import Child, Markup, join, tag
 
@@ -65,7 +65,7 @@ def _chart(points: Sequence[PointFacts], found: Facts, unit: str) -> Markup:
     words = format_bytes if unit == "bytes" else format_seconds
     values = [value for each in points for value in (each["measured"], each["predicted"]) if value > 0]
     low, high = min(values) / 1.3, max(values) * 1.3
-    frame = Frame(low, high, low, high, words, words, "measured", "predicted", log=True)
+    frame = ChartFrame(low, high, low, high, words, words, "measured", "predicted", log=True)
     near = frame.area(
         ((low, low * (1 - NEAR)), (high, high * (1 - NEAR)), (high, high * (1 + NEAR)), (low, low * (1 + NEAR))), "near"
     )

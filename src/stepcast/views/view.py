@@ -31,7 +31,7 @@ class Mood(Enum):
     BAD = "bad"
 
 
-class Band(NamedTuple):
+class HeadlineInterval(NamedTuple):
     """An interval around the number of a headline; *words* name it."""
 
     low: float
@@ -49,10 +49,12 @@ class Headline:
     number: str
     unit: str
     about: Sequence[str]
-    band: Band | None = None
+    band: HeadlineInterval | None = None
 
     @classmethod
-    def of_seconds(cls, seconds: float, words: str, about: Sequence[str], band: Band | None = None) -> "Headline":
+    def of_seconds(
+        cls, seconds: float, words: str, about: Sequence[str], band: HeadlineInterval | None = None
+    ) -> "Headline":
         """Return the headline of a duration; *words* follow its unit."""
         number, unit = format_seconds(seconds).split(" ")
         return cls(number, f"{unit} {words}", about, band)
@@ -204,7 +206,7 @@ def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str]
     return Bars(title, bars, {}, longest_first[0][1], table=plain_table(title, heads, rows), **options)
 
 
-class Pair(NamedTuple):
+class ValuePair(NamedTuple):
     """Two values of one quantity, and how far they differ."""
 
     name: str
@@ -215,10 +217,10 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs(Part):
+class PairTable(Part):
     """Two values per row; *sides* name them on the page, *heads* in text."""
 
-    rows: Sequence[Pair]
+    rows: Sequence[ValuePair]
     sides: tuple[str, str]
     heads: Sequence[str]
     _: KW_ONLY
@@ -226,7 +228,7 @@ class Pairs(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Exposure(Part):
+class ExposureBars(Part):
     """Seconds of communication by group: in total, and exposed."""
 
     groups: Mapping[str, Mapping[str, float]]

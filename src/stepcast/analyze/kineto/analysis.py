@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.analyze.kineto.rank import Lanes, RankTime, class_times, marked_steps, rank_time
+from stepcast.analyze.kineto.rank import RankLanes, RankTime, class_times, marked_steps, rank_time
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
@@ -301,7 +301,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Straggler:
+class TraceStraggler:
     """*last* is how often it was the last to come to a collective, of *meetings*; *waits_s* what each other
     rank waited on average in those it took part in."""
 
@@ -323,7 +323,7 @@ class KinetoAnalysis:
     classes_s: dict[str, float]  # per rank and step
     kernels: tuple[Kernel, ...]
     collectives: Matching
-    stragglers: tuple[Straggler, ...]
+    stragglers: tuple[TraceStraggler, ...]
     gpus: int | None  # of the whole job, where its traces say
     warnings: tuple[str, ...]
 
@@ -406,7 +406,7 @@ def breakdown(rank: RankTime) -> dict[str, float]:
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     """Where the time of the traced ranks went."""
     timeline, steps = marked_steps(timeline)
-    lanes = Lanes(timeline)
+    lanes = RankLanes(timeline)
     times = [time for rank in timeline.ranks if (time := rank_time(lanes, rank, steps.get(rank))) is not None]
     if not times:
         raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
@@ -447,7 +447,7 @@ def _rank_facts(rank: RankTime, matching: Matching) -> dict[str, Any]:
 
 
 def _kernels(
-    timeline: Timeline, lanes: Lanes, times: list[RankTime], matching: Matching
+    timeline: Timeline, lanes: RankLanes, times: list[RankTime], matching: Matching
 ) -> tuple[dict[str, float], tuple[Kernel, ...]]:
     """Time by class, per rank and step, and the kernels that take most."""
     by_name = class_of_names(timeline)
@@ -493,7 +493,7 @@ def _top(timeline: Timeline, by_name: tuple[str, ...]) -> tuple[Kernel, ...]:
     )
 
 
-def _stragglers(times: list[RankTime], matching: Matching) -> tuple[Straggler, ...]:
+def _stragglers(times: list[RankTime], matching: Matching) -> tuple[TraceStraggler, ...]:
     """Ranks that compute longer than the usual one, and that the others are seen to wait for."""
     if len(times) < 2:
         return ()
@@ -506,7 +506,7 @@ def _stragglers(times: list[RankTime], matching: Matching) -> tuple[Straggler, .
             continue
         others = [wait for other, wait in matching.wait_s.items() if other != rank]
         found.append(
-            Straggler(
+            TraceStraggler(
                 rank=rank,
                 factor=seconds / usual,
                 compute_s=seconds,

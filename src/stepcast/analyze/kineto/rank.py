@@ -210,7 +210,7 @@ class RankTime:
         return self.idle.host_s / self.window_s if self.window_s else 0.0
 
 
-class Lanes:
+class RankLanes:
     """The rows of each lane, found once for all ranks."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -241,7 +241,7 @@ class Lanes:
         return [lane for lane in self.of_rank(rank) if self.timeline.lanes[lane].name.startswith("cpu thread")]
 
 
-def rank_time(lanes: Lanes, rank: int, steps: MarkedSteps | None) -> RankTime | None:
+def rank_time(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankTime | None:
     """None for a rank without any work."""
     timeline = lanes.timeline
     streams = lanes.streams(rank)
@@ -303,7 +303,7 @@ def _union(timeline: Timeline, rows: IntArray, start_s: float, end_s: float) -> 
 
 
 def _stream(
-    timeline: Timeline, lanes: Lanes, lane: int, compute: Intervals, start_s: float, end_s: float
+    timeline: Timeline, lanes: RankLanes, lane: int, compute: Intervals, start_s: float, end_s: float
 ) -> StreamTime:
     rows = lanes.rows(lane)
     own, communication, copies = _sets(timeline, rows, False, start_s, end_s)
@@ -318,7 +318,7 @@ def _stream(
     )
 
 
-def _groups(lanes: Lanes, rows: IntArray, compute: Intervals, start_s: float, end_s: float) -> dict[str, GroupTime]:
+def _groups(lanes: RankLanes, rows: IntArray, compute: Intervals, start_s: float, end_s: float) -> dict[str, GroupTime]:
     """By family, as far as the trace says what its communication is for."""
     timeline = lanes.timeline
     family = lanes.family_of_work[timeline.work_of[rows]]
@@ -347,7 +347,7 @@ def _idle(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> Idle:
     )
 
 
-def class_times(lanes: Lanes, rank: int, class_of: Sequence[int], classes: int) -> FloatArray:
+def class_times(lanes: RankLanes, rank: int, class_of: Sequence[int], classes: int) -> FloatArray:
     """Summed kernel time of each class on one rank; *class_of* by name."""
     timeline = lanes.timeline
     table: Int32Array = np.asarray(class_of, dtype=np.int32)

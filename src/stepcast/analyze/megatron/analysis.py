@@ -7,8 +7,8 @@ from typing import Any
 
 from stepcast.analyze.changes import heal_rank
 from stepcast.analyze.durations import at_shortest
-from stepcast.analyze.megatron.events import Operation, operations_of
-from stepcast.analyze.megatron.meetings import Traffic, traffic_of
+from stepcast.analyze.megatron.events import TraceOperation, operations_of
+from stepcast.analyze.megatron.meetings import MeetingTraffic, traffic_of
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.megatron.stragglers import (
     ExpertLoad,
@@ -20,23 +20,23 @@ from stepcast.analyze.megatron.stragglers import (
 )
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
 from stepcast.analyze.play import PathStep, critical_steps, measured, play
-from stepcast.analyze.recording import Join, Part, RankRecord, Recording, configuration
+from stepcast.analyze.recording import Join, RankRecord, Recording, TimePart, configuration
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds
 
 # Work that is less of a rank than this is left out of what is said about it.
 SMALL_SHARE = 0.05
-BusBandwidth = Callable[[Traffic], float | None]
+BusBandwidth = Callable[[MeetingTraffic], float | None]
 """What a cluster reaches for the same communication, bytes per second."""
 
 
 @dataclass(frozen=True)
 class MegatronAnalysis:
     recording: Recording
-    operations: Mapping[int, list[Operation]]
+    operations: Mapping[int, list[TraceOperation]]
     parts: tuple[RankParts, ...]
     layers: tuple[StageLayers, ...]
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[MeetingTraffic, ...]
     stragglers: tuple[Straggler, ...]
     expert_loads: tuple[ExpertLoad, ...]
     critical_path: tuple[PathStep, ...]
@@ -124,7 +124,7 @@ class MegatronAnalysis:
 
     def _imbalance(self) -> float:
         """How much longer the busiest stage computes than the mean stage, as a share."""
-        busy = [float(row[f"{Part.COMPUTE}_s"]) for row in stage_rows(self.parts)]
+        busy = [float(row[f"{TimePart.COMPUTE}_s"]) for row in stage_rows(self.parts)]
         return max(busy) / mean(busy) - 1 if mean(busy) else 0.0
 
     def _rank_facts(self, parts: RankParts) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _layout_facts(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _gaps_s(operations: list[Operation]) -> float:
+def _gaps_s(operations: list[TraceOperation]) -> float:
     """Time between operations: launching, logging, the host."""
     span_s = operations[-1].end_s - operations[0].start_s
     return max(0.0, span_s - sum(one.duration_s for one in operations))
@@ -301,7 +301,7 @@ def _stays_s(record: RankRecord) -> dict[str, tuple[float, int]]:
     """By role: time in collectives that hide no work, and how many."""
     stays: dict[str, tuple[float, int]] = {}
     for piece in record.pieces():
-        if isinstance(piece, Join) and piece.part in (Part.TP, Part.DP, Part.EP) and not piece.own_s:
+        if isinstance(piece, Join) and piece.part in (TimePart.TP, TimePart.DP, TimePart.EP) and not piece.own_s:
             total_s, count = stays.get(piece.role, (0.0, 0))
             stays[piece.role] = total_s + piece.end_s - piece.start_s, count + 1
     return stays

@@ -36,7 +36,7 @@ Key = tuple[Hashable, ...]
 
 
 @dataclass(slots=True)
-class Event:
+class RankEvent:
     """One rank in one collective or message; *key* is the same for all who meet."""
 
     rank: int
@@ -56,7 +56,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Operation:
+class TraceOperation:
     """One line of the trace, or two that are one fused send and receive."""
 
     rank: int
@@ -64,23 +64,23 @@ class Operation:
     micro_batch: int
     start_s: float
     end_s: float
-    events: list[Event] = field(default_factory=list)  # what the whole operation is
-    parts: list[Event] = field(default_factory=list)  # what happens within it
+    events: list[RankEvent] = field(default_factory=list)  # what the whole operation is
+    parts: list[RankEvent] = field(default_factory=list)  # what happens within it
 
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
 
-def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[Operation]]:
+def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[TraceOperation]]:
     """Every rank's operations in the order in which they ended."""
-    found: dict[int, list[Operation]] = {rank: [] for rank in timeline.ranks}
+    found: dict[int, list[TraceOperation]] = {rank: [] for rank in timeline.ranks}
     ranks = timeline.rank_of.tolist()
     names = [timeline.names[number] for number in timeline.name_of.tolist()]
     starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
     batches, parents = timeline.micro_batch_of.tolist(), timeline.parent_of.tolist()
     on_lane = np.array([lane.name == OPERATIONS_LANE for lane in timeline.lanes])[timeline.lane_of].tolist()
-    operation_at: dict[int, Operation] = {}
+    operation_at: dict[int, TraceOperation] = {}
     seen: dict[Key, int] = {}
     for row, parent in enumerate(parents):
         if parent != NONE:
@@ -92,7 +92,7 @@ def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[Operatio
         if fused:
             operation = found[rank][-1]
         else:
-            operation = Operation(rank, names[row], batch, starts[row], ends[row])
+            operation = TraceOperation(rank, names[row], batch, starts[row], ends[row])
             found[rank].append(operation)
         operation_at[row] = operation
         event = _whole_event(timeline, row, names[row], layout, seen)
@@ -128,7 +128,7 @@ def _counted(seen: dict[Key, int], rank: int, key: Key) -> int:
     return number
 
 
-def _whole_event(timeline: Timeline, row: int, name: str, layout: Layout, seen: dict[Key, int]) -> Event | None:
+def _whole_event(timeline: Timeline, row: int, name: str, layout: Layout, seen: dict[Key, int]) -> RankEvent | None:
     rank, batch = int(timeline.rank_of[row]), int(timeline.micro_batch_of[row])
     start_s, end_s = float(timeline.start_s[row]), float(timeline.end_s[row])
     work = _work(timeline, row)
@@ -138,22 +138,22 @@ def _whole_event(timeline: Timeline, row: int, name: str, layout: Layout, seen: 
         source = rank if name in SENDS else neighbour(rank, -way, layout)
         number = _counted(seen, rank, (name, batch))
         key: Key = ("message", source, way, batch, number)
-        return Event(rank, name, Group.PP, "message", size_bytes, start_s, end_s, key, name in SENDS)
+        return RankEvent(rank, name, Group.PP, "message", size_bytes, start_s, end_s, key, name in SENDS)
     if name == OPTIMIZER:
         key = (MODEL, members(rank, MODEL, layout), name, _counted(seen, rank, (name,)))
-        return Event(rank, "gradient norm", MODEL, "sync", None, start_s, end_s, key)
+        return RankEvent(rank, "gradient norm", MODEL, "sync", None, start_s, end_s, key)
     group = work.group if isinstance(work, Collective) else REDUCTIONS.get(name)
     if group is None:
         return None
     kind = work.kind if isinstance(work, Collective) else CollectiveKind.ALL_REDUCE
     together = members(rank, group, layout)
     key = (group, together, name, batch, _counted(seen, rank, (name, batch)))
-    return Event(rank, name, group, kind, size_bytes, start_s, end_s, key)
+    return RankEvent(rank, name, group, kind, size_bytes, start_s, end_s, key)
 
 
 def _part_event(
-    timeline: Timeline, row: int, operation: Operation, name: str, layout: Layout, seen: dict[Key, int]
-) -> Event:
+    timeline: Timeline, row: int, operation: TraceOperation, name: str, layout: Layout, seen: dict[Key, int]
+) -> RankEvent:
     rank = operation.rank
     work = _work(timeline, row)
     lane = timeline.lanes[int(timeline.lane_of[row])].name
@@ -162,7 +162,7 @@ def _part_event(
     number = _counted(seen, rank, (operation.name, operation.micro_batch, group, name))
     key = (group, together, operation.name, operation.micro_batch, name, number)
     broadcast = isinstance(work, Collective) and work.kind is CollectiveKind.BROADCAST
-    return Event(
+    return RankEvent(
         rank,
         name,
         group,
@@ -184,7 +184,7 @@ def _rows(timeline: Timeline, row: int, work: Work | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def _settle_size(events: list[Event]) -> None:
+def _settle_size(events: list[RankEvent]) -> None:
     """One size for all who meet: an uneven exchange lasts as long as its largest share needs."""
     sizes = {event.size_bytes for event in events}
     if len(sizes) > 1:
@@ -193,16 +193,16 @@ def _settle_size(events: list[Event]) -> None:
             event.size_bytes, event.uneven = largest, True
 
 
-def exchanges(operation: Operation) -> list[tuple[Event, Event]]:
+def exchanges(operation: TraceOperation) -> list[tuple[RankEvent, RankEvent]]:
     """Tokens go out to the experts and come back; in a backward pass their gradients do. What the second
     hands in is what the experts of its rank worked on. Nothing where they do not come in pairs."""
     found = [event for event in operation.parts if event.rows is not None]
     return [] if len(found) % 2 else list(zip(found[::2], found[1::2], strict=True))
 
 
-def matched(operations: Mapping[int, list[Operation]]) -> dict[Key, list[Event]]:
+def matched(operations: Mapping[int, list[TraceOperation]]) -> dict[Key, list[RankEvent]]:
     """The events that met at least one other rank, by key."""
-    by_key: dict[Key, list[Event]] = {}
+    by_key: dict[Key, list[RankEvent]] = {}
     for listed in operations.values():
         for operation in listed:
             for event in (*operation.events, *operation.parts):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stepcast.analyze.changes import bus_factor
 from stepcast.analyze.clocks import SAME_CLOCK_S
-from stepcast.analyze.megatron.events import Event, Key, Operation
+from stepcast.analyze.megatron.events import Key, RankEvent, TraceOperation
 from stepcast.analyze.recording import Meeting, Recording
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members
@@ -33,7 +33,7 @@ class Member:
 class MeetingTable:
     """Every meeting, and how each event takes part in it."""
 
-    def __init__(self, matched_events: Mapping[Key, list[Event]]) -> None:
+    def __init__(self, matched_events: Mapping[Key, list[RankEvent]]) -> None:
         self.meetings: list[Meeting] = []
         self.impossible = 0
         self._member: dict[int, Member] = {}
@@ -51,11 +51,11 @@ class MeetingTable:
                 waits = not (event.is_source and event.end_s < meeting.start_s - NOISE_S)
                 self._member[id(event)] = Member(number, waits, own_s.get(id(event), 0.0))
 
-    def member(self, event: Event) -> Member | None:
+    def member(self, event: RankEvent) -> Member | None:
         return self._member.get(id(event))
 
 
-def _possible(events: Sequence[Event]) -> bool:
+def _possible(events: Sequence[RankEvent]) -> bool:
     """Whether nobody left before everybody came. An optimizer that does not clip gradients does not meet."""
     noise_s = 0.0 if events[0].kind == "sync" else SAME_CLOCK_S
     last_s = max(event.start_s for event in events)
@@ -71,25 +71,25 @@ class Family(NamedTuple):
     size: tuple[str, str, int | None]
 
 
-def _family(event: Event) -> Family:
+def _family(event: RankEvent) -> Family:
     number = event.key[-1]
     turn = number % 2 if isinstance(number, int) else 0
     return Family(event.key[2], event.name, turn, (event.kind, event.group, event.size_bytes))
 
 
-def _span(events: Sequence[Event]) -> tuple[float, float]:
+def _span(events: Sequence[RankEvent]) -> tuple[float, float]:
     """The last arrival, and the first end of those who waited for it."""
     start_s = max(event.start_s for event in events)
     ends_s = [event.end_s for event in events if not (event.is_source and event.end_s < start_s - NOISE_S)]
     return start_s, max([start_s, min(ends_s, default=start_s)])
 
 
-def _is_part(event: Event) -> bool:
+def _is_part(event: RankEvent) -> bool:
     """Whether the event lies within an operation; an operation that is a collective hides no work."""
     return len(event.key) == PART_KEY_LENGTH
 
 
-def _shortest_transfers(matched_events: Mapping[Key, list[Event]]) -> dict[Family, float]:
+def _shortest_transfers(matched_events: Mapping[Key, list[RankEvent]]) -> dict[Family, float]:
     """The shortest time of each family of collectives within operations."""
     shortest_s: dict[Family, float] = {}
     for events in matched_events.values():
@@ -101,7 +101,9 @@ def _shortest_transfers(matched_events: Mapping[Key, list[Event]]) -> dict[Famil
     return shortest_s
 
 
-def _overlapped(matched_events: Mapping[Key, list[Event]], shortest_s: Mapping[Family, float]) -> dict[Family, float]:
+def _overlapped(
+    matched_events: Mapping[Key, list[RankEvent]], shortest_s: Mapping[Family, float]
+) -> dict[Family, float]:
     """The families that contain computation (launched, then awaited after other work), each with the time
     that the transfer alone takes: the shortest of the same size elsewhere."""
     spans_s: dict[Family, list[float]] = {}
@@ -119,7 +121,7 @@ def _overlapped(matched_events: Mapping[Key, list[Event]], shortest_s: Mapping[F
     return found
 
 
-def _own_work_s(matched_events: Mapping[Key, list[Event]], alone_s: Mapping[Family, float]) -> dict[int, float]:
+def _own_work_s(matched_events: Mapping[Key, list[RankEvent]], alone_s: Mapping[Family, float]) -> dict[int, float]:
     """The overlapped work of each event. It shows where a rank comes last and still leaves after the
     transfer; elsewhere it ended unseen, and is taken as long as it usually is, but no longer than the rank
     was there."""
@@ -143,7 +145,7 @@ def _own_work_s(matched_events: Mapping[Key, list[Event]], alone_s: Mapping[Fami
     return own_s
 
 
-def _meeting(events: Sequence[Event], alone_s: float | None) -> Meeting:
+def _meeting(events: Sequence[RankEvent], alone_s: float | None) -> Meeting:
     """*alone_s*: what the transfer takes where nothing runs beside it."""
     first = events[0]
     start_s, end_s = _span(events)
@@ -172,7 +174,7 @@ SHORTEST_S = 2e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class MeetingTraffic:
     """All collectives of one name and size within one operation, or all messages of one direction."""
 
     operation: str
@@ -199,7 +201,7 @@ class Traffic:
             return None
         return self.size_bytes * bus_factor(self.kind, self.ranks) / seconds
 
-    def priced(self, cluster_busbw_bytes_per_s: float | None) -> "Traffic":
+    def priced(self, cluster_busbw_bytes_per_s: float | None) -> "MeetingTraffic":
         return replace(self, cluster_busbw_bytes_per_s=cluster_busbw_bytes_per_s)
 
     def facts(self) -> dict[str, object]:
@@ -220,7 +222,7 @@ class Traffic:
         }
 
 
-def traffic_of(operations: Mapping[int, list[Operation]], recording: Recording) -> tuple[Traffic, ...]:
+def traffic_of(operations: Mapping[int, list[TraceOperation]], recording: Recording) -> tuple[MeetingTraffic, ...]:
     """Every kind of communication, the longest first."""
     met: dict[tuple[str, str, int | None], list[float]] = {}
     beside: set[tuple[str, str, int | None]] = set()
@@ -247,7 +249,7 @@ def traffic_of(operations: Mapping[int, list[Operation]], recording: Recording) 
         transfers = met.get((name, group, size_bytes))
         sizes = uneven_bytes.get((operation_name, name, kind, group, size_bytes))
         rows.append(
-            Traffic(
+            MeetingTraffic(
                 operation_name,
                 name,
                 kind,
@@ -264,7 +266,7 @@ def traffic_of(operations: Mapping[int, list[Operation]], recording: Recording) 
     return tuple(sorted(_marked(rows), key=lambda row: -row.total_s))
 
 
-def _marked(rows: list[Traffic]) -> list[Traffic]:
+def _marked(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
     """Without peers, too: a collective that never comes near the time of its size elsewhere holds work."""
     fastest: dict[tuple[str, str, int | None], float] = {}
     for row in rows:
@@ -280,7 +282,7 @@ def _marked(rows: list[Traffic]) -> list[Traffic]:
     ]
 
 
-def _plain_name(event: Event) -> str:
+def _plain_name(event: RankEvent) -> str:
     if event.kind != "message":
         return event.name
     return event.name.replace("recv_", "").replace("send_", "")

@@ -7,14 +7,14 @@ from stepcast.analyze.megatron.events import (
     OPTIMIZER,
     RECEIVES,
     SENDS,
-    Event,
-    Operation,
+    RankEvent,
+    TraceOperation,
     exchanges,
     matched,
     operations_of,
 )
 from stepcast.analyze.megatron.meetings import MeetingTable
-from stepcast.analyze.recording import Block, BlockKind, Join, Local, Part, Piece, RankRecord, Recording
+from stepcast.analyze.recording import BlockKind, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
 from stepcast.ir.group import MODEL
 from stepcast.ir.timeline import Timeline
 
@@ -26,13 +26,13 @@ BLOCK_OF = {
     **dict.fromkeys((*SENDS, *RECEIVES), BlockKind.MESSAGE),
 }
 PART_OF = {
-    "get_batch": Part.HOST,
-    "forward_step": Part.COMPUTE,
-    "loss_func": Part.COMPUTE,
-    "backward_step": Part.COMPUTE,
-    OPTIMIZER: Part.OPTIMIZER,
+    "get_batch": TimePart.HOST,
+    "forward_step": TimePart.COMPUTE,
+    "loss_func": TimePart.COMPUTE,
+    "backward_step": TimePart.COMPUTE,
+    OPTIMIZER: TimePart.OPTIMIZER,
 }
-GROUP_PARTS = {str(part): part for part in Part}
+GROUP_PARTS = {str(part): part for part in TimePart}
 
 
 def record_megatron(timeline: Timeline) -> Recording:
@@ -65,7 +65,7 @@ def record_megatron(timeline: Timeline) -> Recording:
     )
 
 
-def _gradient_bytes(operations: Mapping[int, list[Operation]], timeline: Timeline) -> dict[int, int]:
+def _gradient_bytes(operations: Mapping[int, list[TraceOperation]], timeline: Timeline) -> dict[int, int]:
     """What the ranks of each stage reduce between replicas."""
     sizes: dict[int, int] = {}
     for rank, listed in operations.items():
@@ -112,7 +112,7 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
-def _shift(operations: Mapping[int, list[Operation]], alignment: Alignment) -> None:
+def _shift(operations: Mapping[int, list[TraceOperation]], alignment: Alignment) -> None:
     """Every time on the clock of the first rank."""
     placed = [rank for rank in operations if rank in alignment.offset_s]
     start_s = min(operations[rank][0].start_s + alignment.offset_s[rank] for rank in placed)
@@ -128,7 +128,7 @@ def _shift(operations: Mapping[int, list[Operation]], alignment: Alignment) -> N
                 event.end_s += offset_s
 
 
-def _order(operations: Mapping[int, list[Operation]]) -> None:
+def _order(operations: Mapping[int, list[TraceOperation]]) -> None:
     """A rank does one thing after the other: starts never lie before the end of what came before."""
     for listed in operations.values():
         cursor_s = float("-inf")
@@ -144,27 +144,27 @@ def _order(operations: Mapping[int, list[Operation]]) -> None:
             cursor_s = operation.end_s
 
 
-def _blocks(operations: Sequence[Operation], origin_s: float, table: MeetingTable) -> tuple[Block, ...]:
+def _blocks(operations: Sequence[TraceOperation], origin_s: float, table: MeetingTable) -> tuple[RecordedBlock, ...]:
     """The pieces of one rank."""
     first = operations[0]
-    late = Local(Part.HOST, "start", "start", -1, origin_s, max(0.0, first.start_s - origin_s))
-    blocks = [Block(BlockKind.START, -1, (late,))]
+    late = Local(TimePart.HOST, "start", "start", -1, origin_s, max(0.0, first.start_s - origin_s))
+    blocks = [RecordedBlock(BlockKind.START, -1, (late,))]
     cursor_s = first.start_s
     for operation in operations:
         gap_s = max(0.0, operation.start_s - cursor_s)
-        gap = Local(Part.HOST, "gap", f"before {operation.name}", operation.micro_batch, cursor_s, gap_s)
+        gap = Local(TimePart.HOST, "gap", f"before {operation.name}", operation.micro_batch, cursor_s, gap_s)
         pieces = (gap, *_pieces(operation, table))
         kind = BLOCK_OF.get(operation.name, BlockKind.FINISH)
         if blocks[-1].kind is kind and blocks[-1].micro_batch == operation.micro_batch:
             # A new gradient is not awaited here: get_batch, forward and loss are one forward.
-            blocks[-1] = Block(kind, operation.micro_batch, (*blocks[-1].pieces, *pieces))
+            blocks[-1] = RecordedBlock(kind, operation.micro_batch, (*blocks[-1].pieces, *pieces))
         else:
-            blocks.append(Block(kind, operation.micro_batch, pieces))
+            blocks.append(RecordedBlock(kind, operation.micro_batch, pieces))
         cursor_s = operation.end_s
     return tuple(blocks)
 
 
-def _pieces(operation: Operation, table: MeetingTable) -> list[Piece]:
+def _pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
     joined = [(event, table.member(event)) for event in operation.events]
     present = [(event, member) for event, member in joined if member is not None]
     if present and operation.name == OPTIMIZER:
@@ -172,14 +172,14 @@ def _pieces(operation: Operation, table: MeetingTable) -> list[Piece]:
     if present:
         return [_join(operation, operation.name, [one for one, _ in present], table)]
     if operation.events and operation.name != OPTIMIZER:
-        part = GROUP_PARTS.get(operation.events[0].group, Part.OTHER)
+        part = GROUP_PARTS.get(operation.events[0].group, TimePart.OTHER)
         return [_local(operation, part, operation.name, operation.start_s, operation.end_s)]
     return _inner(operation, table)
 
 
-def _inner(operation: Operation, table: MeetingTable) -> list[Piece]:
+def _inner(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
     """Computation between the collectives within an operation."""
-    part = PART_OF.get(operation.name, Part.OTHER)
+    part = PART_OF.get(operation.name, TimePart.OTHER)
     pieces: list[Piece] = []
     cursor_s, before = operation.start_s, "start"
     turns: dict[tuple[str, str], int] = {}
@@ -199,7 +199,7 @@ def _inner(operation: Operation, table: MeetingTable) -> list[Piece]:
         if table.member(event) is not None:
             pieces.append(_join(operation, event.name, [event], table))
         else:
-            group = GROUP_PARTS.get(event.group, Part.OTHER)
+            group = GROUP_PARTS.get(event.group, TimePart.OTHER)
             pieces.append(_local(operation, group, f"{operation.name}: {event.name}", event.start_s, event.end_s))
         cursor_s, before = event.end_s, event.name
         tokens = tokens_after.get(id(event), tokens)
@@ -207,13 +207,13 @@ def _inner(operation: Operation, table: MeetingTable) -> list[Piece]:
 
 
 def _local(
-    operation: Operation, part: Part, role: str, start_s: float, end_s: float, tokens: int | None = None
+    operation: TraceOperation, part: TimePart, role: str, start_s: float, end_s: float, tokens: int | None = None
 ) -> Local:
     duration_s = max(0.0, end_s - start_s)
     return Local(part, operation.name, role, operation.micro_batch, start_s, duration_s, tokens)
 
 
-def _join(operation: Operation, name: str, events: Sequence[Event], table: MeetingTable) -> Join:
+def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], table: MeetingTable) -> Join:
     taken = [member for event in events if (member := table.member(event)) is not None]
     own_s = max(member.own_s for member in taken)
     start_s, end_s = events[0].start_s, events[0].end_s
@@ -222,7 +222,7 @@ def _join(operation: Operation, name: str, events: Sequence[Event], table: Meeti
     if not waits:
         own_s = end_s - start_s
     return Join(
-        part=GROUP_PARTS.get(events[0].group, Part.OTHER),
+        part=GROUP_PARTS.get(events[0].group, TimePart.OTHER),
         operation=operation.name,
         role=f"{operation.name}: in {name}" if name != operation.name else name,
         micro_batch=operation.micro_batch,
@@ -235,7 +235,7 @@ def _join(operation: Operation, name: str, events: Sequence[Event], table: Meeti
     )
 
 
-def _synchronised(operation: Operation, table: MeetingTable) -> list[Piece]:
+def _synchronised(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
     """The optimizer: all agree on the norm of the gradients, then each updates its weights."""
     event = operation.events[0]
     member = table.member(event)
@@ -243,7 +243,7 @@ def _synchronised(operation: Operation, table: MeetingTable) -> list[Piece]:
     meeting = table.meetings[member.meeting]
     together_s = meeting.start_s
     join = Join(
-        part=Part.OPTIMIZER,
+        part=TimePart.OPTIMIZER,
         operation=OPTIMIZER,
         role=f"{OPTIMIZER}: {MODEL}",
         micro_batch=operation.micro_batch,
@@ -252,4 +252,4 @@ def _synchronised(operation: Operation, table: MeetingTable) -> list[Piece]:
         meetings=(member.meeting,),
         waits=(member.meeting,),
     )
-    return [join, _local(operation, Part.OPTIMIZER, OPTIMIZER, together_s, operation.end_s)]
+    return [join, _local(operation, TimePart.OPTIMIZER, OPTIMIZER, together_s, operation.end_s)]

@@ -9,9 +9,9 @@ from statistics import mean, median
 from typing import Any
 
 from stepcast.analyze.changes import at_tokens_s, seconds_per_token
-from stepcast.analyze.megatron.events import OPTIMIZER, Operation, exchanges
+from stepcast.analyze.megatron.events import OPTIMIZER, TraceOperation, exchanges
 from stepcast.analyze.parts import RankParts
-from stepcast.analyze.recording import BlockKind, Join, Local, Part, RankRecord, Recording
+from stepcast.analyze.recording import BlockKind, Join, Local, RankRecord, Recording, TimePart
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members
@@ -45,7 +45,7 @@ class StageLayers:
         }
 
 
-def stage_layers(operations: Mapping[int, list[Operation]], recording: Recording) -> tuple[StageLayers, ...]:
+def stage_layers(operations: Mapping[int, list[TraceOperation]], recording: Recording) -> tuple[StageLayers, ...]:
     """One entry per stage whose number of layers is known."""
     found = []
     for stage in sorted({record.stage for record in recording.ranks}):
@@ -80,7 +80,7 @@ def _layers_on(recording: Recording, stage: int) -> int:
     return layers // recording.layout.pp if isinstance(layers, int) else 0
 
 
-def _each(operations: list[Operation], name: str, layers: int) -> tuple[float, ...]:
+def _each(operations: list[TraceOperation], name: str, layers: int) -> tuple[float, ...]:
     """The mean wall time of each layer in the order of running, over ranks and micro-batches."""
     rows = []
     for operation in operations:
@@ -132,7 +132,7 @@ class ExpertLoad:
 
 
 def expert_loads(
-    operations: Mapping[int, list[Operation]], parts: Sequence[RankParts], layout: Layout
+    operations: Mapping[int, list[TraceOperation]], parts: Sequence[RankParts], layout: Layout
 ) -> tuple[ExpertLoad, ...]:
     """One for each set of ranks that share experts and were all given, the most uneven first."""
     tokens_of = {rank: _tokens(listed) for rank, listed in operations.items()}
@@ -151,7 +151,7 @@ def expert_loads(
     return tuple(sorted(found, key=lambda load: -load.factor))
 
 
-def _tokens(listed: Sequence[Operation]) -> list[int]:
+def _tokens(listed: Sequence[TraceOperation]) -> list[int]:
     return [
         tokens
         for operation in listed
@@ -249,7 +249,7 @@ def role_times_s(record: RankRecord) -> dict[tuple[str, str], RoleTime]:
     times: dict[tuple[str, str], RoleTime] = {}
     for piece in record.pieces():
         tokens = 0
-        if isinstance(piece, Local) and piece.part in (Part.COMPUTE, Part.OPTIMIZER):
+        if isinstance(piece, Local) and piece.part in (TimePart.COMPUTE, TimePart.OPTIMIZER):
             seconds, tokens = piece.duration_s, piece.tokens or 0
         elif isinstance(piece, Join) and piece.own_s and piece.waits:
             seconds = piece.own_s

@@ -49,7 +49,7 @@ class AlgorithmError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AlgorithmChoice:
     algorithm: Algorithm
     protocol: Protocol
     curve: Curve
@@ -190,23 +190,23 @@ def send_receive_price(size_bytes: float, route: Route) -> CollectivePrice:
 
 def candidates(
     kind: CollectiveKind, route: Route, algorithm: Algorithm | None = None, imbalance: float = 1.0
-) -> tuple[Candidate, ...]:
+) -> tuple[AlgorithmChoice, ...]:
     """What NCCL would choose between on *route*, or the protocols of a forced *algorithm*."""
     make = partial(_candidates, kind, route, algorithm, imbalance)
     return _CANDIDATES.get((route,), make, kind, algorithm, imbalance)
 
 
-_CANDIDATES: ByIdentity[tuple[Candidate, ...]] = ByIdentity(4096)
+_CANDIDATES: ByIdentity[tuple[AlgorithmChoice, ...]] = ByIdentity(4096)
 
 
 @lru_cache(maxsize=4096)
 def _candidates(
     kind: CollectiveKind, route: Route, algorithm: Algorithm | None, imbalance: float
-) -> tuple[Candidate, ...]:
+) -> tuple[AlgorithmChoice, ...]:
     if imbalance < 1:
         raise ValueError(f"imbalance is the busiest rank over the mean, so at least 1, not {imbalance!r}")
     if route.ranks == 1:
-        return (Candidate(algorithm or Algorithm.DIRECT, Protocol.LL, ZERO),)
+        return (AlgorithmChoice(algorithm or Algorithm.DIRECT, Protocol.LL, ZERO),)
     known = tuple(_known(ALL_REDUCE if kind is CollectiveKind.BARRIER else kind, route, imbalance))
     if algorithm is None:
         return tuple(candidate for candidate in known if _automatic(candidate, kind, route))
@@ -220,9 +220,10 @@ def _candidates(
 
 
 @lru_cache(maxsize=1024)
-def _messages(route: Route) -> tuple[Candidate, ...]:
+def _messages(route: Route) -> tuple[AlgorithmChoice, ...]:
     return tuple(
-        Candidate(Algorithm.DIRECT, protocol, send_receive(route, protocol)) for protocol in _pair_protocols(route)
+        AlgorithmChoice(Algorithm.DIRECT, protocol, send_receive(route, protocol))
+        for protocol in _pair_protocols(route)
     )
 
 
@@ -231,41 +232,41 @@ def _pair_protocols(route: Route) -> tuple[Protocol, ...]:
     return (Protocol.LL, Protocol.SIMPLE) if route.nodes == 1 else (Protocol.SIMPLE,)
 
 
-def _known(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[Candidate]:
+def _known(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[AlgorithmChoice]:
     """Every algorithm that *kind* can use on *route*."""
     if kind in (ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER):
         yield from _known_exchanges(kind, route, imbalance)
         return
     for protocol in protocols(route):
         if kind in ROUNDS:
-            yield Candidate(Algorithm.RING, protocol, ring(kind, route, protocol))
-            yield Candidate(Algorithm.HIERARCHICAL, protocol, hierarchical(kind, route, protocol))
+            yield AlgorithmChoice(Algorithm.RING, protocol, ring(kind, route, protocol))
+            yield AlgorithmChoice(Algorithm.HIERARCHICAL, protocol, hierarchical(kind, route, protocol))
         else:
-            yield Candidate(Algorithm.RING, protocol, chain(route, protocol))
+            yield AlgorithmChoice(Algorithm.RING, protocol, chain(route, protocol))
         if kind in PASSES:
-            yield Candidate(Algorithm.TREE, protocol, tree(kind, route, protocol))
+            yield AlgorithmChoice(Algorithm.TREE, protocol, tree(kind, route, protocol))
     if kind in ROUNDS and route.in_switch_reduction and route.nodes == 1:
         for curve in nvls(kind, route):
-            yield Candidate(Algorithm.NVLS, Protocol.SIMPLE, curve)
+            yield AlgorithmChoice(Algorithm.NVLS, Protocol.SIMPLE, curve)
     if kind is ALL_REDUCE and route.nodes > 1:
         if route.in_switch_reduction and route.ranks_per_node > 1:
             for curve in nvls_tree(route):
-                yield Candidate(Algorithm.NVLS_TREE, Protocol.SIMPLE, curve)
+                yield AlgorithmChoice(Algorithm.NVLS_TREE, Protocol.SIMPLE, curve)
         if route.in_network_reduction:
-            yield Candidate(Algorithm.IN_NETWORK, Protocol.SIMPLE, in_network(route))
+            yield AlgorithmChoice(Algorithm.IN_NETWORK, Protocol.SIMPLE, in_network(route))
 
 
-def _known_exchanges(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[Candidate]:
+def _known_exchanges(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[AlgorithmChoice]:
     for protocol in _pair_protocols(route):
         if kind is ALL_TO_ALL:
-            yield Candidate(Algorithm.PAIRWISE, protocol, pairwise_all_to_all(route, protocol, imbalance))
+            yield AlgorithmChoice(Algorithm.PAIRWISE, protocol, pairwise_all_to_all(route, protocol, imbalance))
             staged = hierarchical_all_to_all(route, protocol, imbalance)
-            yield Candidate(Algorithm.HIERARCHICAL, protocol, staged)
+            yield AlgorithmChoice(Algorithm.HIERARCHICAL, protocol, staged)
         else:
-            yield Candidate(Algorithm.DIRECT, protocol, root_exchange(route, protocol))
+            yield AlgorithmChoice(Algorithm.DIRECT, protocol, root_exchange(route, protocol))
 
 
-def _automatic(candidate: Candidate, kind: CollectiveKind, route: Route) -> bool:
+def _automatic(candidate: AlgorithmChoice, kind: CollectiveKind, route: Route) -> bool:
     """Whether NCCL would consider *candidate*.
 
     It has no hierarchical ones, keeps trees for all-reduce, where they pay between nodes only, and there

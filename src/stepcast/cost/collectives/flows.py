@@ -13,7 +13,7 @@ import numpy as np
 
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.cost.collectives.moves import NO_THROUGH, Groups, Moved, Moves, Through, joined_moves, moved
-from stepcast.hardware.cluster import FabricKind, NetworkKind, Routing
+from stepcast.hardware.cluster import FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.routes import Ways, all_of, check_working, entries, over_ports, routes, summed
 from stepcast.ir.arrays import FloatArray, IntArray
@@ -44,7 +44,7 @@ def collective_flows(
     members = members_of(grid, work.group, stage)
     mesh = network.cluster.node.fabric.kind is FabricKind.NVLINK_MESH
     groups = Groups.of(seats[members], network.cluster.domain_gpus, mesh)
-    by_sender = network.topology.routing is not Routing.SPRAY and work.kind is CollectiveKind.ALL_TO_ALL
+    by_sender = network.topology.routing is not NetworkRouting.SPRAY and work.kind is CollectiveKind.ALL_TO_ALL
     size = float(work.total_bytes)
     found = moved(work.kind, algorithm, size, groups, by_sender=by_sender, crossing=crossing)
     moves = _along_axes(network, found.moves) if _rings_on_torus(network, algorithm) else found.moves

@@ -10,7 +10,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.stages import Piece
+from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.trainable import trained_shard
 
@@ -29,7 +29,7 @@ def checkpoint_bytes(model: Model, strategy: Strategy, framework: Framework) -> 
         lora_rank=strategy.lora_rank,
         further_tokens=strategy.further_tokens,
     )
-    whole = Piece(range(model.layers), embedding=True, head=True)
+    whole = StagePiece(range(model.layers), embedding=True, head=True)
     width = FP32_BYTES if framework.keeps_fp32_weights(single) else single.weights.bytes
     states = optimizer_bytes(model, single, framework, whole, plan_of(single, framework))
     return width * trained_shard(model, single, whole).total + states

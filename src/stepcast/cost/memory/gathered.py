@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from stepcast.cost.memory.states import whole_bytes
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
-from stepcast.ir.sharding import Gathered, Plan, Reduced, gathered_bytes, plan_of
-from stepcast.ir.stages import Piece
+from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of
+from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.trainable import held_shard, trained_shard
 
@@ -23,7 +23,9 @@ class Collected:
 NONE = Collected(0.0, 0.0)
 
 
-def collected(model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int) -> Collected:
+def collected(
+    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, orientations: int
+) -> Collected:
     """What is whole at the fullest moment."""
     plan = plan_of(strategy, framework)
     if not (plan.by_unit or plan.splits_gradients):
@@ -35,13 +37,18 @@ def collected(model: Model, strategy: Strategy, framework: Framework, piece: Pie
     )
 
 
-def keeps_weights(plan: Plan) -> bool:
+def keeps_weights(plan: ShardingPlan) -> bool:
     """Whether gathered weights of all layers, and so of all pieces, exist at the same time."""
     return plan.gathered in (Gathered.EACH_MICRO_BATCH, Gathered.ONCE)
 
 
 def _weights(
-    model: Model, strategy: Strategy, framework: Framework, piece: Piece, units: Sequence[Piece], orientations: int
+    model: Model,
+    strategy: Strategy,
+    framework: Framework,
+    piece: StagePiece,
+    units: Sequence[StagePiece],
+    orientations: int,
 ) -> float:
     """The unit at work and, as it was gathered, the next one; or all of them."""
     plan = plan_of(strategy, framework)
@@ -56,7 +63,9 @@ def _weights(
     )
 
 
-def _gradients(model: Model, strategy: Strategy, framework: Framework, piece: Piece, units: Sequence[Piece]) -> float:
+def _gradients(
+    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, units: Sequence[StagePiece]
+) -> float:
     """Those of the unit at work, as they are computed, and where they are reduced once all sums so far."""
     plan = plan_of(strategy, framework)
     shards = (plan.unreduced(trained_shard(model, strategy, unit)) for unit in units)
@@ -67,14 +76,14 @@ def _gradients(model: Model, strategy: Strategy, framework: Framework, piece: Pi
     return fresh + (split.total - plan.share(split)) * framework.gradient_dtype.bytes
 
 
-def _units(model: Model, piece: Piece) -> list[Piece]:
+def _units(model: Model, piece: StagePiece) -> list[StagePiece]:
     """One of each kind that is gathered and reduced by itself: layers, and either end."""
     blocks = model.blocks
     kinds = {blocks[layer]: layer for layer in piece.layers}
     none = range(piece.layers.start, piece.layers.start)
-    units = [Piece(range(layer, layer + 1), False, False) for layer in kinds.values()]
+    units = [StagePiece(range(layer, layer + 1), False, False) for layer in kinds.values()]
     if piece.embedding:
-        units.append(Piece(none, True, False))
+        units.append(StagePiece(none, True, False))
     if piece.head:
-        units.append(Piece(none, False, True))
+        units.append(StagePiece(none, False, True))
     return units

@@ -9,9 +9,9 @@ from stepcast.cost.memory.states import States, gradient_bytes, piece_states
 from stepcast.ir.framework import Framework
 from stepcast.ir.kept import Kept, layer_kept
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block
+from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.stages import Piece
+from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.trainable import held_shard, trained_shard
 
@@ -36,14 +36,19 @@ class PieceTotals:
 
 
 def piece_totals(
-    model: Model, strategy: Strategy, framework: Framework, piece: Piece, known: dict[Block, Kept], orientations: int
+    model: Model,
+    strategy: Strategy,
+    framework: Framework,
+    piece: StagePiece,
+    known: dict[LayerParts, Kept],
+    orientations: int,
 ) -> PieceTotals:
     """The totals of one piece; *known* gains what layers of each kind keep, for the pieces after it."""
     trained = trained_shard(model, strategy, piece)
     whole = strategy.recompute.whole_layers(len(piece.layers))
-    kinds: dict[Block, Kept] = {}
+    kinds: dict[LayerParts, Kept] = {}
 
-    def kept_by(block: Block) -> Kept:
+    def kept_by(block: LayerParts) -> Kept:
         if block not in kinds:
             if block not in known:
                 known[block] = layer_kept(model, strategy, block, framework)
@@ -91,11 +96,11 @@ def piece_totals(
     )
 
 
-def _cast_weights(model: Model, strategy: Strategy, piece: Piece, whole: int) -> float:
+def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, whole: int) -> float:
     """What autocast made of the weights that products read, for their backward; of recomputed layers, *whole*
     from the first on, it is made again.
     """
-    kept = Piece(range(piece.layers.start + whole, piece.layers.stop), False, False)
+    kept = StagePiece(range(piece.layers.start + whole, piece.layers.stop), False, False)
     elements: float = held_shard(model, strategy, kept).quantised
     if piece.head:
         tp, width = strategy.layout.tp, model.embedding_width or model.hidden
@@ -103,11 +108,11 @@ def _cast_weights(model: Model, strategy: Strategy, piece: Piece, whole: int) ->
     return strategy.stored.bytes * elements
 
 
-def _first_layer_gradients(model: Model, strategy: Strategy, framework: Framework, piece: Piece) -> float:
+def _first_layer_gradients(model: Model, strategy: Strategy, framework: Framework, piece: StagePiece) -> float:
     layers = piece.layers
     if not layers:
         return 0.0
-    first = Piece(range(layers.start, layers.start + 1), False, False)
+    first = StagePiece(range(layers.start, layers.start + 1), False, False)
     if not strategy.offload.optimizer:
         trained = trained_shard(model, strategy, first)
         return gradient_bytes(strategy, framework, plan_of(strategy, framework), trained)

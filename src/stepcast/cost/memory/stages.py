@@ -21,7 +21,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
 from stepcast.ir.kept import Kept
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block
+from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
@@ -176,7 +176,7 @@ class _Moment(NamedTuple):
 def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> list[PieceTotals]:
     """Every piece's totals in model order; pieces of the same layers share theirs."""
     known: dict[tuple[object, ...], PieceTotals] = {}
-    kinds: dict[Block, Kept] = {}
+    kinds: dict[LayerParts, Kept] = {}
     blocks = model.blocks
     totals = []
     for piece in pieces(model, strategy):

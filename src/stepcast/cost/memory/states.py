@@ -12,11 +12,11 @@ from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Framework, Kernels, Offloaded
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import OptimizerKind
-from stepcast.ir.sharding import Plan, plan_of
-from stepcast.ir.stages import Piece
+from stepcast.ir.sharding import ShardingPlan, plan_of
+from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
-from stepcast.ir.weight import Part
+from stepcast.ir.weight import WeightPart
 from stepcast.ir.weights import Shard
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
@@ -41,7 +41,9 @@ class States:
         )
 
 
-def piece_states(model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int) -> States:
+def piece_states(
+    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, orientations: int
+) -> States:
     """What one rank keeps for *piece* all the time, each quantised weight in *orientations* copies; gradients
     as if none were freed.
     """
@@ -60,7 +62,7 @@ def piece_states(model: Model, strategy: Strategy, framework: Framework, piece: 
     return _offloaded(states, strategy, framework, plan, trained) if strategy.offload.optimizer else states
 
 
-def gradient_bytes(strategy: Strategy, framework: Framework, plan: Plan, trained: Shard) -> float:
+def gradient_bytes(strategy: Strategy, framework: Framework, plan: ShardingPlan, trained: Shard) -> float:
     """Gradients of what one rank trains, all of them at once. PyTorch's FSDP casts what it reduced to the
     format of the sharded weights (torch.distributed.fsdp, MixedPrecisionPolicy); flat buffers keep theirs.
     """
@@ -74,7 +76,7 @@ def gradient_bytes(strategy: Strategy, framework: Framework, plan: Plan, trained
     return found
 
 
-def _offloaded(states: States, strategy: Strategy, framework: Framework, plan: Plan, trained: Shard) -> States:
+def _offloaded(states: States, strategy: Strategy, framework: Framework, plan: ShardingPlan, trained: Shard) -> States:
     """The host has weights, moments and fp32 gradients of what it updates (Megatron-Core's
     HybridDeviceOptimizer, DeepSpeed's ZeRO-Offload: 16 bytes a parameter); the GPU keeps what the software
     does not take along.
@@ -121,14 +123,16 @@ def _share_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> floa
     return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
-def optimizer_bytes(model: Model, strategy: Strategy, framework: Framework, piece: Piece, plan: Plan) -> float:
+def optimizer_bytes(
+    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, plan: ShardingPlan
+) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
     optimizer, owned = framework.optimizer, plan.share(trained_shard(model, strategy, piece))
     copied = _copies_weights(strategy, framework)
     moments = optimizer.moments * owned
     if optimizer.knows_matrices:
         for each in trained_matrices(model, strategy, piece):
-            part = plan.experts if each.part is Part.EXPERTS else plan.dense
+            part = plan.experts if each.part is WeightPart.EXPERTS else plan.dense
             moments -= _spared(optimizer.kind, each) / part.ways
     return moments * optimizer.moment_bytes + (FP32_BYTES * owned if copied else 0.0)
 

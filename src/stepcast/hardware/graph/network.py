@@ -13,7 +13,7 @@ from math import ceil, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, Routing, Topology
+from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, NetworkRouting, Topology
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import Links
 
@@ -23,7 +23,7 @@ Told = Callable[..., str]
 
 
 @dataclass(frozen=True)
-class Block:
+class LinkBlock:
     """Links of one tier; *told* names one by its place."""
 
     tier: str
@@ -51,14 +51,14 @@ class Blocks:
     """Blocks that follow each other."""
 
     tiers: list[str] = field(default_factory=list)
-    blocks: dict[str, Block] = field(default_factory=dict)
+    blocks: dict[str, LinkBlock] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
     links: int = 0
 
     def add(self, key: str, tier: str, shape: Sequence[int], bytes_per_s: float, told: Told) -> None:
         if tier not in self.tiers:
             self.tiers.append(tier)
-        block = self.blocks[key] = Block(tier, self.links, tuple(shape), told)
+        block = self.blocks[key] = LinkBlock(tier, self.links, tuple(shape), told)
         self.rates.append(bytes_per_s)
         self.links += block.size
 
@@ -128,13 +128,13 @@ class Network:
     cluster: Cluster
     nodes: int
     links: Links
-    blocks: dict[str, Block]
+    blocks: dict[str, LinkBlock]
     # Which links work; None: all of them.
     alive: NDArray[np.bool_] | None
     spines: int  # ways up from a leaf that are told apart
     cores: int  # and from a spine
 
-    def __getitem__(self, key: str) -> Block:
+    def __getitem__(self, key: str) -> LinkBlock:
         return self.blocks[key]
 
     @property
@@ -257,7 +257,7 @@ def _switches(blocks: Blocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
     if topology.kind is NetworkKind.DRAGONFLY:
         _dragonfly(blocks, cluster, nodes, below * rate)
         return 1, 1
-    apart = topology.routing is not Routing.SPRAY or bool(topology.failed or topology.slow)
+    apart = topology.routing is not NetworkRouting.SPRAY or bool(topology.failed or topology.slow)
     spines = _ways(topology.spines, below / topology.oversubscription, apart)
     up = below * rate / topology.oversubscription / spines
     many = apart or topology.spines == 1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, Routing
+from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.placement import Place, placed
 from stepcast.ir.arrays import FloatArray, IntArray
@@ -105,7 +105,7 @@ def switched(network: Network, source: IntArray, target: IntArray, keys: IntArra
     crossing = np.flatnonzero(below != above)
     if not len(crossing) or "leaf up" not in network.blocks:
         return NO_WAYS
-    queue_pairs = 1 if network.topology.routing is Routing.SPRAY else network.topology.queue_pairs
+    queue_pairs = 1 if network.topology.routing is NetworkRouting.SPRAY else network.topology.queue_pairs
     row = np.repeat(crossing, queue_pairs)
     key = keys[row] * queue_pairs + np.tile(np.arange(queue_pairs), len(crossing))
     hashes = hashed(network.topology.seed, source[row], target[row], key)
@@ -127,13 +127,13 @@ def _chosen(
     """The links of the way that the network's routing chooses, or of all ways. *load* is what links carry."""
     ways = network.spines * network.cores
     working = _working(network, below, above)
-    if network.topology.routing is Routing.SPRAY:
+    if network.topology.routing is NetworkRouting.SPRAY:
         if ways == 1:
             return _over(network, row, below, above, np.zeros_like(row), np.full(len(row), share))
         at, way = np.nonzero(working) if working is not None else _every(len(row), ways)
         count = working.sum(axis=1)[at] if working is not None else np.full(len(at), ways)
         return _over(network, row[at], below[at], above[at], way, share / count)
-    if network.topology.routing is Routing.ECMP:
+    if network.topology.routing is NetworkRouting.ECMP:
         way = hashes % ways if working is None else _nth(working, hashes % working.sum(axis=1))
     else:
         way = _least_loaded(network, below, above, hashes, working, load)
@@ -297,7 +297,7 @@ def through_dragonfly(network: Network, source: IntArray, target: IntArray, keys
     crossing = np.flatnonzero(here != there)
     if not len(crossing):
         return NO_WAYS
-    queue_pairs = 1 if topology.routing is Routing.SPRAY else topology.queue_pairs
+    queue_pairs = 1 if topology.routing is NetworkRouting.SPRAY else topology.queue_pairs
     at = np.repeat(crossing, queue_pairs)
     numbers = keys[at] * queue_pairs + np.tile(np.arange(queue_pairs), len(crossing))
     hashes = hashed(topology.seed, source[at], target[at], numbers)
@@ -305,9 +305,9 @@ def through_dragonfly(network: Network, source: IntArray, target: IntArray, keys
     straight = np.where(near, here[at] % switches, here[at] // switches)
     chosen = _Crossing(np.arange(len(at)), here[at], there[at], straight, hashes % switches)
     share = np.full(len(at), 1 / queue_pairs)
-    if topology.routing is Routing.SPRAY:
+    if topology.routing is NetworkRouting.SPRAY:
         chosen, share = _everywhere(network, chosen, near, switches)
-    elif topology.routing is Routing.ADAPTIVE or network.alive is not None:
+    elif topology.routing is NetworkRouting.ADAPTIVE or network.alive is not None:
         chosen = _direct_least_loaded(network, chosen, hashes, switches)
     ways = _links(network, chosen, switches)
     return Ways(at[chosen.row[ways.row]], ways.link, share[ways.row])
@@ -339,7 +339,7 @@ def _direct_least_loaded(network: Network, straight: _Crossing, hashes: IntArray
     """One message after the other over the way whose fullest link is emptiest; of equals the shorter, then
     the hash's. Where only failures are gone round, all ways that work are equal but for their length.
     """
-    adaptive = network.topology.routing is Routing.ADAPTIVE
+    adaptive = network.topology.routing is NetworkRouting.ADAPTIVE
     pods = network["global"].shape[0] if "global" in network.blocks else 1
     load = np.zeros(len(network.links))
     worth = 1.0 / network.links.capacity_bytes_per_s

@@ -26,7 +26,7 @@ from stepcast.units import US
 TRANSFERS = (NodeType.COMM_SEND, NodeType.COMM_RECV)
 
 
-class ProcessGroup(msgspec.Struct, frozen=True):
+class ChakraProcessGroup(msgspec.Struct, frozen=True):
     """An entry of the list that PyTorch puts into its process_group:init node."""
 
     pg_name: str | int = ""
@@ -40,7 +40,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
         return len(self.ranks) or self.pg_size or self.group_size
 
 
-GROUPS = msgspec.json.Decoder(list[ProcessGroup])
+GROUPS = msgspec.json.Decoder(list[ChakraProcessGroup])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def known_ranks(
     traces: Sequence[Nodes], listed: Mapping[str, tuple[int, ...]], files: Sequence[int | None]
 ) -> KnownRanks:
     """From the ranks of the *files* (of several), the groups *listed* beside them, and those in traces."""
-    groups = {name: ProcessGroup(name, ranks=ranks) for name, ranks in listed.items()}
+    groups = {name: ChakraProcessGroup(name, ranks=ranks) for name, ranks in listed.items()}
     for nodes in traces:
         groups |= _process_groups(nodes)
     spans = [_transfer_ranks(nodes) for nodes in traces]
@@ -113,7 +113,7 @@ def _transfer_ranks(nodes: Nodes) -> tuple[int, int]:
     return highest, min(ways, default=0)
 
 
-def _by_stride(groups: Mapping[str, ProcessGroup], families: Mapping[str, Group], world: int) -> dict[str, Group]:
+def _by_stride(groups: Mapping[str, ChakraProcessGroup], families: Mapping[str, Group], world: int) -> dict[str, Group]:
     """Kinds of groups that only list their ranks: neighbours tensor parallel, their like data parallel."""
     unnamed = {name: group.ranks for name, group in groups.items() if families[name] is Group.WORLD}
     spaced = {name: span for name, span in strides(unnamed).items() if span[1] < world}
@@ -135,9 +135,9 @@ def _layout(families: Mapping[str, Group], listed: Mapping[str, int], world: int
     return Layout(tp=tp, cp=cp, pp=pp, dp=world // (tp * cp * pp), ep=sizes.get(Group.EP, 1))
 
 
-def _process_groups(nodes: Nodes) -> dict[str, ProcessGroup]:
+def _process_groups(nodes: Nodes) -> dict[str, ChakraProcessGroup]:
     """PyTorch's groups by name, from its metadata nodes: a list in JSON, quoted as a list of one."""
-    groups: dict[str, ProcessGroup] = {}
+    groups: dict[str, ChakraProcessGroup] = {}
     for values in nodes.inputs.values():
         start, end = values.find("[{"), values.rfind("}]")
         if start < 0 or end < start:

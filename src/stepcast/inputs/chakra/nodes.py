@@ -129,7 +129,7 @@ class Trace:
 
 
 @dataclass(slots=True)
-class Node:
+class TraceNode:
     """One node as decoded on its own; attributes as their bytes, so that equal ones are decoded once."""
 
     number: int = 0
@@ -140,9 +140,9 @@ class Node:
     attributes: dict[str, bytes] = field(default_factory=dict)
 
 
-def read_node(message: bytes) -> Node:
+def read_node(message: bytes) -> TraceNode:
     """A node whose fields may stand in any order."""
-    node = Node()
+    node = TraceNode()
     for number, wire, content in fields(message):
         if isinstance(content, int):
             if number == 1:

@@ -98,7 +98,7 @@ class WireError(ValueError):
     """Bytes that are not a protobuf message of the kind expected."""
 
 
-class Kind(IntEnum):
+class AttributeKind(IntEnum):
     """Value kinds of Chakra's AttributeProto: the field number of the single value; a list's is one more."""
 
     DOUBLE = 3
@@ -122,20 +122,20 @@ Scalar = float | int | bool | str | bytes
 Value = Scalar | tuple[Scalar, ...] | None
 
 STRUCTS = {
-    Kind.DOUBLE: struct.Struct("<d"),
-    Kind.FLOAT: struct.Struct("<f"),
-    Kind.FIXED32: struct.Struct("<I"),
-    Kind.FIXED64: struct.Struct("<Q"),
-    Kind.SFIXED32: struct.Struct("<i"),
-    Kind.SFIXED64: struct.Struct("<q"),
+    AttributeKind.DOUBLE: struct.Struct("<d"),
+    AttributeKind.FLOAT: struct.Struct("<f"),
+    AttributeKind.FIXED32: struct.Struct("<I"),
+    AttributeKind.FIXED64: struct.Struct("<Q"),
+    AttributeKind.SFIXED32: struct.Struct("<i"),
+    AttributeKind.SFIXED64: struct.Struct("<q"),
 }
 RANGES = {
-    Kind.INT32: (-TWO_31, TWO_31),
-    Kind.INT64: (-TWO_63, TWO_63),
-    Kind.UINT32: (0, TWO_32),
-    Kind.UINT64: (0, TWO_64),
-    Kind.SINT32: (-TWO_31, TWO_31),
-    Kind.SINT64: (-TWO_63, TWO_63),
+    AttributeKind.INT32: (-TWO_31, TWO_31),
+    AttributeKind.INT64: (-TWO_63, TWO_63),
+    AttributeKind.UINT32: (0, TWO_32),
+    AttributeKind.UINT64: (0, TWO_64),
+    AttributeKind.SINT32: (-TWO_31, TWO_31),
+    AttributeKind.SINT64: (-TWO_63, TWO_63),
 }
 
 
@@ -209,32 +209,32 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         yield number, wire, value
 
 
-def attribute(name: str, kind: Kind, value: Scalar | Sequence[Scalar]) -> bytes:
+def attribute(name: str, kind: AttributeKind, value: Scalar | Sequence[Scalar]) -> bytes:
     """An AttributeProto message."""
     head = bytes_field(1, name.encode())
     if isinstance(value, list | tuple):
         return head + bytes_field(kind + 1, _packed(kind, value))
     assert not isinstance(value, Sequence) or isinstance(value, str | bytes)
-    wire = LENGTH if kind >= Kind.STRING else _wire(kind)
+    wire = LENGTH if kind >= AttributeKind.STRING else _wire(kind)
     body = _single(kind, value)
     return head + field(kind, wire) + (varint(len(body)) + body if wire == LENGTH else body)
 
 
-def _wire(kind: Kind) -> int:
+def _wire(kind: AttributeKind) -> int:
     if kind in STRUCTS:
         return FIXED64 if STRUCTS[kind].size == 8 else FIXED32
     return VARINT
 
 
-def _packed(kind: Kind, values: Sequence[Scalar]) -> bytes:
+def _packed(kind: AttributeKind, values: Sequence[Scalar]) -> bytes:
     """The list message of *kind*: strings one by one, numbers packed."""
-    if kind >= Kind.STRING:
+    if kind >= AttributeKind.STRING:
         return b"".join(bytes_field(1, _single(kind, value)) for value in values)
     packed = b"".join(_single(kind, value) for value in values)
     return bytes_field(1, packed) if packed else b""
 
 
-def _single(kind: Kind, value: Scalar) -> bytes:
+def _single(kind: AttributeKind, value: Scalar) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
@@ -248,7 +248,7 @@ def _single(kind: Kind, value: Scalar) -> bytes:
     low, high = RANGES.get(kind, (0, 2))
     if not low <= number < high:
         raise WireError(f"{number} does not fit {kind.name.lower()}")
-    if kind in (Kind.SINT32, Kind.SINT64):
+    if kind in (AttributeKind.SINT32, AttributeKind.SINT64):
         return varint(number * 2 if number >= 0 else -number * 2 - 1)
     return varint(number & (TWO_64 - 1))
 
@@ -272,20 +272,20 @@ def text(content: bytes) -> str:
 
 
 def _read_value(number: int, wire: int, content: int | bytes) -> Value:
-    kind = Kind(number - (number - 3) % 2)
+    kind = AttributeKind(number - (number - 3) % 2)
     if number != kind:
         if not isinstance(content, bytes):
             raise WireError(f"attribute field {number} should be a list message")
         return tuple(value for item in fields(content) if item[0] == 1 for value in _items(kind, *item[1:]))
-    expected = LENGTH if kind >= Kind.STRING else _wire(kind)
+    expected = LENGTH if kind >= AttributeKind.STRING else _wire(kind)
     if wire != expected:
         raise WireError(f"attribute field {number} has wire type {wire}; expected {expected}")
     return _read_scalar(kind, content)
 
 
-def _items(kind: Kind, wire: int, content: int | bytes) -> Iterator[Scalar]:
+def _items(kind: AttributeKind, wire: int, content: int | bytes) -> Iterator[Scalar]:
     """The values of one entry of a list: one, or packed ones."""
-    expected = LENGTH if kind >= Kind.STRING else _wire(kind)
+    expected = LENGTH if kind >= AttributeKind.STRING else _wire(kind)
     if wire == expected:
         yield _read_scalar(kind, content)
     elif wire == LENGTH and isinstance(content, bytes):
@@ -304,19 +304,19 @@ def _items(kind: Kind, wire: int, content: int | bytes) -> Iterator[Scalar]:
         raise WireError(f"a list entry has wire type {wire}")
 
 
-def _read_scalar(kind: Kind, content: int | bytes) -> Scalar:
+def _read_scalar(kind: AttributeKind, content: int | bytes) -> Scalar:
     if isinstance(content, bytes):
-        if kind is Kind.STRING:
+        if kind is AttributeKind.STRING:
             return text(content)
-        if kind is Kind.BYTES:
+        if kind is AttributeKind.BYTES:
             return content
         value: float | int = STRUCTS[kind].unpack(content)[0]
         return value
     match kind:
-        case Kind.BOOL:
+        case AttributeKind.BOOL:
             return content != 0
-        case Kind.SINT32 | Kind.SINT64:
+        case AttributeKind.SINT32 | AttributeKind.SINT64:
             return content >> 1 if not content & 1 else -(content >> 1) - 1
-        case Kind.INT32 | Kind.INT64:
+        case AttributeKind.INT32 | AttributeKind.INT64:
             return content - TWO_64 if content >= TWO_63 else content
     return content

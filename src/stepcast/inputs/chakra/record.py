@@ -13,7 +13,15 @@ from typing import Annotated, TypeVar, get_args
 import msgspec
 
 from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
-from stepcast.inputs.chakra.protobuf import Kind, Value, WireError, attribute, bytes_field, delimited, read_varint
+from stepcast.inputs.chakra.protobuf import (
+    AttributeKind,
+    Value,
+    WireError,
+    attribute,
+    bytes_field,
+    delimited,
+    read_varint,
+)
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
@@ -189,10 +197,10 @@ def _stage(record: StageRecord, layers: Sequence[Layer]) -> Stage:
 def write_head(record: bytes, rank: int, nodes: bytes) -> bytes:
     """Return the GlobalMetadata message that precedes the *nodes* of a rank in its file."""
     attributes = (
-        attribute("schema", Kind.STRING, SCHEMA_VERSION),
-        attribute(RANK, Kind.UINT64, rank),
-        attribute(CHECKSUM, Kind.UINT32, zlib.crc32(nodes)),
-        attribute(RECORD, Kind.BYTES, record),
+        attribute("schema", AttributeKind.STRING, SCHEMA_VERSION),
+        attribute(RANK, AttributeKind.UINT64, rank),
+        attribute(CHECKSUM, AttributeKind.UINT32, zlib.crc32(nodes)),
+        attribute(RECORD, AttributeKind.BYTES, record),
     )
     body = b"".join(bytes_field(2, each) for each in attributes)
     return delimited(bytes_field(1, SCHEMA_VERSION.encode()) + body)

@@ -44,7 +44,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-class Keys:
+class ConfigTable:
     """A config's table. Where several names are given, the first that is there and not null counts."""
 
     def __init__(self, table: Mapping[str, object], kind: str) -> None:
@@ -107,14 +107,14 @@ class Keys:
             raise FormatError(f"{name} must be a list, not {shown(value)}")
         return value
 
-    def inner(self, name: str) -> "Keys":
+    def inner(self, name: str) -> "ConfigTable":
         """A nested table; an empty one if it is not there."""
         value = self.table.get(name)
         if value is None:
-            return Keys({}, self.kind)
+            return ConfigTable({}, self.kind)
         if not isinstance(value, dict):
             raise FormatError(f"{name} must be a JSON object, not {shown(value)}")
-        return Keys(value, self.kind)
+        return ConfigTable(value, self.kind)
 
     def activation(self, *names: str, default: str) -> Activation:
         word = self.word(*names, default=default)
@@ -155,7 +155,7 @@ ALL_BIASES = Biases(qkv=True, attention_output=True, mlp=True)
 ALIBI = Position(PositionKind.ALIBI)
 
 
-def head_dim(keys: Keys, hidden: int, heads: int) -> int:
+def head_dim(keys: ConfigTable, hidden: int, heads: int) -> int:
     """Given, or the hidden width divided among the heads."""
     if keys.has("head_dim", "attention_head_dim", "kv_channels"):
         return keys.count("head_dim", "attention_head_dim", "kv_channels")
@@ -164,7 +164,7 @@ def head_dim(keys: Keys, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def llama(keys: Keys, name: str) -> Model:
+def llama(keys: ConfigTable, name: str) -> Model:
     """RMS norms, rotary positions, gated MLP; also the frame of most later families."""
     hidden = keys.count("hidden_size")
     heads = keys.count("num_attention_heads")
@@ -186,22 +186,22 @@ def llama(keys: Keys, name: str) -> Model:
     )
 
 
-def internlm(keys: Keys, name: str) -> Model:
+def internlm(keys: ConfigTable, name: str) -> Model:
     bias = keys.flag("bias", default=True)
     return replace(llama(keys, name), biases=Biases(bias, bias))
 
 
-def mistral(keys: Keys, name: str) -> Model:
+def mistral(keys: ConfigTable, name: str) -> Model:
     model = llama(keys, name)
     return replace(model, window=keys.window(model.layers))
 
 
-def qwen2(keys: Keys, name: str) -> Model:
+def qwen2(keys: ConfigTable, name: str) -> Model:
     model = replace(llama(keys, name), biases=Biases(qkv=True))
     return replace(model, window=qwen_window(keys, model.layers))
 
 
-def qwen_window(keys: Keys, layers: int) -> Window | None:
+def qwen_window(keys: ConfigTable, layers: int) -> Window | None:
     """Qwen windows the layers from max_window_layers on, and only if use_sliding_window says so."""
     if not keys.flag("use_sliding_window", default=False):
         return None
@@ -211,31 +211,31 @@ def qwen_window(keys: Keys, layers: int) -> Window | None:
     return keys.window(layers, (False,) * full + (True,) * (layers - full))
 
 
-def qwen3(keys: Keys, name: str) -> Model:
+def qwen3(keys: ConfigTable, name: str) -> Model:
     model = llama(keys, name)
     dim = keys.count("head_dim", default=128)
     window = qwen_window(keys, model.layers)
     return replace(model, head_dim=dim, qk_norm=QkNorm.HEAD, window=window)
 
 
-def olmo2(keys: Keys, name: str) -> Model:
+def olmo2(keys: ConfigTable, name: str) -> Model:
     """Norms after each half alone, and of all queries and all keys of a token (OLMo 2, 2025, section 2)."""
     return replace(llama(keys, name), pre_norms=False, post_norms=True, qk_norm=QkNorm.WHOLE)
 
 
-def phi3(keys: Keys, name: str) -> Model:
+def phi3(keys: ConfigTable, name: str) -> Model:
     model = llama(keys, name)
     return replace(model, biases=Biases(), window=keys.window(model.layers))
 
 
-def gemma(keys: Keys, name: str) -> Model:
+def gemma(keys: ConfigTable, name: str) -> Model:
     model = llama(keys, name)
     dim = keys.count("head_dim", default=256)
     tied = keys.flag("tie_word_embeddings", default=True)
     return replace(model, head_dim=dim, tied=tied, activation=Activation.GELU)
 
 
-def gemma2(keys: Keys, name: str) -> Model:
+def gemma2(keys: ConfigTable, name: str) -> Model:
     """Norms before and after each half, soft-capped scores, every second layer windowed."""
     model = gemma(keys, name)
     return replace(
@@ -258,10 +258,10 @@ GEMMA3_SIZES: dict[str, object] = {
 }
 
 
-def gemma3(keys: Keys, name: str) -> Model:
+def gemma3(keys: ConfigTable, name: str) -> Model:
     """Gemma 2 with norms of queries and keys in place of the soft caps, one layer in six full."""
     given = {key: value for key, value in keys.table.items() if value is not None}
-    keys = Keys(GEMMA3_SIZES | given, keys.kind)
+    keys = ConfigTable(GEMMA3_SIZES | given, keys.kind)
     every = min(keys.count("sliding_window_pattern", default=6), MOST_LAYERS)
     model = gemma(keys, name)
     return replace(
@@ -274,14 +274,14 @@ def gemma3(keys: Keys, name: str) -> Model:
     )
 
 
-def nemotron(keys: Keys, name: str) -> Model:
+def nemotron(keys: ConfigTable, name: str) -> Model:
     """Layer norms, squared ReLU without a gate, no biases (Nemotron-4, 2024)."""
     model = llama(keys, name)
     activation = keys.activation("hidden_act", default="relu2")
     return replace(model, norm=LAYER_NORM, gated=False, activation=activation)
 
 
-def starcoder2(keys: Keys, name: str) -> Model:
+def starcoder2(keys: ConfigTable, name: str) -> Model:
     bias = keys.flag("use_bias", default=True)
     model = llama(keys, name)
     return replace(
@@ -295,7 +295,7 @@ def starcoder2(keys: Keys, name: str) -> Model:
     )
 
 
-def gpt2(keys: Keys, name: str) -> Model:
+def gpt2(keys: ConfigTable, name: str) -> Model:
     """Layer norms, learned positions, biases everywhere; also GPT-BigCode with one key/value head."""
     hidden, heads = keys.count("n_embd", "hidden_size"), keys.count("n_head", "num_attention_heads")
     positions = keys.count("n_positions", "n_ctx", "max_position_embeddings")
@@ -318,7 +318,7 @@ def gpt2(keys: Keys, name: str) -> Model:
     )
 
 
-def gptj(keys: Keys, name: str) -> Model:
+def gptj(keys: ConfigTable, name: str) -> Model:
     """Attention and MLP beside each other behind one norm; biases in the MLP and the head only."""
     model = gpt2(keys, name)
     return replace(
@@ -331,7 +331,7 @@ def gptj(keys: Keys, name: str) -> Model:
     )
 
 
-def gpt_neox(keys: Keys, name: str) -> Model:
+def gpt_neox(keys: ConfigTable, name: str) -> Model:
     """Attention and MLP beside each other, each with its own norm."""
     bias = keys.flag("attention_bias", default=True)
     return replace(
@@ -344,7 +344,7 @@ def gpt_neox(keys: Keys, name: str) -> Model:
     )
 
 
-def opt(keys: Keys, name: str) -> Model:
+def opt(keys: ConfigTable, name: str) -> Model:
     """Two rows more of learned positions than tokens; the 350M model has a narrower word embedding."""
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     positions = keys.count("max_position_embeddings")
@@ -372,7 +372,7 @@ def opt(keys: Keys, name: str) -> Model:
     )
 
 
-def bloom(keys: Keys, name: str) -> Model:
+def bloom(keys: ConfigTable, name: str) -> Model:
     hidden = keys.count("hidden_size", "n_embed")
     heads = keys.count("n_head", "num_attention_heads")
     return Model(
@@ -395,7 +395,7 @@ def bloom(keys: Keys, name: str) -> Model:
     )
 
 
-def falcon(keys: Keys, name: str) -> Model:
+def falcon(keys: ConfigTable, name: str) -> Model:
     """Falcon-7B shares one key/value head and one norm, Falcon-40B groups heads and has two norms."""
     hidden = keys.count("hidden_size")
     heads = keys.count("num_attention_heads", "n_head")
@@ -428,7 +428,7 @@ def falcon(keys: Keys, name: str) -> Model:
     )
 
 
-def phi(keys: Keys, name: str) -> Model:
+def phi(keys: ConfigTable, name: str) -> Model:
     """Attention and MLP beside each other behind one norm; biases everywhere, in the head too."""
     normed = keys.flag("qk_layernorm", default=False)
     return replace(
@@ -443,7 +443,7 @@ def phi(keys: Keys, name: str) -> Model:
     )
 
 
-def mpt(keys: Keys, name: str) -> Model:
+def mpt(keys: ConfigTable, name: str) -> Model:
     """Defaults of transformers' MptConfig: ALiBi, no biases; its norms never have one."""
     hidden, heads = keys.count("d_model"), keys.count("n_heads")
     attention = keys.inner("attn_config")

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface.dense import Keys, llama, mistral, qwen2, qwen3, shortest_period, shown
+from stepcast.inputs.huggingface.dense import ConfigTable, llama, mistral, qwen2, qwen3, shortest_period, shown
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Experts, Latent, QkNorm
 
 
-def mixtral(keys: Keys, name: str) -> Model:
+def mixtral(keys: ConfigTable, name: str) -> Model:
     model = mistral(keys, name)
     experts = Experts(
         count=keys.count("num_local_experts", default=8),
@@ -19,7 +19,7 @@ def mixtral(keys: Keys, name: str) -> Model:
     return replace(model, experts=experts)
 
 
-def sparse_pattern(keys: Keys, layers: int, every: int) -> tuple[bool, ...]:
+def sparse_pattern(keys: ConfigTable, layers: int, every: int) -> tuple[bool, ...]:
     """Which layers have experts, as short as it can be said."""
     if layers > MOST_LAYERS:
         return (True,)  # the Model refuses so many layers
@@ -29,7 +29,7 @@ def sparse_pattern(keys: Keys, layers: int, every: int) -> tuple[bool, ...]:
     return shortest_period(pattern)
 
 
-def sparse_layers(keys: Keys, layers: int, every: int) -> list[bool]:
+def sparse_layers(keys: ConfigTable, layers: int, every: int) -> list[bool]:
     """Every *every*-th layer has experts (the last of each group), but not those in mlp_only_layers."""
     dense = set()
     for layer in keys.items("mlp_only_layers"):
@@ -39,7 +39,7 @@ def sparse_layers(keys: Keys, layers: int, every: int) -> list[bool]:
     return [(layer + 1) % every == 0 and layer not in dense for layer in range(layers)]
 
 
-def qwen2_moe(keys: Keys, name: str) -> Model:
+def qwen2_moe(keys: ConfigTable, name: str) -> Model:
     model = qwen2(keys, name)
     shared = keys.count("shared_expert_intermediate_size", default=0, least=0)
     experts = Experts(
@@ -53,7 +53,7 @@ def qwen2_moe(keys: Keys, name: str) -> Model:
     return replace(model, experts=experts)
 
 
-def qwen3_moe(keys: Keys, name: str) -> Model:
+def qwen3_moe(keys: ConfigTable, name: str) -> Model:
     model = qwen3(keys, name)
     experts = Experts(
         count=keys.count("num_experts"),
@@ -64,7 +64,7 @@ def qwen3_moe(keys: Keys, name: str) -> Model:
     return replace(model, experts=experts)
 
 
-def deepseek(keys: Keys, name: str) -> Model:
+def deepseek(keys: ConfigTable, name: str) -> Model:
     """Latent attention; shared experts beside the routed ones; the first layers dense (V2, V3, Kimi K2)."""
     latent = Latent(
         kv_rank=keys.count("kv_lora_rank"),
@@ -74,7 +74,7 @@ def deepseek(keys: Keys, name: str) -> Model:
         query_rank=keys.count("q_lora_rank", default=0, least=0),
     )
     wide = latent.nope_dim + latent.rope_dim
-    model = llama(Keys({**keys.table, "head_dim": wide}, keys.kind), name)
+    model = llama(ConfigTable({**keys.table, "head_dim": wide}, keys.kind), name)
     return replace(
         model,
         kv_heads=model.heads,
@@ -85,7 +85,7 @@ def deepseek(keys: Keys, name: str) -> Model:
     )
 
 
-def glm4_moe(keys: Keys, name: str) -> Model:
+def glm4_moe(keys: ConfigTable, name: str) -> Model:
     """GLM 4.5: grouped attention with biases, DeepSeek's experts (transformers Glm4MoeForCausalLM)."""
     model = llama(keys, name)
     return replace(
@@ -98,7 +98,7 @@ def glm4_moe(keys: Keys, name: str) -> Model:
     )
 
 
-def _deepseek_experts(keys: Keys) -> Experts:
+def _deepseek_experts(keys: ConfigTable) -> Experts:
     ffn = keys.count("moe_intermediate_size")
     every = min(keys.count("moe_layer_freq", default=1), MOST_LAYERS)
     method = keys.word("topk_method", default="greedy" if keys.kind == "deepseek_v2" else "noaux_tc")
@@ -118,12 +118,12 @@ def _deepseek_experts(keys: Keys) -> Experts:
     )
 
 
-def expert_groups(keys: Keys, groups: int = 1, top_groups: int = 1) -> tuple[int, int]:
+def expert_groups(keys: ConfigTable, groups: int = 1, top_groups: int = 1) -> tuple[int, int]:
     """Return the groups that experts are divided into, and how many of them a token may choose from."""
     return keys.count("n_group", default=groups), keys.count("topk_group", default=top_groups)
 
 
-def grok(keys: Keys, name: str) -> Model:
+def grok(keys: ConfigTable, name: str) -> Model:
     """Norms before and after each half, capped scores (github.com/xai-org/grok-1)."""
     model = llama(keys, name)
     experts = Experts(
@@ -139,7 +139,7 @@ def grok(keys: Keys, name: str) -> Model:
     )
 
 
-def gpt_oss(keys: Keys, name: str) -> Model:
+def gpt_oss(keys: ConfigTable, name: str) -> Model:
     """Biases everywhere but in the head, one learned sink per head, every second layer windowed."""
     model = llama(keys, name)
     bias = keys.flag("attention_bias", default=True)
@@ -158,7 +158,7 @@ def gpt_oss(keys: Keys, name: str) -> Model:
     )
 
 
-def llama4(keys: Keys, name: str) -> Model:
+def llama4(keys: ConfigTable, name: str) -> Model:
     """Experts of intermediate_size with one shared, dense layers of intermediate_size_mlp between them."""
     model = llama(keys, name)
     step = min(keys.count("interleave_moe_layer_step", default=1), MOST_LAYERS)

@@ -6,7 +6,7 @@ What a config leaves out follows the default of its class in transformers; sizes
 from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface.dense import Keys, llama, shown
+from stepcast.inputs.huggingface.dense import ConfigTable, llama, shown
 from stepcast.inputs.huggingface.experts import expert_groups, sparse_layers
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
@@ -19,7 +19,7 @@ BEFORE_MLP = {"mamba": "m", "attention": "a"}
 BEFORE_EXPERTS = {"mamba": "x", "attention": "y"}
 
 
-def nemotron_h(keys: Keys, name: str) -> Model:
+def nemotron_h(keys: ConfigTable, name: str) -> Model:
     """Mamba-2, attention and feed-forward blocks in the order a pattern gives; no positions."""
     model = llama(keys, name)
     pattern = keys.word("hybrid_override_pattern", default="").replace("|", "")
@@ -60,7 +60,7 @@ def nemotron_h(keys: Keys, name: str) -> Model:
     )
 
 
-def mamba2(keys: Keys, name: str) -> Model:
+def mamba2(keys: ConfigTable, name: str) -> Model:
     """Mamba-2 blocks alone. The Model's attention heads are those of the scan; no layer has attention."""
     _without_projection_bias(keys, "use_bias")
     layers, heads = keys.count("num_hidden_layers"), keys.count("num_heads")
@@ -90,7 +90,7 @@ def mamba2(keys: Keys, name: str) -> Model:
     )
 
 
-def bamba(keys: Keys, name: str) -> Model:
+def bamba(keys: ConfigTable, name: str) -> Model:
     """Every layer a mixer and a gated MLP; attention in the layers that attn_layer_indices names."""
     model = llama(keys, name)
     attention = keys.items("attn_layer_indices")
@@ -101,7 +101,7 @@ def bamba(keys: Keys, name: str) -> Model:
     return replace(model, hybrid=_granite_hybrid(keys, model, _pattern(kinds, BEFORE_MLP)))
 
 
-def granite_hybrid(keys: Keys, name: str) -> Model:
+def granite_hybrid(keys: ConfigTable, name: str) -> Model:
     """As Bamba, by layer_types; the feed-forward is a shared MLP, with experts beside it if there are any."""
     model = llama(keys, name)
     shared = keys.count("shared_intermediate_size")
@@ -124,7 +124,7 @@ def granite_hybrid(keys: Keys, name: str) -> Model:
     )
 
 
-def _granite_hybrid(keys: Keys, model: Model, pattern: str) -> Hybrid:
+def _granite_hybrid(keys: ConfigTable, model: Model, pattern: str) -> Hybrid:
     """The sizes as Bamba and Granite 4 name them; a head's width follows from the others unless given."""
     _without_projection_bias(keys, "mamba_proj_bias")
     heads = keys.count("mamba_n_heads", default=128)
@@ -153,7 +153,7 @@ def _pattern(kinds: list[str], letters: dict[str, str]) -> str:
     return "".join(letters[kind] for kind in kinds)
 
 
-def _without_projection_bias(keys: Keys, key: str) -> None:
+def _without_projection_bias(keys: ConfigTable, key: str) -> None:
     if keys.flag(key, default=False):
         raise FormatError(f"{key}: Mamba blocks with biased projections are not known")
 
@@ -168,7 +168,7 @@ DELTA_LETTERS = {(False, False): "d", (False, True): "e", (True, False): "a", (T
 SELECTIVE_LETTERS = {(False, False): "s", (False, True): "t", (True, False): "a", (True, True): "y"}
 
 
-def qwen3_next(keys: Keys, name: str) -> Model:
+def qwen3_next(keys: ConfigTable, name: str) -> Model:
     """Three gated delta nets for each layer of gated attention; experts with a shared one that is gated."""
     model = replace(llama(keys, name), head_dim=keys.count("head_dim", default=256))
     layers = min(model.layers, MOST_LAYERS + 1)
@@ -202,7 +202,7 @@ def qwen3_next(keys: Keys, name: str) -> Model:
     )
 
 
-def jamba(keys: Keys, name: str) -> Model:
+def jamba(keys: ConfigTable, name: str) -> Model:
     """Mamba blocks with norms of time step, B and C, now and then attention without positions; an MLP or
     experts after each.
     """
@@ -228,7 +228,7 @@ def jamba(keys: Keys, name: str) -> Model:
     )
 
 
-def mamba(keys: Keys, name: str) -> Model:
+def mamba(keys: ConfigTable, name: str) -> Model:
     """Mamba blocks alone; no layer has attention, so the Model's one head stands for nothing. Falcon's norms
     of time step, B and C have no weights.
     """
@@ -250,7 +250,7 @@ def mamba(keys: Keys, name: str) -> Model:
     )
 
 
-def _selective(keys: Keys, hidden: int, prefix: str, normed: bool) -> Selective:
+def _selective(keys: ConfigTable, hidden: int, prefix: str, normed: bool) -> Selective:
     """The sizes as Jamba names them, or, without *prefix*, Mamba."""
     bias = f"{prefix}proj_bias" if prefix else "use_bias"
     if keys.flag(bias, default=False):
@@ -270,7 +270,7 @@ def _selective(keys: Keys, hidden: int, prefix: str, normed: bool) -> Selective:
     )
 
 
-def _attention_layers(keys: Keys, layers: int) -> list[bool]:
+def _attention_layers(keys: ConfigTable, layers: int) -> list[bool]:
     """Which layers mix by attention: layer_types, or the last of every so many."""
     types = keys.items("layer_types")
     if not types:

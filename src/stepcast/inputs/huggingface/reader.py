@@ -8,12 +8,12 @@ from dataclasses import replace
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface import dense, experts, hybrid
 from stepcast.inputs.huggingface import hybrid as recurrent
-from stepcast.inputs.huggingface.dense import Keys, shown
+from stepcast.inputs.huggingface.dense import ConfigTable, shown
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
 
-FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
+FAMILIES: dict[str, Callable[[ConfigTable, str], Model]] = {
     "bamba": hybrid.bamba,
     "bloom": dense.bloom,
     "deepseek_v2": experts.deepseek,
@@ -135,7 +135,7 @@ def read_config(data: bytes | str, name: str) -> Model:
         table = _decode(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
         if not isinstance(table, dict):
             raise FormatError(f"expected a JSON object with a model's sizes, not {shown(table)}")
-        keys = _text_keys(Keys(table, ""))
+        keys = _text_keys(ConfigTable(table, ""))
         return _as_coded(FAMILIES[keys.kind](keys, name or keys.kind), keys)
     except FormatError:
         raise
@@ -143,7 +143,7 @@ def read_config(data: bytes | str, name: str) -> Model:
         raise FormatError(str(error)) from None
 
 
-def _as_coded(model: Model, keys: Keys) -> Model:
+def _as_coded(model: Model, keys: ConfigTable) -> Model:
     """*model* with what transformers' code of its family does."""
     key, usual = DROPOUTS.get(keys.kind, ("", 0.0))
     dropout = keys.number(key, usual) if key else 0.0
@@ -190,17 +190,17 @@ def _why(error: Exception) -> str:
     return f"cannot be read as JSON: {error}"
 
 
-def _text_keys(keys: Keys) -> Keys:
+def _text_keys(keys: ConfigTable) -> ConfigTable:
     """The keys of the language model, which multimodal configs hold in a part, with their type."""
     kind = _kind(keys)
     part = next((name for name in TEXT_PARTS if keys.has(name)), None)
     if kind in FAMILIES and part is None:
-        return Keys(keys.table, kind)
+        return ConfigTable(keys.table, kind)
     if part is not None:
         inner = keys.inner(part)
         inner_kind = _kind(inner) or kind
         if inner_kind in FAMILIES:
-            return Keys(inner.table, inner_kind)
+            return ConfigTable(inner.table, inner_kind)
         kind = inner_kind
     raise FormatError(_unknown(kind))
 
@@ -214,7 +214,7 @@ def _unknown(kind: str) -> str:
     return f"unknown model_type {shown(kind)}{why}; {other}; known: {', '.join(FAMILIES)}"
 
 
-def _kind(keys: Keys) -> str:
+def _kind(keys: ConfigTable) -> str:
     """model_type, or what the class named in architectures implies."""
     kind = keys.word("model_type", default="")
     if kind:

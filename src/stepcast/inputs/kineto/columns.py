@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from stepcast.inputs.kineto.process_groups import collective_named, dtype_named, group_named, parse_ranks
-from stepcast.inputs.kineto.stream import Event
+from stepcast.inputs.kineto.stream import TraceEvent
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
@@ -28,7 +28,7 @@ from stepcast.units import US
 # Enflame).
 
 
-class Role(Enum):
+class EventRole(Enum):
     HOST = "host"
     CALL = "call"  # of the host to a device's runtime or driver: it may launch work
     KERNEL = "kernel"
@@ -40,22 +40,22 @@ class Role(Enum):
     OTHER = "other"
 
 
-DEVICE = frozenset({Role.KERNEL, Role.COPY, Role.COMMUNICATION})
-ON_HOST = frozenset({Role.HOST, Role.CALL})
-CORRELATED = DEVICE | {Role.CALL}
+DEVICE = frozenset({EventRole.KERNEL, EventRole.COPY, EventRole.COMMUNICATION})
+ON_HOST = frozenset({EventRole.HOST, EventRole.CALL})
+CORRELATED = DEVICE | {EventRole.CALL}
 
 # In lower case, as PyTorch 1.8 to 1.11 write capitals.
-CATEGORIES: tuple[tuple[Role, re.Pattern[str]], ...] = tuple(
+CATEGORIES: tuple[tuple[EventRole, re.Pattern[str]], ...] = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
-        (Role.HOST, r"cpu_op|operator|user_annotation|python_function"),
-        (Role.CALL, r"(?:[a-z0-9]+_)?(?:runtime|driver)"),
-        (Role.KERNEL, r"kernel|mtia_ccp_events"),
-        (Role.COPY, r"(?:[a-z0-9]+_)?mem(?:cpy|set)"),
-        (Role.COMMUNICATION, r"collective_comm"),
-        (Role.ANNOTATION, r"[a-z0-9]+_user_annotation"),
-        (Role.OVERHEAD, r"overhead"),
-        (Role.FRAME, r"trace"),
+        (EventRole.HOST, r"cpu_op|operator|user_annotation|python_function"),
+        (EventRole.CALL, r"(?:[a-z0-9]+_)?(?:runtime|driver)"),
+        (EventRole.KERNEL, r"kernel|mtia_ccp_events"),
+        (EventRole.COPY, r"(?:[a-z0-9]+_)?mem(?:cpy|set)"),
+        (EventRole.COMMUNICATION, r"collective_comm"),
+        (EventRole.ANNOTATION, r"[a-z0-9]+_user_annotation"),
+        (EventRole.OVERHEAD, r"overhead"),
+        (EventRole.FRAME, r"trace"),
     )
 )
 # Libraries that communicate from kernels, by the words in these kernels' names: NCCL and its kin of other
@@ -75,9 +75,9 @@ GAUDI_CATEGORIES = {b"TPC": "kernel", b"MME": "kernel", b"DMA": "gpu_memcpy", b"
 
 
 @cache
-def role_of(category: str) -> Role:
+def role_of(category: str) -> EventRole:
     lower = category.lower()
-    return next((role for role, pattern in CATEGORIES if pattern.fullmatch(lower)), Role.OTHER)
+    return next((role for role, pattern in CATEGORIES if pattern.fullmatch(lower)), EventRole.OTHER)
 
 
 def gaudi_category(args: msgspec.Raw) -> str:
@@ -86,11 +86,11 @@ def gaudi_category(args: msgspec.Raw) -> str:
     return GAUDI_CATEGORIES[engine[1].upper()] if engine else "hpu_runtime"
 
 
-def role_of_kernel(name: str) -> Role:
+def role_of_kernel(name: str) -> EventRole:
     """A copy or a communication where the name of a device's work says so."""
     if COMM_KERNEL.search(name):
-        return Role.COMMUNICATION
-    return Role.COPY if COPY_NAME.match(name) else Role.KERNEL
+        return EventRole.COMMUNICATION
+    return EventRole.COPY if COPY_NAME.match(name) else EventRole.KERNEL
 
 
 # Communication in a profiler trace: what PyTorch attaches to NCCL kernels, as Work and details.
@@ -220,7 +220,7 @@ def _listed(split: str | list[int]) -> str:
 STEP_PREFIX = "ProfilerStep"
 CPU_COMM = re.compile(r"(?:gloo|mpi|ucc):")
 CORRELATION = re.compile(rb'"correlation"\s*:\s*(\d{1,18})(?!\d)')
-KIND_OF_ROLE = {Role.COPY: SpanKind.COPY, Role.COMMUNICATION: SpanKind.COMMUNICATION}
+KIND_OF_ROLE = {EventRole.COPY: SpanKind.COPY, EventRole.COMMUNICATION: SpanKind.COMMUNICATION}
 
 LaneKey = tuple[str, int | str | None, int | str | None]
 
@@ -236,7 +236,7 @@ class RankColumns:
         # Of each name, what it is in a thread of the host and in a stream.
         self._kinds: list[tuple[SpanKind, SpanKind]] = []
         self._lanes: dict[str, int] = {}
-        self._lane_of_key: dict[LaneKey, tuple[int, Role] | None] = {}
+        self._lane_of_key: dict[LaneKey, tuple[int, EventRole] | None] = {}
         self._device: int | str | None = None
         self._columns = {key: array("i") for key in ("name", "lane", "kind")}
         self._start_us = array("d")
@@ -249,7 +249,7 @@ class RankColumns:
     def __len__(self) -> int:
         return len(self._start_us)
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, events: list[TraceEvent]) -> None:
         names, lane_of_key, kinds = self._names, self._lane_of_key, self._kinds
         add_name, add_lane = self._columns["name"].append, self._columns["lane"].append
         add_kind, add_start = self._columns["kind"].append, self._start_us.append
@@ -261,7 +261,7 @@ class RankColumns:
                 continue
             start, duration = event.ts, event.dur
             if start is None or duration is None or not (duration >= 0 and isfinite(start + duration)):
-                self.skipped += role_of(event.cat) is not Role.FRAME
+                self.skipped += role_of(event.cat) is not EventRole.FRAME
                 continue
             category = event.cat if event.cat != GAUDI else gaudi_category(event.args)
             key = (category, event.pid, event.tid)
@@ -282,7 +282,7 @@ class RankColumns:
                 if kind is SpanKind.STEP:
                     self.steps += 1
                     lane = self._lane("steps")
-            elif role is Role.KERNEL:
+            elif role is EventRole.KERNEL:
                 kind = kinds[index][1]
                 if kind is SpanKind.COMPUTE and event.args and b'"Collective name"' in bytes(event.args):
                     kind = SpanKind.COMMUNICATION
@@ -300,20 +300,20 @@ class RankColumns:
     def _lane(self, name: str) -> int:
         return self._lanes.setdefault(name, len(self._lanes))
 
-    def _place(self, category: str, pid: int | str | None, tid: int | str | None) -> tuple[int, Role] | None:
+    def _place(self, category: str, pid: int | str | None, tid: int | str | None) -> tuple[int, EventRole] | None:
         """The lane of a category's events in one thread or stream, and their role."""
         role = role_of(category)
-        if role is Role.FRAME:
+        if role is EventRole.FRAME:
             return None
         if role in ON_HOST:
             return self._lane(f"cpu thread {tid}"), role
-        if role is Role.OVERHEAD:
+        if role is EventRole.OVERHEAD:
             return self._lane("profiler overhead"), role
         if role in DEVICE:
             self._device = pid if self._device is None else self._device
             device = "" if pid == self._device else f"device {pid} "
             return self._lane(f"{device}stream {tid}"), role
-        if role is Role.ANNOTATION:
+        if role is EventRole.ANNOTATION:
             return self._lane(f"annotations of stream {tid}"), role
         # Other programs' traces: one lane for each thread of each process.
         return self._lane(f"{category or 'events'} of process {pid} thread {tid}"), role

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.kineto.columns import Role, role_of, role_of_kernel
+from stepcast.inputs.kineto.columns import EventRole, role_of, role_of_kernel
 from stepcast.inputs.kineto.process_groups import dtype_named
-from stepcast.inputs.kineto.stream import Event, EventStream
+from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.operator_times import OperatorTime, OperatorTimes
@@ -163,24 +163,24 @@ class _Collected:
         self.without_shapes = 0
         self.total_us = 0.0
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, events: list[TraceEvent]) -> None:
         for event in events:
             if event.ph != "X" or not event.args:
                 continue
             role = role_of(event.cat)
-            if role is Role.KERNEL:
+            if role is EventRole.KERNEL:
                 self._add_kernel(event)
-            elif role is Role.HOST and event.name in OPERATORS:
+            elif role is EventRole.HOST and event.name in OPERATORS:
                 self._add_operator(event)
-            elif role is Role.CALL:
+            elif role is EventRole.CALL:
                 args = _read(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
                 operator = _first(args.operator, args.old_operator)
                 if args.correlation is not None and operator is not None:
                     self.launched_by[args.correlation] = operator
 
-    def _add_kernel(self, event: Event) -> None:
+    def _add_kernel(self, event: TraceEvent) -> None:
         duration = event.dur
-        if duration is None or not duration > 0 or role_of_kernel(event.name) is not Role.KERNEL:
+        if duration is None or not duration > 0 or role_of_kernel(event.name) is not EventRole.KERNEL:
             return
         self.total_us += duration
         args = _read(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
@@ -196,7 +196,7 @@ class _Collected:
         if tensor_cores:
             self.tf32.add(operator)
 
-    def _add_operator(self, event: Event) -> None:
+    def _add_operator(self, event: TraceEvent) -> None:
         raw = bytes(event.args)
         if b'"Input Dims"' not in raw:
             self.without_shapes += 1

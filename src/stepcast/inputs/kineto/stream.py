@@ -29,7 +29,7 @@ TRIES = 4
 EMPTY = msgspec.Raw()
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """What is used of one entry of traceEvents. Times are microseconds."""
 
     ph: str = ""
@@ -42,9 +42,9 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = EMPTY
 
 
-BATCH = msgspec.json.Decoder(list[Event])
+BATCH = msgspec.json.Decoder(list[TraceEvent])
 PIECES = msgspec.json.Decoder(list[msgspec.Raw])
-LENIENT = msgspec.json.Decoder(Event, strict=False)
+LENIENT = msgspec.json.Decoder(TraceEvent, strict=False)
 
 
 class EventStream:
@@ -60,9 +60,9 @@ class EventStream:
         self._lines = 0
         self._ended = False
         # The batch that proved a boundary, so that it is not decoded twice.
-        self._proven: tuple[int, list[Event]] | None = None
+        self._proven: tuple[int, list[TraceEvent]] | None = None
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[list[TraceEvent]]:
         bare = self._open_array()
         while True:
             cut, closed = self._boundary()
@@ -163,7 +163,7 @@ class EventStream:
             return False
         return True
 
-    def _decode(self, cut: int) -> list[Event]:
+    def _decode(self, cut: int) -> list[TraceEvent]:
         """The events in the first *cut* bytes."""
         proven, self._proven = self._proven, None
         if proven is not None and proven[0] == cut:
@@ -173,7 +173,7 @@ class EventStream:
         self._consume(cut)
         return events
 
-    def _decode_carefully(self, text: bytes) -> list[Event]:
+    def _decode_carefully(self, text: bytes) -> list[TraceEvent]:
         """Events of odd types are left out and counted; text that is not JSON is an error."""
         try:
             return BATCH.decode(text)

@@ -199,7 +199,7 @@ def tensor_bytes(elements: int, dtype: DType) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TraceMessage:
     """Communication as the trace shows it: the bytes of the tensor that was handed in."""
 
     kind: CollectiveKind | None  # None: a transfer between stages
@@ -217,7 +217,9 @@ class Message:
         return Collective(self.kind, self.input_bytes * (ranks or 1 if gathers else 1), self.group)
 
 
-def message_of(name: str, fields: dict[str, str], shape: tuple[int, ...] | None, dtype: DType | None) -> Message | None:
+def message_of(
+    name: str, fields: dict[str, str], shape: tuple[int, ...] | None, dtype: DType | None
+) -> TraceMessage | None:
     """What an operation or sub-operation sends, where its line says how much."""
     word = fields.get("comm_func", "None")
     if word not in ("None", "") and word not in COLLECTIVES:
@@ -228,9 +230,9 @@ def message_of(name: str, fields: dict[str, str], shape: tuple[int, ...] | None,
     group = GROUPS.get(fields.get("group", fields.get("group_kind", "None")), REDUCTIONS.get(name))
     if name in TRANSFERS:
         direction, offset = TRANSFERS[name]
-        return Message(None, input_bytes, Group.PP, direction, offset)
+        return TraceMessage(None, input_bytes, Group.PP, direction, offset)
     kind = COLLECTIVES.get(word, CollectiveKind.ALL_REDUCE if name in REDUCTIONS else None)
-    return None if group is None or kind is None else Message(kind, input_bytes, group)
+    return None if group is None or kind is None else TraceMessage(kind, input_bytes, group)
 
 
 OPERATIONS_LANE = "ops"
@@ -253,7 +255,7 @@ ESCAPED = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TraceRow:
     """What an operation or sub-operation is, without when it ran."""
 
     rank: int
@@ -262,7 +264,7 @@ class Row:
     lane: str
     kind: SpanKind
     is_operation: bool
-    message: Message | None
+    message: TraceMessage | None
     shape: tuple[int, ...] | None
     dtype: DType | None
     details: tuple[tuple[str, str], ...]
@@ -270,7 +272,7 @@ class Row:
     def detail(self, word: str) -> str | None:
         return next((text for key, text in self.details if key == word), None)
 
-    def marked(self, word: str, text: str) -> "Row":
+    def marked(self, word: str, text: str) -> "TraceRow":
         """The same row with one more detail."""
         return replace(self, details=(*self.details, (word, text)))
 
@@ -295,7 +297,7 @@ class SubRows(dict[tuple[str, str], int]):
         if name in ("None", ""):
             name = fields.get("trace_src_func", "sub_operation")
         communicates = fields.get("comm_func", "None") not in ("None", "")
-        row = Row(
+        row = TraceRow(
             rank=self._rank,
             stage=self._stage,
             name=name,
@@ -314,15 +316,15 @@ class SubRows(dict[tuple[str, str], int]):
 class RowTable:
     """Every distinct Row, by number."""
 
-    rows: list[Row] = field(default_factory=list)
-    _numbers: dict[Row, int] = field(default_factory=dict)
+    rows: list[TraceRow] = field(default_factory=list)
+    _numbers: dict[TraceRow, int] = field(default_factory=dict)
 
-    def add(self, row: Row) -> int:
+    def add(self, row: TraceRow) -> int:
         """A row known to be new: its text was not seen before."""
         self.rows.append(row)
         return len(self.rows) - 1
 
-    def number_of(self, row: Row) -> int:
+    def number_of(self, row: TraceRow) -> int:
         number = self._numbers.setdefault(row, len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)
@@ -437,7 +439,7 @@ class TraceColumns:
         end_ms = parse_ms("timestamp", fields.pop("timestamp"))
         return self._sub_rows[rank].add(fields), duration_ms, end_ms
 
-    def _operation(self, path: str, rank: int, stage: int, name: str, fields: dict[str, str]) -> Row:
+    def _operation(self, path: str, rank: int, stage: int, name: str, fields: dict[str, str]) -> TraceRow:
         self._claim(path, rank, stage)
         shape = parse_shape(fields.pop("input__shape", "None"))
         dtype = parse_dtype(fields.get("input__dtype", "None"))
@@ -445,7 +447,7 @@ class TraceColumns:
             shape = parse_shape(f"[{fields['bucket_numel']}]")
             dtype = parse_dtype(fields.get("grad_dtype", "None"))
         group = GROUPS.get(fields.get("group_kind", "None"))
-        return Row(
+        return TraceRow(
             rank=rank,
             stage=stage,
             name=name,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.config import Config, infer
-from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, Row, TraceColumns
+from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, TraceColumns, TraceRow
 from stepcast.inputs.source import Source
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dtype import DType
@@ -35,7 +35,7 @@ class Assembly:
     columns: TraceColumns
 
     def __post_init__(self) -> None:
-        self.rows: list[Row] = self.columns.table.rows
+        self.rows: list[TraceRow] = self.columns.table.rows
         self.row_of: Int32Array = np.array(self.columns.row_of, dtype=np.int32)
         self.duration_ms = np.array(self.columns.duration_ms, dtype=np.float64)
         self.end_ms = np.array(self.columns.end_ms, dtype=np.float64)
@@ -46,7 +46,7 @@ class Assembly:
         # Number of the operation that each line is or belongs to.
         self.operation_of = np.cumsum(is_operation) - 1
 
-    def _by_row(self, value: Callable[[Row], int]) -> Int32Array:
+    def _by_row(self, value: Callable[[TraceRow], int]) -> Int32Array:
         """A column computed once per distinct row."""
         return np.array([value(row) for row in self.rows], dtype=np.int32)[self.row_of]
 
@@ -140,7 +140,7 @@ class Assembly:
         deepest = np.full(len(ranks), NONE, dtype=np.int32)
         np.maximum.at(deepest, order[is_forward], batches[is_forward])
         micro_batches = dict(zip(ranks.tolist(), (deepest + 1).tolist(), strict=True))
-        rows_of: dict[int, list[tuple[Row, int, int]]] = {}
+        rows_of: dict[int, list[tuple[TraceRow, int, int]]] = {}
         for row, count, within in zip(self.rows, counts.tolist(), inside.tolist(), strict=True):
             if count:
                 rows_of.setdefault(row.rank, []).append((row, count, within))
@@ -193,7 +193,7 @@ class Assembly:
             self.warnings.append(f"bytes of unknown number formats are not counted: {', '.join(map(str, sizes))}")
 
 
-def _exchanged_rows(row: Row) -> int:
+def _exchanged_rows(row: TraceRow) -> int:
     """The tokens that *row* hands to an all-to-all between experts; -1 where it is none."""
     message = row.message
     if message is None or (message.kind, message.group) != (CollectiveKind.ALL_TO_ALL, Group.EP):
@@ -201,16 +201,16 @@ def _exchanged_rows(row: Row) -> int:
     return row.shape[0] if row.shape is not None and len(row.shape) == 2 else -1
 
 
-def _lane(row: Row) -> Lane:
+def _lane(row: TraceRow) -> Lane:
     return Lane(row.rank, row.lane)
 
 
-def _is_simulated(row: Row) -> bool:
+def _is_simulated(row: TraceRow) -> bool:
     """Profiled on one GPU that plays a rank of a large run; nothing was sent."""
     return row.is_operation and (row.detail("description") or "").startswith("simulation")
 
 
-def _rank_evidence(path: str, rows: Sequence[tuple[Row, int, int]], micro_batches: int) -> RankEvidence:
+def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_batches: int) -> RankEvidence:
     """What one rank's distinct rows show; each comes with its count and its count inside forward passes."""
     transfer: tuple[int, int, int] | None = None
     tokens: tuple[int, int] | None = None
@@ -260,7 +260,7 @@ def _rank_evidence(path: str, rows: Sequence[tuple[Row, int, int]], micro_batche
     )
 
 
-def _reduces_activations(row: Row, hidden: int | None) -> bool:
+def _reduces_activations(row: TraceRow, hidden: int | None) -> bool:
     """Whether a part of a forward pass is the all-reduce at the end of an attention or MLP block."""
     message = row.message
     if message is None or message.kind is not CollectiveKind.ALL_REDUCE or message.group is not Group.TP:

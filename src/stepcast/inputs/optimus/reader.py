@@ -228,7 +228,7 @@ class Origins(dict[str, tuple[int, int]]):
         return origin
 
 
-class Scan:
+class LogScan:
     """All prints of a log, in order."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
@@ -300,7 +300,7 @@ STAGE_END = re.compile(r"\(([0-9]{1,6}), '([A-Za-z0-9_.]{1,200})'\)")
 
 def read_log(pieces: Iterable[str], path: str) -> RunLog:
     """The log whose text is *pieces*, cut only between lines."""
-    scan = Scan(pieces)
+    scan = LogScan(pieces)
     tokens = scan.tokens
     if not len(tokens.ranks) and not scan.batches:
         raise FormatError(
@@ -330,7 +330,7 @@ def read_log(pieces: Iterable[str], path: str) -> RunLog:
     )
 
 
-def layer_times(scan: Scan, tokens: Tokens, attribution: Attribution) -> LayerTimes:
+def layer_times(scan: LogScan, tokens: Tokens, attribution: Attribution) -> LayerTimes:
     kept = np.flatnonzero(attribution.block_of != NO_BLOCK)
     block_of, sign = attribution.block_of[kept], tokens.sign[kept]
     return LayerTimes(
@@ -424,7 +424,7 @@ def stage_ends(text: str) -> tuple[str, ...]:
     return tuple(ends[stage] for stage in sorted(ends))
 
 
-def other_facts(scan: Scan) -> dict[str, Any]:
+def other_facts(scan: LogScan) -> dict[str, Any]:
     facts: dict[str, Any] = {"finished_ranks": len(scan.finished)}
     for word in ("world", "data_size", "batches_per_epoch"):
         if word in scan.once:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from stepcast.ir.captured import Captured, CapturedMemory, Part
+from stepcast.ir.captured import Captured, CapturedMemory, LayerPart
 from stepcast.ir.dtype import DType
 from stepcast.ir.role import Role
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
-from stepcast.pytorch.capture.events import Event, Moment, Trace
+from stepcast.pytorch.capture.events import Event, Moment, StepTrace
 from stepcast.pytorch.capture.fuse import Fusion
 from stepcast.pytorch.capture.kernels import works_of
 from stepcast.pytorch.capture.splits import Splits, letters_of, splits_of
@@ -24,7 +24,7 @@ Works = Callable[[Event], tuple[Compute, ...]]
 
 
 def captured(
-    trace: Trace,
+    trace: StepTrace,
     *,
     name: str,
     tokens: int,
@@ -82,11 +82,11 @@ def _precision(body: Iterable[Block], usual: str) -> DType:
     return max(flops, key=lambda dtype: flops[dtype], default=DType(usual))
 
 
-def _hand_on(parts: list[Part], kept: Sequence[int]) -> None:
+def _hand_on(parts: list[LayerPart], kept: Sequence[int]) -> None:
     """Add the memory of layers that are left out, their operators being joined with others', to the next
     layer that stays (to the last one where none follows).
     """
-    waiting: list[Part] = []
+    waiting: list[LayerPart] = []
     stays = set(kept)
     for at, part in enumerate(parts):
         if at in stays:
@@ -99,7 +99,7 @@ def _hand_on(parts: list[Part], kept: Sequence[int]) -> None:
         parts[kept[-1]] = _joined([last, *waiting], last)
 
 
-def _joined(parts: Sequence[Part], into: Part) -> Part:
+def _joined(parts: Sequence[LayerPart], into: LayerPart) -> LayerPart:
     """*into* with the saved activations of all *parts*, which run one after another, and their peaks."""
     held = split = 0
     forward, backward = (0, 0), (0, 0)
@@ -118,7 +118,7 @@ def _joined(parts: Sequence[Part], into: Part) -> Part:
     )
 
 
-def _segments(trace: Trace) -> list[int]:
+def _segments(trace: StepTrace) -> list[int]:
     """For each event of forward and backward the segment it belongs to: a run of one module's forward."""
     places: list[int] = []
     forwards: dict[int, list[int]] = defaultdict(list)  # events of a module's forward, in order
@@ -150,7 +150,7 @@ def _segments(trace: Trace) -> list[int]:
 class _Segments:
     """What each segment runs and has."""
 
-    def __init__(self, trace: Trace, places: Sequence[int], works: Works, splits: Splits) -> None:
+    def __init__(self, trace: StepTrace, places: Sequence[int], works: Works, splits: Splits) -> None:
         self._trace, self._places, self._works, self._splits = trace, places, works, splits
         self._looked = self._last_looked()
         self.count = max(places, default=-1) + 1
@@ -192,7 +192,7 @@ class _Segments:
             found.append(known[ops])
         return found
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[LayerPart]:
         trace, places = self._trace, self._places
         forward = [at for at, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
         end = forward[-1] + 1 if forward else 0
@@ -226,7 +226,7 @@ class _Segments:
             sent.append(running)
         owned, peaks = self._owned(), self._peaks(kept, split_kept)
         return [
-            Part(
+            LayerPart(
                 **owned.get(at, {}),
                 kept_bytes=kept[at],
                 forward_peak_bytes=peaks[Moment.FORWARD][at][0],
@@ -366,7 +366,7 @@ def _longest(keys: Sequence[int], at: int, places: Sequence[int]) -> tuple[int, 
     return best
 
 
-def held_over_time(trace: Trace, counts: Callable[[int, str], bool]) -> list[int]:
+def held_over_time(trace: StepTrace, counts: Callable[[int, str], bool]) -> list[int]:
     """The bytes in memory during each event, of storages whose number and role *counts*."""
     events = len(trace.events)
     changes = [0] * (events + 2)
@@ -378,7 +378,7 @@ def held_over_time(trace: Trace, counts: Callable[[int, str], bool]) -> list[int
     return list(accumulate(changes[:events]))
 
 
-def _memory(trace: Trace) -> CapturedMemory:
+def _memory(trace: StepTrace) -> CapturedMemory:
     """Who holds what when the most is held."""
     events, end = trace.events, 0
     for at, event in enumerate(events):

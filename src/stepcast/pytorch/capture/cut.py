@@ -6,7 +6,7 @@ from collections.abc import Hashable
 INFINITE = float("inf")
 
 
-class Network:
+class FlowNetwork:
     """Places joined by edges of limited capacity."""
 
     def __init__(self) -> None:

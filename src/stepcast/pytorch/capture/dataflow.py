@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
-from stepcast.pytorch.capture.events import Event, Moment, Tensor, Trace
+from stepcast.pytorch.capture.events import Event, Moment, StepTrace, Tensor
 from stepcast.pytorch.capture.kernels import POINTWISE, works_of
 
 K = ElementwiseKind
@@ -16,7 +16,7 @@ ALONE = ("cumsum", "sort", "topk", "argsort", "nonzero", "histc", "_unique2", "i
 
 
 @dataclass
-class Node:
+class KernelNode:
     """One operator that runs a kernel."""
 
     at: int
@@ -38,12 +38,12 @@ class Node:
 class Dataflow:
     """Nodes in order, and for each storage its maker and its readers."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: StepTrace) -> None:
         self.trace = trace
-        self.nodes: dict[int, Node] = {}
-        self.maker: dict[int, Node] = {}  # of a storage: the first to write it
-        self.makers: dict[int, list[Node]] = defaultdict(list)  # and all that write it
-        self.readers: dict[int, list[Node]] = defaultdict(list)
+        self.nodes: dict[int, KernelNode] = {}
+        self.maker: dict[int, KernelNode] = {}  # of a storage: the first to write it
+        self.makers: dict[int, list[KernelNode]] = defaultdict(list)  # and all that write it
+        self.readers: dict[int, list[KernelNode]] = defaultdict(list)
         for at, event in enumerate(trace.events):
             if event.moment is not Moment.OPTIMIZER and (works := works_of(event)):
                 self._add(at, event, works)
@@ -62,7 +62,7 @@ class Dataflow:
                 node.level = max(node.level, min(readers, default=0))
 
     def _add(self, at: int, event: Event, works: tuple[Compute, ...]) -> None:
-        node = Node(at, event, works, self._fusible(at, event, works), event.moment is Moment.BACKWARD)
+        node = KernelNode(at, event, works, self._fusible(at, event, works), event.moment is Moment.BACKWARD)
         self.nodes[at] = node
         for tensor in event.reads:
             node.reads.setdefault(tensor.storage, tensor)

@@ -64,7 +64,7 @@ class Storage:
 
 
 @dataclass
-class Trace:
+class StepTrace:
     """A step as it was traced."""
 
     events: list[Event] = field(default_factory=list)

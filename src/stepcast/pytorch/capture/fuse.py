@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
-from stepcast.pytorch.capture.dataflow import Dataflow, Node
-from stepcast.pytorch.capture.events import Tensor, Trace
+from stepcast.pytorch.capture.dataflow import Dataflow, KernelNode
+from stepcast.pytorch.capture.events import StepTrace, Tensor
 from stepcast.pytorch.capture.padded import padded
 from stepcast.pytorch.capture.saved import saved
 
@@ -24,10 +24,10 @@ NEXT_TO_NOTHING = 0.1  # of what is written: read to make it
 
 
 @dataclass
-class Kernel:
+class FusedKernel:
     """Operators that run as one."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[KernelNode] = field(default_factory=list)
 
     @property
     def stands_at(self) -> int:
@@ -41,7 +41,7 @@ class Kernel:
 class Fusion:
     """The kernels of a trace, by the event that stands for each; and what is never in memory."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: StepTrace) -> None:
         self._trace = trace
         self._flow = Dataflow(trace)
         self._kept = saved(self._flow)
@@ -56,7 +56,7 @@ class Fusion:
                 made_again = self._again(node) if node.backward else ()
                 self.works[node.at] = (*made_again, *(each for work in node.works for each in padded(work)))
 
-    def _found(self) -> list[Kernel]:
+    def _found(self) -> list[FusedKernel]:
         """Fusible operators of one moment and level, joined where one reads what another makes."""
         parent: dict[int, int] = {}
 
@@ -79,7 +79,7 @@ class Fusion:
                 if tensor.numel == node.size:
                     other = reader.setdefault((storage, node.level, node.backward, node.size), node.at)
                     parent[root(node.at)] = root(other)
-        found: dict[int, Kernel] = defaultdict(Kernel)
+        found: dict[int, FusedKernel] = defaultdict(FusedKernel)
         for node in nodes:
             found[root(node.at)].nodes.append(node)
         return list(found.values())
@@ -101,7 +101,7 @@ class Fusion:
                 return True
         return False
 
-    def _cheap(self, storage: int, own: Kernel) -> bool:
+    def _cheap(self, storage: int, own: FusedKernel) -> bool:
         """Made of next to nothing: whoever reads it computes it."""
         read = {each: tensor for node in own.nodes for each, tensor in node.reads.items()}
         made = {each for node in own.nodes for each in node.writes}
@@ -144,7 +144,7 @@ class Fusion:
 
     # ---- what it costs --------------------------------------------------------------------------------
 
-    def _again(self, node: Node) -> Iterator[Compute]:
+    def _again(self, node: KernelNode) -> Iterator[Compute]:
         """What *node* of the backward reads from memory and the forward did not keep."""
         for storage, tensor in node.reads.items():
             maker = self._flow.maker.get(storage)
@@ -157,7 +157,7 @@ class Fusion:
             yield Elementwise(K.ADD, max(1, tensor.numel // columns), columns, read, _bytes(tensor),
                               dtype=DType(tensor.dtype))  # fmt: skip
 
-    def _priced(self, kernel: Kernel) -> tuple[Compute, ...]:
+    def _priced(self, kernel: FusedKernel) -> tuple[Compute, ...]:
         flow = self._flow
         made = {storage: tensor for node in kernel.nodes for storage, tensor in node.writes.items()}
         reads: dict[int, Tensor] = {}
@@ -192,7 +192,7 @@ class Fusion:
             return work, replace(work, kind=K.DROPOUT)
         return (work,)
 
-    def _kind(self, kernel: Kernel) -> ElementwiseKind:
+    def _kind(self, kernel: FusedKernel) -> ElementwiseKind:
         names = {node.event.name for node in kernel.nodes}
         if names & set(LOSSES):
             return K.FUSED_LOSS
@@ -204,7 +204,7 @@ class Fusion:
             return K.RMS_NORM
         return K.DROPOUT if "native_dropout" in names else K.ADD
 
-    def _turns(self, kernel: Kernel) -> bool:
+    def _turns(self, kernel: FusedKernel) -> bool:
         """Whether sines and cosines are computed on the way."""
         for node in kernel.nodes:
             for storage in node.reads:
@@ -213,7 +213,7 @@ class Fusion:
                     return True
         return False
 
-    def _turned(self, maker: Node, depth: int) -> bool:
+    def _turned(self, maker: KernelNode, depth: int) -> bool:
         if maker.event.name in TURNS:
             return True
         sources = (self._flow.maker.get(storage) for storage in maker.reads)
@@ -223,7 +223,7 @@ class Fusion:
         )  # fmt: skip
 
 
-def _gathered(nodes: Iterable[Node]) -> dict[int, float]:
+def _gathered(nodes: Iterable[KernelNode]) -> dict[int, float]:
     """Bytes read of tables of which rows are taken."""
     found = {}
     for node in nodes:

@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass
-class Program:
+class CapturedStep:
     """A step that can be run: the loss of one batch and what else has a gradient, and the optimizer."""
 
     model: Any
@@ -57,7 +57,7 @@ def _dtype_of(asked: Asked) -> Any:
     return torch.float32 if asked.autocast else DTYPES[asked.dtype]
 
 
-def program_of(what: str, asked: Asked) -> Program:
+def program_of(what: str, asked: Asked) -> CapturedStep:
     """*what* is a Hugging Face config, or ``module:function``."""
     path, _, sizes = what.rpartition(":")
     if path and "=" in sizes:
@@ -67,7 +67,7 @@ def program_of(what: str, asked: Asked) -> Program:
     return _configured(what, asked)
 
 
-def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
+def _configured(path: str, asked: Asked, sizes: str = "") -> CapturedStep:
     keys = _sized(_keys(path), path, sizes)
     transformers = load_transformers("capture")
     kind = keys.pop("model_type", None)
@@ -98,7 +98,7 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
 
     name = os.path.basename(path).removesuffix(".json")
     facts = {"transformers": transformers.__version__, "model_type": kind}
-    return Program(model, results, _optimizer(model, asked), name, tokens, asked.batch, facts)
+    return CapturedStep(model, results, _optimizer(model, asked), name, tokens, asked.batch, facts)
 
 
 def _built(made_by: Any, config: Any, asked: Asked) -> Any:
@@ -211,7 +211,7 @@ def numbers(*shape: int) -> Any:
     return found
 
 
-def _called(what: str, asked: Asked) -> Program:
+def _called(what: str, asked: Asked) -> CapturedStep:
     """``module:function`` returns a model, or it with a batch, a loss and an optimizer.
 
     It may take ``batch``, ``seq`` and ``dtype``; options that would have no effect are refused. Of a tuple or
@@ -271,7 +271,7 @@ def _called(what: str, asked: Asked) -> Program:
         return (called(found) if called is not None else _usual_loss(what, found),)
 
     optimizer = given(model.parameters()) if callable(given) else given or _optimizer(model, asked)
-    return Program(model, results, optimizer, what, batch * seq, batch)
+    return CapturedStep(model, results, optimizer, what, batch * seq, batch)
 
 
 def _sizes_of(inputs: Any) -> tuple[int, int]:

@@ -10,20 +10,20 @@ import torch
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.autocast import GPU
 from stepcast.pytorch.capture.build import captured
-from stepcast.pytorch.capture.events import Moment, Trace
+from stepcast.pytorch.capture.events import Moment, StepTrace
 from stepcast.pytorch.capture.placed import Placed
-from stepcast.pytorch.capture.program import Asked, Program, program_of
+from stepcast.pytorch.capture.program import Asked, CapturedStep, program_of
 from stepcast.pytorch.capture.tracer import CaptureError, Tracer
 
 
-def traced(program: Program, asked: Asked) -> Trace:
+def traced(program: CapturedStep, asked: Asked) -> StepTrace:
     """Forward, backward and update of *program*, whose optimizer has its states already."""
     with _as_on_gpu(), torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return _traced(program, asked)
 
 
-def _traced(program: Program, asked: Asked) -> Trace:
+def _traced(program: CapturedStep, asked: Asked) -> StepTrace:
     names = {id(module): name for name, module in program.model.named_modules()}
     tracer = Tracer(names)
     _make_states(program, tracer)
@@ -70,7 +70,7 @@ def _as_on_gpu() -> Iterator[None]:
             setattr(modules[module], name, found)
 
 
-def _make_states(program: Program, tracer: Tracer) -> None:
+def _make_states(program: CapturedStep, tracer: Tracer) -> None:
     """One update before the step that is traced, so that its optimizer is that of any later step."""
     for group in program.optimizer.param_groups:
         for parameter in group["params"]:
@@ -103,7 +103,7 @@ def _compiling() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
-def _step(program: Program, asked: Asked, tracer: Tracer) -> None:
+def _step(program: CapturedStep, asked: Asked, tracer: Tracer) -> None:
     placed = Placed(compiled=asked.compiled)
     with tracer, tracer.following(), placed:
         with (
@@ -173,7 +173,7 @@ def _own_precision() -> Iterator[None]:
                 each.fp32_precision = precision
 
 
-def _choices(asked: Asked, program: Program) -> dict[str, str]:
+def _choices(asked: Asked, program: CapturedStep) -> dict[str, str]:
     words = {
         "compiled": asked.compiled,
         "autocast": asked.autocast,

@@ -8,8 +8,8 @@ counts half as much as what is not.
 """
 
 from stepcast.ir.work import Elementwise, ElementwiseKind
-from stepcast.pytorch.capture.cut import INFINITE, Network
-from stepcast.pytorch.capture.dataflow import Dataflow, Node
+from stepcast.pytorch.capture.cut import INFINITE, FlowNetwork
+from stepcast.pytorch.capture.dataflow import Dataflow, KernelNode
 
 K = ElementwiseKind
 UNWRITTEN_WEIGHT = 2.0
@@ -19,7 +19,7 @@ SMALLER = 4  # times as much is read as written where an operator sums
 def saved(flow: Dataflow) -> set[int]:
     """Storages of the forward that are kept."""
     needed, must = _needed(flow)
-    network = Network()
+    network = FlowNetwork()
     waiting, seen = sorted(needed), set(needed)
     for storage in needed:
         network.join(("out", storage), "needed", INFINITE)
@@ -59,7 +59,7 @@ def _needed(flow: Dataflow) -> tuple[set[int], set[int]]:
     return needed, must
 
 
-def _again(flow: Dataflow, maker: Node, storage: int) -> bool:
+def _again(flow: Dataflow, maker: KernelNode, storage: int) -> bool:
     """Whether *maker* may run again in the backward."""
     if not maker.fusible or _used_far_apart(flow, storage):
         return False

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stepcast.ir.work import Elementwise, ElementwiseKind
-from stepcast.pytorch.capture.events import Event, Moment, Tensor, Trace
+from stepcast.pytorch.capture.events import Event, Moment, StepTrace, Tensor
 from stepcast.pytorch.capture.kernels import works_of
 
 K = ElementwiseKind
@@ -24,7 +24,7 @@ WHOLE = "-"
 
 
 @dataclass
-class Region:
+class MapRegion:
     """What lies between linear maps."""
 
     columns: list[int] = field(default_factory=list)  # events of those it begins with
@@ -35,7 +35,7 @@ class Region:
     reduced: set[int] = field(default_factory=set)  # lengths that something in it sums over
     legal: bool = True
 
-    def join(self, other: "Region") -> None:
+    def join(self, other: "MapRegion") -> None:
         for name in ("columns", "ends", "inside"):
             getattr(self, name).extend(getattr(other, name))
         for name in ("storages", "widths", "reduced"):
@@ -55,12 +55,12 @@ class Splits:
     shared: set[int] = field(default_factory=set)
 
 
-def splits_of(trace: Trace) -> Splits:
+def splits_of(trace: StepTrace) -> Splits:
     found = Splits()
     weights = _weights(trace)
     forward = [at for at, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
     again = [at for at, event in enumerate(trace.events) if event.again]
-    whose: dict[int, Region] = {}
+    whose: dict[int, MapRegion] = {}
     columns: set[int] = set()  # weights of those that are split
     for run in (forward, again):
         for region in _regions(trace, run, weights):
@@ -75,7 +75,7 @@ def splits_of(trace: Trace) -> Splits:
     return found
 
 
-def _weights(trace: Trace) -> set[int]:
+def _weights(trace: StepTrace) -> set[int]:
     """Parameters, and what is made of them alone (casts)."""
     found = {at for at, storage in enumerate(trace.storages) if storage.role == "parameters"}
     for event in trace.events:
@@ -97,9 +97,9 @@ def _input(event: Event) -> Tensor:
     return event.reads[0] if event.name == "linear" else event.reads[-2]
 
 
-def _regions(trace: Trace, run: Iterable[int], weights: set[int]) -> list[Region]:
-    region_of: dict[int, Region] = {}
-    found: list[Region] = []
+def _regions(trace: StepTrace, run: Iterable[int], weights: set[int]) -> list[MapRegion]:
+    region_of: dict[int, MapRegion] = {}
+    found: list[MapRegion] = []
     learnt = set(weights)  # what is computed from weights
     for at in run:
         event = trace.events[at]
@@ -108,7 +108,7 @@ def _regions(trace: Trace, run: Iterable[int], weights: set[int]) -> list[Region
             own = region_of.get(_input(event).storage)
             if own is not None:
                 own.ends.append(at)
-            begun = Region([at], storages={each.storage for each in event.writes})
+            begun = MapRegion([at], storages={each.storage for each in event.writes})
             begun.widths.add(event.writes[0].shape[-1])
             found.append(begun)
             region_of.update(dict.fromkeys(begun.storages, begun))
@@ -125,7 +125,7 @@ def _regions(trace: Trace, run: Iterable[int], weights: set[int]) -> list[Region
     return found
 
 
-def _pass(event: Event, at: int, one: Region, learnt: set[int], region_of: dict[int, Region]) -> None:
+def _pass(event: Event, at: int, one: MapRegion, learnt: set[int], region_of: dict[int, MapRegion]) -> None:
     """*event* reads what is in the region *one*: so is what it writes."""
     works = works_of(event)
     elementwise = [work for work in works if isinstance(work, Elementwise)]
@@ -144,7 +144,7 @@ def _pass(event: Event, at: int, one: Region, learnt: set[int], region_of: dict[
     region_of.update(dict.fromkeys(made, one))
 
 
-def _forward(trace: Trace, region: Region, weights: set[int], found: Splits) -> None:
+def _forward(trace: StepTrace, region: MapRegion, weights: set[int], found: Splits) -> None:
     for at in region.columns:
         found.letters[at] = "n"
         found.shared.update(_parameters(trace.events[at], weights))
@@ -168,7 +168,7 @@ def _vectors(event: Event) -> set[int]:
     return {each.storage for each in event.reads if each.shape == (widest,)}
 
 
-def _backward(trace: Trace, whose: dict[int, Region], weights: set[int], found: Splits) -> None:
+def _backward(trace: StepTrace, whose: dict[int, MapRegion], weights: set[int], found: Splits) -> None:
     summed: dict[int, int] = {}  # by what the columns of a region read: the last gradient of it
     made = {each.storage for event in trace.events if event.moment is Moment.FORWARD or event.again
             for each in event.writes}  # fmt: skip

@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from stepcast.ir.captured import Tie
-from stepcast.pytorch.capture.events import Trace
+from stepcast.pytorch.capture.events import StepTrace
 from stepcast.pytorch.capture.splits import Splits
 
 
 def ties_of(
-    readers: Mapping[int, Sequence[int]], numbers: Mapping[int, int], trace: Trace, splits: Splits
+    readers: Mapping[int, Sequence[int]], numbers: Mapping[int, int], trace: StepTrace, splits: Splits
 ) -> tuple[Tie, ...]:
     """*readers* are the segments that read each parameter; *numbers* those of the layers among them."""
     found: dict[tuple[int, ...], list[int]] = defaultdict(lambda: [0, 0])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepcast.pytorch.capture.events import TF32, Event, Moment, Storage, Tensor, Trace
+from stepcast.pytorch.capture.events import TF32, Event, Moment, StepTrace, Storage, Tensor
 from stepcast.pytorch.capture.placed import META, SHADOW
 
 # Of a tensor whose values are kept: a batch of token numbers; of who chose which expert.
@@ -56,7 +56,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
-        self.trace = Trace()
+        self.trace = StepTrace()
         self.moment = Moment.FORWARD
         self._names = names
         self._module_of: dict[str, int] = {}

@@ -13,7 +13,7 @@ from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile.cases import Case
-from stepcast.pytorch.profile.measure import Points
+from stepcast.pytorch.profile.measure import MeasuredPoints
 
 FEWEST = 3  # points that a class needs for a correction with all its constants
 PARTS = 4
@@ -22,7 +22,7 @@ SEEN = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedClass:
     """One class of operators: its correction, and the mean errors without it and with it."""
 
     kind: str
@@ -39,7 +39,7 @@ class Fitted:
         return self.left_out is None or self.left_out < self.before
 
 
-def fit_energies(cases: Sequence[Case], points: Points, gpu: Gpu, fit: ComputeFit) -> dict[str, float]:
+def fit_energies(cases: Sequence[Case], points: MeasuredPoints, gpu: Gpu, fit: ComputeFit) -> dict[str, float]:
     """Joule per operation by format, and attention's as a multiple, of what was slower without a pause."""
     law = fit.power.of(gpu.architecture)
     seen: dict[str, list[float]] = {}
@@ -61,7 +61,9 @@ def fit_energies(cases: Sequence[Case], points: Points, gpu: Gpu, fit: ComputeFi
     return found
 
 
-def fit_classes(cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit) -> tuple[Fitted, ...]:
+def fit_classes(
+    cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit
+) -> tuple[FittedClass, ...]:
     """A correction for every class with enough points."""
     classes: dict[str, list[Case]] = {}
     for case in cases:
@@ -77,7 +79,7 @@ def fit_classes(cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, f
     return tuple(found)
 
 
-def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: bool = False) -> Fitted:
+def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: bool = False) -> FittedClass:
     """The correction of one class; of one or two points a factor alone.
 
     *in_step*: the points are of operators within a step, not of each by itself.
@@ -95,7 +97,7 @@ def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: b
         correction = replace(correction, spread=min(spread, PLAUSIBLE["spread"][1])).checked()
     except CalibrationError as error:
         raise CalibrationError(f"class {kind!r}: {error}; are its times in the unit their file says?") from None
-    return Fitted(
+    return FittedClass(
         kind,
         int(predicted.size),
         correction,

@@ -10,7 +10,7 @@ from stepcast.inputs.toml import parse_toml
 from stepcast.pytorch.profile.cases import Case, Operator
 
 Clock = Callable[[], float]
-Report = Callable[["Progress"], None]
+Report = Callable[["MeasuringProgress"], None]
 
 
 class Backend(Protocol):
@@ -24,7 +24,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MeasuringProgress:
     """How far the measuring is, after one more case."""
 
     done: int
@@ -32,11 +32,11 @@ class Progress:
     case: Case
     seconds: float | None  # None: failed
     elapsed_s: float
-    points: "Points"  # all so far
+    points: "MeasuredPoints"  # all so far
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class MeasuredPoints:
     """What was measured, by the name of the case."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Points:
     sustained: Mapping[str, float] = field(default_factory=dict)  # run again and again
 
 
-def measure_sustained(cases: Sequence[Case], backend: Backend, known: Points) -> Points:
+def measure_sustained(cases: Sequence[Case], backend: Backend, known: MeasuredPoints) -> MeasuredPoints:
     """*known* with the time of each case by itself, all of these first, and then without a pause."""
     points = measure(cases, backend, known, math.inf, lambda: 0.0)
     sustained, failed = dict(known.sustained), dict(points.failed)
@@ -59,17 +59,17 @@ def measure_sustained(cases: Sequence[Case], backend: Backend, known: Points) ->
             sustained[case.name] = found
         except Exception as error:  # as below
             failed[f"{case.name} sustained"] = " ".join(str(error).split())[:200] or type(error).__name__
-    return Points(points.seconds, {**known.failed, **failed}, known.left, sustained)
+    return MeasuredPoints(points.seconds, {**known.failed, **failed}, known.left, sustained)
 
 
 def measure(
     cases: Sequence[Case],
     backend: Backend,
-    known: Points,
+    known: MeasuredPoints,
     limit_s: float,
     clock: Clock,
     report: Report = lambda progress: None,
-) -> Points:
+) -> MeasuredPoints:
     """The points of *known* and those of every case that is not among them, until *limit_s* have passed.
 
     A case that failed before is tried again: memory may be free now.
@@ -89,9 +89,9 @@ def measure(
             seconds[case.name] = found
         except Exception as error:  # whatever a driver or library raises, the other cases go on
             failed[case.name] = " ".join(str(error).split())[:200] or type(error).__name__
-        so_far = Points(dict(seconds), dict(failed), sustained=known.sustained)
-        report(Progress(done, len(todo), case, found, clock() - start, so_far))
-    return Points(seconds, failed, tuple(left), known.sustained)
+        so_far = MeasuredPoints(dict(seconds), dict(failed), sustained=known.sustained)
+        report(MeasuringProgress(done, len(todo), case, found, clock() - start, so_far))
+    return MeasuredPoints(seconds, failed, tuple(left), known.sustained)
 
 
 # The calibration file that ``profile`` writes: corrections for the prices, and the points they came from.
@@ -104,7 +104,7 @@ class Document:
     gpu: str  # its name in the catalogue
     device: str  # the name its driver gives
     software: str
-    points: Points
+    points: MeasuredPoints
     corrections: Mapping[str, Correction] = field(default_factory=dict)
     launch: Mapping[str, float] = field(default_factory=dict)  # seconds of the host and of an empty kernel
     collectives: Sequence[Mapping[str, Any]] = ()
@@ -147,7 +147,7 @@ def read_document(text: str, where: str) -> Document:
             gpu=str(table["gpu"]),
             device=str(table["device"]),
             software=str(table["software"]),
-            points=Points(points, failed, sustained=sustained),
+            points=MeasuredPoints(points, failed, sustained=sustained),
             corrections={
                 kind: Correction(**{key: float(value) for key, value in entry.items()})
                 for kind, entry in table.get("class", {}).items()

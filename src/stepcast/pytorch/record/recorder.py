@@ -26,7 +26,7 @@ MOST_KEPT = 100_000  # collectives that are written down
 
 
 @dataclass(frozen=True)
-class Window:
+class RecordingWindow:
     """Steps that go by before the profiler starts, and steps that it sees."""
 
     skip: int = 5
@@ -38,7 +38,7 @@ class Recorder:
     """One process of a job."""
 
     folder: str
-    window: Window = field(default_factory=Window)
+    window: RecordingWindow = field(default_factory=RecordingWindow)
 
     def __post_init__(self) -> None:
         self._ends: list[float] = []
@@ -251,7 +251,7 @@ class Recorder:
 def record(folder: str, skip: int = 5, steps: int = 3) -> Iterator[Recorder]:
     """Record the training steps within the block: *steps* in full after the first *skip*."""
     load_torch("record")
-    recorder = Recorder(folder, Window(skip, steps)).start()
+    recorder = Recorder(folder, RecordingWindow(skip, steps)).start()
     try:
         yield recorder
     finally:

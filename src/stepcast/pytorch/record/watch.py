@@ -23,11 +23,11 @@ class _Then(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        from stepcast.pytorch.record.recorder import Recorder, Window
+        from stepcast.pytorch.record.recorder import Recorder, RecordingWindow
 
         folder = os.environ["STEPCAST_RECORD"]
         words = [int(word) for word in os.environ.get("STEPCAST_RECORD_WINDOW", "5,3").split(",")]
-        Recorder(folder, Window(*words)).start()
+        Recorder(folder, RecordingWindow(*words)).start()
 
 
 class _Finder(MetaPathFinder):

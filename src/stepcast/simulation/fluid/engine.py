@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.simulation.arrays import Program, Times
-from stepcast.simulation.fluid.run import Found, Repeats, Tasks, run
+from stepcast.simulation.fluid.run import FluidTimes, Repeats, Tasks, run
 from stepcast.simulation.fluid.system import Pairs, System, Traffic, followers, system_of
 from stepcast.simulation.plan import levels
 
@@ -44,7 +44,7 @@ class FluidRun:
 
     shared: Shared
     system: System
-    found: Found
+    found: FluidTimes
 
     @cached_property
     def times(self) -> Times:

@@ -68,7 +68,7 @@ class Scratch(NamedTuple):
     heap_place: Any
 
 
-class Work(NamedTuple):
+class FluidWork(NamedTuple):
     """Tasks, then repeating traffic; what waits for what; and which flows a task is."""
 
     next_first: Any

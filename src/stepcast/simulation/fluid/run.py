@@ -9,7 +9,17 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import FlowError, FlowSet, Links
 from stepcast.simulation.fluid import kernel as codes
-from stepcast.simulation.fluid.maxmin import Log, Net, State, Work, busiest_bytes, kernel_of, net_of, now_of, scratch_of
+from stepcast.simulation.fluid.maxmin import (
+    FluidWork,
+    Log,
+    Net,
+    State,
+    busiest_bytes,
+    kernel_of,
+    net_of,
+    now_of,
+    scratch_of,
+)
 
 COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
 
@@ -69,7 +79,7 @@ USUAL = Precision()
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FluidTimes:
     """When every task began and ended, and at which level each flow was from when to when."""
 
     start_s: FloatArray
@@ -102,7 +112,7 @@ def run(
     record: bool = True,
     compiled: bool | None = None,
     precision: Precision = USUAL,
-) -> Found:
+) -> FluidTimes:
     """From the start until all *tasks* have ended.
 
     *compiled* asks for numba or forbids it; by default it is used when it is installed and worth its while.
@@ -133,7 +143,7 @@ def run(
     if code == codes.CLASH:
         raise FlowError("flows would begin again before they have ended")
     flow, from_s, to_s, level = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Found(
+    return FluidTimes(
         start_s=np.array(state.start_s[: len(tasks)]),
         end_s=np.array(state.end_s[: len(tasks)]),
         flow=flow.astype(np.int64),
@@ -164,9 +174,9 @@ def _lists(tables: Any) -> Any:
     return type(tables)(*(part.tolist() if isinstance(part, np.ndarray) else part for part in tables))
 
 
-def _work(tasks: Tasks, flows: Flows, repeats: Repeats, precision: Precision) -> Work:
+def _work(tasks: Tasks, flows: Flows, repeats: Repeats, precision: Precision) -> FluidWork:
     sizes = np.diff(flows.set_first)
-    return Work(
+    return FluidWork(
         next_first=tasks.next_first,
         next_task=tasks.next_task,
         own_s=tasks.own_s,
@@ -229,7 +239,7 @@ def transfers(
     record: bool = False,
     compiled: bool | None = None,
     precision: Precision = USUAL,
-) -> Found:
+) -> FluidTimes:
     """When each of *flows* begins and ends; none takes less than *alone_s*, or than its links allow."""
     count = len(flows)
     alone_s = flows.longest_s(links) if alone_s is None else alone_s
@@ -259,7 +269,7 @@ def _run(
     record: bool,
     compiled: bool | None,
     precision: Precision,
-) -> Found:
+) -> FluidTimes:
     count = len(flows)
     moving = np.arange(count)
     kind = np.where((alone_s > 0) & (flows.longest_s(links) > 0), moving, -1)

@@ -1,8 +1,9 @@
 """GPipe, 1F1B and interleaved 1F1B."""
 
-from stepcast.simulation.schedule import Kind, Placement, Schedule, ScheduleError, Slot
+from stepcast.ir.schedules import PiecePlacement
+from stepcast.simulation.schedule import Schedule, ScheduleError, Slot, SlotAction
 
-F, B = Kind.FORWARD, Kind.BACKWARD
+F, B = SlotAction.FORWARD, SlotAction.BACKWARD
 
 
 def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -13,7 +14,7 @@ def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """
     forward = [Slot(F, batch, chunk) for chunk in range(chunks) for batch in range(micro_batches)]
     order = (*forward, *(Slot(B, slot.micro_batch, slot.chunk) for slot in reversed(forward)))
-    return Schedule("gpipe", stages, micro_batches, chunks, Placement.LOOP, (order,) * stages)
+    return Schedule("gpipe", stages, micro_batches, chunks, PiecePlacement.LOOP, (order,) * stages)
 
 
 def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -24,7 +25,7 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """
     forward, backward = ([Slot(kind, batch) for batch in range(micro_batches)] for kind in (F, B))
     orders = (_alternate(forward, backward, stages - stage - 1) for stage in range(stages))
-    return Schedule("1f1b", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
+    return Schedule("1f1b", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
@@ -38,7 +39,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     forward = _in_groups(F, micro_batches, range(chunks), size)
     backward = _in_groups(B, micro_batches, range(chunks - 1, -1, -1), size)
     orders = (_alternate(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * size) for stage in range(stages))
-    return Schedule("interleaved", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
+    return Schedule("interleaved", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def group_size(stages: int, micro_batches: int, group: int | None = None) -> int:
@@ -62,7 +63,7 @@ def group_size(stages: int, micro_batches: int, group: int | None = None) -> int
     return group
 
 
-def _in_groups(kind: Kind, micro_batches: int, chunks: range, group: int) -> list[Slot]:
+def _in_groups(kind: SlotAction, micro_batches: int, chunks: range, group: int) -> list[Slot]:
     """Slots with each group of micro-batches passing through every chunk before the next group starts."""
     return [
         Slot(kind, batch, chunk)

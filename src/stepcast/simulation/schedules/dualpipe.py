@@ -2,7 +2,8 @@
 
 from collections import deque
 
-from stepcast.simulation.schedule import Kind, Placement, Schedule, Slot
+from stepcast.ir.schedules import PiecePlacement
+from stepcast.simulation.schedule import Schedule, Slot, SlotAction
 
 
 def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -12,7 +13,7 @@ def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     those of github.com/deepseek-ai/DualPipe.
     """
     orders = (_Stage(stages, micro_batches, stage).order() for stage in range(stages))
-    return Schedule("dualpipe", stages, micro_batches, chunks, Placement.TWO_WAY, tuple(orders))
+    return Schedule("dualpipe", stages, micro_batches, chunks, PiecePlacement.TWO_WAY, tuple(orders))
 
 
 class _Stage:
@@ -74,17 +75,17 @@ class _Stage:
         return direction * self.half + counter[direction] - 1
 
     def forward(self, direction: int, overlap: bool = False) -> None:
-        self.slots.append(Slot(Kind.FORWARD, self.batch(self.forwards, direction), direction, overlap))
+        self.slots.append(Slot(SlotAction.FORWARD, self.batch(self.forwards, direction), direction, overlap))
 
     def backward(self, direction: int) -> None:
-        self.slots.append(Slot(Kind.BACKWARD, self.batch(self.backwards, direction), direction))
+        self.slots.append(Slot(SlotAction.BACKWARD, self.batch(self.backwards, direction), direction))
 
     def input(self, direction: int) -> None:
-        slot = Slot(Kind.INPUT, self.batch(self.backwards, direction), direction)
+        slot = Slot(SlotAction.INPUT, self.batch(self.backwards, direction), direction)
         self.slots.append(slot)
         self.held.append(slot)
 
     def weight(self) -> None:
         """The weight gradient that has waited longest."""
         slot = self.held.popleft()
-        self.slots.append(Slot(Kind.WEIGHT, slot.micro_batch, slot.chunk))
+        self.slots.append(Slot(SlotAction.WEIGHT, slot.micro_batch, slot.chunk))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from stepcast.simulation.schedule import Kind, Schedule, Slot
+from stepcast.simulation.schedule import Schedule, Slot, SlotAction
 
 
 def paired(schedule: Schedule) -> Schedule:
@@ -21,8 +21,8 @@ def paired(schedule: Schedule) -> Schedule:
 
 
 def _paired(order: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    forwards = [slot for slot in order if slot.kind is Kind.FORWARD]
-    backwards = [slot for slot in order if slot.kind is Kind.BACKWARD]
+    forwards = [slot for slot in order if slot.kind is SlotAction.FORWARD]
+    backwards = [slot for slot in order if slot.kind is SlotAction.BACKWARD]
     if len(backwards) < len(forwards) or any(slot.with_next for slot in order):
         return order
     # As many forwards as precede the first backward: in 1F1B that is the warm-up and one more.

@@ -4,15 +4,16 @@ Sources: Qi et al., Zero Bubble Pipeline Parallelism (2023), arXiv 2401.10241, s
 6 (ZB-V); Qi et al., Pipeline Parallelism with Controllable Memory (2024), arXiv 2405.15362.
 """
 
-from stepcast.simulation.schedule import Kind, Placement, Schedule, Slot
+from stepcast.ir.schedules import PiecePlacement
+from stepcast.simulation.schedule import Schedule, Slot, SlotAction
 
-F, I, W = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT  # noqa: E741 (the papers' letters)
+F, I, W = SlotAction.FORWARD, SlotAction.INPUT, SlotAction.WEIGHT  # noqa: E741 (the papers' letters)
 
 
 def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """As many forwards ahead as 1F1B; stage s holds s weight gradients back, so memory is that of 1F1B."""
     orders = (_one_chunk(micro_batches, stages - stage, stage) for stage in range(stages))
-    return Schedule("zb-h1", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
+    return Schedule("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -26,7 +27,7 @@ def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
         _one_chunk(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
         for stage in range(stages)
     )
-    return Schedule("zb-h2", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
+    return Schedule("zb-h2", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def _one_chunk(micro_batches: int, ahead: int, held: int) -> tuple[Slot, ...]:
@@ -53,14 +54,14 @@ def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     orders = (
         tuple(slot for slot in _vee(stages, full, stage) if slot.micro_batch < micro_batches) for stage in range(stages)
     )
-    return Schedule("zb-v", stages, micro_batches, chunks, Placement.V, tuple(orders))
+    return Schedule("zb-v", stages, micro_batches, chunks, PiecePlacement.V, tuple(orders))
 
 
 def _vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:
     slots: list[Slot] = []
-    done: dict[tuple[Kind, int], int] = {}
+    done: dict[tuple[SlotAction, int], int] = {}
 
-    def run(kind: Kind, chunk: int) -> None:
+    def run(kind: SlotAction, chunk: int) -> None:
         batch = done.get((kind, chunk), 0)
         slots.append(Slot(kind, batch, chunk))
         done[kind, chunk] = batch + 1

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from stepcast.sweep.chunks import Answer, Chunk, Done, answered
-from stepcast.sweep.engines.table import Setting
+from stepcast.sweep.chunks import Answer, Done, PointChunk, answered
+from stepcast.sweep.engines.table import EngineSetting
 
 # A new process for each: one that is forked would share the driver's open store.
 _CONTEXT = get_context("spawn")
@@ -27,9 +27,9 @@ class _Worker:
         self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs, answer), daemon=True)
         self.process.start()
         theirs.close()
-        self.chunk: Chunk | None = None
+        self.chunk: PointChunk | None = None
 
-    def give(self, chunk: Chunk) -> None:
+    def give(self, chunk: PointChunk) -> None:
         self.chunk = chunk
         self.pipe.send(chunk)
 
@@ -45,9 +45,9 @@ class _Worker:
         self.process.join()
 
 
-def run(chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[Done]:
+def run(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[Done]:
     """Chunks of workers that die go to new ones; a point over which two died is answered by that."""
-    again: deque[Chunk] = deque()
+    again: deque[PointChunk] = deque()
     workers = [_Worker(answer) for _ in range(setting.workers)]
     try:
         while True:
@@ -78,7 +78,7 @@ def run(chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[D
             worker.end()
 
 
-def _given(worker: _Worker, chunk: Chunk, answer: Answer) -> _Worker:
+def _given(worker: _Worker, chunk: PointChunk, answer: Answer) -> _Worker:
     """*worker* with *chunk*, or a new one where it died while it was idle."""
     try:
         worker.give(chunk)
@@ -89,7 +89,7 @@ def _given(worker: _Worker, chunk: Chunk, answer: Answer) -> _Worker:
     return worker
 
 
-def _after_death(chunk: Chunk, code: int | None, again: deque[Chunk]) -> Iterator[Done]:
+def _after_death(chunk: PointChunk, code: int | None, again: deque[PointChunk]) -> Iterator[Done]:
     """What is left of *chunk*: smaller parts, until one point alone has killed its workers."""
     chunk = replace(chunk, deaths=chunk.deaths + 1)
     if len(chunk.keys) > 1 and chunk.deaths >= DEATHS:

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from distributed import Client, as_completed
 
-from stepcast.sweep.chunks import Answer, Chunk, Done, answered
-from stepcast.sweep.engines.table import Setting
+from stepcast.sweep.chunks import Answer, Done, PointChunk, answered
+from stepcast.sweep.engines.table import EngineSetting
 
 AHEAD = 2
 TRIES = 8
 
 
-def run(chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[Done]:
+def run(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[Done]:
     """Chunks as Dask tasks, two for each worker at most under way."""
     where = {"address": setting.address} if setting.address else {"n_workers": setting.workers}
     local = {} if setting.address else {"threads_per_worker": 1, "dashboard_address": None}

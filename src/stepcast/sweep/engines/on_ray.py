@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import ray
 
-from stepcast.sweep.chunks import Answer, Chunk, Done, answered
-from stepcast.sweep.engines.table import Setting
+from stepcast.sweep.chunks import Answer, Done, PointChunk, answered
+from stepcast.sweep.engines.table import EngineSetting
 
 # Beside those that run, so that no worker waits for the driver.
 AHEAD = 2
 TRIES = 8
 
 
-def run(chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[Done]:
+def run(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[Done]:
     """Chunks as Ray tasks, two for each CPU of the cluster at most under way."""
     began = not ray.is_initialized()
     if began:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import submitit
 
-from stepcast.sweep.chunks import Answer, Chunk, Done, answered
-from stepcast.sweep.engines.table import Setting
+from stepcast.sweep.chunks import Answer, Done, PointChunk, answered
+from stepcast.sweep.engines.table import EngineSetting
 
 STAND_INS = ("local", "debug")
 LOOK_EVERY_S = 1.0
@@ -18,17 +18,17 @@ MINUTES = 60
 TRIES = 3
 
 
-def run(chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[Done]:
+def run(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[Done]:
     """Chunks as jobs; one that is lost is given again."""
     stand_in = setting.address if setting.address in STAND_INS else None
     executor = submitit.AutoExecutor(folder=os.path.join(setting.folder, "slurm"), cluster=stand_in)
     executor.update_parameters(timeout_min=MINUTES, cpus_per_task=1, name="stepcast-sweep")
     if setting.address and not stand_in:
         executor.update_parameters(slurm_partition=setting.address)
-    waiting: dict[submitit.Job[Done], tuple[Chunk, int]] = {}
+    waiting: dict[submitit.Job[Done], tuple[PointChunk, int]] = {}
     try:
         while True:
-            new: list[Chunk] = []
+            new: list[PointChunk] = []
             while len(waiting) + len(new) < setting.workers and (chunk := next(chunks, None)) is not None:
                 new.append(chunk)
             if new:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from stepcast.sweep.chunks import Answer, Chunk, Done
+from stepcast.sweep.chunks import Answer, Done, PointChunk
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineSetting:
     """How an engine is asked to work: *workers* at once, at *address*, with files in *folder*."""
 
     workers: int
@@ -17,10 +17,10 @@ class Setting:
     folder: str
 
 
-class Engine(Protocol):
+class SweepEngine(Protocol):
     """Takes a chunk only when a worker is free for it, so that no more wait than can be held."""
 
-    def __call__(self, chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[Done]: ...
+    def __call__(self, chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[Done]: ...
 
 
 # Name -> module with a function ``run``, and the extra that installs what it needs.
@@ -32,11 +32,11 @@ ENGINES = {
 }
 
 
-def load_engine(name: str) -> Engine:
+def load_engine(name: str) -> SweepEngine:
     """The engine *name*; a ValueError that says what to install where it cannot be loaded."""
     module, extra = ENGINES[name]
     try:
-        run: Engine = import_module(module).run
+        run: SweepEngine = import_module(module).run
     except ImportError as error:
         if not extra:
             raise

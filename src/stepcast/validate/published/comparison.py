@@ -19,7 +19,7 @@ from stepcast.units import GIB
 from stepcast.validate import residual
 from stepcast.validate.published.rows import CORRECTED, LEFT_OUT, NotComparableError, Record, corrected, corrections
 from stepcast.validate.published.setup import Setup, completed, setup_of
-from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each, error_figures
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each, error_figures
 
 FILE = "training_runs.csv"
 
@@ -42,12 +42,12 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PublishedRows:
     """Everything that files of published runs could be compared with; *corrected* and *left_out* are numbers
     of rows that contradict their sources.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ScoredRow, ...]
     memory_rows: tuple[MemoryRow, ...]
     skipped: Mapping[str, int]
     corrected: int = 0
@@ -67,7 +67,7 @@ def measure_folder(*folders: str) -> Measurements:
     )
 
 
-def rows(*paths: str) -> tuple[tuple[Row, ...], Mapping[str, int]]:
+def rows(*paths: str) -> tuple[tuple[ScoredRow, ...], Mapping[str, int]]:
     """Measured and predicted step times, and why rows were left out: reason -> rows."""
     found = measure(records_of(*paths))
     return found.rows, found.skipped
@@ -84,7 +84,7 @@ NOTES = (
 )
 
 
-def _corrections_note(found: Found) -> Iterator[str]:
+def _corrections_note(found: PublishedRows) -> Iterator[str]:
     if found.corrected or found.left_out:
         many = "row" if found.corrected == 1 else "rows"
         yield (
@@ -93,7 +93,7 @@ def _corrections_note(found: Found) -> Iterator[str]:
         )
 
 
-def _memory_note(found: Found) -> Iterator[str]:
+def _memory_note(found: PublishedRows) -> Iterator[str]:
     known = [row for row in found.memory_rows if not row.out_of_memory]
     fitted = sum(row.fitted for row in known)
     if fitted:
@@ -105,12 +105,12 @@ def records_of(*paths: str) -> list[Record]:
     return [record for path in map(Path, paths) for record in _records(path)]
 
 
-def measure(records: Iterable[Record]) -> Found:
+def measure(records: Iterable[Record]) -> PublishedRows:
     memories: list[MemoryRow] = []
     predicted: dict[tuple[Model, Strategy, Framework, Cluster], Predicted] = {}
     records = list(corrected(records, corrections()))
 
-    def compare(record: Record) -> Row:
+    def compare(record: Record) -> ScoredRow:
         setup = setup_of(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(_memory_row(setup))
@@ -121,12 +121,12 @@ def measure(records: Iterable[Record]) -> Found:
         if key not in predicted:
             predicted[key] = predicted_step(setup)
         one = predicted[key]
-        return Row(_label(setup), measured_s, one.step_s, _tags(setup), one.ends)
+        return ScoredRow(_label(setup), measured_s, one.step_s, _tags(setup), one.ends)
 
     times, skipped = compare_each(completed(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
-    return Found(tuple(times), tuple(memories), skipped, changed, left_out)
+    return PublishedRows(tuple(times), tuple(memories), skipped, changed, left_out)
 
 
 def measured_step_s(setup: Setup) -> float:
@@ -209,7 +209,7 @@ def _parallelism(strategy: Strategy) -> str:
     return " ".join(used) or "dp"
 
 
-def figures(found: Found) -> Iterator[tuple[str, float]]:
+def figures(found: PublishedRows) -> Iterator[tuple[str, float]]:
     known = [row for row in found.memory_rows if not row.out_of_memory]
     parts = (
         ("peak memory", known),

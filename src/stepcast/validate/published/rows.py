@@ -33,7 +33,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class RowCorrection:
     """Of the rows whose source starts with *source*: those of *rows*, or all for which *when* holds."""
 
     source: str
@@ -50,7 +50,7 @@ class Correction:
         return all(_same(record.get(column), value) for column, value in self.when)
 
 
-def corrected(records: Iterable[Record], known: Iterable[Correction]) -> Iterator[Record]:
+def corrected(records: Iterable[Record], known: Iterable[RowCorrection]) -> Iterator[Record]:
     """*records* with what is *known* to be wrong put right, and told in the column ``corrected``."""
     known = tuple(known)
     for record in records:
@@ -66,16 +66,16 @@ def corrected(records: Iterable[Record], known: Iterable[Correction]) -> Iterato
 
 
 @lru_cache(maxsize=1)
-def corrections() -> tuple[Correction, ...]:
+def corrections() -> tuple[RowCorrection, ...]:
     """Those that ship with the package."""
     return parse(files("stepcast").joinpath("data/corrections/training_runs.toml").read_text(encoding="utf-8"))
 
 
-def parse(text: str) -> tuple[Correction, ...]:
+def parse(text: str) -> tuple[RowCorrection, ...]:
     return tuple(_correction(entry) for entry in tomllib.loads(text).get("correction", ()))
 
 
-def _correction(entry: Mapping[str, object]) -> Correction:
+def _correction(entry: Mapping[str, object]) -> RowCorrection:
     for needed in ("source", "change", "reason"):
         if not entry.get(needed):
             raise CorrectionError(f"a correction of {entry.get('source', '?')!r} has no {needed}")
@@ -88,7 +88,7 @@ def _correction(entry: Mapping[str, object]) -> Correction:
     for column, pair in change.items():
         if not (isinstance(pair, list) and len(pair) == 2):
             raise CorrectionError(f"{entry['source']!r}: {column} needs two values, published and corrected")
-    return Correction(
+    return RowCorrection(
         source=str(entry["source"]),
         rows=tuple(map(str, rows)),
         when=tuple((str(column), str(value)) for column, value in when.items()),
