@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import VERBS, build_parser, main
-from stepcast.report.visible import LONGEST_MESSAGE, UNSEEN, message, visible
+from stepcast.views.text import LONGEST_MESSAGE, UNSEEN, message, visible
 from tests.cli.test_main import EXAMPLES, run
 from tests.inputs.test_nccl_tests import new_row, table
 from tests.shared import ROOT

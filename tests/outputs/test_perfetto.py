@@ -18,8 +18,8 @@ from stepcast.ir.group import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.perfetto import write
-from stepcast.report.gantt import gantt
 from stepcast.simulation.messages import Send
+from stepcast.views.gantt import gantt
 from tests.shared import ROOT
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
-from stepcast.views.slices import KINDS, SEVERAL, Slices, packed, together
+from stepcast.views.timeline import KINDS, SEVERAL, Slices, packed, together
 
 COLUMNS = ("start", "length", "row", "name", "kind", "detail", "batch")
 

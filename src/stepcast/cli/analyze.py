@@ -14,7 +14,7 @@ from stepcast.cli.rules import check_applicable
 from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
-from stepcast.report.visible import visible
+from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth

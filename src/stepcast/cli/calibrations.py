@@ -3,8 +3,8 @@
 import re
 from typing import TYPE_CHECKING, Any
 
-from stepcast.report.text import table
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.text import table
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration

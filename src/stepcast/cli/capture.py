@@ -5,7 +5,7 @@ import argparse
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.questions.numbers import MOST_SEQUENCES, MOST_TOKENS, count
-from stepcast.report.visible import visible
+from stepcast.views.text import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,9 +8,9 @@ from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.doubts import doubts
 from stepcast.ir.work import CollectiveKind
-from stepcast.report.cells import cells
-from stepcast.report.text import facts, table
 from stepcast.units import GIB, format_rate, format_seconds, parse_size_bytes
+from stepcast.views.cells import cells
+from stepcast.views.text import facts, table
 
 if TYPE_CHECKING:
     from stepcast.cost.collectives import CollectivePrice, Route

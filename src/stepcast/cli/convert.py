@@ -8,7 +8,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import print_data, print_json, print_warnings, write_files
 from stepcast.cli.rules import check_applicable
 from stepcast.outputs.table import TARGETS, target_named
-from stepcast.report.visible import visible
+from stepcast.views.text import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,8 @@ from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
-from stepcast.report.text import bullet, table, wrap
 from stepcast.units import format_seconds
+from stepcast.views.text import bullet, table, wrap
 
 NEXT_STEPS = (
     ("a model that has no file yet", "predict --model llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2"),
@@ -101,7 +101,7 @@ def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
     """Simulate the shipped workload; the trace it wrote, and the result as text."""
     from stepcast.forecast.simulate import simulate
     from stepcast.hardware import load_cluster
-    from stepcast.report.gantt import gantt
+    from stepcast.views.gantt import gantt
     from stepcast.views.step import step_view
     from stepcast.views.terminal import render_text
 

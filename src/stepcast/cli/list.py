@@ -6,7 +6,7 @@ from typing import Any
 
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width
-from stepcast.report.text import table
+from stepcast.views.text import table
 
 Facts = dict[str, Any]
 Listing = tuple[list[Facts], Callable[[Facts], Facts]]

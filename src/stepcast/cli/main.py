@@ -15,8 +15,8 @@ from stepcast.cli.verbs import VERBS as VERBS
 from stepcast.cli.verbs import Verb
 from stepcast.cli.words import SPELT, known_words, renamed
 from stepcast.cli.words import VERBS as OTHER_VERBS
-from stepcast.report.visible import message as one_line
 from stepcast.version import __version__
+from stepcast.views.text import message as one_line
 
 FEW_OPTIONS = 8
 DESCRIPTION = "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."

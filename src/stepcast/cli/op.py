@@ -13,8 +13,8 @@ from stepcast.ir.kernels import cast, usual_kernel
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.questions.numbers import MOST_ELEMENTS, count
 from stepcast.questions.settle import check_gpu, load_calibration
-from stepcast.report.text import facts, table
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
+from stepcast.views.text import facts, table
 
 if TYPE_CHECKING:
     from stepcast.cost.price import Price

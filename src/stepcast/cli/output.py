@@ -12,8 +12,7 @@ from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.cli.streams import unpainted
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
-from stepcast.report.text import bullet
-from stepcast.report.visible import UNSEEN, message, visible
+from stepcast.views.text import UNSEEN, bullet, message, visible
 
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
-from stepcast.report.visible import visible
 from stepcast.version import __version__
+from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.views.document import About, Page

@@ -17,10 +17,10 @@ from stepcast.ir.doubts import doubts
 from stepcast.ir.limits import STEPS
 from stepcast.outputs.rows import table_bytes
 from stepcast.questions.numbers import amount, check_multiple, count
-from stepcast.report.visible import visible
 from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 from stepcast.version import __version__
 from stepcast.views.step import memory_words, remedy_pairs
+from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation

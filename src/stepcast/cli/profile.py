@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.streams import show_status
-from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.views.text import facts, table
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu

@@ -9,9 +9,8 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
 from stepcast.questions.numbers import count
-from stepcast.report.text import facts, table
-from stepcast.report.visible import visible
 from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.views.text import facts, table, visible
 
 MOST = 1_000_000
 FLIGHT_CALLS = "2000"  # that the flight recorder keeps

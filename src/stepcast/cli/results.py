@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import told_page, write_view
-from stepcast.report.visible import visible
 from stepcast.version import __version__
+from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
@@ -67,7 +67,7 @@ def show_prediction(
     width = terminal_width()
     print(render_text(view, width))
     if args.gantt:
-        from stepcast.report.gantt import gantt
+        from stepcast.views.gantt import gantt
 
         print("\n" + gantt(prediction.timeline, width))
     if args.trace:

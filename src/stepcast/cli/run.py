@@ -9,7 +9,7 @@ from stepcast.cli.forecasting import add_forecast_arguments
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file, write_trace
 from stepcast.questions.numbers import count, gpu_count
-from stepcast.report.visible import visible
+from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction

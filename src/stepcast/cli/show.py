@@ -16,7 +16,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
 from stepcast.report.show import show_text
-from stepcast.report.text import facts
+from stepcast.views.text import facts
 
 if TYPE_CHECKING:
     from stepcast.hardware import Cluster

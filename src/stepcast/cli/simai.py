@@ -7,8 +7,8 @@ from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cost.simai import SimaiOverlap, SimaiPrice, SimaiSystem, simai_price
 from stepcast.ir.doubts import doubts
 from stepcast.ir.workload import Workload
-from stepcast.report.text import table
 from stepcast.units import US, format_percent
+from stepcast.views.text import table
 
 PARTS = ("dp", "dp_ep", "tp", "ep", "pp", "bubble", "compute", "total")
 PRICED = ("tp", "ep", "dp", "dp_ep")

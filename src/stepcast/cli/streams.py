@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 from stepcast.cli.colour import FULL, painted, wants_colour
-from stepcast.report.visible import visible, visible_lines
+from stepcast.views.text import visible, visible_lines
 
 # Stand for the terminal's own sequences until a text is written; Unicode keeps them for uses such as this.
 BOLD, PLAIN = "\ufdd0", "\ufdd1"

@@ -13,8 +13,8 @@ from stepcast.cli.progress import ProgressBar
 from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import heading, show_status
 from stepcast.ir.watched import watching
-from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_count, format_percent, format_seconds
+from stepcast.views.text import bullet, facts, table
 
 if TYPE_CHECKING:
     from stepcast.ir.facts import PointFacts

@@ -124,7 +124,7 @@ class Verb:
 
     def help(self, width: int) -> str:
         """What ``stepcast help VERB`` prints."""
-        from stepcast.report.text import wrap
+        from stepcast.views.text import wrap
 
         options = f"All options: stepcast {self.name} --help"
         if not self.page:

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from stepcast.report.cells import cells
-from stepcast.report.text import facts, table
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.cells import cells
+from stepcast.views.text import facts, table
 
 Facts = dict[str, Any]
 

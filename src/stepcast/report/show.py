@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepcast.report.cells import cells
-from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_count, format_percent, format_rate, format_seconds, format_short_count
+from stepcast.views.cells import cells
+from stepcast.views.text import facts, table
 
 Facts = Mapping[str, Any]
 MOST_ROWS = 16

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcast.report.text import facts, table
 from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
+from stepcast.views.text import facts, table
 
 Shown = tuple[str, Callable[[Any], str]]
 """What a fact is called, and how a person reads its value."""

@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from stepcast.report.visible import message
 from stepcast.serve.fields import PREDICT, SEARCH, FieldError, command_words
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
 from stepcast.views.document import Page, asset, body_of, policy, render
+from stepcast.views.text import message
 
 Told = Callable[[dict[str, Any]], None]
 Rest = Callable[[], None]

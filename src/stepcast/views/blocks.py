@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepcast.report.cells import Column, cells, keys
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.cells import Column, cells, keys
 from stepcast.views.charts import BarPiece, BarRow, bars, legend
 from stepcast.views.markup import Child, Markup, join, tag
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from stepcast.report.asked import asked_pairs
-from stepcast.report.visible import visible
+from stepcast.views.asked import asked_pairs
 from stepcast.views.markup import Child, Markup, join, tag, text
+from stepcast.views.text import visible
 
 
 @dataclass(frozen=True, slots=True)

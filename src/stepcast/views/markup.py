@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from stepcast.report.visible import visible
+from stepcast.views.text import visible
 
 VOID = {"meta", "link", "input", "br", "hr", "rect", "circle", "line", "path", "polygon", "polyline"}
 LONGEST_TEXT = 400

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stepcast.report.asked import asked_pairs
 from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.views.asked import asked_pairs
 from stepcast.views.view import (
     Bar,
     Bars,

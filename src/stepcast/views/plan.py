@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
-from stepcast.report.asked import asked_pairs
 from stepcast.units import (
     DAY,
     HOUR,
@@ -15,6 +14,7 @@ from stepcast.units import (
     format_seconds,
     format_short_count,
 )
+from stepcast.views.asked import asked_pairs
 from stepcast.views.step import memory_words
 from stepcast.views.view import (
     Axis,

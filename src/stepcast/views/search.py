@@ -6,8 +6,8 @@ from typing import Any
 
 from stepcast.ir.facts import CandidateFacts
 from stepcast.ir.strategy import Strategy
-from stepcast.report.asked import asked_pairs
 from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds
+from stepcast.views.asked import asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
 from stepcast.views.view import (
     Axis,

@@ -5,8 +5,8 @@ from typing import Any
 
 from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, band_of
 from stepcast.ir.timeline import Timeline
-from stepcast.report.asked import asked_pairs, config_notes
 from stepcast.units import GIB, TFLOPS, format_bytes, format_money, format_percent, format_seconds, format_short_count
+from stepcast.views.asked import asked_pairs, config_notes
 from stepcast.views.measured import micro_batches_words, plain_pairs
 from stepcast.views.view import (
     Axis,

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from stepcast.report.cells import Column
 from stepcast.units import DAY, GIB, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views.blocks import answer, card, pairs, sortable_table
+from stepcast.views.cells import Column
 from stepcast.views.charts import ChartFrame, legend
 from stepcast.views.document import About, Page, Section
 from stepcast.views.markup import Child, Markup, join, tag

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from stepcast.report.text import GAP, bullet, facts, parts_table, table
-from stepcast.report.visible import visible
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.text import GAP, bullet, facts, parts_table, table, visible
 from stepcast.views.view import (
     Bars,
     Breakdown,

@@ -1,12 +1,205 @@
-"""The section of a page in which a timeline can be looked into."""
+"""The section of a page in which a timeline can be looked into, and the columns its canvas draws from."""
 
+import base64
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from stepcast.ir.timeline import Timeline
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.ir.step import PART_OF_GROUP
+from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.charts import swatch
 from stepcast.views.document import Section, data_block
 from stepcast.views.markup import Markup, join, tag
-from stepcast.views.slices import KINDS, MOST_SLICES, packed
+from stepcast.views.text import visible
+
+# A Timeline packed for the canvas of a page: columns of whole numbers, squeezed, as text.
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# More would neither be seen nor be loaded quickly; the shortest are drawn together.
+MOST_SLICES = 200_000
+# Slices drawn together are one as long as what lies between them is no wider than that share of the whole.
+GAP_SHARE = 1 / 5000
+TICKS = 2**31  # of the whole span
+DEEPEST = 8
+LONGEST_NAME = 200
+SEVERAL = "several short operations"
+# Colours by number; the style names each.
+KINDS = (
+    "compute",
+    "backward",
+    "weight",
+    "optimizer",
+    "tp",
+    "cp",
+    "ep",
+    "dp",
+    "pp",
+    "comm",
+    "copy",
+    "host",
+    "bubble",
+    "other",
+)
+FIRST = ("compute", "stream")
+PHASES = {"F": "compute", "B": "backward", "I": "backward", "W": "weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Rows of a timeline in the order of their rows on the canvas, and within these of their starts."""
+
+    row: Ints
+    name: Ints
+    kind: Ints
+    detail: Ints
+    micro_batch: Ints
+    start_s: Floats
+    end_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def packed(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]:
+    """What the program of a page draws the timeline from."""
+    depth = _depths(timeline)
+    used, row_of = np.unique(timeline.lane_of.astype(np.int64) * DEEPEST + depth, return_inverse=True)
+    order = _row_order(timeline, used)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    rows = place[row_of]
+    sort = np.lexsort((timeline.start_s, rows))
+    slices = Slices(
+        rows[sort],
+        timeline.name_of[sort].astype(np.int64),
+        _kinds(timeline)[sort],
+        timeline.detail_of[sort].astype(np.int64),
+        timeline.micro_batch_of[sort].astype(np.int64),
+        timeline.start_s[sort],
+        timeline.end_s[sort],
+    )
+    shown = together(slices, most, len(timeline.names))
+    origin_s = float(slices.start_s.min()) if len(slices) else 0.0
+    tick_s = (timeline.span_s or 1.0) / TICKS
+    start = np.rint((shown.start_s - origin_s) / tick_s).astype(np.int64)
+    length = np.maximum(1, np.rint((shown.end_s - origin_s) / tick_s).astype(np.int64) - start)
+    columns = (np.diff(start, prepend=0), length, shown.row, shown.name, shown.kind, shown.detail, shown.micro_batch)
+    return {
+        "count": len(shown),
+        "of": len(timeline),
+        "tick_s": tick_s,
+        "span_s": timeline.span_s,
+        "names": [*(_shown(name) for name in timeline.names), SEVERAL],
+        "details": [", ".join(map(visible, each.values()))[:LONGEST_NAME] for each in timeline.details],
+        "rows": [_row(timeline, int(used[at])) for at in order],
+        "kinds": KINDS,
+        "measured": timeline.measured,
+        "data": _squeezed(columns),
+    }
+
+
+def together(slices: Slices, most: int, several: int) -> Slices:
+    """About *most* at most: the longest as they are, runs of others between them as one named *several*."""
+    if len(slices) <= most:
+        return slices
+    lengths = slices.end_s - slices.start_s
+    kept = np.zeros(len(slices), bool)
+    kept[np.argpartition(-lengths, most // 2)[: most // 2]] = True
+    before = np.maximum.accumulate(slices.end_s)
+    span_s = float(slices.end_s.max() - slices.start_s.min())
+    first = np.ones(len(slices), bool)
+    first[1:] = (
+        kept[1:]
+        | kept[:-1]
+        | (slices.row[1:] != slices.row[:-1])
+        | (slices.start_s[1:] - before[:-1] > span_s * GAP_SHARE)
+    )
+    at = np.flatnonzero(first)
+    runs = np.diff(np.append(at, len(slices))) > 1
+    found = Slices(*(getattr(slices, name)[at] for name in slices.__slots__))
+    return replace(
+        found,
+        end_s=np.maximum.reduceat(slices.end_s, at),
+        name=np.where(runs, several, found.name),
+        detail=np.where(runs, NONE, found.detail),
+        micro_batch=np.where(runs, NONE, found.micro_batch),
+    )
+
+
+def _depths(timeline: Timeline) -> Ints:
+    """How many other rows each row is part of."""
+    depth, parent = np.zeros(len(timeline), np.int64), timeline.parent_of.astype(np.int64)
+    for _ in range(DEEPEST - 1):
+        inside = parent != NONE
+        if not inside.any():
+            break
+        depth += inside
+        parent = np.where(inside, timeline.parent_of[parent], NONE)
+    return depth
+
+
+def _row_order(timeline: Timeline, used: Ints) -> Ints:
+    """Rows by rank, computation first, then as the lanes stand."""
+
+    def key(at: int) -> tuple[int, bool, int]:
+        lane = timeline.lanes[int(used[at]) // DEEPEST]
+        return lane.rank, not lane.name.startswith(FIRST), int(used[at])
+
+    return np.array(sorted(range(len(used)), key=key), np.int64)
+
+
+def _row(timeline: Timeline, key: int) -> dict[str, Any]:
+    lane = timeline.lanes[key // DEEPEST]
+    return {
+        "rank": lane.rank,
+        "stage": timeline.stage_of_rank.get(lane.rank),
+        "name": _shown(lane.name),
+        "depth": key % DEEPEST,
+    }
+
+
+def _kinds(timeline: Timeline) -> Ints:
+    """The colour of every row: computing by its phase, communication by its group."""
+    number = {kind: at for at, kind in enumerate(KINDS)}
+    by_kind = np.full(len(SpanKind), number["other"])
+    by_kind[SpanKind.COMPUTE], by_kind[SpanKind.COMMUNICATION] = number["compute"], number["comm"]
+    by_kind[SpanKind.COPY], by_kind[SpanKind.HOST] = number["copy"], number["host"]
+    found: Ints = by_kind[timeline.kind_of].astype(np.int64)
+    phases = [number[PHASES.get(each.get("slot", "")[:1], "optimizer")] for each in timeline.details]
+    slotted = ["slot" in each for each in timeline.details]
+    computing = timeline.kind_of == SpanKind.COMPUTE
+    if any(slotted):
+        has = np.array([*slotted, False])[timeline.detail_of]
+        found = np.where(computing & has, np.array([*phases, 0])[timeline.detail_of], found)
+    lanes = np.array([number.get(_lane_kind(lane.name), NONE) for lane in timeline.lanes])[timeline.lane_of]
+    found = np.where(~computing & (lanes != NONE), lanes, found)
+    waits = np.array([name.startswith("wait") for name in timeline.names])[timeline.name_of]
+    return np.where(waits & ~computing, number["bubble"], found)
+
+
+def _lane_kind(name: str) -> str:
+    word = name.partition(" ")[0]
+    return PART_OF_GROUP.get(word, word)
+
+
+def _shown(name: str) -> str:
+    shown = visible(name)
+    return shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…"
+
+
+def _squeezed(columns: tuple[Ints, ...]) -> str:
+    """Columns of 32 bits, their first bytes together, then their second: most are alike and squeeze well."""
+    planes = [
+        np.ascontiguousarray(column.astype("<i4")).view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns
+    ]
+    return base64.b64encode(zlib.compress(b"".join(planes), 6)).decode()
+
 
 WORDS = {
     "compute": "forward, or computing",

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.facts import PointFacts
-from stepcast.report.cells import cells
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views.blocks import about_line, answer, card, signed_percent, sortable_table, table
+from stepcast.views.cells import cells
 from stepcast.views.charts import ChartFrame, legend
 from stepcast.views.document import About, Page, Section
 from stepcast.views.markup import Child, Markup, join, tag

@@ -6,8 +6,8 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from stepcast.ir.timeline import Timeline
-from stepcast.report.cells import shown as show_by_name
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.cells import shown as show_by_name
 
 Row = Mapping[str, Any]
 Show = Callable[[float], str]

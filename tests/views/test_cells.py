@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepcast.report.cells import cells, keys, shown
+from stepcast.views.cells import cells, keys, shown
 
 
 @pytest.mark.parametrize(

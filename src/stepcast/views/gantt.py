@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.timeline import SpanKind, Timeline
-from stepcast.report.text import wrap
+from stepcast.views.text import wrap
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

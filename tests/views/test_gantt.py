@@ -3,7 +3,7 @@
 import pytest
 
 from stepcast.ir.timeline import TimelineBuilder
-from stepcast.report.gantt import gantt
+from stepcast.views.gantt import gantt
 
 COLUMNS = 20
 LABEL = "stage 0 "
