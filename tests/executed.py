@@ -1,7 +1,6 @@
 """FLOPs that a workload executes, counted op by op."""
 
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import DeltaRule, Scan, SelectiveScan
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Workload
 

@@ -8,7 +8,7 @@ import numpy as np
 from stepcast.cost.collectives import bus_factor
 from stepcast.cost.collectives.sweep import sweep_s
 from stepcast.hardware import Cluster
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 
 PROGRAMS = {

@@ -22,7 +22,7 @@ from stepcast.cost.rates import matrix_rates, vector_rates
 from stepcast.cost.scan import ScanFit, scan_s
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import Scan
 
 SOURCE = (
     "tools/fit_mamba.py on src/stepcast/data/h200/mamba.csv "

@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from stepcast.frameworks.catalog import DATA
-from stepcast.ir.residual import Residual
+from stepcast.ir.band import Residual
 from stepcast.validate.residual import fitted
 from stepcast.validate.scoreboard import ScoredRow, columns
 

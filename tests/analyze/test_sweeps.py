@@ -16,7 +16,7 @@ from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
 from stepcast.inputs.nccl_tests import read
 from stepcast.inputs.source import Source
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
 from tests.inputs.fuzz import mutations

@@ -7,7 +7,7 @@ import pytest
 from stepcast.analyze.faults import findings
 from stepcast.analyze.sweeps import MeasuredSweep
 from stepcast.calibrate.collectives import fit_collectives
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.validate.collective_tables import TableRow, matched, read_rows, row_route
 from tests.shared import DATA, needs_data

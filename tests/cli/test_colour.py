@@ -11,7 +11,7 @@ import pytest
 
 from stepcast.cli.colour import RULES, painted
 from stepcast.cli.progress import BAR_WIDTH, ProgressBar, bar_text, moving_text
-from stepcast.ir.watched import watched, watching
+from stepcast.ir.progress import report_progress, watch_progress
 from tests.cli.test_main import EXAMPLES
 from tests.faults.test_hostile_text import HOSTILE
 from tests.shared import ROOT
@@ -123,9 +123,9 @@ def test_a_bar_shows_nothing_in_the_first_second(monkeypatch: pytest.MonkeyPatch
 
 def test_loops_tell_those_who_watch() -> None:
     told: list[tuple[int, int]] = []
-    assert list(watched("ab")) == ["a", "b"]
-    with watching(lambda done, total: told.append((done, total))):
-        assert list(watched(iter("ab"))) == ["a", "b"]
+    assert list(report_progress("ab")) == ["a", "b"]
+    with watch_progress(lambda done, total: told.append((done, total))):
+        assert list(report_progress(iter("ab"))) == ["a", "b"]
     assert told == [(0, 2), (1, 2), (2, 2)]
-    list(watched("ab"))
+    list(report_progress("ab"))
     assert len(told) == 3

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import stepcast
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import Scan
 
 FILE = Path(stepcast.__file__).parent / "data" / "h200" / "mamba.csv"
 SIZES = ("heads", "head_dim", "state", "groups", "chunk", "batch", "seq")

@@ -5,7 +5,7 @@ import pytest
 from stepcast.cost.collectives.sweep import sweep_route
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import folder_files, read
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
 from stepcast.validate.nccl_tests import MeasuredCollective, compare_sweep, mean_abs_error, read_sweep

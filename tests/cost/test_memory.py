@@ -13,9 +13,9 @@ from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, LossKernel, SelectiveRule
-from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
+from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
     Recompute,
@@ -90,7 +90,7 @@ def test_activations_are_korthikantis(tp: int, split: bool, dropout: bool) -> No
     model = load_model("megatron-22b")
     chosen = Strategy(Layout(tp=tp), 4, 4, 2048, sequence_parallel=split)
     framework = Framework(flash_attention=False, dropout=dropout)
-    kept = layer_kept(model, chosen, model.blocks[0], framework).kept
+    kept = count_saved(model, chosen, model.blocks[0], framework).saved
     tokens, hidden, heads = 4 * 2048, model.hidden, model.heads
     whole, square = (10, 5) if dropout else (8, 2)
     outside, inside = whole / (tp if split else 1), (24 + square * heads * 2048 / hidden) / tp
@@ -106,16 +106,16 @@ def test_full_recompute_keeps_the_input_of_each_layer() -> None:
 def test_selective_recompute_drops_the_scores() -> None:
     model = load_model("gpt3-6.7b")
     usual, unfused = strategy(seq=2048), Framework(flash_attention=False)
-    kept = layer_kept(model, usual, model.blocks[0], unfused).kept
+    kept = count_saved(model, usual, model.blocks[0], unfused).saved
     selective = replace(usual, recompute=Recompute(RecomputeKind.SELECTIVE))
-    assert kept - layer_kept(model, selective, model.blocks[0], unfused).kept == 2 * model.heads * 2048**2
+    assert kept - count_saved(model, selective, model.blocks[0], unfused).saved == 2 * model.heads * 2048**2
 
 
 def test_flash_attention_keeps_a_number_for_each_row_instead_of_the_square() -> None:
     """Dao et al. 2022, algorithm 1: of the s x s scores of a head only the log-sum-exp of each row, in fp32."""
     model = load_model("gpt3-6.7b")
     unfused, fused = (
-        layer_kept(model, strategy(seq=2048), model.blocks[0], Framework(flash_attention=flash)).kept
+        count_saved(model, strategy(seq=2048), model.blocks[0], Framework(flash_attention=flash)).saved
         for flash in (False, True)
     )
     assert unfused - fused == 2 * model.heads * 2048**2 - 4 * model.heads * 2048
@@ -127,7 +127,7 @@ def test_torchtitans_selection_keeps_every_second_matmul_and_the_attention() -> 
     titan = Framework(kernels=Kernels.COMPILED, selective=SelectiveRule.ALTERNATE_MATMULS)
     query, value = LLAMA.heads * LLAMA.head_dim, LLAMA.kv_heads * LLAMA.head_dim
     width = LLAMA.hidden + (query + query + value) + LLAMA.ffn + LLAMA.hidden  # the layer's input first
-    assert layer_kept(LLAMA, chosen, LLAMA.blocks[0], titan).kept == 4096 * (2 * width + 4 * LLAMA.heads)
+    assert count_saved(LLAMA, chosen, LLAMA.blocks[0], titan).saved == 4096 * (2 * width + 4 * LLAMA.heads)
 
 
 @pytest.mark.parametrize(("loss", "held"), [(LossKernel.IN_PLACE, 2 + 4), (LossKernel.COMPILED, 2 + 4 + 4)])
@@ -155,8 +155,8 @@ def test_sequence_parallelism_gathers_what_a_matmul_needs() -> None:
 
 
 def test_context_parallelism_splits_the_tokens() -> None:
-    whole = layer_kept(LLAMA, strategy(seq=8192), LLAMA.blocks[0]).kept
-    assert layer_kept(LLAMA, strategy(seq=8192, cp=4), LLAMA.blocks[0]).kept == pytest.approx(whole / 4)
+    whole = count_saved(LLAMA, strategy(seq=8192), LLAMA.blocks[0]).saved
+    assert count_saved(LLAMA, strategy(seq=8192, cp=4), LLAMA.blocks[0]).saved == pytest.approx(whole / 4)
 
 
 @pytest.mark.parametrize(

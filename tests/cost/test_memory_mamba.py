@@ -7,10 +7,9 @@ import pytest
 from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
-from stepcast.ir.kept import layer_kept
-from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
+from stepcast.ir.saved import count_saved, mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
 from tests.cost.mamba_rows import Case, cases
@@ -35,29 +34,29 @@ def test_a_block_keeps_its_parts() -> None:
     tokens, hidden, inner = 8192, 4096, 8192
     projected = 2 * inner + 2 * 8 * 128 + 128
     wanted = tokens * (2 * hidden + projected + 3 * inner) * 2 + tokens * 8 * 4
-    assert layer_kept(MODEL, PLAIN, MAMBA).kept == wanted
-    assert layer_kept(MODEL, PLAIN, MAMBA).input == tokens * hidden * 2
+    assert count_saved(MODEL, PLAIN, MAMBA).saved == wanted
+    assert count_saved(MODEL, PLAIN, MAMBA).input == tokens * hidden * 2
 
 
 def test_full_recomputation_keeps_the_input_and_selective_everything() -> None:
-    kept = layer_kept(MODEL, PLAIN, MAMBA)
+    kept = count_saved(MODEL, PLAIN, MAMBA)
     selective = replace(PLAIN, recompute=Recompute(RecomputeKind.SELECTIVE))
-    assert layer_kept(MODEL, selective, MAMBA).kept == kept.kept
-    assert kept.after(whole=True) == kept.input < kept.kept / 10
+    assert count_saved(MODEL, selective, MAMBA).saved == kept.saved
+    assert kept.after(whole=True) == kept.input < kept.saved / 10
 
 
 def test_selective_recomputation_by_the_compiler_keeps_it_too() -> None:
     compiled = Framework(kernels=Kernels.COMPILED, selective=SelectiveRule.ALTERNATE_MATMULS)
     selective = replace(PLAIN, recompute=Recompute(RecomputeKind.SELECTIVE))
-    assert layer_kept(MODEL, selective, MAMBA, compiled) == layer_kept(MODEL, PLAIN, MAMBA, compiled)
+    assert count_saved(MODEL, selective, MAMBA, compiled) == count_saved(MODEL, PLAIN, MAMBA, compiled)
 
 
 @pytest.mark.parametrize("ways", [2, 4, 8])
 def test_tensor_parallelism_splits_all_but_the_outside(ways: int) -> None:
-    whole, split = layer_kept(MODEL, PLAIN, MAMBA), replace(PLAIN, layout=Layout(tp=ways))
+    whole, split = count_saved(MODEL, PLAIN, MAMBA), replace(PLAIN, layout=Layout(tp=ways))
     outside = 2 * 8192 * 4096 * 2
-    assert (layer_kept(MODEL, split, MAMBA).kept - outside) * ways == whole.kept - outside
-    assert layer_kept(MODEL, replace(split, sequence_parallel=True), MAMBA).kept * ways == whole.kept
+    assert (count_saved(MODEL, split, MAMBA).saved - outside) * ways == whole.saved - outside
+    assert count_saved(MODEL, replace(split, sequence_parallel=True), MAMBA).saved * ways == whole.saved
 
 
 def test_context_parallelism_repeats_groups_it_cannot_split() -> None:

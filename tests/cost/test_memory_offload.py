@@ -12,8 +12,8 @@ from stepcast.cost.memory import StageMemory, memory
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware import load_gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework
-from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
+from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Offload, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
 
@@ -54,7 +54,7 @@ def test_fsdp_moves_everything_that_ranks_split() -> None:
 def test_of_offloaded_layers_two_are_on_the_gpu(recompute: RecomputeKind) -> None:
     """One at work, one on its way; recomputed ones keep their input alone, wherever that is."""
     strategy = replace(PLAIN, recompute=Recompute(recompute))
-    one = layer_kept(MODEL, strategy, MODEL.blocks[0]).after(recompute is RecomputeKind.FULL)
+    one = count_saved(MODEL, strategy, MODEL.blocks[0]).after(recompute is RecomputeKind.FULL)
     kept, moved = stage(strategy), stage(replace(strategy, offload=Offload(activations=0.5)))
     assert kept.activations - moved.activations == pytest.approx((16 - 2) * one)
     assert moved.host == pytest.approx(16 * one)
@@ -63,7 +63,7 @@ def test_of_offloaded_layers_two_are_on_the_gpu(recompute: RecomputeKind) -> Non
 def test_all_micro_batches_in_flight_are_on_the_host() -> None:
     strategy = replace(PLAIN, layout=Layout(pp=4, dp=2), offload=Offload(activations=1))
     stages = memory(MODEL, strategy, GPU)
-    one = layer_kept(MODEL, strategy, MODEL.blocks[0]).kept
+    one = count_saved(MODEL, strategy, MODEL.blocks[0]).saved
     assert [each.host for each in stages] == pytest.approx([8 * one * held for held in (4, 3, 2, 1)])
 
 
@@ -78,7 +78,7 @@ def test_more_on_the_host_is_never_more_on_the_gpu(optimizer: float, activations
     shares = [Offload(), Offload(optimizer), Offload(optimizer, activations), Offload(1, 1)]
     found = [memory(MODEL, replace(strategy, offload=each), GPU)[0] for each in shares]
     # Two layers on their way may be more than the one that would stay.
-    room = 2 * layer_kept(MODEL, strategy, MODEL.blocks[0]).kept
+    room = 2 * count_saved(MODEL, strategy, MODEL.blocks[0]).saved
     for less, more in pairwise(found):
         assert more.reserved <= less.reserved + 1.07 * room
         assert more.host >= less.host

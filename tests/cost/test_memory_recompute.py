@@ -11,9 +11,9 @@ from stepcast.generate.recompute import recomputed
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
-from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
+from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Strategy
 from stepcast.models.catalog import load_model
 
@@ -32,8 +32,8 @@ def selective(strategy: Strategy, *modules: RecomputeModule) -> Strategy:
 def freed(model: Model, framework: Framework, *modules: RecomputeModule, layer: int = -1) -> float:
     """Bytes for each token that the layer keeps less."""
     block = model.blocks[layer]
-    without = layer_kept(model, ALONE, block, framework).kept
-    kept = layer_kept(model, selective(ALONE, *modules), block, framework).kept
+    without = count_saved(model, ALONE, block, framework).saved
+    kept = count_saved(model, selective(ALONE, *modules), block, framework).saved
     return (without - kept) / ALONE.local_tokens
 
 
@@ -87,9 +87,9 @@ def test_an_activation_inside_the_experts_product_is_not_recomputed() -> None:
 def test_what_was_freed_is_back_while_its_half_runs_backward() -> None:
     """An MLP's tensors, and as ever the gradients of its two sides; attention's own need is less."""
     block = DENSE.blocks[0]
-    without, with_mlp = (layer_kept(DENSE, one, block) for one in (ALONE, selective(ALONE, M.MLP)))
+    without, with_mlp = (count_saved(DENSE, one, block) for one in (ALONE, selective(ALONE, M.MLP)))
     assert with_mlp.transient == without.transient
-    assert with_mlp.again == without.kept - with_mlp.kept
+    assert with_mlp.again == without.saved - with_mlp.saved
     assert without.again == 0
 
 
@@ -106,9 +106,9 @@ def test_more_modules_never_need_more(model: Model, flash: bool, kernels: Kernel
         chosen = selective(ALONE, *modules) if modules else ALONE
         totals[frozenset(modules)] = memory(small, chosen, B200, framework)[0].total
         for block in set(small.blocks):
-            kept = layer_kept(small, chosen, block, framework)
-            assert kept.kept >= kept.input
-            assert kept.kept + kept.again <= layer_kept(small, ALONE, block, framework).kept * (1 + 1e-12)
+            kept = count_saved(small, chosen, block, framework)
+            assert kept.saved >= kept.input
+            assert kept.saved + kept.again <= count_saved(small, ALONE, block, framework).saved * (1 + 1e-12)
     for chosen_modules, total in totals.items():
         for module in chosen_modules:
             assert total <= totals[chosen_modules - {module}] * (1 + 1e-12)
@@ -134,6 +134,6 @@ def test_losses_of_further_tokens_wait_for_that_of_the_next() -> None:
 def test_a_further_token_keeps_a_block_and_its_ends() -> None:
     """The embedding, two normed streams side by side, input and output of the last norm."""
     one, two = (memory(LATENT, replace(ALONE, further_tokens=n), B200)[0] for n in (1, 2))
-    block = layer_kept(LATENT, ALONE, LATENT.next_token_blocks[0])
-    assert two.activations - one.activations == pytest.approx(block.kept + 5 * SEQ * LATENT.hidden * 2)
+    block = count_saved(LATENT, ALONE, LATENT.next_token_blocks[0])
+    assert two.activations - one.activations == pytest.approx(block.saved + 5 * SEQ * LATENT.hidden * 2)
     assert two.parameters == one.parameters

@@ -7,7 +7,7 @@ import pytest
 from stepcast.cost.compute import COOL, SUSTAINED, Load, compute_price, priced_once
 from stepcast.cost.fits import default_fit
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 
 WORKS: tuple[Compute, ...] = (

@@ -18,7 +18,7 @@ from stepcast.cost.scan import ScanFit, scan_bytes, scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import Scan
 from tests.cost.mamba_rows import cases
 
 H200 = load_gpu("h200")

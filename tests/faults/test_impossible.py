@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, calibration
 from stepcast.hardware.quantity import LIMITS, UNITS, Dimension, parse_quantity
-from stepcast.ir.doubts import LONGEST_S, doubts
+from stepcast.ir.facts import LONGEST_S, find_doubts
 from tests.cli.test_main import EXAMPLES, run
 
 PREDICT = ["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "16"]
@@ -164,13 +164,13 @@ def test_a_run_of_aeons_is_warned_of_and_an_infinite_cost_refused(capsys: pytest
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 def test_what_is_no_number_is_no_answer(number: float) -> None:
     with pytest.raises(ValueError, match="low_s comes out as"):
-        doubts({"uncertainty": [{"low_s": number}]})
+        find_doubts({"uncertainty": [{"low_s": number}]})
 
 
 def test_usual_answers_are_not_doubted() -> None:
     facts = {"step_s": 3.5, "tokens_per_s": 1e12, "mfu": 0.99, "stages": [{"busy_s": 1.0}], "breakdown_s": {"dp": 2.0}}
-    assert doubts(facts) == []
-    assert len(doubts(facts | {"mfu": 1.2, "breakdown_s": {"dp": 1e28}})) == 2
+    assert find_doubts(facts) == []
+    assert len(find_doubts(facts | {"mfu": 1.2, "breakdown_s": {"dp": 1e28}})) == 2
 
 
 DEEP = 60_000

@@ -14,7 +14,7 @@ from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.graph import network_of
-from stepcast.ir.background import FlowSpread, Pattern
+from stepcast.ir.flows import FlowSpread, Pattern
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy

@@ -13,9 +13,9 @@ from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.group import HostWay
-from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
+from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Offload, ScheduleKind, Sharding, Strategy, StrategyError
 from stepcast.ir.work import HostCopy
 from stepcast.models.catalog import load_model
@@ -63,7 +63,7 @@ def test_gradients_go_out_and_weights_come_back() -> None:
 
 def test_activations_of_each_micro_batch_go_and_return() -> None:
     strategy = replace(PLAIN, offload=Offload(activations=0.5))
-    kept = layer_kept(MODEL, strategy, MODEL.blocks[0]).kept
+    kept = count_saved(MODEL, strategy, MODEL.blocks[0]).saved
     size = 16 * kept * strategy.micro_batches
     assert copied_bytes(strategy) == pytest.approx({HostWay.OUT: size, HostWay.IN: size})
 

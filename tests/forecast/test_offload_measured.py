@@ -17,7 +17,7 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Offloaded
-from stepcast.ir.kept import layer_kept
+from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Offload
 from stepcast.units import GB
 from stepcast.validate.h200 import Record, row_framework, row_model, row_strategy
@@ -66,5 +66,5 @@ def test_steps_with_activations_on_the_host() -> None:
 def test_bytes_that_leave_the_gpu(row: Record) -> None:
     """Of all layers but the last."""
     model, strategy, framework = row_model(row), row_strategy(row), row_framework(row)
-    kept = (model.layers - 1) * layer_kept(model, strategy, model.blocks[0], framework).kept
+    kept = (model.layers - 1) * count_saved(model, strategy, model.blocks[0], framework).saved
     assert kept == pytest.approx(float(row["host_bytes"]), rel=0.07)

@@ -9,10 +9,9 @@ from stepcast.inputs import simai
 from stepcast.inputs.chakra import reader as chakra
 from stepcast.inputs.source import Source
 from stepcast.ir.layout import Layout
-from stepcast.ir.role import Role
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Recorded
-from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.models.catalog import load_model
 from stepcast.outputs.chakra import files
 

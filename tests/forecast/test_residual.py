@@ -9,7 +9,7 @@ import pytest
 from stepcast.cli.main import main
 from stepcast.frameworks.catalog import framework_names, load_profile
 from stepcast.hardware.described import CatalogError
-from stepcast.ir.residual import Residual
+from stepcast.ir.band import Residual
 
 RUN = ["predict", "--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--framework", "nemo"]
 RUN += ["--gpus", "64", "--tp", "8", "--seq", "8192"]

@@ -13,7 +13,6 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model_parts import FeedForward
-from stepcast.ir.role import Role
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
     NO_OVERLAP,
@@ -26,7 +25,7 @@ from stepcast.ir.strategy import (
     TrainingKind,
 )
 from stepcast.ir.work import Attention, Collective, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
-from stepcast.ir.workload import Layer, Op, Stage, Workload
+from stepcast.ir.workload import Layer, Op, Role, Stage, Workload
 from stepcast.models.catalog import load_model
 from tests.software import software
 

@@ -14,7 +14,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
 from stepcast.ir.model import Model
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import Scan
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy, StrategyError
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Matmul
 from stepcast.ir.workload import Layer, Op

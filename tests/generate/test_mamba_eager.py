@@ -10,12 +10,11 @@ from stepcast.frameworks.profile import settle
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import SsmKernels
-from stepcast.ir.kept_mamba import eager_mamba_transient, eager_scan_kept
 from stepcast.ir.layout import Layout
-from stepcast.ir.role import Role
-from stepcast.ir.scan import scan_of
+from stepcast.ir.recurrent import scan_of
+from stepcast.ir.saved import eager_mamba_transient, eager_scan_kept
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.workload import Phase
+from stepcast.ir.workload import Phase, Role
 from stepcast.models.catalog import load_model
 from stepcast.units import MIB
 from tests.cli.test_main import run, run_json

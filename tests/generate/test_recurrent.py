@@ -11,11 +11,11 @@ from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.chakra.record import decode_workload, encode_workload
 from stepcast.ir.group import Group
-from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Strategy, StrategyError
 from stepcast.ir.work import Collective, CollectiveKind, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
@@ -145,7 +145,7 @@ def test_what_software_cannot_split_is_refused(model: Model, changes: dict[str, 
 @pytest.mark.parametrize(("model", "mixer"), [(QWEN, "delta"), (JAMBA, "selective")])
 def test_what_a_layer_keeps_grows_with_its_tokens(model: Model, mixer: str) -> None:
     kind = next(block for block in model.blocks if block.mixer == mixer)
-    once, twice = (layer_kept(model, strategy(micro_batch=micro), kind).kept for micro in (1, 2))
+    once, twice = (count_saved(model, strategy(micro_batch=micro), kind).saved for micro in (1, 2))
     assert twice == pytest.approx(2 * once, rel=1e-9)
     # At least the projection's input and what the projections give and take, in bf16.
     wide = 12352 - 64 + 4096 if model is QWEN else 2 * 8192 + 8192
@@ -154,8 +154,8 @@ def test_what_a_layer_keeps_grows_with_its_tokens(model: Model, mixer: str) -> N
 
 def test_delta_nets_keep_a_share_on_each_tensor_rank() -> None:
     kind = next(block for block in QWEN.blocks if block.mixer == "delta")
-    whole, shared = (layer_kept(QWEN, strategy(tp=tp), kind) for tp in (1, 8))
-    assert shared.kept < whole.kept
+    whole, shared = (count_saved(QWEN, strategy(tp=tp), kind) for tp in (1, 8))
+    assert shared.saved < whole.saved
     assert shared.transient < whole.transient
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stepcast.hardware.background import nodes_told, read_background
 from stepcast.inputs.errors import FormatError
-from stepcast.ir.background import FlowSpread, OtherJob, Pattern
+from stepcast.ir.flows import FlowSpread, OtherJob, Pattern
 
 GOOD = """
 [[flows]]

@@ -8,7 +8,7 @@ from stepcast.inputs.nccl_tests import looks_like, read
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.dtype import DType
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
 from tests.inputs.fuzz import FUZZ, check_reader, mutations

@@ -6,7 +6,7 @@ from hypothesis import given
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.op_times import looks_like, read
 from stepcast.inputs.source import Source
-from stepcast.ir.operator_times import OperatorTimes
+from stepcast.ir.measured import OperatorTimes
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import ROOT
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optable import COLUMNS, LAYER_ROW, MOST_KNOWN, read
 from stepcast.inputs.source import Source
-from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Transfer
-from stepcast.ir.workload import Block, Workload
+from stepcast.ir.workload import Block, Workload, repeat_layers, scale_backward
 from stepcast.outputs.optable import write
 from stepcast.report.documents import workload_facts
 from stepcast.units import MS

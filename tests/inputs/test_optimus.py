@@ -11,7 +11,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.reader import looks_like, read
 from stepcast.inputs.source import HEAD_BYTES, Source
 from stepcast.inputs.table import recognise
-from stepcast.ir.runlog import RunLog
+from stepcast.ir.measured import RunLog
 from tests.inputs.fuzz import FUZZ, mutations
 from tests.shared import DATA, ROOT, needs_data
 

@@ -20,7 +20,7 @@ from stepcast.ir.model_parts import (
     PositionKind,
     Window,
 )
-from stepcast.ir.weight import WeightPart
+from stepcast.ir.weights import WeightPart
 
 GPT = Model(
     "gpt",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepcast.ir.layout import Layout
-from stepcast.ir.runlog import BatchTime, LayerTime, LayerTimes, RunLog
+from stepcast.ir.measured import BatchTime, LayerTime, LayerTimes, RunLog
 
 # rank, stage, step, layer, block, ops, seconds: two stages, three steps, four micro-batches.
 ROWS = [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
-from stepcast.ir.runlog import RunLog
+from stepcast.ir.measured import RunLog
 from stepcast.models.catalog import load_model
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import FITTED, Observation, fit, observe, shuffled_length

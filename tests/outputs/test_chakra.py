@@ -15,9 +15,7 @@ from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.recurrent import RecurrentCells
-from stepcast.ir.role import OpPart, Role
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import RecurrentCells, Scan
 from stepcast.ir.work import (
     Attention,
     Collective,
@@ -30,7 +28,7 @@ from stepcast.ir.work import (
     Recorded,
     Transfer,
 )
-from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
+from stepcast.ir.workload import Block, Layer, Op, OpPart, Role, Stage, Variation, Workload
 from stepcast.outputs.chakra import files, losses
 from tests.shared import ROOT
 

@@ -13,7 +13,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.beside import read_logs
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
-from stepcast.ir.runlog import RunLog
+from stepcast.ir.measured import RunLog
 from stepcast.optimus.calibration import calibrated_of, fit, lengths_of, model_with, observed, shipped
 from stepcast.optimus.cost import machine_of
 from stepcast.optimus.program import step_s

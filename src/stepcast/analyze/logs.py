@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.ir.steplog import CollectiveLog, LoggedCollective, LoggedStep, StepLog
+from stepcast.ir.measured import CollectiveLog, LoggedCollective, LoggedStep, StepLog
 
 WARM = 2  # steps at the start that compile and connect
 SLOW = 1.5  # of the usual step

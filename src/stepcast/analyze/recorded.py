@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepcast.ir.measured import CollectiveLog, LoggedCollective
 from stepcast.ir.step import PART_OF_GROUP, PARTS
-from stepcast.ir.steplog import CollectiveLog, LoggedCollective
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.ir.work import Attention, Collective, Elementwise, GroupedMatmul, Matmul, Recorded, Work
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.stragglers import ReplicaOperation, WorkerSteps
+from stepcast.ir.measured import ReplicaOperation, WorkerSteps
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 

@@ -14,7 +14,7 @@ import numpy as np
 from stepcast.cost.collectives import bus_factor, price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route, sweep_s
 from stepcast.hardware import Cluster
-from stepcast.ir.sweep import CollectiveSweep
+from stepcast.ir.measured import CollectiveSweep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from stepcast.cost.calibration import work_class
 from stepcast.cost.compute import ALONE, Load, compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
-from stepcast.ir.operator_times import OperatorTimes
+from stepcast.ir.measured import OperatorTimes
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.corrections import FittedClass, fit_class
 from stepcast.pytorch.profile.measure import Document, MeasuredPoints, to_toml

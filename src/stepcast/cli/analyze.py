@@ -12,7 +12,7 @@ from stepcast.cli.output import print_json, print_warnings, terminal_width, writ
 from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.rules import check_applicable
 from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
-from stepcast.ir.doubts import doubts
+from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.views.text import visible
 
@@ -56,7 +56,7 @@ def analysed(args: argparse.Namespace) -> "tuple[dict[str, Any], list[View]]":
     analyze, view_of = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     check_applicable(args, format=entry.name, file=args.files[0], detailed=entry.name in DETAILED)
     found = {"format": entry.name, **analyze(document, args)}
-    found["warnings"] = [*found["warnings"], *doubts(found)]
+    found["warnings"] = [*found["warnings"], *find_doubts(found)]
     if entry.name == "kineto" and (recorded := _recorded(args.files, found)):
         found["recorded"] = recorded
     view = view_of(found, document if isinstance(document, Timeline) else None)
@@ -87,7 +87,7 @@ def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> "tuple[dict[
     runs = []
     for source in sources:
         facts = analyze(read_as_one([source], args.format)[1], args)
-        facts["warnings"] = [*facts["warnings"], *doubts(facts)]
+        facts["warnings"] = [*facts["warnings"], *find_doubts(facts)]
         runs.append({"file": os.fspath(source.path), **facts})
     warnings = [f"{each['file']}: {note}" for each in runs for note in each["warnings"]]
     views = [view_of({"format": entry.name, **each}) for each in runs]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import check_applicable, has_racks
-from stepcast.ir.doubts import doubts
+from stepcast.ir.facts import find_doubts
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import GIB, format_rate, format_seconds, parse_size_bytes
 from stepcast.views.cells import cells
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": route.ranks, "nodes": route.nodes}
     rows = [_record(each) for each in prices]
     uneven = uneven_warning("a group of", route, cluster, Place(args.place))
-    warnings = [*uneven, *cluster.topology.doubts, *doubts({"rows": rows})]
+    warnings = [*uneven, *cluster.topology.doubts, *find_doubts({"rows": rows})]
     if args.json:
         found = {"rows": rows} if args.sweep else rows[0]
         print_json({**about, **found, "warnings": warnings})
@@ -131,7 +131,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
     busiest = found.busiest()
     if args.json:
         links = [{"link": name, "busy": share} for name, share in busiest]
-        print_json({**about, **row, "links": links, "warnings": doubts({"rows": [row]})})
+        print_json({**about, **row, "links": links, "warnings": find_doubts({"rows": [row]})})
         return 0
     told = [
         ("time", format_seconds(found.seconds)),

@@ -10,7 +10,7 @@ from stepcast.cli.output import write_trace
 from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
-from stepcast.ir.doubts import doubts
+from stepcast.ir.facts import find_doubts
 from stepcast.ir.limits import RESULT
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         _write(args, trace)
     judged = len(set(found["kinds"])) > 1
     status = NOT_THE_SAME if judged and not found["same_run"] else 0
-    found["warnings"] = [*found["warnings"], *doubts(found)]
+    found["warnings"] = [*found["warnings"], *find_doubts(found)]
     args.trace = trace
     view = _view(args, found)
     write_view(args, view)

@@ -11,8 +11,7 @@ from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import FORMATS, folder_files, read_as_one, recognise, set_files
-from stepcast.ir.edits import repeat_layers, scale_backward
-from stepcast.ir.workload import Workload
+from stepcast.ir.workload import Workload, repeat_layers, scale_backward
 
 Recognise = Callable[[Source], object]
 """Raises a FormatError for a file of no known format."""

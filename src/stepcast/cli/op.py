@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import check_applicable, sizes_of
-from stepcast.ir.doubts import doubts
 from stepcast.ir.dtype import DType
-from stepcast.ir.kernels import cast, usual_kernel
-from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.facts import find_doubts
+from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
 from stepcast.questions.numbers import MOST_ELEMENTS, count
 from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
@@ -97,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     warnings = _format_warnings(works[0], gpu)
     about = {"operator": args.kind, "gpu": gpu.name, "dtype": args.dtype, "backward": args.backward}
     records = [_record(work, price) for work, price in zip(works, prices, strict=True)]
-    warnings += doubts({"rows": records}) + _speed_warnings(works, prices, gpu)
+    warnings += find_doubts({"rows": records}) + _speed_warnings(works, prices, gpu)
     if args.json:
         results: dict[str, Any] = {"rows": records} if args.sweep else records[0]
         print_json({**about, **results, "warnings": warnings})

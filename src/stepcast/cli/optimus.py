@@ -6,7 +6,7 @@ from typing import Any
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
-from stepcast.ir.runlog import RunLog
+from stepcast.ir.measured import RunLog
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
 from stepcast.optimus.cost import machine_of

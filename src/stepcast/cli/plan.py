@@ -13,7 +13,7 @@ from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.cli.predict import DOES_NOT_FIT
 from stepcast.cli.remedies import remedies
-from stepcast.ir.doubts import doubts
+from stepcast.ir.facts import find_doubts
 from stepcast.ir.limits import STEPS
 from stepcast.outputs.rows import table_bytes
 from stepcast.questions.numbers import amount, check_multiple, count
@@ -161,7 +161,7 @@ def planned(args: argparse.Namespace) -> Planned:
         ],
     }
     answer = {key: found[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")}
-    found["warnings"] += doubts(answer)
+    found["warnings"] += find_doubts(answer)
     if args.until:
         found["until"] = args.until.isoformat()
     return Planned(made, found)

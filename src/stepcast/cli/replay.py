@@ -8,7 +8,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
 from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.rules import check_applicable
-from stepcast.ir.doubts import doubts
+from stepcast.ir.facts import find_doubts
 
 if TYPE_CHECKING:
     from stepcast.analyze.replay import Replay
@@ -62,7 +62,7 @@ def replayed(args: argparse.Namespace) -> "View":
     if args.trace:
         _write(result, args.trace)
     found = result.facts()
-    found["warnings"] = [*found["warnings"], *doubts(found)]
+    found["warnings"] = [*found["warnings"], *find_doubts(found)]
     view = replay_view(found, _timeline(result) if args.html else None)
     write_view(args, view)
     return view

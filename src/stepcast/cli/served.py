@@ -21,7 +21,7 @@ from stepcast.forecast.prediction import roofline
 from stepcast.hardware import cluster_names
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
-from stepcast.ir.doubts import doubts
+from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.questions.spelling import build_question
@@ -132,7 +132,7 @@ class Verbs:
             raise ValueError(f"{given[0][0]}: is {entry.name}, which does not say what happened")
         args = argparse.Namespace(cluster=cluster, set=[], calibration=None, trace=None)
         found = {"format": entry.name, **ANALYSES[entry.name][0](document, args)}
-        found["warnings"] = [*found["warnings"], *doubts(found)]
+        found["warnings"] = [*found["warnings"], *find_doubts(found)]
         names = " ".join(name for name, _ in given)
         line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
         timeline = document if isinstance(document, Timeline) else None

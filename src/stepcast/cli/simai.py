@@ -5,7 +5,7 @@ from typing import Any
 
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cost.simai import SimaiOverlap, SimaiPrice, SimaiSystem, simai_price
-from stepcast.ir.doubts import doubts
+from stepcast.ir.facts import find_doubts
 from stepcast.ir.workload import Workload
 from stepcast.units import US, format_percent
 from stepcast.views.text import table
@@ -19,7 +19,7 @@ def run_simai(workload: Workload, args: argparse.Namespace) -> int:
     price = simai_price(workload, args.gpus, system, _overlap(args.overlap))
     warnings = [*workload.warnings, *price.warnings]
     found = _facts(price, warnings)
-    warnings += doubts(found)
+    warnings += find_doubts(found)
     if args.json:
         print_json(found)
         return 0

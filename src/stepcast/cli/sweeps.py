@@ -6,7 +6,7 @@ from typing import Any
 from stepcast.analyze.faults import findings
 from stepcast.analyze.sweeps import MeasuredSweep
 from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
-from stepcast.ir.sweep import CollectiveSweep
+from stepcast.ir.measured import CollectiveSweep
 
 
 def sweep_facts(sweep: CollectiveSweep, args: argparse.Namespace) -> dict[str, Any]:

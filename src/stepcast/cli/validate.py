@@ -12,7 +12,7 @@ from stepcast.cli.pages import told_page, write_page
 from stepcast.cli.progress import ProgressBar
 from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import heading, show_status
-from stepcast.ir.watched import watching
+from stepcast.ir.progress import watch_progress
 from stepcast.units import format_bytes, format_count, format_percent, format_seconds
 from stepcast.views.text import bullet, facts, table
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     check_applicable(args, sets=[entry.name for entry, _ in places])
     for entry, found_at in places:
         _progress(entry.name)
-        with watching(ProgressBar(entry.name, " rows")):
+        with watch_progress(ProgressBar(entry.name, " rows")):
             found = entry.measure(*map(str, found_at), **_options(args, entry.name))
         board = scoreboard(found)
         if args.data and board.summary is None:

@@ -22,8 +22,7 @@ from stepcast.cost.scan import scan_kind
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
 
 PIVOT_S = 1e-3  # the slope turns around this time, where factor alone counts

@@ -29,8 +29,7 @@ from stepcast.cost.recurrent import PERSISTENT_STEP_S, cell_kernels, cell_launch
 from stepcast.cost.scan import Scanned, scan_kind, scan_s, scanned_bytes
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from stepcast.cost.rates import Number, Rates
 from stepcast.cost.recurrent import delta_bytes, selective_bytes
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import DeltaRule, Scan, SelectiveScan
 
 FLOAT = 4.0
 Scanned = Scan | DeltaRule | SelectiveScan

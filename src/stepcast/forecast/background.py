@@ -15,8 +15,7 @@ from stepcast.forecast.fluid import sending
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_on
-from stepcast.ir.background import FlowSpread, Pattern
-from stepcast.ir.flows import FlowSet, Repeating
+from stepcast.ir.flows import FlowSet, FlowSpread, Pattern, Repeating
 
 WITHIN = ("NVLink", "PCIe", "sockets")  # tiers of a node, which no other job has
 ANY_TIME = 1e9  # seconds: a price that holds nothing back

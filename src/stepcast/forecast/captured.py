@@ -26,7 +26,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.work import Compute
-from stepcast.ir.workload import Layer, Stage, Workload, folded, written
+from stepcast.ir.workload import Layer, Stage, Workload, fold_units, written
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
 
@@ -139,7 +139,7 @@ def _stage(
     ]
     epilogue = (*sums, *updates)
     if spread.dp == 1:
-        body = tuple(folded([(layer,) for layer in layers]))
+        body = tuple(fold_units([(layer,) for layer in layers]))
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
     if spread.sharding is CapturedSharding.FSDP:
         return sharded(layers, parts, units, epilogue, spread.micro_batches)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from stepcast.ir.captured import LayerPart
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
-from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, folded
+from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, fold_units
 from stepcast.units import MIB
 
 # Gradients that are summed together, and of the first bucket (torch/nn/parallel/distributed.py,
@@ -41,7 +41,7 @@ def reduced(
     if micro_batches == 1:
         body = tuple(Block((changed.get(at, layer),)) for at, layer in enumerate(layers))
         return Stage(body, epilogue=epilogue)
-    body = tuple(folded([(layer,) for layer in layers]))
+    body = tuple(fold_units([(layer,) for layer in layers]))
     variations = tuple(Variation(micro_batches - 1, at, layer) for at, layer in sorted(changed.items()))
     return Stage(body, epilogue=epilogue, variations=variations, in_turn=True)
 

@@ -6,13 +6,12 @@ from enum import StrEnum
 
 from stepcast.cost.collectives import Algorithm
 from stepcast.hardware import Cluster, Place
-from stepcast.ir.edits import with_layout
+from stepcast.ir.band import Residual
 from stepcast.ir.flows import Repeating
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.residual import Residual
 from stepcast.ir.work import CollectiveKind
-from stepcast.ir.workload import Workload
+from stepcast.ir.workload import Workload, with_layout
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send

@@ -14,8 +14,7 @@ from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Options
 from stepcast.hardware import Cluster
 from stepcast.ir.band import Band
-from stepcast.ir.doubts import doubts
-from stepcast.ir.facts import OperatorFacts, RooflineFacts
+from stepcast.ir.facts import OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded
@@ -403,7 +402,7 @@ class Prediction:
     def report(self) -> StepReport:
         report = report_of(self)
         report = self.finish(report, self.memory) if self.finish else report
-        return replace(report, warnings=(*report.warnings, *doubts(report.facts())))
+        return replace(report, warnings=(*report.warnings, *find_doubts(report.facts())))
 
     def noting(self, assumptions: Sequence[str] = (), warnings: Sequence[str] = ()) -> "Prediction":
         """The same with more said in its report: *assumptions* first, *warnings* last."""

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from stepcast.ir.captured import Captured, LayerPart
 from stepcast.ir.group import Group
-from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, CollectiveKind
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.workload import Layer, Op, Role
 
 
 def held_parts(captured: Captured, begins: Sequence[int]) -> list[LayerPart]:

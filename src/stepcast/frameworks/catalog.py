@@ -16,11 +16,11 @@ from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
+from stepcast.ir.band import Residual
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Framework, Overhead
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
-from stepcast.ir.residual import Residual
 from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, ScheduleKind, Sharding
 
 DATA = Path(__file__).parents[1] / "data"

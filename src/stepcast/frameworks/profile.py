@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from stepcast.frameworks.words import overlap_words
+from stepcast.ir.band import Residual
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.residual import Residual
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
     STORED_AS,

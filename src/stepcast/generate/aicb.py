@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
-from stepcast.ir.role import Role
 from stepcast.ir.strategy import Strategy, StrategyError
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
-from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.units import NS
 
 GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER

@@ -19,9 +19,8 @@ from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import LayerParts, PositionKind, QkNorm
-from stepcast.ir.role import Role
-from stepcast.ir.work import ElementwiseKind, streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.work import ElementwiseKind, elementwise
+from stepcast.ir.workload import Layer, Op, Role
 
 
 def attention_layers(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
@@ -59,7 +58,7 @@ def _qkv_layer(sizes: Sizes) -> Layer:
         backward = (*backward, *written_joining(sizes))
     elif sizes.plain_gradients:
         # Autograd joins the gradients of queries, keys and values, which are slices of one result.
-        joined = streamed(
+        joined = elementwise(
             K.COPY, sizes.tokens, sizes.query_width + sizes.key_width + sizes.value_width, 1, 1, sizes.stored
         )
         backward = (*backward, Op("join gradients", joined))
@@ -96,10 +95,10 @@ def _shared_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     tensor_parallel/mappings.py, which joins and splits columns by a copy.
     """
     size, whole = tensor_bytes(sizes, sizes.qkv_width), (sizes.tokens, sizes.qkv_width)
-    copy = streamed(K.COPY, *whole, 1, 1, sizes.stored)
+    copy = elementwise(K.COPY, *whole, 1, 1, sizes.stored)
     gather = collective("qkv heads tp all-gather", GATHER, size, Group.TP)
     scatter = collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP)
-    fill = streamed(K.FILL, *whole, 0, 1, sizes.stored)  # what the rank took no part of has no gradient
+    fill = elementwise(K.FILL, *whole, 0, 1, sizes.stored)  # what the rank took no part of has no gradient
     return (
         (gather, Op("join heads", copy)),
         (Op("heads gradient fill", fill), Op("split heads gradient", copy), scatter),
@@ -136,14 +135,14 @@ def rotary(sizes: Sizes, width: int, name: str = "") -> Ops:
     if sizes.by_operation:
         return written_rotary(sizes, width, name)
     if sizes.fused:
-        return (Op("rotary", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
+        return (Op("rotary", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)
     return (
-        Op(f"{name}rotary cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op(f"{name}rotary negate", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
-        Op(f"{name}rotary join", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op(f"{name}rotary sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op(f"{name}rotary sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
+        Op(f"{name}rotary cos", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary negate", elementwise(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary join", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary sin", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary sum", elementwise(K.ROTARY, tokens, width, 2, 1, dtype)),
     )
 
 
@@ -153,19 +152,19 @@ def rotary_gradient(sizes: Sizes, width: int, name: str = "") -> Ops:
     if sizes.by_operation:
         return written_rotary_gradient(sizes, width, name)
     if sizes.fused:
-        return (Op("rotary gradient", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
+        return (Op("rotary gradient", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)
     return (
-        Op(f"{name}rotary gradient sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op(f"{name}rotary gradient second fill", streamed(K.FILL, tokens, width, 0, 1, dtype)),
-        Op(f"{name}rotary gradient second half", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
-        Op(f"{name}rotary gradient negate", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
-        Op(f"{name}rotary gradient first fill", streamed(K.FILL, tokens, width, 0, 1, dtype)),
-        Op(f"{name}rotary gradient first half", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
-        Op(f"{name}rotary gradient add", streamed(K.ADD, tokens, width, 2, 1, dtype)),
-        Op(f"{name}rotary gradient cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op(f"{name}rotary gradient sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
-        Op(f"{name}rotary gradient copy", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary gradient sin", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary gradient second fill", elementwise(K.FILL, tokens, width, 0, 1, dtype)),
+        Op(f"{name}rotary gradient second half", elementwise(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary gradient negate", elementwise(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary gradient first fill", elementwise(K.FILL, tokens, width, 0, 1, dtype)),
+        Op(f"{name}rotary gradient first half", elementwise(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary gradient add", elementwise(K.ADD, tokens, width, 2, 1, dtype)),
+        Op(f"{name}rotary gradient cos", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary gradient sum", elementwise(K.ROTARY, tokens, width, 2, 1, dtype)),
+        Op(f"{name}rotary gradient copy", elementwise(K.ROTARY, tokens, width, 1, 1, dtype)),
     )
 
 
@@ -219,7 +218,7 @@ def _written_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     query, up = sizes.query_width, sizes.heads * (latent.nope_dim + latent.value_dim)
 
     def op(name: str, kind: ElementwiseKind, width: int) -> Op:
-        return Op(name, streamed(kind, tokens, width, 1, 1, dtype))
+        return Op(name, elementwise(kind, tokens, width, 1, 1, dtype))
 
     return (
         (op("join queries", K.JOIN, query), op("keys", K.BROADCAST, query)),

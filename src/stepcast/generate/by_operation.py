@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
-from stepcast.ir.role import OpPart
-from stepcast.ir.work import Elementwise, ElementwiseKind, streamed
-from stepcast.ir.workload import Op
+from stepcast.ir.work import Elementwise, ElementwiseKind, elementwise
+from stepcast.ir.workload import Op, OpPart
 
 K = ElementwiseKind
 # NewGELUActivation (activations.py): 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); tensors that each
@@ -36,7 +35,8 @@ def _activations(
 ) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     def ops(name: str, tensors: Sequence[int]) -> tuple[Op, ...]:
         return tuple(
-            Op(f"{name} {at}", streamed(K.MUL, rows, inner, reads, 1, sizes.stored)) for at, reads in enumerate(tensors)
+            Op(f"{name} {at}", elementwise(K.MUL, rows, inner, reads, 1, sizes.stored))
+            for at, reads in enumerate(tensors)
         )
 
     return ops("activation", forward), ops("activation gradient", backward)
@@ -50,7 +50,7 @@ def _cast_gelu(rows: int, inner: int, narrow: DType) -> tuple[tuple[Op, ...], tu
         return Elementwise(K.CAST, rows, inner, before.bytes * elements, after.bytes * elements, False, before)
 
     def work(reads: int, dtype: DType = wide, kind: ElementwiseKind = K.MUL) -> Elementwise:
-        return streamed(kind, rows, inner, reads, 1, dtype)
+        return elementwise(kind, rows, inner, reads, 1, dtype)
 
     widen, cut, mixed = cast(narrow, wide), cast(wide, narrow), work(2, wide, K.STRIDED)
     forward = (work(1, narrow), widen, work(1), work(1), mixed, work(1), work(1), work(1), mixed, cut)
@@ -72,11 +72,11 @@ def capped(name: str, rows: int, columns: int, dtype: DType) -> tuple[tuple[Op, 
     """A soft cap of *rows* x *columns* numbers, and its gradient."""
     return (
         tuple(
-            Op(f"{name} cap {at}", streamed(K.MUL, rows, columns, reads, 1, dtype))
+            Op(f"{name} cap {at}", elementwise(K.MUL, rows, columns, reads, 1, dtype))
             for at, reads in enumerate(CAP_READS)
         ),
         tuple(
-            Op(f"{name} cap gradient {at}", streamed(K.MUL, rows, columns, reads, 1, dtype))
+            Op(f"{name} cap gradient {at}", elementwise(K.MUL, rows, columns, reads, 1, dtype))
             for at, reads in enumerate(CAP_GRADIENT_READS)
         ),
     )
@@ -90,7 +90,7 @@ def written_gate(
     """
 
     def op(name: str, kind: ElementwiseKind, reads: float, backward: bool = False) -> Op:
-        return Op(name, streamed(kind, rows, inner, reads, 1, dtype, backward))
+        return Op(name, elementwise(kind, rows, inner, reads, 1, dtype, backward))
 
     if not sliced:
         return (
@@ -113,7 +113,7 @@ def written_gate(
             op("gate gradient", K.BROADCAST, 2),
             op("up gradient", K.MUL, 2),
             op("activation gradient", K.STRIDED, 2),
-            Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),
+            Op("join gradients", elementwise(K.COPY, rows, 2 * inner, 1, 1, dtype)),
         ),
     )
 
@@ -124,7 +124,7 @@ def clamped_gate(rows: int, inner: int, dtype: DType) -> tuple[tuple[Op, ...], t
     """
 
     def op(name: str, kind: ElementwiseKind, reads: float, columns: int = inner) -> Op:
-        return Op(name, streamed(kind, rows, columns, reads, 1, dtype))
+        return Op(name, elementwise(kind, rows, columns, reads, 1, dtype))
 
     forward = (
         op("clamp gate", K.BROADCAST, 1),
@@ -152,10 +152,10 @@ def clamped_gate(rows: int, inner: int, dtype: DType) -> tuple[tuple[Op, ...], t
 def expert_bias(name: str, rows: int, width: int, groups: int, dtype: DType) -> tuple[tuple[Op, ...], Op]:
     """A bias looked up for each row and added; its gradient is summed over the rows of an expert in turn."""
     forward = (
-        Op(f"{name} bias rows", streamed(K.COPY, rows, width, 0, 1, dtype)),
-        Op(f"{name} bias", streamed(K.ADD, rows, width, 2, 1, dtype)),
+        Op(f"{name} bias rows", elementwise(K.COPY, rows, width, 0, 1, dtype)),
+        Op(f"{name} bias", elementwise(K.ADD, rows, width, 2, 1, dtype)),
     )
-    summed = streamed(K.SCATTER_SUM, max(1, rows // groups), width * groups, 1, 0, dtype)
+    summed = elementwise(K.SCATTER_SUM, max(1, rows // groups), width * groups, 1, 0, dtype)
     return forward, Op(f"{name} bias gradient", summed)
 
 
@@ -174,10 +174,10 @@ def grouped_masks(sizes: Sizes, rows: int, width: int, inner: int, wide: bool) -
     each = max(1, rows // tokens)
 
     def op(name: str, kind: ElementwiseKind, columns: int, reads: float, writes: float = 1) -> Op:
-        return Op(name, streamed(kind, rows, columns, reads, writes, dtype))
+        return Op(name, elementwise(kind, rows, columns, reads, writes, dtype))
 
     def late(name: str, kind: ElementwiseKind, reads: float, writes: float = 1) -> Op:
-        return Op(name, streamed(kind, rows, width, reads, writes, weighed))
+        return Op(name, elementwise(kind, rows, width, reads, writes, weighed))
 
     def cast(name: str, before: DType, after: DType, count: int = tokens) -> tuple[Op, ...]:
         elements = float(count * width)
@@ -192,7 +192,7 @@ def grouped_masks(sizes: Sizes, rows: int, width: int, inner: int, wide: bool) -
             op("mask down", K.MASK, width, 1),
             late("weigh", K.STRIDED if wide else K.BROADCAST, 1),
             late("unsort", K.COPY, 1),
-            Op("sum", streamed(K.ROW_SUM, tokens, each * width, 1, 1 / each, weighed)),
+            Op("sum", elementwise(K.ROW_SUM, tokens, each * width, 1, 1 / each, weighed)),
             *cast("sum narrow", weighed, dtype),
         ),
     )

@@ -19,10 +19,9 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import LayerParts
-from stepcast.ir.role import Role
 from stepcast.ir.strategy import ContextKind
-from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer, streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer, elementwise
+from stepcast.ir.workload import Layer, Op, Role
 
 
 def core_layer(sizes: Sizes, block: LayerParts) -> Layer:
@@ -119,7 +118,7 @@ class _Core:
         if not self.sizes.by_operation:
             return self._written.repeated()
         rows = self.sizes.strategy.micro_batch * self.query_len
-        mask = Op("mask", streamed(K.MASK, rows, self.key_len, 0.5, 1, self.sizes.unquantised))
+        mask = Op("mask", elementwise(K.MASK, rows, self.key_len, 0.5, 1, self.sizes.unquantised))
         return (*self._written.repeated(), mask)
 
     @property
@@ -135,10 +134,10 @@ class _Core:
         values = Matmul(self.query_len, sizes.model.value_dim, self.key_len, batch, dtype)
         seen = self._seen
         wide = sizes.stream if sizes.strategy.autocast else dtype
-        softmax: Ops = (Op("softmax", streamed(K.SOFTMAX, rows, columns, seen, 1, wide)),)
+        softmax: Ops = (Op("softmax", elementwise(K.SOFTMAX, rows, columns, seen, 1, wide)),)
         softmax = self._widened("softmax", rows, softmax)
         if not sizes.fused:
-            softmax = (Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)), *self._masked(rows, ""), *softmax)
+            softmax = (Op("scale", elementwise(K.MUL, rows, columns, 1, 1, dtype)), *self._masked(rows, ""), *softmax)
         if sizes.framework.dropout:
             softmax += (dropped(sizes, "dropout", rows, columns),)
         return (Op("scores", scores), *softmax, Op("values", values), *self._heads_joined(""))
@@ -156,8 +155,8 @@ class _Core:
         """masked_fill writes into a copy, by a mask that all heads share."""
         dtype = self.sizes.unquantised
         return (
-            Op(f"mask copy{suffix}", streamed(K.COPY, rows, self.key_len, 1, 1, dtype)),
-            Op(f"mask{suffix}", streamed(K.MASK, rows, self.key_len, 1, 1, dtype)),
+            Op(f"mask copy{suffix}", elementwise(K.COPY, rows, self.key_len, 1, 1, dtype)),
+            Op(f"mask{suffix}", elementwise(K.MASK, rows, self.key_len, 1, 1, dtype)),
         )
 
     def _heads_joined(self, suffix: str) -> Ops:
@@ -167,7 +166,7 @@ class _Core:
             return ()
         width = self.heads * sizes.model.value_dim
         rows = sizes.strategy.micro_batch * self.query_len
-        return (Op(f"join heads{suffix}", streamed(K.COPY, rows, width, 1, 1, sizes.unquantised)),)
+        return (Op(f"join heads{suffix}", elementwise(K.COPY, rows, width, 1, 1, sizes.unquantised)),)
 
     @property
     def _seen(self) -> float:
@@ -182,14 +181,14 @@ class _Core:
         head, value = sizes.model.head_dim, sizes.model.value_dim
         seen = 2 * self._seen
         wide = sizes.stream if sizes.strategy.autocast else dtype
-        softmax: Ops = (Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, seen, 1, wide, backward=True)),)
+        softmax: Ops = (Op("softmax gradient", elementwise(K.SOFTMAX, rows, columns, seen, 1, wide, backward=True)),)
         softmax = self._widened("softmax gradient", rows, softmax)
         if sizes.framework.dropout:
             softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)
         if not sizes.fused:
             softmax += (
                 *self._masked(rows, " gradient"),
-                Op("scale gradient", streamed(K.MUL, rows, columns, 1, 1, dtype)),
+                Op("scale gradient", elementwise(K.MUL, rows, columns, 1, 1, dtype)),
             )
         return (
             Op("probability gradient", Matmul(query_len, key_len, value, batch, dtype)),

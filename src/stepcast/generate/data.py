@@ -19,12 +19,11 @@ from stepcast.generate.update import own_parameters, update_ops
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group
-from stepcast.ir.role import Role
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import CollectiveKind, Elementwise
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.workload import Layer, Op, Role
 
 
 class Buckets(NamedTuple):

@@ -13,9 +13,8 @@ from stepcast.generate.sequence import arranged_in, arranged_out, core_tokens
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.recurrent import Delta, delta_rule_of
-from stepcast.ir.role import Role
-from stepcast.ir.work import Elementwise, streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.work import Elementwise, elementwise
+from stepcast.ir.workload import Layer, Op, Role
 
 # Kernels of flash-linear-attention's forward and backward, norms of queries and keys included.
 RULE_KERNELS, RULE_GRADIENT_KERNELS = 8, 12
@@ -47,10 +46,10 @@ def _rule(sizes: Sizes, delta: Delta) -> Layer:
     rule = partial(delta_rule_of, delta, strategy.micro_batch, strategy.seq, ways, dtype=sizes.unquantised)
     arranged = partial(arranged_in, sizes, delta.projected // sizes.tp)
     returned = partial(arranged_out, sizes, delta.values // sizes.tp)
-    decay = streamed(K.SILU, rows, 2 * heads, 1, 1.5, dtype)  # decays in fp32, strengths as they came
-    decayed = streamed(K.SILU, rows, 2 * heads, 2.5, 1, dtype, backward=True)
-    convolved = streamed(K.CONVOLUTION, rows, channels, 1, 1, dtype)
-    back = streamed(K.CONVOLUTION, rows, channels, 2, 1, dtype, backward=True)
+    decay = elementwise(K.SILU, rows, 2 * heads, 1, 1.5, dtype)  # decays in fp32, strengths as they came
+    decayed = elementwise(K.SILU, rows, 2 * heads, 2.5, 1, dtype, backward=True)
+    convolved = elementwise(K.CONVOLUTION, rows, channels, 1, 1, dtype)
+    back = elementwise(K.CONVOLUTION, rows, channels, 2, 1, dtype, backward=True)
     return layer(
         Role.DELTA_RULE,
         (

@@ -8,10 +8,9 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import PositionKind
-from stepcast.ir.role import Role
 from stepcast.ir.strategy import TrainingKind
-from stepcast.ir.work import Elementwise, streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.work import Elementwise, elementwise
+from stepcast.ir.workload import Layer, Op, Role
 
 # What an eager host could issue while it makes positions, masks and angles before the first layer of a model
 # of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): the GPU
@@ -24,7 +23,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     model, dtype = sizes.model, sizes.stream
     width = model.embedding_width or model.hidden
     begins = BEGINNING_KERNELS if sizes.by_operation else 0
-    lookup = streamed(K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)
+    lookup = elementwise(K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)
     forward: list[Op] = [Op("lookup", lookup, kernels=1 + begins)]
     weight: list[Op] = []
     backward: list[Op] = []
@@ -55,12 +54,12 @@ def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
     (embedding_dense_backward), which is added to the head's where the two share their weights.
     """
     dtype = sizes.stream
-    ops: Ops = (Op("lookup gradient", streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)),)
+    ops: Ops = (Op("lookup gradient", elementwise(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)),)
     if sizes.fused:
         return ops
-    ops = (Op("lookup gradient fill", streamed(K.FILL, sizes.vocab, width, 0, 1, dtype)), *ops)
+    ops = (Op("lookup gradient fill", elementwise(K.FILL, sizes.vocab, width, 0, 1, dtype)), *ops)
     if sizes.model.tied and sizes.strategy.layout.pp == 1:
-        ops += (Op("tied gradients", streamed(K.ADD, sizes.vocab, width, 2, 1, dtype)),)
+        ops += (Op("tied gradients", elementwise(K.ADD, sizes.vocab, width, 2, 1, dtype)),)
     return ops
 
 
@@ -103,13 +102,13 @@ def _loss(sizes: Sizes) -> Layer:
     forward += caps[0]
     if sizes.stored is not DType.FP32:
         forward.append(Op("cast", _cast(sizes, sizes.element, 4)))
-    forward.append(Op("cross entropy", streamed(K.CROSS_ENTROPY, tokens, vocab, 3, 1, DType.FP32)))
+    forward.append(Op("cross entropy", elementwise(K.CROSS_ENTROPY, tokens, vocab, 3, 1, DType.FP32)))
     forward += _reductions(sizes)
     if not sizes.fused:
         # The likelihood's gradient is written into zeros before the softmax's is computed from it.
-        backward.append(Op("loss gradient fill", streamed(K.FILL, tokens, vocab, 0, 1, DType.FP32)))
+        backward.append(Op("loss gradient fill", elementwise(K.FILL, tokens, vocab, 0, 1, DType.FP32)))
     backward.append(
-        Op("cross entropy gradient", streamed(K.CROSS_ENTROPY, tokens, vocab, 2, 1, DType.FP32, backward=True))
+        Op("cross entropy gradient", elementwise(K.CROSS_ENTROPY, tokens, vocab, 2, 1, DType.FP32, backward=True))
     )
     if sizes.stored is not DType.FP32:
         backward.append(Op("cast gradient", _cast(sizes, 4, sizes.element)))
@@ -124,10 +123,10 @@ def _compiled_loss(sizes: Sizes) -> Layer:
     tokens, vocab, dtype = sizes.tokens, sizes.vocab, sizes.stored
     return layer(
         Role.LOSS,
-        (Op("cross entropy", streamed(K.FUSED_LOSS, tokens, vocab, 1, 0, dtype)),),
+        (Op("cross entropy", elementwise(K.FUSED_LOSS, tokens, vocab, 1, 0, dtype)),),
         (
-            Op("loss gradient fill", streamed(K.FILL, tokens, vocab, 0, 1, dtype)),
-            Op("cross entropy gradient", streamed(K.FUSED_LOSS, tokens, vocab, 1, 1, dtype, backward=True)),
+            Op("loss gradient fill", elementwise(K.FILL, tokens, vocab, 0, 1, dtype)),
+            Op("cross entropy gradient", elementwise(K.FUSED_LOSS, tokens, vocab, 1, 1, dtype, backward=True)),
         ),
     )
 

@@ -12,9 +12,8 @@ what its operands alone would need.
 
 from stepcast.generate.parts import K, Ops
 from stepcast.generate.sizes import Sizes
-from stepcast.ir.role import OpPart
-from stepcast.ir.work import Work, streamed
-from stepcast.ir.workload import Op
+from stepcast.ir.work import Work, elementwise
+from stepcast.ir.workload import Op, OpPart
 
 # Passes over the inner width: 16.0 to 16.3 and 32.6 to 34.3 measured.
 CLAMP_PASSES, CLAMP_BACKWARD_PASSES = 16, 33
@@ -42,4 +41,4 @@ def weighted_bias(sizes: Sizes, rows: int, width: int, groups: int) -> tuple[Ops
 def _passes(sizes: Sizes, rows: int, columns: int, count: int) -> Work:
     """*count* reads and writes of all elements, a third of them writes."""
     writes = count // 3
-    return streamed(K.MUL, rows, columns, count - writes, writes, sizes.stored)
+    return elementwise(K.MUL, rows, columns, count - writes, writes, sizes.stored)

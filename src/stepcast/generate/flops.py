@@ -5,11 +5,9 @@ from functools import lru_cache
 from stepcast.generate.context import window_keys
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
-from stepcast.ir.recurrent import SelectiveScan, delta_rule_of
-from stepcast.ir.scan import scan_of
+from stepcast.ir.recurrent import SelectiveScan, delta_rule_of, scan_of
 from stepcast.ir.trainable import adapter_shard
-from stepcast.ir.weight import Weight, WeightPart
-from stepcast.ir.weights import head_weights
+from stepcast.ir.weights import Weight, WeightPart, head_weights
 
 # Parts whose weights are looked up, scale or shift, and multiply no matrix.
 NOT_MULTIPLIED = (WeightPart.EMBEDDING, WeightPart.POSITION, WeightPart.NORM)

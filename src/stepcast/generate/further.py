@@ -8,8 +8,7 @@ from stepcast.generate.ends import embedding_layers, head_layers
 from stepcast.generate.parts import Linear, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer
-from stepcast.ir.role import Role
-from stepcast.ir.workload import Layer
+from stepcast.ir.workload import Layer, Role
 
 
 def entry_layers(sizes: Sizes) -> tuple[Layer, ...]:

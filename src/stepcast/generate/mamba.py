@@ -21,12 +21,11 @@ from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import SsmKernels
-from stepcast.ir.kept_mamba import padded_tokens
 from stepcast.ir.model_parts import Hybrid
-from stepcast.ir.role import Role
-from stepcast.ir.scan import Scan, scan_of
-from stepcast.ir.work import ElementwiseKind, streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.recurrent import Scan, scan_of
+from stepcast.ir.saved import padded_tokens
+from stepcast.ir.work import ElementwiseKind, elementwise
+from stepcast.ir.workload import Layer, Op, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +92,8 @@ def mamba_layers(sizes: Sizes) -> tuple[Layer, ...]:
 def _core(own: MambaSizes) -> Layer:
     """Convolution with its activation, and the scan."""
     rows, columns, dtype = core_tokens(own.sizes), own.channels, own.sizes.stored
-    forward = streamed(K.CONVOLUTION, rows, columns, 1, 1, dtype)
-    backward = streamed(K.CONVOLUTION, rows, columns, 2, 1, dtype, backward=True)
+    forward = elementwise(K.CONVOLUTION, rows, columns, 1, 1, dtype)
+    backward = elementwise(K.CONVOLUTION, rows, columns, 2, 1, dtype, backward=True)
     arranged = partial(arranged_in, own.sizes, own.exchanged)
     returned = partial(arranged_out, own.sizes, own.inner)
     return layer(
@@ -116,8 +115,8 @@ def _group_norm(own: MambaSizes) -> Layer:
     dtype = own.sizes.stored
     return layer(
         Role.MAMBA_GROUP_NORM,
-        (Op("group norm", streamed(K.GROUP_NORM, rows, columns, 1, 1, dtype)),),
-        (Op("group norm gradient", streamed(K.GROUP_NORM, rows, columns, 2, 1, dtype, backward=True)),),
+        (Op("group norm", elementwise(K.GROUP_NORM, rows, columns, 1, 1, dtype)),),
+        (Op("group norm gradient", elementwise(K.GROUP_NORM, rows, columns, 2, 1, dtype, backward=True)),),
     )
 
 
@@ -134,16 +133,16 @@ def _eager_core(own: MambaSizes) -> Layer:
     between = batch * (chunks + 1) ** 2 * heads * width
 
     def small(name: str, columns: int, reads: float, writes: float, kernels: int) -> Op:
-        return Op(name, streamed(K.BROADCAST, rows, columns, reads, writes, wide), kernels=kernels)
+        return Op(name, elementwise(K.BROADCAST, rows, columns, reads, writes, wide), kernels=kernels)
 
     def contract(name: str, outer: int, inner: int, kind: ElementwiseKind) -> tuple[Op, Op]:
         return (
-            Op(f"{name} product", streamed(K.BROADCAST, outer, inner, 0, 1, wide)),
-            Op(f"{name} sum", streamed(kind, outer, inner, 1, 0, wide)),
+            Op(f"{name} product", elementwise(K.BROADCAST, outer, inner, 0, 1, wide)),
+            Op(f"{name} sum", elementwise(kind, outer, inner, 1, 0, wide)),
         )
 
     def convolve(name: str, kind: ElementwiseKind, reads: int, backward: bool = False) -> Op:
-        return Op(name, streamed(kind, tokens, own.channels, reads, 1, stored, backward))
+        return Op(name, elementwise(kind, tokens, own.channels, reads, 1, stored, backward))
 
     forward = (
         convolve("convolution", K.CONVOLUTION, 1),
@@ -187,8 +186,8 @@ def _eager_norm(own: MambaSizes) -> Layer:
     """The gate and an RMS norm, an operation a kernel."""
     sizes, wide = own.sizes, DType.FP32
     rows, columns = sizes.tokens * own.groups, own.inner // own.groups
-    gated = Op("gate", streamed(K.SILU, rows, columns, 2, 2, wide), kernels=3)
-    gate = Op("gate gradient", streamed(K.SILU, rows, columns, 4, 3, wide, backward=True), kernels=4)
+    gated = Op("gate", elementwise(K.SILU, rows, columns, 2, 2, wide), kernels=3)
+    gate = Op("gate gradient", elementwise(K.SILU, rows, columns, 4, 3, wide, backward=True), kernels=4)
     return layer(
         Role.MAMBA_GROUP_NORM,
         (gated, *written_norm(sizes, "group norm", rows, columns, wide)),

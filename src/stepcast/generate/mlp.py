@@ -18,9 +18,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
-from stepcast.ir.role import OpPart, Role
-from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, elementwise
+from stepcast.ir.workload import Layer, Op, OpPart, Role
 
 ACTIVATIONS: dict[Activation, ElementwiseKind] = {
     Activation.SILU: K.SILU,
@@ -84,8 +83,8 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
         return bloom_gelu(sizes, rows, inner)
     if not sizes.model.gated:
         return (
-            (_activated("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
-            (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
+            (_activated("activation", elementwise(kind, rows, inner, 1, 1, dtype)),),
+            (Op("activation gradient", elementwise(kind, rows, inner, 2, 1, dtype, backward=True)),),
         )
     if not sizes.fused:
         if sizes.by_operation and weighted and sizes.model.biases.mlp:
@@ -94,12 +93,12 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
     if sizes.framework.kernels is Kernels.FUSED:
         passes = GATE_BACKWARD_PASSES + (GATE_WEIGHT_PASSES if weighted else 0)
         return (
-            (_activated("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
-            (Op("activation gradient", streamed(K.MUL, rows, inner, passes - 2, 2, dtype)),),
+            (_activated("activation", elementwise(K.MUL, rows, inner, 2, 1, dtype)),),
+            (Op("activation gradient", elementwise(K.MUL, rows, inner, passes - 2, 2, dtype)),),
         )
     return (
-        (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
-        (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
+        (_activated("activation", elementwise(K.SWIGLU, rows, inner, 2, 1, dtype)),),
+        (Op("activation gradient", elementwise(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
     )
 
 
@@ -163,8 +162,8 @@ def _router(sizes: Sizes, experts: Experts) -> Layer:
         forward += down.forward(sizes)
         backward += down.input_gradient(sizes)
         weight += down.weight_gradient(sizes)
-    choice = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32)
-    back = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32, backward=True)
+    choice = elementwise(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32)
+    back = elementwise(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32, backward=True)
     return layer(
         Role.ROUTER,
         (*forward, Op("choice", choice, kernels=ROUTER_KERNELS, host_reads=experts_counted(sizes))),
@@ -218,7 +217,7 @@ def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
 
 
 def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
-    return Op(name, streamed(K.COPY, routed_rows(sizes), expert_width(sizes), 1, 1, sizes.stored, backward))
+    return Op(name, elementwise(K.COPY, routed_rows(sizes), expert_width(sizes), 1, 1, sizes.stored, backward))
 
 
 def _permute_gradient(sizes: Sizes) -> Ops:
@@ -227,9 +226,9 @@ def _permute_gradient(sizes: Sizes) -> Ops:
         return (_permute(sizes, "permute gradient", backward=True),)
     tokens, width, rows = sizes.outer_tokens, expert_width(sizes), routed_rows(sizes)
     return (
-        Op("permute gradient fill", streamed(K.FILL, tokens, width, 0, 1, sizes.stored)),
-        Op("permute gradient", streamed(K.BROADCAST, rows, width, 1, 1, sizes.stored)),
-        Op("router gradient sum", streamed(K.ADD, tokens, width, 2, 1, sizes.stored)),
+        Op("permute gradient fill", elementwise(K.FILL, tokens, width, 0, 1, sizes.stored)),
+        Op("permute gradient", elementwise(K.BROADCAST, rows, width, 1, 1, sizes.stored)),
+        Op("router gradient sum", elementwise(K.ADD, tokens, width, 2, 1, sizes.stored)),
     )
 
 

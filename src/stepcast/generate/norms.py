@@ -7,7 +7,7 @@ and of what autograd makes of it (models/llama/modeling_llama.py, LlamaRMSNorm).
 
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Elementwise, ElementwiseKind, streamed
+from stepcast.ir.work import Elementwise, ElementwiseKind, elementwise
 from stepcast.ir.workload import Op
 
 K = ElementwiseKind
@@ -24,14 +24,14 @@ def written_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) 
     """*narrow*: the format of what is normed and of the result."""
     weighted = _weighted(sizes, narrow)
     ops = [
-        Op(f"{name} square", streamed(K.MUL, rows, width, 1, 1, WIDE)),
-        Op(f"{name} mean", streamed(K.ROW_SUM, rows, width, 1, 0, WIDE)),
+        Op(f"{name} square", elementwise(K.MUL, rows, width, 1, 1, WIDE)),
+        Op(f"{name} mean", elementwise(K.ROW_SUM, rows, width, 1, 0, WIDE)),
         _on_rows(f"{name} root", rows, ROW_KERNELS),
-        Op(f"{name} scale", streamed(K.BROADCAST, rows, width, 1, 1, WIDE)),
-        Op(f"{name} weight", streamed(K.BROADCAST, rows, width, 1, 1, weighted)),
+        Op(f"{name} scale", elementwise(K.BROADCAST, rows, width, 1, 1, WIDE)),
+        Op(f"{name} weight", elementwise(K.BROADCAST, rows, width, 1, 1, weighted)),
     ]
     if weighted is WIDE:
-        ops.insert(-1, Op(f"{name} weight widen", streamed(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS))
+        ops.insert(-1, Op(f"{name} weight widen", elementwise(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS))
     if narrow is not WIDE:
         ops.insert(0, _cast(f"{name} widen", rows, width, narrow, WIDE))
         at = len(ops) if weighted is WIDE else -1
@@ -51,19 +51,19 @@ def written_norm_gradient(sizes: Sizes, name: str, rows: int, width: int, narrow
     """
     weighted, product = _weighted(sizes, narrow), K.STRIDED if swapped else K.MUL
     ops = [
-        Op(f"{name} gradient weighted", streamed(K.BROADCAST, rows, width, 1, 1, weighted)),
-        Op(f"{name} weight product", streamed(product, rows, width, 2, 1, weighted)),
-        Op(f"{name} weight gradient", streamed(K.COLUMN_SUM, rows, width, 1, 0, weighted)),
-        Op(f"{name} root product", streamed(product, rows, width, 2, 1, WIDE)),
-        Op(f"{name} gradient scaled", streamed(K.BROADCAST, rows, width, 1, 1, WIDE)),
-        Op(f"{name} root gradient", streamed(K.ROW_SUM, rows, width, 1, 0, WIDE)),
+        Op(f"{name} gradient weighted", elementwise(K.BROADCAST, rows, width, 1, 1, weighted)),
+        Op(f"{name} weight product", elementwise(product, rows, width, 2, 1, weighted)),
+        Op(f"{name} weight gradient", elementwise(K.COLUMN_SUM, rows, width, 1, 0, weighted)),
+        Op(f"{name} root product", elementwise(product, rows, width, 2, 1, WIDE)),
+        Op(f"{name} gradient scaled", elementwise(K.BROADCAST, rows, width, 1, 1, WIDE)),
+        Op(f"{name} root gradient", elementwise(K.ROW_SUM, rows, width, 1, 0, WIDE)),
         _on_rows(f"{name} root gradient rows", rows, ROW_GRADIENT_KERNELS),
-        Op(f"{name} mean gradient", streamed(K.MASK, rows, width, 0, 1, WIDE)),
+        Op(f"{name} mean gradient", elementwise(K.MASK, rows, width, 0, 1, WIDE)),
         # The square's own power, 1, is a copy.
-        Op(f"{name} square gradient power", streamed(K.COPY, rows, width, 1, 1, WIDE)),
-        Op(f"{name} square gradient", streamed(K.MUL, rows, width, 1, 1, WIDE)),
-        Op(f"{name} square gradient product", streamed(K.MUL, rows, width, 2, 1, WIDE)),
-        Op(f"{name} gradient sum", streamed(K.STRIDED if swapped else K.ADD, rows, width, 2, 1, WIDE)),
+        Op(f"{name} square gradient power", elementwise(K.COPY, rows, width, 1, 1, WIDE)),
+        Op(f"{name} square gradient", elementwise(K.MUL, rows, width, 1, 1, WIDE)),
+        Op(f"{name} square gradient product", elementwise(K.MUL, rows, width, 2, 1, WIDE)),
+        Op(f"{name} gradient sum", elementwise(K.STRIDED if swapped else K.ADD, rows, width, 2, 1, WIDE)),
     ]
     if narrow is not WIDE:
         at = 0 if weighted is WIDE else 3
@@ -73,7 +73,7 @@ def written_norm_gradient(sizes: Sizes, name: str, rows: int, width: int, narrow
 
 
 def _on_rows(name: str, rows: int, kernels: int) -> Op:
-    return Op(name, streamed(K.OTHER, rows, 1, 1, 1, WIDE), kernels=kernels)
+    return Op(name, elementwise(K.OTHER, rows, 1, 1, 1, WIDE), kernels=kernels)
 
 
 def _cast(name: str, rows: int, width: int, before: DType, after: DType) -> Op:

@@ -9,10 +9,17 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import NormKind
-from stepcast.ir.role import OpPart, Role
 from stepcast.ir.strategy import TrainingKind
-from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.work import (
+    Collective,
+    CollectiveKind,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+    elementwise,
+)
+from stepcast.ir.workload import Layer, Op, OpPart, Role
 
 K = ElementwiseKind
 Ops = tuple[Op, ...]
@@ -143,7 +150,7 @@ class Linear:
         if not self.bias or not sizes.plain_gradients:
             return ()
         kind = K.COLUMN_SUM if sizes.by_operation else K.OTHER
-        work = streamed(kind, self.rows, self.outputs, 1, 0, sizes.stored)
+        work = elementwise(kind, self.rows, self.outputs, 1, 0, sizes.stored)
         added = vector_accumulated(sizes, f"{self.name} bias", self.outputs)
         return (Op(f"{self.name} bias gradient", work), *added)
 
@@ -160,11 +167,11 @@ class Linear:
             return (Op(f"{self.name} accumulate", added),)
         if sizes.fused and sizes.gradient > sizes.element:
             # DeepSpeed's BF16_Optimizer.update_hp_grads: a copy in the sum's format, then the addition.
-            wide = streamed(K.ADD, 1, elements, 2, 1, sizes.framework.gradient_dtype)
+            wide = elementwise(K.ADD, 1, elements, 2, 1, sizes.framework.gradient_dtype)
             narrow_bytes, wide_bytes = float(sizes.element * elements), float(sizes.gradient * elements)
             cast = Elementwise(K.CAST, 1, elements, narrow_bytes, wide_bytes, dtype=sizes.stored)
             return (Op(f"{self.name} widen", cast), Op(f"{self.name} accumulate", wide))
-        return (Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.strategy.weights)),)
+        return (Op(f"{self.name} accumulate", elementwise(K.ADD, 1, elements, 2, 1, sizes.strategy.weights)),)
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
         """Down to the rank and up again (Hu et al. 2021, section 4.1)."""
@@ -197,7 +204,7 @@ def vector_accumulated(sizes: Sizes, name: str, *vectors: int) -> Ops:
     """Plain PyTorch adds the gradient of each *vector* to that of the micro-batches before by a kernel."""
     if sizes.fused or sizes.strategy.micro_batches == 1:
         return ()
-    work = streamed(K.ADD, 1, max(1, sum(vectors)), 2, 1, sizes.strategy.weights)
+    work = elementwise(K.ADD, 1, max(1, sum(vectors)), 2, 1, sizes.strategy.weights)
     return (Op(f"{name} accumulate", work, kernels=len(vectors)),)
 
 
@@ -235,7 +242,7 @@ def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = F
     """Of the stream, or of *heads*, which are as narrow as products make them."""
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
         return written_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
-    return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stream)),)
+    return (Op(name, elementwise(norm_kind(sizes), rows, width, 1, 1, sizes.stream)),)
 
 
 def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
@@ -243,9 +250,9 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
         narrow = sizes.stored if heads else sizes.stream
         return written_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
-    ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
+    ops = [Op(f"{name} gradient", elementwise(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
     if not sizes.fused:
-        ops.append(Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 2, 0, sizes.stream, backward=True)))
+        ops.append(Op(f"{name} weight gradient", elementwise(K.OTHER, rows, width, 2, 0, sizes.stream, backward=True)))
         vectors = sizes.model.norm.elements(width) // width
         ops += vector_accumulated(sizes, name, *(width,) * vectors)
     return tuple(ops)
@@ -256,24 +263,24 @@ def gated(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Ops, Ops]:
     dtype = sizes.stored
     if sizes.fused:
         return (
-            (Op(name, streamed(K.SWIGLU, rows, width, 2, 1, dtype)),),
-            (Op(f"{name} gradient", streamed(K.SWIGLU, rows, width, 3, 2, dtype, backward=True)),),
+            (Op(name, elementwise(K.SWIGLU, rows, width, 2, 1, dtype)),),
+            (Op(f"{name} gradient", elementwise(K.SWIGLU, rows, width, 3, 2, dtype, backward=True)),),
         )
     return (
         (
-            Op(f"{name} activation", streamed(K.SILU, rows, width, 1, 1, dtype)),
-            Op(name, streamed(K.MUL, rows, width, 2, 1, dtype)),
+            Op(f"{name} activation", elementwise(K.SILU, rows, width, 1, 1, dtype)),
+            Op(name, elementwise(K.MUL, rows, width, 2, 1, dtype)),
         ),
         (
-            Op(f"{name} gradient", streamed(K.MUL, rows, width, 2, 1, dtype)),
-            Op(f"{name} factor gradient", streamed(K.MUL, rows, width, 2, 1, dtype)),
-            Op(f"{name} activation gradient", streamed(K.SILU, rows, width, 2, 1, dtype, backward=True)),
+            Op(f"{name} gradient", elementwise(K.MUL, rows, width, 2, 1, dtype)),
+            Op(f"{name} factor gradient", elementwise(K.MUL, rows, width, 2, 1, dtype)),
+            Op(f"{name} activation gradient", elementwise(K.SILU, rows, width, 2, 1, dtype, backward=True)),
         ),
     )
 
 
 def add(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None = None) -> Op:
-    return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stream), part=part)
+    return Op(name, elementwise(K.ADD, rows, width, 2, 1, sizes.stream), part=part)
 
 
 def residual(sizes: Sizes, rows: int, width: int) -> Op:
@@ -308,7 +315,7 @@ def with_sums(sizes: Sizes, layer: Layer, products: int) -> Layer:
     if sizes.fused:
         return layer
     sums = tuple(
-        Op(f"input gradient sum {number}", streamed(K.ADD, sizes.tokens, sizes.model.hidden, 2, 1, sizes.stored))
+        Op(f"input gradient sum {number}", elementwise(K.ADD, sizes.tokens, sizes.model.hidden, 2, 1, sizes.stored))
         for number in range(1, products)
     )
     return replace(layer, input_gradient=(*layer.input_gradient, *sums))

@@ -5,10 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from stepcast.generate.parts import Ops, renamed
-from stepcast.ir.role import OpPart, Role
 from stepcast.ir.strategy import RecomputeModule
 from stepcast.ir.work import Collective, ElementwiseKind, GroupedMatmul, Matmul
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.workload import Layer, Op, OpPart, Role
 
 M = RecomputeModule
 # Modules of consecutive layers.

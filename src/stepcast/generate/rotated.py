@@ -9,7 +9,7 @@ what autograd makes of it. Queries and keys have tokens and heads swapped, of wh
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.coded import selects_heads
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Elementwise, ElementwiseKind, streamed
+from stepcast.ir.work import Elementwise, ElementwiseKind, elementwise
 from stepcast.ir.workload import Op
 
 K = ElementwiseKind
@@ -24,7 +24,7 @@ def written_rotary(sizes: Sizes, width: int, name: str) -> Ops:
     half = max(1, turned // 2)
 
     def op(what: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
-        return Op(f"{name}rotary {what}", streamed(kind, tokens, columns, reads, 1, dtype))
+        return Op(f"{name}rotary {what}", elementwise(kind, tokens, columns, reads, 1, dtype))
 
     if sizes.model.attention_sinks:  # each half by itself: models/gpt_oss/modeling_gpt_oss.py
         ops = [op(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
@@ -52,7 +52,7 @@ def written_rotary_gradient(sizes: Sizes, width: int, name: str) -> Ops:
     half = max(1, turned // 2)
 
     def op(what: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
-        return Op(f"{name}rotary gradient {what}", streamed(kind, tokens, columns, reads, 1, dtype))
+        return Op(f"{name}rotary gradient {what}", elementwise(kind, tokens, columns, reads, 1, dtype))
 
     ops = []
     if dtype is not sizes.stored:
@@ -96,7 +96,7 @@ def written_joining(sizes: Sizes) -> Ops:
     tokens, whole, dtype = sizes.tokens, sum(widths), sizes.stored
 
     def op(what: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
-        return Op(f"join gradients {what}".strip(), streamed(kind, tokens, columns, reads, 1, dtype))
+        return Op(f"join gradients {what}".strip(), elementwise(kind, tokens, columns, reads, 1, dtype))
 
     if sizes.model.gated or selects_heads(sizes.model):
         parts = [op(f"fill {at}", K.FILL, whole, 0) for at in range(3)]

@@ -9,9 +9,8 @@ from stepcast.generate.parts import K, Linear, Ops, add, layer, norm_backward, n
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, row_layer
 from stepcast.ir.recurrent import Selective, SelectiveScan
-from stepcast.ir.role import Role
-from stepcast.ir.work import streamed
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.work import elementwise
+from stepcast.ir.workload import Layer, Op, Role
 
 
 def selective_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -20,8 +19,8 @@ def selective_layers(sizes: Sizes) -> tuple[Layer, ...]:
     assert own is not None
     into = Linear("in", tokens, model.hidden, 2 * own.inner, sizes.dtype, adapted=False)
     out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
-    convolved = streamed(K.CONVOLUTION, tokens, own.inner, 1, 1, sizes.stored)
-    back = streamed(K.CONVOLUTION, tokens, own.inner, 2, 1, sizes.stored, backward=True)
+    convolved = elementwise(K.CONVOLUTION, tokens, own.inner, 1, 1, sizes.stored)
+    back = elementwise(K.CONVOLUTION, tokens, own.inner, 2, 1, sizes.stored, backward=True)
     layers = [
         norm_layer(sizes, Role.MAMBA_NORM, sizes.outer_tokens),
         column_layer(

@@ -5,7 +5,7 @@ before them and back after them (Megatron-LM, core/ssm/mamba_context_parallel.py
 from stepcast.generate.parts import K, Ops, collective
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
-from stepcast.ir.work import CollectiveKind, streamed
+from stepcast.ir.work import CollectiveKind, elementwise
 from stepcast.ir.workload import Op
 
 
@@ -42,4 +42,4 @@ def arranged_out(sizes: Sizes, width: int, phase: str) -> Ops:
 
 
 def _copied(sizes: Sizes, name: str, width: int) -> Op:
-    return Op(name, streamed(K.COPY, core_tokens(sizes), width, 1, 1, sizes.stored))
+    return Op(name, elementwise(K.COPY, core_tokens(sizes), width, 1, 1, sizes.stored))

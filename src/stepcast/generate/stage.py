@@ -21,19 +21,17 @@ from stepcast.generate.sizes import Sizes
 from stepcast.generate.units import Unit
 from stepcast.ir.framework import Execution, Framework, SelectiveRule
 from stepcast.ir.group import Group
-from stepcast.ir.kept import layer_kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.model_parts import LayerParts as Kind
-from stepcast.ir.role import OpPart, Role
+from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
-from stepcast.ir.weight import WeightPart
-from stepcast.ir.weights import NOTHING, Shard
+from stepcast.ir.weights import NOTHING, Shard, WeightPart
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
-from stepcast.ir.workload import Layer, Op, Stage, folded
+from stepcast.ir.workload import Layer, Op, OpPart, Role, Stage, fold_units
 
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
 UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
@@ -91,7 +89,7 @@ class StageMaker:
             units = reducing(self.sizes, units)
         once = once_per_step(self.sizes, units, first_piece=piece.embedding)
         return Stage(
-            body=tuple(folded([unit.layers for unit in units])),
+            body=tuple(fold_units([unit.layers for unit in units])),
             epilogue=epilogue(self.sizes, self._end(piece), once.reduce, once.gather),
             variations=once.variations,
             in_turn=True,
@@ -135,7 +133,7 @@ class StageMaker:
             at = self.model.blocks.index(kind)
             unit = self._unit(layers, StagePiece(range(at, at + 1), False, False))
             if on_host:
-                kept = layer_kept(self.model, self.strategy, kind, self.framework)
+                kept = count_saved(self.model, self.strategy, kind, self.framework)
                 unit = replace(unit, leaving=round(kept.after(again)))
             self._known[kind, again, on_host, wide] = unit
         return self._known[kind, again, on_host, wide]

@@ -24,10 +24,9 @@ from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
-from stepcast.ir.role import Role
 from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import CollectiveKind
-from stepcast.ir.workload import Layer
+from stepcast.ir.workload import Layer, Role
 
 # Into which Transformer Engine cuts a product whose result is summed beside it (module/base.py,
 # initialize_ub: num_splits of the method "pipeline").

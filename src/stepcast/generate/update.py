@@ -18,8 +18,7 @@ from stepcast.ir.framework import Modules
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
 from stepcast.ir.sharding import Partition, gathered_bytes
 from stepcast.ir.trainable import Matrices
-from stepcast.ir.weight import WeightPart
-from stepcast.ir.weights import Shard
+from stepcast.ir.weights import Shard, WeightPart
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op
 

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stepcast.generate.aicb import EXPERT_LINES, Times
-from stepcast.ir.edits import with_ops
-from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
-from stepcast.ir.workload import Op, Phase, Workload
+from stepcast.ir.workload import Op, Phase, Role, Workload, with_ops
 
 Seconds = Callable[[Work], float]
 

@@ -8,7 +8,7 @@ from stepcast.generate.sizes import Sizes
 from stepcast.ir.coded import falls_back, selects_heads, widens_softmax
 from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import PositionKind
-from stepcast.ir.work import ElementwiseKind, Matmul, streamed
+from stepcast.ir.work import ElementwiseKind, Matmul, elementwise
 from stepcast.ir.workload import Op
 
 FP32 = DType.FP32
@@ -69,7 +69,7 @@ class WrittenCore:
             return ()
         rows, width = self.sizes.strategy.micro_batch * self.query_len, self.heads * self.sizes.model.head_dim
         return tuple(
-            Op(f"{what} apart", streamed(K.BROADCAST, rows, width, 1, 1, self._dtype))
+            Op(f"{what} apart", elementwise(K.BROADCAST, rows, width, 1, 1, self._dtype))
             for what in ("query", "key", "value")
         )
 
@@ -87,7 +87,7 @@ class WrittenCore:
             return ()
         rows = self.sizes.strategy.micro_batch * self.key_len
         return tuple(
-            Op(f"{what} repeat", streamed(K.BROADCAST, rows, self.heads * width, 1, 1, self._dtype))
+            Op(f"{what} repeat", elementwise(K.BROADCAST, rows, self.heads * width, 1, 1, self._dtype))
             for what, width in self._widths.items()
         )
 
@@ -96,7 +96,7 @@ class WrittenCore:
             return ()
         rows = self.batch * self.key_len
         return tuple(
-            Op(f"{what} repeat gradient", streamed(K.ROW_SUM, rows, width, 1, 0, self._dtype))
+            Op(f"{what} repeat gradient", elementwise(K.ROW_SUM, rows, width, 1, 0, self._dtype))
             for what, width in self._widths.items()
         )
 
@@ -107,12 +107,12 @@ class WrittenCore:
                 self._over("sink", K.JOIN, 1),
                 self._over("largest", K.ROW_SUM, 1, 0),
                 self._over("less the largest", K.BROADCAST, 1),
-                Op("softmax", streamed(K.SOFTMAX, self._rows, columns + 1, 1, 1, self._dtype)),
+                Op("softmax", elementwise(K.SOFTMAX, self._rows, columns + 1, 1, 1, self._dtype)),
             )
         elif widens_softmax(sizes.model) and self._dtype is not FP32:
             ops = (
                 cast(sizes, "softmax widen", self._rows, columns, self._dtype, FP32),
-                Op("softmax", streamed(K.SOFTMAX, self._rows, columns, 1, 1, FP32)),
+                Op("softmax", elementwise(K.SOFTMAX, self._rows, columns, 1, 1, FP32)),
                 cast(sizes, "softmax cast", self._rows, columns, FP32, self._dtype),
             )
         else:
@@ -123,7 +123,7 @@ class WrittenCore:
 
     def _softmax_gradient(self) -> Ops:
         sizes, columns = self.sizes, self.key_len
-        gradient = Op("softmax gradient", streamed(K.SOFTMAX, self._rows, columns, 2, 1, self._dtype, True))
+        gradient = Op("softmax gradient", elementwise(K.SOFTMAX, self._rows, columns, 2, 1, self._dtype, True))
         if sizes.model.attention_sinks:
             ops: Ops = (
                 self._over("sink gradient fill", K.FILL, 0),
@@ -138,7 +138,7 @@ class WrittenCore:
         elif widens_softmax(sizes.model) and self._dtype is not FP32:
             ops = (
                 cast(sizes, "softmax gradient cast", self._rows, columns, self._dtype, FP32),
-                Op("softmax gradient", streamed(K.SOFTMAX, self._rows, columns, 2, 1, FP32, True)),
+                Op("softmax gradient", elementwise(K.SOFTMAX, self._rows, columns, 2, 1, FP32, True)),
                 cast(sizes, "softmax gradient narrow", self._rows, columns, FP32, self._dtype),
             )
         else:
@@ -175,11 +175,11 @@ class WrittenCore:
         """The heads of a token brought side by side, or apart again."""
         width = self.heads * self.sizes.model.value_dim
         rows = self.sizes.strategy.micro_batch * self.query_len
-        return Op(name, streamed(K.BROADCAST, rows, width, 1, 1, self._dtype))
+        return Op(name, elementwise(K.BROADCAST, rows, width, 1, 1, self._dtype))
 
     def _over(self, name: str, kind: ElementwiseKind, reads: float, writes: float = 1) -> Op:
         """A kernel over all scores."""
-        return Op(name, streamed(kind, self._rows, self.key_len, reads, writes, self._dtype))
+        return Op(name, elementwise(kind, self._rows, self.key_len, reads, writes, self._dtype))
 
     @property
     def _dtype(self) -> DType:

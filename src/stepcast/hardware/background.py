@@ -18,7 +18,7 @@ from typing import Any
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.toml import read_toml
-from stepcast.ir.background import FlowSpread, OtherJob, Others, Pattern
+from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
 from stepcast.ir.limits import BACKGROUND, GPUS
 
 OF_FLOWS = ("name", "nodes", "spread", "bytes", "period", "start")

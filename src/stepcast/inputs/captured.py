@@ -11,9 +11,8 @@ from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED, LAYERS
 from stepcast.ir.recurrent import RecurrentCells
-from stepcast.ir.role import Role
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded, Work
-from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
+from stepcast.ir.workload import Block, Layer, Op, Phase, Role, Stage, Workload
 
 FORMAT, VERSION = "stepcast-captured", 3
 WORKS = {

@@ -15,7 +15,7 @@ import msgspec
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import RESULT
-from stepcast.ir.steplog import CollectiveLog, LoggedCollective
+from stepcast.ir.measured import CollectiveLog, LoggedCollective
 
 NS = 1e-9
 ITEM_BYTES = {

@@ -4,7 +4,7 @@ import re
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.ir.steplog import LoggedStep, StepLog
+from stepcast.ir.measured import LoggedStep, StepLog
 from stepcast.units import MIB, MS
 
 ITERATION = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|")

@@ -7,7 +7,7 @@ import msgspec
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.ir.steplog import LoggedStep, StepLog
+from stepcast.ir.measured import LoggedStep, StepLog
 from stepcast.units import MS
 
 MARK = ":::MLLOG"

@@ -8,7 +8,7 @@ import msgspec
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import GPUS
-from stepcast.ir.steplog import CollectiveLog, LoggedCollective
+from stepcast.ir.measured import CollectiveLog, LoggedCollective
 from stepcast.units import GB, US
 
 KINDS = {

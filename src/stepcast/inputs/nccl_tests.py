@@ -14,7 +14,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.rows import draft_of
 from stepcast.inputs.source import Source
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
 

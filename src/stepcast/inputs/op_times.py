@@ -20,9 +20,8 @@ from stepcast.inputs.rows import SlabTable, open_table, parse_amount, parse_coun
 from stepcast.inputs.source import Source
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.kernels import cast
-from stepcast.ir.operator_times import OperatorTime, OperatorTimes
-from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, streamed
+from stepcast.ir.measured import OperatorTime, OperatorTimes
+from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, elementwise
 from stepcast.units import MS
 
 # Rows of measured operators as columns: a table of a million rows is a few arrays, not millions of objects.
@@ -275,21 +274,21 @@ def works_of(row: Row, line: int | None = None, used: dict[str, str] | None = No
     if op not in STREAMS:
         raise UnknownOperatorError(f"operator {shorten(op)} is not known")
     kind, reads, writes = STREAMS[op]
-    return (streamed(kind, *sizes.rows_and_columns(), reads, writes, dtype),)
+    return (elementwise(kind, *sizes.rows_and_columns(), reads, writes, dtype),)
 
 
 def _mixed(op: str, rows: int, columns: int, dtype: DType) -> tuple[Compute, ...]:
     """Operators of two kernels, and casts, which read one format and write another."""
     match op:
         case "silu_mul":
-            return streamed(K.SILU, rows, columns, 1, 1, dtype), streamed(K.MUL, rows, columns, 2, 1, dtype)
+            return elementwise(K.SILU, rows, columns, 1, 1, dtype), elementwise(K.MUL, rows, columns, 2, 1, dtype)
         case "cast_fp32":
             return (cast(rows, columns, dtype, DType.FP32),)
         case "quantize_fp8":
             return (cast(rows, columns, dtype, DType.FP8),)
         case _:
             raised = cast(rows, columns, dtype, DType.FP32)
-            return raised, streamed(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
+            return raised, elementwise(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
 
 
 class _Sizes:

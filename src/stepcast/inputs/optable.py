@@ -22,10 +22,9 @@ from stepcast.inputs.rows import SlabTable, draft_of, open_table, parse_amount, 
 from stepcast.inputs.simai import KINDS
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
-from stepcast.ir.edits import LAYER_BLOCK
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Direction, Recorded, Transfer
-from stepcast.ir.workload import Block, Layer, LayerTable, Op, Phase, Stage, Workload
+from stepcast.ir.workload import LAYER_BLOCK, Block, Layer, LayerTable, Op, Phase, Stage, Workload
 from stepcast.units import MS
 
 if TYPE_CHECKING:

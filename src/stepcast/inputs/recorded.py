@@ -12,7 +12,7 @@ import msgspec
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import RESULT
-from stepcast.ir.steplog import CollectiveLog
+from stepcast.ir.measured import CollectiveLog
 
 # Folders beside the traces.
 STEPS, FLIGHT, INSPECTOR = "steps", "flight-recorder", "inspector"

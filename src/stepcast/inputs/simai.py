@@ -19,9 +19,8 @@ from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
-from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
-from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Variation, Workload
 from stepcast.units import NS
 
 # Finding repeats in a written-out list of layers, so that each is stored once with its count.

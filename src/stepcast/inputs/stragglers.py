@@ -7,7 +7,7 @@ import numpy as np
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.rows import csv_rows
 from stepcast.inputs.source import Source
-from stepcast.ir.stragglers import ReplicaOperation, WorkerSteps
+from stepcast.ir.measured import ReplicaOperation, WorkerSteps
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
 Key = tuple[int, str, int]  # stage, kind and turn of an operation

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.ir.steplog import LoggedStep, StepLog
+from stepcast.ir.measured import LoggedStep, StepLog
 from stepcast.units import GIB
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,8 +1,10 @@
 """Links and flows: columns of bytes on directed links. Nothing here knows what the bytes are for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -150,3 +152,39 @@ class Repeating:
     def __post_init__(self) -> None:
         if not (0 < self.alone_s < np.inf and 0 < self.period_s < np.inf and 0 <= self.start_s < np.inf):
             raise FlowError(f"{self.name}: its time, period and start must be finite, the first two above zero")
+
+
+# What others send over a cluster's network meanwhile.
+
+
+class FlowSpread(StrEnum):
+    """Whom each GPU sends to: the GPU of the same place ..."""
+
+    RING = "ring"  # in the next of the nodes, after the last in the first
+    EXCHANGE = "exchange"  # in every other, to each as much
+    INCAST = "incast"  # in the first
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Each GPU of *nodes* sends *size_bytes* every *period_s*."""
+
+    name: str
+    nodes: tuple[int, ...]
+    spread: FlowSpread
+    size_bytes: float
+    period_s: float
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OtherJob:
+    """Another training job, which fills *nodes*; *words* are the options of ``stepcast predict``."""
+
+    name: str
+    nodes: tuple[int, ...]
+    words: Mapping[str, Any]
+    start_s: float = 0.0
+
+
+Others = tuple[Pattern | OtherJob, ...]

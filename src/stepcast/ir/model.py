@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.check import require
 from stepcast.ir.model_parts import LayerParts
-from stepcast.ir.weight import Weight, WeightPart
 from stepcast.ir.weights import (
     Shard,
+    Weight,
+    WeightPart,
     block_weights,
+    count_elements,
     embedding_weights,
     head_weights,
     next_token_weights,
     range_shard,
-    whole,
 )
 
 
@@ -44,17 +45,17 @@ class Model(Architecture):
     @property
     def embedding_parameters(self) -> int:
         """Word and position embeddings with their norm or projection."""
-        return whole(embedding_weights(self))
+        return count_elements(embedding_weights(self))
 
     @property
     def head_parameters(self) -> int:
         """The output projection; 0 where it is the word embedding again."""
-        return whole(head_weights(self)) if not self.tied else whole(head_weights(self)[1:])
+        return count_elements(head_weights(self)) if not self.tied else count_elements(head_weights(self)[1:])
 
     @property
     def next_token_parameters(self) -> int:
         """The multi-token-prediction modules, which share embedding and head with the model."""
-        return whole(next_token_weights(self)) * self.next_token_layers
+        return count_elements(next_token_weights(self)) * self.next_token_layers
 
     def layer_parameters(self, layer: int) -> dict[WeightPart, int]:
         """What one layer holds, by part."""

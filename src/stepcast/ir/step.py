@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepcast.ir.band import LEVEL, Band
+from stepcast.ir.band import LEVEL, Band, Residual
 from stepcast.ir.check import require
 from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
-from stepcast.ir.residual import Residual
 
 # Parts of a step, in the order in which they are shown.
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")

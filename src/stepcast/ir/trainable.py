@@ -8,10 +8,10 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy, TrainingKind
-from stepcast.ir.weight import WeightPart
 from stepcast.ir.weights import (
     NOTHING,
     Shard,
+    WeightPart,
     embedding_weights,
     head_weights,
     next_token_shard,

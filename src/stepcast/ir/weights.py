@@ -7,15 +7,199 @@ fewer kv heads than ranks are split all the same, and their results gathered (``
 norms, position embeddings, routers and the down-projections of latent attention are on every rank.
 """
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.mixer_weights import attention_weights, delta_weights, latent_weights, mamba_weights, selective_weights
-from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
-from stepcast.ir.weight import Split, Weight, WeightPart, linear, norm_weight
+from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind, QkNorm
+
+# One weight tensor of a model: name, shape, and how tensor and expert parallelism split it.
+
+
+class WeightPart(StrEnum):
+    """What a weight belongs to."""
+
+    EMBEDDING = "embedding"
+    POSITION = "position"
+    ATTENTION = "attention"
+    MAMBA = "mamba"
+    DELTA = "delta-net"
+    MLP = "mlp"
+    ROUTER = "router"
+    EXPERTS = "experts"
+    SHARED_EXPERTS = "shared-experts"
+    NORM = "norm"
+    HEAD = "head"
+
+
+class Split(StrEnum):
+    """How ranks share a weight."""
+
+    NONE = "none"  # every rank holds all of it
+    TENSOR = "tensor"
+    VOCAB = "vocab"  # tensor parallel, after the vocabulary is padded
+    EXPERT = "expert"  # whole experts over ep, each expert over expert-tp
+    EXPERT_REPLICATED = "expert-replicated"  # whole experts over ep, the rest on every rank
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """*most_ways* bounds the tensor split: 8 Mamba groups cannot be split 16 ways, so they are repeated.
+
+    *inputs_split*: of matrices (outputs, inputs), or stacks of them, whether ranks split the inputs or the
+    outputs; None where it is no matrix.
+    """
+
+    name: str
+    part: WeightPart
+    shape: tuple[int, ...]
+    split: Split = Split.NONE
+    most_ways: int = 0
+    inputs_split: bool | None = None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def on_rank(self, tp: int, ep: int, expert_tp: int, vocab: int) -> int:
+        """Elements on the fullest rank; *vocab* is the padded vocabulary."""
+        match self.split:
+            case Split.NONE:
+                return self.elements
+            case Split.TENSOR:
+                return -(-self.elements // (min(tp, self.most_ways) if self.most_ways else tp))
+            case Split.VOCAB:
+                return -(-vocab // tp) * math.prod(self.shape[1:])
+            case Split.EXPERT:
+                return -(-self.shape[0] // ep) * -(-math.prod(self.shape[1:]) // expert_tp)
+            case Split.EXPERT_REPLICATED:
+                return -(-self.shape[0] // ep) * math.prod(self.shape[1:])
+
+    def matrices_on_rank(self, tp: int, ep: int, expert_tp: int, vocab: int) -> tuple[int, int, int]:
+        """(how many, outputs, inputs) of the matrices that the fullest rank holds, or its parts of them."""
+        count = -(-self.shape[0] // ep) if self.split is Split.EXPERT else 1
+        elements = self.on_rank(tp, ep, expert_tp, vocab) // count
+        kept = self.shape[-2] if self.inputs_split else self.shape[-1]
+        other = -(-elements // kept)
+        return (count, kept, other) if self.inputs_split else (count, other, kept)
+
+
+def linear(
+    name: str,
+    part: WeightPart,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+    split: Split = Split.NONE,
+    *,
+    by_rows: bool = False,
+) -> list[Weight]:
+    """A matrix and, where asked, its bias, which is split only along with the columns."""
+    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, inputs_split=by_rows)]
+    if bias:
+        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split))
+    return weights
+
+
+def norm_weight(model: Architecture, name: str, width: int) -> Weight:
+    return Weight(name, WeightPart.NORM, (model.norm.elements(width),))
+
+
+# The weight tensors of what mixes tokens in a layer: attention, latent attention, Mamba, delta nets.
+
+
+def attention_weights(model: Architecture) -> list[Weight]:
+    part, bias = WeightPart.ATTENTION, model.biases.qkv
+    weights = linear("attention.query", part, model.hidden, model.query_width, bias, Split.TENSOR)
+    if model.attention_gate:
+        weights += linear("attention.gate", part, model.hidden, model.query_width, bias, Split.TENSOR)
+    for name in ("attention.key", "attention.value"):
+        weights += linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR)
+    output = model.biases.attention_output
+    weights += linear("attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True)
+    if model.qk_norm in (QkNorm.HEAD, QkNorm.WHOLE):
+        count_elements = model.qk_norm is QkNorm.WHOLE
+        widths = {"query": model.query_width, "key": model.kv_width}
+        weights += [
+            norm_weight(model, f"attention.{side}_norm", width if count_elements else model.head_dim)
+            for side, width in widths.items()
+        ]
+    if model.attention_sinks:
+        weights.append(Weight("attention.sinks", part, (model.heads,), Split.TENSOR))
+    return weights
+
+
+def latent_weights(model: Architecture) -> list[Weight]:
+    """Down-projections and their norms are on every rank; heads are split on the way up."""
+    latent, part, bias = model.latent, WeightPart.ATTENTION, model.biases.qkv
+    assert latent is not None
+    if latent.query_rank:
+        weights = linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
+        weights.append(norm_weight(model, "attention.query_norm", latent.query_rank))
+        weights += linear("attention.query_up", part, latent.query_rank, model.query_width, False, Split.TENSOR)
+    else:
+        weights = linear("attention.query", part, model.hidden, model.query_width, False, Split.TENSOR)
+    weights += linear("attention.kv_down", part, model.hidden, latent.kv_rank + latent.rope_dim, bias)
+    weights.append(norm_weight(model, "attention.kv_norm", latent.kv_rank))
+    up = model.heads * (latent.nope_dim + latent.value_dim)
+    weights += linear("attention.kv_up", part, latent.kv_rank, up, False, Split.TENSOR)
+    values, output = model.heads * latent.value_dim, model.biases.attention_output
+    weights += linear("attention.output", part, values, model.hidden, output, Split.TENSOR, by_rows=True)
+    return weights
+
+
+def mamba_weights(model: Architecture) -> list[Weight]:
+    """A Mamba-2 mixer (Dao and Gu 2024, section 6): gate, input, B, C and dt from one projection.
+
+    Groups bound the split of B and C; A, D and the dt bias are one number per head.
+    """
+    hybrid, part = model.hybrid, WeightPart.MAMBA
+    assert hybrid is not None
+    inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
+    split, ways = Split.TENSOR, hybrid.groups
+    return [
+        Weight("mamba.in.gate_input", part, (2 * inner, model.hidden), split, inputs_split=False),
+        Weight("mamba.in.states", part, (states, model.hidden), split, ways, False),
+        Weight("mamba.in.dt", part, (hybrid.mamba_heads, model.hidden), split, inputs_split=False),
+        Weight("mamba.conv.input", part, (inner, hybrid.conv + 1), split),  # kernel and bias
+        Weight("mamba.conv.states", part, (states, hybrid.conv + 1), split, ways),
+        Weight("mamba.heads", part, (3, hybrid.mamba_heads), split),
+        Weight("mamba.norm", WeightPart.NORM, (inner,), split),
+        Weight("mamba.out", part, (model.hidden, inner), split, inputs_split=True),
+    ]
+
+
+def selective_weights(model: Architecture) -> list[Weight]:
+    """A Mamba mixer of the first version (Gu and Dao 2023); A and D are numbers of channels."""
+    own, part = model.selective, WeightPart.MAMBA
+    assert own is not None
+    weights = [
+        Weight("selective.in", part, (2 * own.inner, model.hidden), inputs_split=False),
+        Weight("selective.conv", part, (own.inner, own.conv + own.conv_bias)),
+        Weight("selective.steps", part, (own.steps, own.inner), inputs_split=False),
+        Weight("selective.dt", part, (own.inner, own.rank), inputs_split=False),
+        Weight("selective.channels", part, ((own.state + 2) * own.inner,)),  # A, D and the bias of dt
+        Weight("selective.out", part, (model.hidden, own.inner), inputs_split=True),
+    ]
+    return [*weights, Weight("selective.norms", WeightPart.NORM, (own.steps,))] if own.normed else weights
+
+
+def delta_weights(model: Architecture) -> list[Weight]:
+    """A gated delta net (Yang et al. 2024); decay and its bias are one number per head of values."""
+    own, part, split = model.delta, WeightPart.DELTA, Split.TENSOR
+    assert own is not None
+    return [
+        Weight("delta.in", part, (own.projected, model.hidden), split, inputs_split=False),
+        Weight("delta.conv", part, (own.channels, own.conv), split),
+        Weight("delta.heads", part, (2, own.value_heads), split),
+        Weight("delta.norm", WeightPart.NORM, (own.value_dim,)),
+        Weight("delta.out", part, (model.hidden, own.values), split, inputs_split=True),
+    ]
 
 
 class Shard(NamedTuple):
@@ -48,7 +232,7 @@ NOTHING = Shard(0, 0)
 MULTIPLIED = (WeightPart.ATTENTION, WeightPart.MAMBA, WeightPart.DELTA, WeightPart.MLP, WeightPart.SHARED_EXPERTS)
 
 
-def whole(weights: Iterable[Weight]) -> int:
+def count_elements(weights: Iterable[Weight]) -> int:
     """Elements of all *weights* together."""
     return sum(weight.elements for weight in weights)
 

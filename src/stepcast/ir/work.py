@@ -12,8 +12,7 @@ from typing import get_args
 from stepcast.ir.check import require_amounts, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Channel, Group, HostWay
-from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class Elementwise:
         return self.rows * self.columns
 
 
-def streamed(
+def elementwise(
     kind: ElementwiseKind, rows: int, columns: int, reads: float, writes: float, dtype: DType, backward: bool = False
 ) -> Elementwise:
     """A memory-bound kernel that reads and writes *reads* and *writes* times rows x columns elements."""
@@ -261,3 +260,40 @@ COMMUNICATING = frozenset(get_args(Communication))
 def group_of(work: Work) -> Channel | None:
     """Whose communication *work* is; None where it computes."""
     return work.group if type(work) in COMMUNICATING else None  # type: ignore[union-attr]
+
+
+# Memory-bound kernels as libraries write them: how many tensors each reads and writes.
+
+K = ElementwiseKind
+# Tensors of rows x columns that the kernel reads and writes; all others read one and write one, and backward
+# read the gradient too.
+TENSORS: dict[ElementwiseKind, tuple[float, float]] = {
+    K.ADD: (2, 1),
+    K.MUL: (2, 1),
+    K.SWIGLU: (2, 1),
+    K.CROSS_ENTROPY: (3, 1),
+    K.OPTIMIZER: (4, 3),
+    K.FILL: (0, 1),
+}
+TENSORS_BACKWARD: dict[ElementwiseKind, tuple[float, float]] = {K.SWIGLU: (3, 2)}
+
+
+def usual_kernel(kind: ElementwiseKind, rows: int, columns: int, dtype: DType, backward: bool = False) -> Elementwise:
+    """A kernel of *kind* that does nothing else."""
+    reads, writes = TENSORS_BACKWARD.get(kind, (2, 1)) if backward else TENSORS.get(kind, (1, 1))
+    return elementwise(kind, rows, columns, reads, writes, dtype, backward)
+
+
+def cast(rows: int, columns: int, dtype: DType, to: DType, backward: bool = False) -> Elementwise:
+    """From *dtype* to *to*; a format with scales reads twice, once for the largest magnitude."""
+    reads = 2 if to.scaled else 1
+    elements = rows * columns
+    return Elementwise(
+        K.CAST,
+        rows,
+        columns,
+        read_bytes=reads * dtype.bytes * elements,
+        write_bytes=to.bytes * elements,
+        backward=backward,
+        dtype=to if to.scaled else dtype,
+    )

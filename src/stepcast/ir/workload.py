@@ -16,8 +16,8 @@ repeated layers are stored once.
 import math
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 
@@ -26,8 +26,70 @@ from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.role import OpPart, Role
-from stepcast.ir.work import Collective, Work
+from stepcast.ir.work import GATHERS, Collective, Recorded, Work
+
+# What a layer and an op are, for rules that treat some of them apart: names are for people to read.
+
+
+class Role(StrEnum):
+    """A layer of a generated model; its value is the layer's name."""
+
+    EMBEDDING = "embedding"
+    ATTENTION_NORM = "attention norm"
+    QKV = "attention qkv"
+    LATENT_DOWN = "attention down"
+    LATENT_UP = "attention up"
+    CORE = "attention core"
+    ATTENTION_GATE = "attention gate"
+    ATTENTION_OUTPUT = "attention output"
+    ATTENTION_POST_NORM = "attention post norm"
+    MAMBA_NORM = "mamba norm"
+    MAMBA_IN = "mamba in"
+    MAMBA_STEPS = "mamba steps"
+    MAMBA_SCAN = "mamba scan"
+    MAMBA_GROUP_NORM = "mamba group norm"
+    MAMBA_OUT = "mamba out"
+    MAMBA_POST_NORM = "mamba post norm"
+    DELTA_NORM = "delta norm"
+    DELTA_IN = "delta in"
+    DELTA_RULE = "delta rule"
+    DELTA_GATE_NORM = "delta gate norm"
+    DELTA_OUT = "delta out"
+    DELTA_POST_NORM = "delta post norm"
+    MLP_NORM = "mlp norm"
+    MLP_UP = "mlp up"
+    MLP_DOWN = "mlp down"
+    MLP_POST_NORM = "mlp post norm"
+    EXPERTS_NORM = "experts norm"
+    ROUTER = "experts router"
+    DISPATCH = "experts dispatch"
+    EXPERTS_UP = "experts up"
+    EXPERTS_DOWN = "experts down"
+    COMBINE = "experts combine"
+    SHARED_UP = "shared experts up"
+    SHARED_DOWN = "shared experts down"
+    EXPERTS_SUM = "experts sum"
+    EXPERTS_POST_NORM = "experts post norm"
+    FURTHER_EMBEDDING_NORM = "further embedding norm"
+    FURTHER_NORM = "further norm"
+    FURTHER_PROJECTION = "further projection"
+    FINAL_NORM = "final norm"
+    HEAD_PROJECTION = "head projection"
+    HEAD = "head"
+    LOSS = "loss"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    PARAMETERS = "parameters"
+
+
+class OpPart(StrEnum):
+    """The part that an op plays in its layer."""
+
+    PRODUCT = "product"  # with the layer's own weights, no adapter's
+    ACTIVATION = "activation"  # with its gate
+    RESIDUAL = "residual"  # the branch added to the stream
+    SUM = "sum"  # of two branches
+
 
 SINGLE_GPU = Layout()
 
@@ -84,7 +146,7 @@ class Layer:
 
     def op_name(self, op: Op) -> str:
         """The op's name in timelines and reports."""
-        return op_label(self.name, op.name)
+        return label_op(self.name, op.name)
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
@@ -101,7 +163,7 @@ class Layer:
                 return self.weight_gradient
 
 
-def op_label(layer: str, op: str) -> str:
+def label_op(layer: str, op: str) -> str:
     """The names of a layer and of its op as one that says no word twice."""
     if not op or layer.endswith(op):
         return layer
@@ -252,7 +314,7 @@ def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Bloc
             if key not in known:
                 known[key] = (*before[:index], layer, *before[index + 1 :])
             times[at] = known[key]
-        found += folded(times) if inside else [block]
+        found += fold_units(times) if inside else [block]
         start = stop
     return tuple(found)
 
@@ -261,7 +323,7 @@ def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Bloc
 LONGEST_PATTERN = 12
 
 
-def folded(units: Sequence[Sequence[Layer]]) -> list[Block]:
+def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
     """Units of the same layer objects as blocks: at each place the repeating pattern that covers most."""
     own = {id(unit): unit for unit in units}  # most are one object
     number: dict[tuple[int, ...], int] = {}
@@ -371,3 +433,91 @@ class Workload:
 
     def note(self, key: str) -> str | None:
         return dict(self.notes).get(key)
+
+
+# Changed copies of a Workload: what a user states that the file leaves out.
+
+# Note of a workload whose file holds one layer of several: index of that block in the body.
+LAYER_BLOCK = "layer_block"
+
+
+def with_ops(workload: Workload, change: Callable[[Op], Op]) -> Workload:
+    """The workload with every op changed; layers and stages that were one object stay one."""
+    layers: dict[int, Layer] = {}
+    stages: dict[int, Stage] = {}
+
+    def layer(each: Layer) -> Layer:
+        if id(each) not in layers:
+            forward, inputs, weights = (tuple(map(change, each.ops(phase))) for phase in Phase)
+            layers[id(each)] = replace(each, forward=forward, input_gradient=inputs, weight_gradient=weights)
+        return layers[id(each)]
+
+    def stage(each: Stage) -> Stage:
+        if id(each) not in stages:
+            stages[id(each)] = replace(
+                each,
+                body=tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in each.body),
+                prologue=tuple(map(layer, each.prologue)),
+                epilogue=tuple(map(layer, each.epilogue)),
+                variations=tuple(replace(one, layer=layer(one.layer)) for one in each.variations),
+            )
+        return stages[id(each)]
+
+    return replace(workload, stages=tuple(map(stage, workload.stages)))
+
+
+def with_layout(workload: Workload, layout: Layout) -> Workload:
+    """The workload on other ranks; where it states shares, each rank brings what it brought before."""
+    moved = replace(workload, layout=layout)
+    if not workload.shares:
+        return moved
+
+    def grown(op: Op) -> Op:
+        work = op.work
+        if not isinstance(work, Collective) or work.kind not in GATHERS:
+            return op
+        share = work.size_bytes // workload.layout.size(work.group)
+        return replace(op, work=replace(work, size_bytes=share * layout.size(work.group)))
+
+    return with_ops(moved, grown)
+
+
+def repeat_layers(workload: Workload, count: int) -> Workload:
+    """The workload with its one model layer run *count* times."""
+    note = workload.note(LAYER_BLOCK)
+    require(note is not None, "this workload does not mark which rows are one model layer")
+    require(count >= 1, f"a model has at least one layer, not {count}")
+    at = int(note or 0)
+    stage = workload.stages[0]
+    body = tuple(Block(block.layers, count) if index == at else block for index, block in enumerate(stage.body))
+    return replace(workload, stages=(replace(stage, body=body), *workload.stages[1:]))
+
+
+def scale_backward(workload: Workload, factor: float) -> Workload:
+    """Backward compute times as *factor* x forward, halved between input and weight gradient."""
+    require(0 <= factor <= 1e6, f"a backward factor is zero or more, and below a million, not {factor}")
+    return replace(workload, stages=tuple(_scale_stage(stage, factor) for stage in workload.stages))
+
+
+def _scale_stage(stage: Stage, factor: float) -> Stage:
+    body = tuple(
+        Block(tuple(_scale_layer(layer, factor) for layer in block.layers), block.repeat) for block in stage.body
+    )
+    variations = tuple(
+        replace(variation, layer=_scale_layer(variation.layer, factor)) for variation in stage.variations
+    )
+    return replace(stage, body=body, variations=variations)
+
+
+def _scale_layer(layer: Layer, factor: float) -> Layer:
+    forward_s = sum(op.work.duration_s for op in layer.forward if isinstance(op.work, Recorded))
+    half = (Op("", Recorded(forward_s * factor / 2)),)
+
+    def without_times(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        return tuple(op for op in ops if not isinstance(op.work, Recorded))
+
+    return replace(
+        layer,
+        input_gradient=half + without_times(layer.input_gradient),
+        weight_gradient=half + without_times(layer.weight_gradient),
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.ir.runlog import FIRST_WARM_STEP, RunLog
+from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.optimus.cost import Constants, Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
 from stepcast.optimus.program import PredictedStep, predict_step

@@ -16,8 +16,8 @@ from stepcast.inputs.optimus.beside import lengths_beside
 from stepcast.inputs.toml import parse_toml
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
+from stepcast.ir.measured import RunLog
 from stepcast.ir.model import Model
-from stepcast.ir.runlog import RunLog
 from stepcast.models.catalog import load_model, model_names
 from stepcast.optimus.cost import Constants, Machine, efficiency_of
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log

@@ -11,8 +11,8 @@ from statistics import median
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.layout import Layout
+from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.ir.model import Model
-from stepcast.ir.runlog import FIRST_WARM_STEP, RunLog
 
 LAYER_MODULE = re.compile(r"model_layers_([0-9]{1,6})_(?:self_attn|mlp)_([a-z_]{1,20})")
 # Leaf modules of one layer in the order in which they run; the log times each of them.

@@ -13,8 +13,7 @@ from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, number_field, varint
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
-from stepcast.ir.scan import Scan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import (
     GATHERS,
     Attention,

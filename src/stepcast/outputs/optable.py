@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optable import COLUMNS, ELEMENT
-from stepcast.ir.edits import LAYER_BLOCK
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Recorded, Transfer
-from stepcast.ir.workload import Layer, Op, Phase, Stage, Workload
+from stepcast.ir.workload import LAYER_BLOCK, Layer, Op, Phase, Stage, Workload
 from stepcast.outputs.simai import GROUP_SUFFIXES, KIND_WORDS
 from stepcast.units import MS
 

@@ -410,7 +410,7 @@ def _read_others(path: str, cluster: Cluster, question: PredictQuestion) -> "Oth
     """Return the jobs and flows of the file at *path*; jobs run on the same *cluster*."""
     from stepcast.forecast.background import Neighbour
     from stepcast.hardware.background import read_background
-    from stepcast.ir.background import OtherJob, Pattern
+    from stepcast.ir.flows import OtherJob, Pattern
 
     others: list[Neighbour | Pattern] = []
     for other in read_background(path):

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.measured import CollectiveSweep, OperatorTimes, RunLog
 from stepcast.ir.model import Model
-from stepcast.ir.operator_times import OperatorTimes
-from stepcast.ir.runlog import RunLog
-from stepcast.ir.sweep import CollectiveSweep
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
 from stepcast.ir.workload import Layer, LayerTable, Phase, Workload

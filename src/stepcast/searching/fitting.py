@@ -15,7 +15,7 @@ from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Framework, Kernels
-from stepcast.ir.kept import layer_kept
+from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import StagePiece, pieces_of_stage
 from stepcast.ir.strategy import RecomputeKind
@@ -97,10 +97,10 @@ class Fitting:
         """Of each kind what a micro-batch keeps; then working space and messages to others."""
         strategy = self.space.strategy(at)
         whole = strategy.recompute.kind is RecomputeKind.FULL
-        kinds = [layer_kept(self.model, strategy, kind, self.framework) for kind in self.kinds]
+        kinds = [count_saved(self.model, strategy, kind, self.framework) for kind in self.kinds]
         on_host = strategy.offload.activations > 0
         kept = [0.0 if on_host else kind.after(whole) for kind in kinds]
-        again = min((each.kept - each.input if whole else each.again) + each.transient for each in kinds)
+        again = min((each.saved - each.input if whole else each.again) + each.transient for each in kinds)
         stream = strategy.local_tokens * self.model.hidden * strategy.stream.bytes
         gathered = 2 * stream if strategy.sequence_parallel else 0.0
         space = workspace_bytes(self.model, self.framework, self.cluster.gpu)

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.role import Role
 from stepcast.ir.work import COMMUNICATING, Collective
-from stepcast.ir.workload import Layer, Op, Phase
+from stepcast.ir.workload import Layer, Op, Phase, Role
 from stepcast.simulation.costs import Delayed, Slowed
 from stepcast.simulation.lanes import HANDED_ON
 from stepcast.simulation.outline import Look

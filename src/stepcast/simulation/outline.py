@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepcast.ir.group import Channel, Group
-from stepcast.ir.workload import op_label
+from stepcast.ir.workload import label_op
 from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.pieces import Piece, TimedOp
 
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 
     @property
     def label(self) -> str:
-        return op_label(self.layer, self.name)
+        return label_op(self.layer, self.name)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import load_cluster
-from stepcast.ir.watched import watched
+from stepcast.ir.progress import report_progress
 from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import Measurements, ScoredRow, unseen_share
 from stepcast.validate.transformers import (
@@ -52,7 +52,7 @@ def measure_folder(*folders: str) -> Measurements:
     asked = list(visited([file for folder in folders for file in step_files(folder)]))
     with _workers(len(asked)) as map_each:
         found = iter(map_each(_compared, asked))
-        for file, _ in watched(asked):
+        for file, _ in report_progress(asked):
             own, own_peaks, why = next(found)
             if why:
                 skipped[f"{file.name}: {why}"] += 1

@@ -13,7 +13,7 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import folder_files, read
-from stepcast.ir.sweep import CollectiveSweep
+from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each

@@ -10,7 +10,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside, read_gpustat, read_logs
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import folder_files
-from stepcast.ir.runlog import RunLog
+from stepcast.ir.measured import RunLog
 from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped
 from stepcast.optimus.cost import machine_of
 from stepcast.optimus.memory import optimus_memory

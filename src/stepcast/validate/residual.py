@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.residual import Residual
+from stepcast.ir.band import Residual
 from stepcast.validate.scoreboard import MeasuredColumns, error_figures
 
 FEWEST = 5

@@ -18,7 +18,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model
-from stepcast.ir.watched import watched
+from stepcast.ir.progress import report_progress
 
 Item = TypeVar("Item")
 Compared = TypeVar("Compared")
@@ -142,7 +142,7 @@ def compare_each(
     """
     compared: list[Compared] = []
     skipped: Counter[str] = Counter()
-    for item in watched(items):
+    for item in report_progress(items):
         try:
             compared.append(compare(item))
         except (ValueError, KeyError) as error:

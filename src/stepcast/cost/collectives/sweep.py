@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from stepcast.cost.collectives.choose import collective_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of
 from stepcast.hardware import Cluster, Place, placed, resolve
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 
 if TYPE_CHECKING:

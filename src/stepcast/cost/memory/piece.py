@@ -7,9 +7,9 @@ from stepcast.cost.memory.gathered import Collected, collected
 from stepcast.cost.memory.loss import further_ends_bytes
 from stepcast.cost.memory.states import States, gradient_bytes, piece_states
 from stepcast.ir.framework import Framework
-from stepcast.ir.kept import Kept, layer_kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.saved import SavedActivations, count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy
@@ -40,18 +40,18 @@ def piece_totals(
     strategy: Strategy,
     framework: Framework,
     piece: StagePiece,
-    known: dict[LayerParts, Kept],
+    known: dict[LayerParts, SavedActivations],
     orientations: int,
 ) -> PieceTotals:
     """The totals of one piece; *known* gains what layers of each kind keep, for the pieces after it."""
     trained = trained_shard(model, strategy, piece)
     whole = strategy.recompute.whole_layers(len(piece.layers))
-    kinds: dict[LayerParts, Kept] = {}
+    kinds: dict[LayerParts, SavedActivations] = {}
 
-    def kept_by(block: LayerParts) -> Kept:
+    def kept_by(block: LayerParts) -> SavedActivations:
         if block not in kinds:
             if block not in known:
-                known[block] = layer_kept(model, strategy, block, framework)
+                known[block] = count_saved(model, strategy, block, framework)
             kinds[block] = known[block]
         return kinds[block]
 
@@ -70,13 +70,13 @@ def piece_totals(
                 on_host += after
             else:
                 activations += after
-        recomputed = max(recomputed, kept.kept - kept.input if again else kept.again)
+        recomputed = max(recomputed, kept.saved - kept.input if again else kept.again)
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, whole)
     if piece.head and strategy.further_tokens:
         further = [kept_by(block) for block in model.next_token_blocks]
         activations += strategy.further_tokens * (
-            further_ends_bytes(model, strategy) + sum(kept.kept for kept in further)
+            further_ends_bytes(model, strategy) + sum(kept.saved for kept in further)
         )
         recomputed = max(recomputed, *(kept.again for kept in further))
     return PieceTotals(
@@ -88,7 +88,7 @@ def piece_totals(
         staged=staged,
         recomputed=recomputed,
         transient=max((kept.transient for kept in kinds.values()), default=0.0),
-        largest_layer=max((kept.kept + kept.again for kept in kinds.values()), default=0.0),
+        largest_layer=max((kept.saved + kept.again for kept in kinds.values()), default=0.0),
         first_layer_gradients=_first_layer_gradients(model, strategy, framework, piece),
         collected=collected(model, strategy, framework, piece, orientations),
         embedding=piece.embedding,

@@ -19,10 +19,10 @@ from stepcast.cost.memory.states import orientations
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
-from stepcast.ir.kept import Kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.optimizer import OptimizerKind
+from stepcast.ir.saved import SavedActivations
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
@@ -176,7 +176,7 @@ class _Moment(NamedTuple):
 def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> list[PieceTotals]:
     """Every piece's totals in model order; pieces of the same layers share theirs."""
     known: dict[tuple[object, ...], PieceTotals] = {}
-    kinds: dict[LayerParts, Kept] = {}
+    kinds: dict[LayerParts, SavedActivations] = {}
     blocks = model.blocks
     totals = []
     for piece in pieces(model, strategy):

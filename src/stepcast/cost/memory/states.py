@@ -16,8 +16,7 @@ from stepcast.ir.sharding import ShardingPlan, plan_of
 from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
-from stepcast.ir.weight import WeightPart
-from stepcast.ir.weights import Shard
+from stepcast.ir.weights import Shard, WeightPart
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)

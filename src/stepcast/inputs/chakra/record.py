@@ -25,9 +25,8 @@ from stepcast.inputs.chakra.protobuf import (
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
-from stepcast.ir.role import OpPart, Role
 from stepcast.ir.work import Work
-from stepcast.ir.workload import UNSTATED, Block, Layer, Manner, Op, Stage, Variation, Workload
+from stepcast.ir.workload import UNSTATED, Block, Layer, Manner, Op, OpPart, Role, Stage, Variation, Workload
 
 SCHEMA_VERSION = "0.0.4"
 RECORD_VERSION = 2

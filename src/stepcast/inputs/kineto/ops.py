@@ -17,7 +17,7 @@ from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
-from stepcast.ir.operator_times import OperatorTime, OperatorTimes
+from stepcast.ir.measured import OperatorTime, OperatorTimes
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.units import US
 

@@ -9,7 +9,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.limits import LENGTHS
-from stepcast.ir.runlog import RunLog
+from stepcast.ir.measured import RunLog
 from stepcast.units import MIB
 
 # Peak memory of each GPU in a log of repeated ``gpustat`` calls.

@@ -22,7 +22,7 @@ from stepcast.inputs.source import Source
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import OPTIMUS
-from stepcast.ir.runlog import BatchTime, LayerTimes, RunLog
+from stepcast.ir.measured import BatchTime, LayerTimes, RunLog
 from stepcast.units import MS
 
 # Which report each layer record of an OptimusPrime log belongs to.

@@ -7,9 +7,8 @@ from itertools import accumulate
 
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart
 from stepcast.ir.dtype import DType
-from stepcast.ir.role import Role
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
-from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.pytorch.capture.events import Event, Moment, StepTrace
 from stepcast.pytorch.capture.fuse import Fusion
 from stepcast.pytorch.capture.kernels import works_of
