@@ -17,7 +17,7 @@ from stepcast.cli.main import build_parser, main, with_files
 from stepcast.frameworks.catalog import load_framework
 from stepcast.inputs.configs.keys import DATA, RunConfig, flat
 from stepcast.inputs.configs.reader import read_config
-from stepcast.inputs.configs.shell import flags_of
+from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.errors import FormatError
 from stepcast.models.catalog import load_model, model_words
 from stepcast.questions.settle import SettledRun, settle
@@ -143,7 +143,7 @@ def test_every_key_is_in_one_list(name: str) -> None:
             arguments = table.get("MODEL_ARGS") or {}
             keys = {str(key).lstrip("-") for key in arguments} or set(flat(table))
         case _:
-            keys = {key for key in flags_of(text) if not key.startswith("$")}
+            keys = {key for key in read_flags(text) if not key.startswith("$")}
     assert set(told) == keys
 
 
@@ -226,7 +226,7 @@ def test_variables_of_somewhere_else_are_named() -> None:
     ],
 )
 def test_scripts_are_read_without_being_run(script: str, flag: str, value: str | bool) -> None:
-    assert flags_of(script)[flag] == value
+    assert read_flags(script)[flag] == value
 
 
 @pytest.mark.parametrize(
@@ -234,16 +234,16 @@ def test_scripts_are_read_without_being_run(script: str, flag: str, value: str |
     [
         ("a.yaml", "a: [1, 2", "not valid YAML"),
         ("a.yaml", "- 1\n- 2\n", "holds no YAML mapping"),
-        ("a.yaml", "a: 1\n", "no configuration that is known"),
-        ("a.json", '{"a": 1}', "no configuration that is known"),
+        ("a.yaml", "a: 1\n", "unrecognised configuration format"),
+        ("a.json", '{"a": 1}', "unrecognised configuration format"),
         ("a.json", '{"a": ', "not valid JSON"),
-        ("a.sh", "echo hello\n", "no configuration that is known"),
+        ("a.sh", "echo hello\n", "unrecognised configuration format"),
         ("a.sh", 'A="unclosed\n', "not a shell script"),
         ("a.toml", "a = \n", "not valid TOML"),
         ("a.sh", "A=x\n" + "A=$A$A$A$A$A$A$A$A\n" * 20 + "run --x $A", "grow too long"),
         ("a.sh", "A=" + "${a:-" * 150_000, "characters of a launch script: more than 200,000"),
         ("a.sh", "A=" + "`" * 150_001, "characters of a launch script: more than 200,000"),
-        ("a.sh", "if " + "x || y && " * 3_000 + "z; then\necho\nfi\n", "no configuration that is known"),
+        ("a.sh", "if " + "x || y && " * 3_000 + "z; then\necho\nfi\n", "unrecognised configuration format"),
     ],
 )
 def test_what_is_no_configuration_is_one_line(tmp_path: Path, name: str, text: str, problem: str) -> None:

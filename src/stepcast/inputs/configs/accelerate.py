@@ -1,39 +1,126 @@
-"""accelerate's YAML: how many processes, FSDP or DeepSpeed (huggingface.co/docs/accelerate)."""
+"""DeepSpeed's JSON (deepspeed.ai/docs/config-json) and accelerate's YAML (huggingface.co/docs/accelerate)."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from stepcast.inputs.configs import deepspeed
-from stepcast.inputs.configs.keys import Keys, RunConfig, flat, said
+from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options
 
-SHARDINGS = {
-    "1": "fsdp",
-    "full_shard": "fsdp",
-    "2": "fsdp",
-    "shard_grad_op": "fsdp",
-    "3": "none",
-    "no_shard": "none",
-    "4": "hybrid-fsdp",
-    "hybrid_shard": "hybrid-fsdp",
-    "5": "hybrid-fsdp",
-    "hybrid_shard_zero2": "hybrid-fsdp",
+FRAMEWORK = "deepspeed-transformers"
+DEEPSPEED_ONLY = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
+# Hugging Face's Trainer fills in "auto" (transformers, integrations/deepspeed.py, trainer_config_process).
+TRAINER = {
+    "train_micro_batch_size_per_gpu": "1 (--micro-batch), not Trainer's per_device_train_batch_size",
+    "gradient_accumulation_steps": "1 (--accumulation), the default of Trainer",
+    "train_batch_size": "micro-batch x accumulation x data-parallel ranks",
+    "gradient_clipping": "clipped at a norm of 1.0, the default of Trainer's max_grad_norm",
+    "zero_optimization.reduce_bucket_size": "DeepSpeed's 5e8 elements; Trainer takes the hidden size squared",
 }
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32"}
-FULLY_SHARDED = ("fsdp", "hybrid-fsdp")
-# Strategies that keep gathered parameters until the backward.
-KEEPING = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
 
 
-def looks_like(table: Mapping[str, Any]) -> bool:
+def is_deepspeed(table: Mapping[str, object]) -> bool:
+    return any(name in table for name in DEEPSPEED_ONLY)
+
+
+def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
+    keys = Keys(flat(table), "deepspeed")
+    micro = keys.number("train_micro_batch_size_per_gpu")
+    batch = keys.number("train_batch_size")
+    rounds = keys.number("gradient_accumulation_steps")
+    tp = keys.number("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
+    pp = keys.number("pipeline.stages")
+    gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro else None
+    if rounds is None and "gradient_accumulation_steps" not in keys:
+        meant = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
+        keys.assume(f"no gradient_accumulation_steps: taken for 1{meant}")
+    stage = keys.number("zero_optimization.stage") or 0
+    # Elements of a bucket are reduced in two bytes each.
+    bucket = keys.share("zero_optimization.reduce_bucket_size")
+    norm = keys.share("gradient_clipping")
+    optimizer = keys.word("optimizer.type")
+    gradients = keys.text("data_types.grad_accum_dtype")
+    options = given_options(
+        micro_batch=micro,
+        global_batch=batch,
+        accumulation=None if batch else rounds or 1,
+        gpus=gpus,
+        tp=tp,
+        pp=pp,
+        precision=_deepspeed_precision(keys),
+        sharding=f"zero-{stage}" if stage else "none",
+        offload=_deepspeed_offload(keys),
+        overlap=_overlap(stage, keys.flag("zero_optimization.overlap_comm")),
+        bucket_mb=None if bucket is None else round(bucket * 2 / 1e6, 3),
+        clipping=keys.is_unset("gradient_clipping") if norm is None else norm > 0,
+        optimizer=OPTIMIZERS.get(optimizer),
+        gradients=gradients if gradients in ("fp32", "bf16", "fp16") else None,
+    )
+    if optimizer and optimizer not in OPTIMIZERS:
+        keys.report("predicted as AdamW", "optimizer.type")
+    for name, value in TRAINER.items():
+        if keys.is_unset(name):
+            keys.assume(f'{name} "auto": {value}')
+    return keys.config("deepspeed", FRAMEWORK, options)
+
+
+def _overlap(stage: int, asked: bool | None) -> str:
+    """Return what communication overlaps: gathers of ZeRO-3 use a stream of their own where reductions do.
+
+    overlap_comm is on for stage 3 unless it is set (deepspeed/runtime/zero/config.py, overlap_comm_valid).
+    """
+    if not (stage == 3 if asked is None else asked):
+        return "none"
+    return "gradients,parameters" if stage == 3 else "gradients"
+
+
+def _deepspeed_precision(keys: Keys) -> str:
+    switches = {f"{name}.enabled": name for name in ("bf16", "bfloat16", "fp16")}
+    for switch, name in switches.items():
+        if keys.flag(switch):
+            return "fp16" if name == "fp16" else "bf16"
+    open_keys = [switch for switch in switches if keys.is_unset(switch)]
+    if not open_keys:
+        return "fp32"
+    # Where bf16 is left open, callers switch it on; Trainer sets one of the two at most.
+    precision = "fp16" if open_keys == ["fp16.enabled"] else "bf16"
+    keys.assume(f'{" and ".join(open_keys)} "auto": taken for {precision} (--precision)')
+    return precision
+
+
+def _deepspeed_offload(keys: Keys) -> str | None:
+    table = "zero_optimization.offload_optimizer"
+    device = keys.word(f"{table}.device")
+    is_old_offload = keys.flag("zero_optimization.cpu_offload")
+    keys.raw(f"{table}.pin_memory")
+    share = keys.share(f"{table}.ratio")
+    if device == "nvme":
+        keys.report("predicted in the host's memory, not on NVMe", f"{table}.device")
+    if device not in ("cpu", "nvme") and not is_old_offload:
+        return None
+    return "optimizer" if share in (None, 1.0) else f"optimizer={share:g}"
+
+
+# accelerate: how many processes, FSDP or DeepSpeed. A strategy is written by its number or by its name.
+SHARDINGS = {
+    **dict.fromkeys(("1", "full_shard", "2", "shard_grad_op"), "fsdp"),
+    **dict.fromkeys(("3", "no_shard"), "none"),
+    **dict.fromkeys(("4", "hybrid_shard", "5", "hybrid_shard_zero2"), "hybrid-fsdp"),
+}
+# Strategies that keep gathered parameters until the backward pass.
+WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
+RESHARDS = {"true": True, "false": False, "full_shard": True, "shard_grad_op": False}
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32", "false": "fp32", "": "fp32"}
+
+
+def is_accelerate(table: Mapping[str, object]) -> bool:
     return "distributed_type" in table or "fsdp_config" in table
 
 
-def read(table: Mapping[str, Any]) -> RunConfig:
+def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(flat(table), "accelerate")
     kind = keys.text("distributed_type").upper()
     gpus, machines = keys.number("num_processes"), keys.number("num_machines") or 1
     stage = (keys.number("deepspeed_config.zero_stage") or 0) if kind == "DEEPSPEED" else 0
-    sharding = _fsdp(keys) if kind == "FSDP" else f"zero-{stage}" if stage else "none"
+    sharding = _fsdp_sharding(keys) if kind == "FSDP" else f"zero-{stage}" if stage else "none"
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
     split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
     if sharding == "hybrid-fsdp" and machines == 1:
@@ -45,69 +132,53 @@ def read(table: Mapping[str, Any]) -> RunConfig:
     rounds = keys.number("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
     if rounds is None:
         keys.assume("gradient accumulation of 1 step (--accumulation), accelerate's default")
-    options = said(
+    is_compiled = keys.word("dynamo_config.dynamo_backend", "dynamo_backend") == "inductor"
+    reshard = RESHARDS.get(keys.word("fsdp_config.fsdp_reshard_after_forward"))
+    if keys.word("fsdp_config.fsdp_sharding_strategy") in WITHOUT_RESHARD:
+        reshard = False
+    offloads_parameters = keys.flag("fsdp_config.fsdp_offload_params")
+    offloads_states = keys.word("deepspeed_config.offload_optimizer_device") in ("cpu", "nvme")
+    options = given_options(
         gpus=gpus,
         tp=tp,
         cp=keys.number("parallelism_config.parallelism_config_cp_size"),
         accumulation=rounds or 1,
         sharding=sharding,
         shard=shard,
-        reshard=_reshard(keys),
+        reshard=reshard,
         recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else None,
-        offload=_offload(keys),
-        kernels="compiled"
-        if keys.text("dynamo_config.dynamo_backend", "dynamo_backend").lower() == "inductor"
-        else None,
-        **_precision(keys, kind, sharding),
-        **(_deepspeed(keys, stage) if kind == "DEEPSPEED" else {}),
+        offload="optimizer" if offloads_parameters or offloads_states else None,
+        kernels="compiled" if is_compiled else None,
+        **_accelerate_precision(keys, kind, sharding),
     )
-    framework = deepspeed.FRAMEWORK if kind == "DEEPSPEED" else "transformers"
-    return keys.config("accelerate", framework, options=options)
+    if kind == "DEEPSPEED":  # accelerate/utils/dataclasses.py, DeepSpeedPlugin
+        norm = keys.share("deepspeed_config.gradient_clipping")
+        options |= given_options(overlap=_overlap(stage, None), clipping=None if norm is None else norm > 0)
+    return keys.config("accelerate", FRAMEWORK if kind == "DEEPSPEED" else "transformers", options)
 
 
-def _fsdp(keys: Keys) -> str:
+def _fsdp_sharding(keys: Keys) -> str:
     keys.number("fsdp_config.fsdp_version")
-    kind = keys.text("fsdp_config.fsdp_sharding_strategy").lower()
-    for name in ("backward", "forward"):
-        keys.raw(f"fsdp_config.fsdp_{name}_prefetch")
-    if keys.text("fsdp_config.fsdp_backward_prefetch").upper() in ("NO_PREFETCH", "BACKWARD_POST"):
+    keys.raw("fsdp_config.fsdp_forward_prefetch")
+    if keys.word("fsdp_config.fsdp_backward_prefetch") in ("no_prefetch", "backward_post"):
         keys.report("parameters are predicted as gathered ahead", "fsdp_config.fsdp_backward_prefetch")
-    return SHARDINGS.get(kind, "fsdp")
+    return SHARDINGS.get(keys.word("fsdp_config.fsdp_sharding_strategy"), "fsdp")
 
 
-def _deepspeed(keys: Keys, stage: int) -> dict[str, Any]:
-    """Return what accelerate's DeepSpeed plugin sets (accelerate/utils/dataclasses.py, DeepSpeedPlugin)."""
-    norm = keys.share("deepspeed_config.gradient_clipping")
-    return {"overlap": deepspeed.overlap_of(stage, None), "clipping": None if norm is None else norm > 0}
-
-
-def _precision(keys: Keys, kind: str, sharding: str) -> dict[str, Any]:
+def _accelerate_precision(keys: Keys, kind: str, sharding: str) -> dict[str, OptionValue | None]:
     """Return the format of matmuls, and of the weights and states that are saved.
 
     accelerate/accelerator.py, prepare_model: FSDP upcasts the sharded parameters to fp32 and gathers them in
     the lower precision; without it, autocast casts fp32 weights for each use. DeepSpeed keeps fp32 weights.
     """
-    word = keys.text("mixed_precision").lower()
+    word = keys.word("mixed_precision")
     if "mixed_precision" not in keys:
         keys.assume("no mixed_precision: the model's own precision is taken for bf16 (--precision)")
         return {}
-    precision = PRECISIONS.get("no" if word in ("false", "") else word)
+    precision = PRECISIONS.get(word)
     if precision not in ("bf16", "fp16") or kind == "DEEPSPEED":
         return {"precision": precision}
-    if sharding in FULLY_SHARDED:
+    if sharding in ("fsdp", "hybrid-fsdp"):
         # Reduced in the lower precision, saved in fp32 as the parameters are.
         return {"precision": precision, "master_weights": True, "optimizer": "adamw:fp32"}
     return {"precision": f"autocast-{precision}"}
-
-
-def _reshard(keys: Keys) -> bool | None:
-    after = keys.text("fsdp_config.fsdp_reshard_after_forward").lower()
-    if keys.text("fsdp_config.fsdp_sharding_strategy").lower() in KEEPING:
-        return False
-    return {"true": True, "false": False, "full_shard": True, "shard_grad_op": False}.get(after)
-
-
-def _offload(keys: Keys) -> str | None:
-    parameters = keys.flag("fsdp_config.fsdp_offload_params")
-    states = keys.text("deepspeed_config.offload_optimizer_device").lower()
-    return "optimizer" if parameters or states in ("cpu", "nvme") else None

@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.toml import read_toml
@@ -19,9 +18,12 @@ from stepcast.inputs.toml import read_toml
 DATA = Path(__file__).parents[2] / "data" / "configs"
 # A variable that the file does not set, or a value that a tool works out by itself.
 UNSET = re.compile(r"\$\{?[A-Za-z_][^}]*\}?|\$\d|<[^>]*>|auto|\?\?\?", re.IGNORECASE)
-MOST_KEYS = 20_000
+MOST_KEYS, MOST_DEPTH = 20_000, 20
 NO = ("false", "no", "off", "none", "null", "")
 OFF = (*NO, "0", "0.0", "-1", "[]", "{}", "disabled", "default", "auto")
+
+OptionValue = str | int | float | bool
+Options = dict[str, OptionValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class RunConfig:
     sizes: Mapping[str, int] = field(default_factory=dict)
     model: str = ""
     # Option -> value; True is a flag, False the flag with no- before it.
-    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
     understood: tuple[str, ...] = ()
     # Keys without effect on step time or memory.
     ignored: tuple[str, ...] = ()
@@ -44,13 +46,13 @@ class RunConfig:
     unknown: Mapping[str, str] = field(default_factory=dict)
     # Keys that matter and whose value is a variable of somewhere else.
     unset: tuple[str, ...] = ()
-    # Values that the file leaves to the tool or to its caller, and what they were taken for.
+    # Values that the file leaves to the tool or to its caller, and the values assumed for them.
     assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NotModelled:
-    """What is predicted instead of a key: of one that is switched on, or (*off*) of one that is switched off.
+    """What is predicted instead of a key that is switched on, or (*off*) of one that is switched off.
 
     A key with a value in *unless* is predicted as it is.
     """
@@ -59,7 +61,7 @@ class NotModelled:
     unless: frozenset[str] = frozenset()
     off: bool = False
 
-    def concerns(self, value: Any) -> bool:
+    def concerns(self, value: object) -> bool:
         text = str(value).strip().lower()
         if self.off:
             return value is not None and text in NO
@@ -73,80 +75,83 @@ class KnownKeys:
     no_effect: frozenset[str]
     not_modelled: Mapping[str, NotModelled]
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        return tuple(name for name in (*self.not_modelled, *self.no_effect) if "*" in name)
-
     def find(self, name: str) -> str:
         """Return the listed name or pattern that *name* matches, or nothing."""
         if name in self.not_modelled or name in self.no_effect:
             return name
-        return next((pattern for pattern in self.patterns if fnmatchcase(name, pattern)), "")
+        patterns = (listed for listed in (*self.not_modelled, *self.no_effect) if "*" in listed)
+        return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
 
 
 @lru_cache
 def known_keys(tool: str) -> KnownKeys:
     """Return the keys of ``data/configs/TOOL.toml``; ``extends`` there adds those of another tool."""
     table = read_toml(DATA / f"{tool}.toml")
-    bases = [known_keys(name) for name in table.get("extends", [])]
-    reasons = {name: why for base in bases for name, why in base.not_modelled.items()}
+    no_effect = {*table["no_effect"].split(), *table.get("read", "").split()}
+    reasons: dict[str, NotModelled] = {}
+    for base in map(known_keys, table.get("extends", [])):
+        no_effect |= base.no_effect
+        reasons |= base.not_modelled
     for entry in table.get("not_modelled", []):
-        values = frozenset(entry.get("unless", "").split())
-        reason = NotModelled(entry["why"], values, entry.get("off", False))
+        reason = NotModelled(entry["why"], frozenset(entry.get("unless", "").split()), entry.get("off", False))
         reasons |= dict.fromkeys(entry["keys"].split(), reason)
-    own = {*table["no_effect"].split(), *table.get("read", "").split()}
-    return KnownKeys(frozenset(own.union(*(base.no_effect for base in bases))), reasons)
+    return KnownKeys(frozenset(no_effect), reasons)
 
 
 class Keys:
-    """Flat keys with their values; taking one marks it as understood."""
+    """Flat keys with their values; reading one marks it as understood."""
 
-    def __init__(self, values: Mapping[str, Any], tool: str) -> None:
-        if len(values) > MOST_KEYS:
-            raise FormatError(f"more than {MOST_KEYS:,} keys; is it a configuration of a run?")
+    def __init__(self, values: Mapping[str, object], tool: str) -> None:
+        check_key_count(len(values))
         self.values = dict(values)
-        self.taken: dict[str, bool] = {}
         self.known = known_keys(tool)
-        self.asked: set[str] = set()
-        self.reasons: dict[str, str] = {}
-        self.without_effect: set[str] = set()
-        self.assumed: list[str] = []
+        self._asked: set[str] = set()
+        # Key that was read -> whether it had a value.
+        self._is_set: dict[str, bool] = {}
+        self._reasons: dict[str, str] = {}
+        self._without_effect: set[str] = set()
+        self._assumed: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
 
-    def raw(self, *names: str) -> Any:
+    def raw(self, *names: str) -> object:
         """Return the value of the first of *names* that is there and set."""
-        found = None
-        self.asked.update(names)
+        result = None
+        self._asked.update(names)
         for name in names:
             if name in self.values:
-                value = self.values[name]
-                unset = isinstance(value, str) and UNSET.fullmatch(value.strip()) is not None
-                self.taken[name] = not unset
-                found = value if found is None and not unset else found
-        return found
+                self._is_set[name] = not self.is_unset(name)
+                if result is None and self._is_set[name]:
+                    result = self.values[name]
+        return result
+
+    def share(self, *names: str) -> float | None:
+        """Return a number; what follows it on a command line is no part of it."""
+        value = self.raw(*names)
+        try:
+            return None if value is None else float(next(iter(str(value).split()), ""))
+        except ValueError:
+            return None
 
     def number(self, *names: str) -> int | None:
+        """Return a whole number; commas may separate its digits."""
         value = self.raw(*names)
         if value is None or isinstance(value, bool | list | dict):
             return None
         try:
-            number = float(_first(value).replace("_", "").replace(",", ""))
+            number = float(next(iter(str(value).split()), "").replace("_", "").replace(",", ""))
         except ValueError:
             return None
         return int(number) if number.is_integer() else None
 
-    def share(self, *names: str) -> float | None:
-        value = self.raw(*names)
-        try:
-            return None if value is None else float(_first(value))
-        except ValueError:
-            return None
-
     def text(self, *names: str) -> str:
         value = self.raw(*names)
         return "" if value is None else str(value).strip()
+
+    def word(self, *names: str) -> str:
+        """Return the text in lower case."""
+        return self.text(*names).lower()
 
     def flag(self, *names: str) -> bool | None:
         """Return whether it is switched on; None where the file leaves it out."""
@@ -166,46 +171,51 @@ class Keys:
 
     def report(self, why: str, *names: str) -> None:
         """Report keys as understood but not modelled, with what is predicted instead."""
-        self.asked.update(names)
-        self.reasons |= dict.fromkeys(self.own_names(*names), why)
+        self._asked.update(names)
+        self._reasons |= dict.fromkeys(self.own_names(*names), why)
 
     def report_without_effect(self, *names: str) -> None:
         """Report keys as having no effect in this configuration."""
-        self.asked.update(names)
-        self.without_effect.update(self.own_names(*names))
+        self._asked.update(names)
+        self._without_effect.update(self.own_names(*names))
 
     def assume(self, text: str) -> None:
-        self.assumed.append(text)
+        self._assumed.append(text)
 
-    def config(self, format_name: str, framework: str, **found: Any) -> RunConfig:
-        """Return what was found, with every key of the file in one list."""
-        lists: dict[str, list[str]] = {"understood": [], "ignored": [], "unset": []}
+    def config(
+        self, format_name: str, framework: str, options: Options, sizes: Mapping[str, int] | None = None, model: str = ""
+    ) -> RunConfig:
+        """Return the run, with every key of the file in one list."""
+        understood, ignored, unset = [], [], []
         reasons: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for name, value in self.values.items():
             listed = self.listed_as(name)
-            if name in self.reasons:
-                reasons[name] = self.reasons[name]
-            elif name in self.without_effect:
-                lists["ignored"].append(name)
-            elif name in self.taken:
-                lists["understood" if self.taken[name] else "unset"].append(name)
-            elif listed in self.known.not_modelled and self.known.not_modelled[listed].concerns(value):
-                reasons[name] = self.known.not_modelled[listed].why
-            elif listed or name in self.asked:
-                lists["ignored"].append(name)
+            not_modelled = self.known.not_modelled.get(listed)
+            if name in self._reasons:
+                reasons[name] = self._reasons[name]
+            elif name in self._without_effect:
+                ignored.append(name)
+            elif name in self._is_set:
+                (understood if self._is_set[name] else unset).append(name)
+            elif not_modelled and not_modelled.concerns(value):
+                reasons[name] = not_modelled.why
+            elif listed or name in self._asked:
+                ignored.append(name)
             else:
                 unknown[name] = self.nearest(name)
         return RunConfig(
             format_name,
             framework,
-            understood=tuple(lists["understood"]),
-            unset=tuple(lists["unset"]),
-            ignored=tuple(lists["ignored"]),
+            sizes or {},
+            model,
+            options,
+            understood=tuple(understood),
+            ignored=tuple(ignored),
             not_modelled=reasons,
             unknown=unknown,
-            assumed=tuple(self.assumed),
-            **found,
+            unset=tuple(unset),
+            assumed=tuple(self._assumed),
         )
 
     def listed_as(self, name: str) -> str:
@@ -214,41 +224,41 @@ class Keys:
 
     def nearest(self, name: str) -> str:
         """Return the key of the tool that is spelt most like *name*, or nothing."""
-        return closest(name, {*self.known.no_effect, *self.known.not_modelled, *self.asked})
+        return closest(name, self.all_names())
+
+    def all_names(self) -> set[str]:
+        return {*self.known.no_effect, *self.known.not_modelled, *self._asked}
 
 
 def closest(name: str, known: Iterable[str]) -> str:
     """Return the name in *known* that is spelt most like *name*, or nothing."""
-    plain = [each for each in known if "*" not in each and not each.startswith("$")]
+    plain = [candidate for candidate in known if "*" not in candidate and not candidate.startswith("$")]
     return next(iter(get_close_matches(name, sorted(plain), n=1, cutoff=0.75)), "")
 
 
-def _first(value: Any) -> str:
-    """What follows a number on a command line is no part of it."""
-    return next(iter(str(value).split()), "")
+def check_key_count(count: int) -> None:
+    if count > MOST_KEYS:
+        raise FormatError(f"more than {MOST_KEYS:,} keys; is it a configuration of a run?")
 
 
-def flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables as dotted keys; lists stay values. Parts that YAML shares count each time."""
-    found: dict[str, Any] = {}
-    for key, value in _walk(table, ""):
-        if len(found) > MOST_KEYS:
-            raise FormatError(f"more than {MOST_KEYS:,} keys; is it a configuration of a run?")
-        found[key] = value
-    return found
+def flat(table: Mapping[str, object]) -> dict[str, object]:
+    """Return nested tables as dotted keys; lists stay values. Parts that YAML shares count each time."""
+    values: dict[str, object] = {}
+
+    def walk(inner: Mapping[str, object], prefix: str, depth: int) -> None:
+        if depth > MOST_DEPTH:
+            raise FormatError("its tables nest too deeply to be read")
+        for key, value in inner.items():
+            if isinstance(value, Mapping):
+                walk(value, f"{prefix}{key}.", depth + 1)
+            else:
+                check_key_count(len(values))
+                values[f"{prefix}{key}"] = value
+
+    walk(table, "", 0)
+    return values
 
 
-def _walk(table: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if depth > 20:
-        raise FormatError("its tables nest too deeply to be read")
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _walk(value, f"{name}.", depth + 1)
-        else:
-            yield name, value
-
-
-def said(**options: Any) -> dict[str, Any]:
+def given_options(**options: OptionValue | None) -> Options:
     """Return the options that have a value, by their names on the command line."""
     return {name.rstrip("_").replace("_", "-"): value for name, value in options.items() if value is not None}

@@ -4,12 +4,11 @@ Names of arguments as in megatron/training/arguments.py; NeMo and Megatron-Bridg
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from typing import NoReturn
 
-from stepcast.inputs.configs.keys import Keys, RunConfig, said
-from stepcast.inputs.configs.shell import flags_of
+from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options
+from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.errors import FormatError
 
 MODULES = {
@@ -21,7 +20,6 @@ MODULES = {
     "moe": "experts",
 }
 SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
-FP8 = {"hybrid": "fp8", "e4m3": "fp8"}
 DISPATCHERS = {"alltoall": "all-to-all", "flex": "forwarding"}
 CONTEXTS = {"p2p": "ring", "a2a": "all-to-all", "allgather": "all-gather"}
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
@@ -38,80 +36,79 @@ LATENT = {
     "mla_rope_dim": ("qk-pos-emb-head-dim", 64),
     "mla_value_dim": ("v-head-dim", 128),
 }
+# These follow from the model that the sizes match.
+OF_THE_MODEL = (
+    *("swiglu", "normalization", "position-embedding-type", "qk-layernorm", "max-position-embeddings"),
+    *("untie-embeddings-and-output-weights", "disable-bias-linear"),
+)
 MOST_STAGES = 4_096
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,6})|([^()*])\*(\d{1,6})")
 
 
 def read_script(text: str) -> RunConfig:
     """Read a launch script, or a file of arguments."""
-    found = read_arguments(flags_of(text), "megatron-lm", "megatron-core")
-    # Variables of a script say nothing beyond the flags that use them.
-    return replace(
-        found,
-        understood=_without_variables(found.understood),
-        ignored=_without_variables(found.ignored),
-        unset=_without_variables(found.unset),
-        unknown={name: near for name, near in found.unknown.items() if not name.startswith("$")},
-    )
+    return _read_arguments(read_flags(text))
 
 
-def _without_variables(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if not name.startswith("$"))
+def read_test(arguments: Mapping[str, object]) -> RunConfig:
+    """Read the ``MODEL_ARGS`` of a functional test, which hold the flags."""
+    flags = {str(name).lstrip("-").replace("_", "-"): value for name, value in arguments.items()}
+    return _read_arguments({name: value for name, value in flags.items() if value is not False})
 
 
-def read_test(table: Mapping[str, Any]) -> RunConfig:
-    """Read a functional test: ``MODEL_ARGS`` holds the flags."""
-    flags = {str(name).lstrip("-").replace("_", "-"): value for name, value in table["MODEL_ARGS"].items()}
-    found = {name: value for name, value in flags.items() if value is not False}
-    return read_arguments(found, "megatron-lm", "megatron-core")
-
-
-def read_arguments(flags: Mapping[str, Any], format_name: str, framework: str) -> RunConfig:
+def _read_arguments(flags: Mapping[str, object]) -> RunConfig:
     keys = Keys(flags, "megatron")
-    sizes = sizes_of(keys)
-    options = options_of(keys, sizes)
+    sizes = read_sizes(keys)
+    options = read_options(keys, sizes)
     options |= _own_defaults(keys, options)
-    # Without sizes a checkpoint's name may tell the model.
-    named = "" if sizes.get("hidden") else keys.text("model", "load")
-    return keys.config(format_name, framework, sizes=sizes, model=named, options=options)
+    # Without sizes a checkpoint's name may name the model.
+    model = "" if sizes.get("hidden") else keys.text("model", "load")
+    # Variables of a script say nothing beyond the flags that use them.
+    keys.values = {name: value for name, value in keys.values.items() if not name.startswith("$")}
+    return keys.config("megatron-lm", "megatron-core", options, sizes, model)
 
 
-def _own_defaults(keys: Keys, options: Mapping[str, Any]) -> dict[str, Any]:
+def _own_defaults(keys: Keys, options: Options) -> Options:
     """Return what Megatron-LM does where its arguments do not ask for more (training/arguments.py)."""
     shares = [keys.share(name) for name in ("attention-dropout", "hidden-dropout")]
-    filled: dict[str, Any] = {"execution": options.get("execution", "eager")}
+    defaults: Options = {"execution": options.get("execution", "eager")}
     if "hidden-size" in keys:  # the arguments of the model are here, not in a file of their own
-        filled["dropout"] = any(share is None or share > 0 for share in shares)
-    if options.get("tp", 1) > 1:
-        filled["sequence-parallel"] = options.get("sequence-parallel", False)
+        defaults["dropout"] = any(share is None or share > 0 for share in shares)
+    if _is_parallel(options, "tp"):
+        defaults["sequence-parallel"] = options.get("sequence-parallel", False)
     if "precision" not in options:
-        filled["precision"] = "bf16"
+        defaults["precision"] = "bf16"
         keys.assume("neither --bf16 nor --fp16 is set: taken for bf16 (--precision fp32 is what Megatron-LM does)")
     if options.get("precision") == "fp16" and "gradients" not in options:
-        filled["gradients"] = "fp16"
-    experts = "num-experts" in keys and options.get("ep", 1) > 1
-    if experts and "dispatcher" not in options:
-        filled["dispatcher"] = "all-to-all"
+        defaults["gradients"] = "fp16"
+    if "num-experts" in keys and _is_parallel(options, "ep") and "dispatcher" not in options:
+        defaults["dispatcher"] = "all-to-all"
         keys.assume("no --moe-token-dispatcher-type: Megatron-LM's allgather is predicted as alltoall")
     if "global-batch" not in options:
-        filled["accumulation"] = 1
+        defaults["accumulation"] = 1
         keys.assume("no --global-batch-size: one micro-batch for each replica, as Megatron-LM does")
-    return filled
+    return defaults
 
 
-def sizes_of(keys: Keys) -> dict[str, int]:
-    grouped = keys.flag("group-query-attention")
+def _is_parallel(options: Options, degree: str) -> bool:
+    value = options.get(degree, 1)
+    return isinstance(value, int) and value > 1
+
+
+def read_sizes(keys: Keys) -> dict[str, int]:
+    """Return the sizes of the model by the names that its tables have."""
+    is_grouped = keys.flag("group-query-attention")
     heads = keys.number("num-attention-heads")
     groups = keys.number("num-query-groups")
-    latent = keys.flag("multi-latent-attention")
+    is_latent = keys.flag("multi-latent-attention")
     channels = keys.number("kv-channels")
     window = re.match(r"[\[(]?(\d{1,9})", keys.text("window-size"))
     sizes = {
         "layers": keys.number("num-layers"),
         "hidden": keys.number("hidden-size"),
         "heads": heads,
-        "kv_heads": (groups or heads) if grouped is not False and not latent else None,
-        "head_dim": None if latent else channels,
+        "kv_heads": (groups or heads) if is_grouped is not False and not is_latent else None,
+        "head_dim": None if is_latent else channels,
         "ffn": keys.number("ffn-hidden-size"),
         "vocab": keys.number("vocab-size", "padded-vocab-size"),
         "window": int(window[1]) if window else None,
@@ -121,41 +118,35 @@ def sizes_of(keys: Keys) -> dict[str, int]:
         sizes["moe_topk"] = keys.number("moe-router-topk") or 2
         sizes["moe_ffn"] = keys.number("moe-ffn-hidden-size") or sizes["ffn"]
         sizes["moe_shared_ffn"] = keys.number("moe-shared-expert-intermediate-size")
-        sizes["moe_dense_layers"] = _dense_layers(keys.text("moe-layer-freq"))
+        # ``([0]*3+[1]*58)``: the first three layers are dense.
+        dense = re.match(r"\(?\[0\]\*?(\d*)\+\[1\]", keys.text("moe-layer-freq").replace(" ", ""))
+        sizes["moe_dense_layers"] = int(dense[1] or 1) if dense else None
         limits = [keys.number(f"moe-router-{name}") for name in ("num-groups", "group-topk")]
         if all(limits) or "hidden-size" in keys:  # without these arguments routing is not limited
             sizes["moe_groups"], sizes["moe_top_groups"] = limits if all(limits) else (1, 1)
-    if latent:
+    if is_latent:
         # Zero is a size here: queries that are projected directly.
         ranks = {size: keys.number(name) for size, (name, _) in LATENT.items()}
-        given = any(value is not None for value in ranks.values())
-        sizes |= {size: LATENT[size][1] if ranks[size] is None else ranks[size] for size in ranks if given}
-    for name in ("swiglu", "normalization", "position-embedding-type", "qk-layernorm"):
-        keys.raw(name)  # these follow from the model that the sizes match
-    for name in ("max-position-embeddings", "untie-embeddings-and-output-weights", "disable-bias-linear"):
+        if any(value is not None for value in ranks.values()):
+            sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
+    for name in OF_THE_MODEL:
         keys.raw(name)
-    return {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
+    return {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}  # type: ignore[misc]
 
 
-def _dense_layers(pattern: str) -> int | None:
-    """``([0]*3+[1]*58)``: the first three layers are dense."""
-    found = re.match(r"\(?\[0\]\*?(\d*)\+\[1\]", pattern.replace(" ", ""))
-    return int(found[1] or 1) if found else None
-
-
-def options_of(keys: Keys, sizes: Mapping[str, int]) -> dict[str, Any]:
-    tp = keys.number("tensor-model-parallel-size")
-    pp = keys.number("pipeline-model-parallel-size")
-    sequences, precision = keys.flag("sequence-parallel"), _precision(keys)
-    gathered = keys.flag("fp8-param-gather", "fp8-param")
+def read_options(keys: Keys, sizes: Mapping[str, int]) -> Options:
+    """Return the options of ``predict`` that the arguments stand for."""
+    tp, pp, cp = (keys.number(f"{axis}-parallel-size") for axis in ("tensor-model", "pipeline-model", "context"))
+    layers, has_experts = sizes.get("layers", 0), "moe_experts" in sizes
+    is_sequence_parallel, precision = keys.flag("sequence-parallel"), _precision(keys)
+    gathers_fp8 = keys.flag("fp8-param-gather", "fp8-param")
     nodes, per_node = keys.number(*NODES), keys.number(*PER_NODE)
     # A script that names its GPUs and not its nodes runs on one.
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
-    cp = keys.number("context-parallel-size")
     layout = _layout_stages(keys, pp or 1)
-    chunks = len(layout) // (pp or 1) if layout else _chunks(keys, sizes.get("layers", 0), pp or 1)
-    stages = layout or _uneven_stages(keys, sizes.get("layers", 0), pp or 1, chunks or 1)
-    return said(
+    chunks = len(layout) // (pp or 1) if layout else _chunks(keys, layers, pp or 1)
+    stages = layout or _uneven_stages(keys, layers, pp or 1, chunks or 1)
+    return given_options(
         gpus=gpus,
         tp=tp,
         pp=pp,
@@ -168,26 +159,26 @@ def options_of(keys: Keys, sizes: Mapping[str, int]) -> dict[str, Any]:
         seq=keys.number("seq-length", "encoder-seq-length", "sequence-length", "max-length"),
         micro_batch=keys.number("micro-batch-size"),
         global_batch=keys.number("global-batch-size"),
-        sequence_parallel=sequences if (tp or 1) > 1 else None,
+        sequence_parallel=is_sequence_parallel if (tp or 1) > 1 else None,
         precision=precision,
-        fp8_params=True if gathered and precision in ("fp8", "mxfp8") else None,
+        fp8_params=True if gathers_fp8 and precision in ("fp8", "mxfp8") else None,
         **_sharding(keys),
         recompute=_recompute(keys),
         overlap=_overlap(keys, tp or 1, pp or 1),
         gradients=_gradients(keys),
         dropout=_dropout(keys),
-        dispatcher=_dispatcher(keys, sizes),
+        dispatcher=_dispatcher(keys, has_experts),
         loss=_loss(keys),
         wide_layers=_wide_layers(keys),
         deferred_gradients=_deferred(keys, pp or 1),
-        bucket_mb=_bucket(keys),
+        bucket_mb=_bucket_mb(keys),
         further_tokens=keys.number("mtp-num-layers"),
         expert_capacity=keys.share("moe-expert-capacity-factor"),
         offload=_offload(keys),
         clipping=False if keys.share("clip-grad") == 0 else None,
-        execution=_execution(keys, sizes),
+        execution=_execution(keys, has_experts),
         optimizer=_optimizer(keys),
-        flash_attention=False if keys.text("attention-backend").lower() in ("unfused", "local") else None,
+        flash_attention=False if keys.word("attention-backend") in ("unfused", "local") else None,
         reshard=False if keys.flag("torch-fsdp2-no-reshard-after-forward") else None,
         lora_rank=keys.number("lora-rank") if keys.text("train-type", "tuner-type") == "lora" else None,
     )
@@ -203,23 +194,21 @@ def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
 
 def _precision(keys: Keys) -> str | None:
     plain = {name: keys.flag(name) for name in ("bf16", "fp16")}
-    fp8 = keys.text("fp8-format", "fp8").lower()
-    on = fp8 not in ("false", "no", "none")  # NeMo's files keep the format of an fp8 that they switch off
-    recipe = keys.text("fp8-recipe").lower()
-    if keys.text("fp4-format", "fp4").lower() not in ("", "false", "none"):
+    fp8 = keys.word("fp8-format", "fp8")
+    is_on = fp8 not in ("false", "no", "none")  # NeMo's files keep the format of an fp8 that they switch off
+    recipe = keys.word("fp8-recipe")
+    if keys.word("fp4-format", "fp4") not in ("", "false", "none"):
         return "nvfp4"
-    if recipe == "mxfp8" and on:
+    if recipe == "mxfp8" and is_on:
         return "mxfp8"
     formats = [keys.flag(name) for name in ("fp8-hybrid", "fp8-e4m3")]
-    if on and (fp8 in FP8 or fp8 == "true" or any(formats)):
+    if is_on and (fp8 in ("hybrid", "e4m3", "true") or any(formats)):
         return "fp8"
-    words = keys.text("precision", "mixed-precision").lower()
-    for name, short in (("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("fp8", "fp8")):
-        if name in words:
-            return short
-    for name, short in (("bf16", "bf16"), ("16", "fp16"), ("32", "fp32")):
-        if name in words or (words == "bf16-mixed" and short == "bf16"):
-            return short
+    words = keys.word("precision", "mixed-precision")
+    parts = {"nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8": "fp8", "bf16": "bf16", "16": "fp16", "32": "fp32"}
+    for part, precision in parts.items():
+        if part in words:
+            return precision
     return next((name for name, on in plain.items() if on), None)
 
 
@@ -236,12 +225,12 @@ def _layout_stages(keys: Keys, pp: int) -> tuple[int, ...]:
     if not text:
         return ()
     size, fault = 0, f"pipeline-model-parallel-layout {text[:60]!r}"
-    while found := REPEATED.search(text):
-        piece, times = found[1] if found[2] else found[3], int(found[2] or found[4])
+    while match := REPEATED.search(text):
+        piece, times = match[1] if match[2] else match[3], int(match[2] or match[4])
         size += len(piece) * times
         if size > 100_000:
             raise FormatError(f"{fault} repeats too much")
-        text = text[: found.start()] + piece * times + text[found.end() :]
+        text = text[: match.start()] + piece * times + text[match.end() :]
     stages = text.split("|")
     if set(text) - set("EtmL|") or len(stages) % pp or len(stages) > MOST_STAGES:
         raise FormatError(f"{fault} is not E, t, m and L in a multiple of {pp} stages separated by |")
@@ -257,15 +246,13 @@ def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, 
     """
     names = [(f"decoder-{end}-pipeline-num-layers", f"num-layers-in-{end}-pipeline-stage") for end in ("first", "last")]
     first, last = (keys.number(*pair) for pair in names)
-    embedding, loss = (
-        int(keys.flag(f"account-for-{what}-in-pipeline-split") or False) for what in ("embedding", "loss")
-    )
+    accounts = [f"account-for-{part}-in-pipeline-split" for part in ("embedding", "loss")]
+    embedding, loss = (int(keys.flag(name) or False) for name in accounts)
     if pp == 1 or (first is None and last is None and not embedding and not loss):
         return ()
     if not 0 < pp * chunks <= MOST_STAGES:
         raise FormatError(f"{pp * chunks:,} pipeline stages are more than {MOST_STAGES:,}")
     if not layers:
-        accounts = [f"account-for-{what}-in-pipeline-split" for what in ("embedding", "loss")]
         why = "the file has no number of layers, so stages are predicted as equal; give --stage-layers"
         keys.report(why, *names[0], *names[1], *accounts)
         return ()
@@ -273,16 +260,16 @@ def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, 
         share, rest = divmod(layers + embedding + loss, pp * chunks)
         stages = [share] * (pp * chunks)
         stages[0], stages[-1] = share - embedding, share - loss
-        return tuple(stages) if not rest else _bad_stages(layers)
+        return tuple(stages) if not rest else _refuse_stages(layers)
     middle = pp - (first is not None) - (last is not None)
     share, rest = divmod(layers - (first or 0) - (last or 0), middle) if middle else (0, 0)
     ranks = [share if first is None else first, *[share] * (pp - 2), share if last is None else last]
     if rest or sum(ranks) != layers or any(count % chunks or count < 0 for count in ranks):
-        return _bad_stages(layers)
+        _refuse_stages(layers)
     return tuple(count // chunks for count in ranks) * chunks
 
 
-def _bad_stages(layers: int) -> tuple[int, ...]:
+def _refuse_stages(layers: int) -> NoReturn:
     raise FormatError(
         f"its first, last and other pipeline stages cannot share {layers} layers in equal parts (Megatron-LM "
         "refuses it too)"
@@ -290,29 +277,27 @@ def _bad_stages(layers: int) -> tuple[int, ...]:
 
 
 def _context(keys: Keys, cp: int) -> str | None:
-    kinds = set(re.findall(r"[a-z0-9+]+", str(keys.raw("cp-comm-type") or "").lower()))
+    kinds = re.findall(r"[a-z0-9+]+", str(keys.raw("cp-comm-type") or "").lower())
     keys.raw("hierarchical-context-parallel-sizes")
     if cp == 1:
         keys.report_without_effect("cp-comm-type", "hierarchical-context-parallel-sizes")
         return None
-    if kinds and kinds <= {"a2a+p2p"}:
+    if set(kinds) == {"a2a+p2p"}:
         why = "predicted as a ring (p2p) over all context parallel ranks"
         keys.report(why, "cp-comm-type", "hierarchical-context-parallel-sizes")
         return "ring"
-    if len(kinds) > 1:
-        kind = re.findall(r"[a-z0-9+]+", str(keys.raw("cp-comm-type")).lower())[0]
-        keys.report(f"all layers are predicted with the exchange of the first, {kind}", "cp-comm-type")
-        return CONTEXTS.get(kind, "ring")
-    return CONTEXTS.get(next(iter(kinds), ""))
+    if len(set(kinds)) > 1:
+        keys.report(f"all layers are predicted with the exchange of the first, {kinds[0]}", "cp-comm-type")
+        return CONTEXTS.get(kinds[0], "ring")
+    return CONTEXTS.get(kinds[0]) if kinds else None
 
 
-def _sharding(keys: Keys) -> dict[str, Any]:
-    strategy = keys.text("data-parallel-sharding-strategy").lower()
-    whole = keys.flag("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "fsdp")
-    split = keys.flag("use-distributed-optimizer")
+def _sharding(keys: Keys) -> dict[str, OptionValue]:
+    strategy = keys.word("data-parallel-sharding-strategy")
+    is_fsdp = keys.flag("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "fsdp")
+    is_distributed = keys.flag("use-distributed-optimizer")
     copies = keys.number("num-distributed-optimizer-instances") or 1
-    kind = "fsdp" if whole else "zero-1" if split else "none"
-    kind = SHARDINGS.get(strategy, kind)
+    kind = SHARDINGS.get(strategy, "fsdp" if is_fsdp else "zero-1" if is_distributed else "none")
     if copies == 1 or kind == "none":
         keys.report_without_effect("num-distributed-optimizer-instances")
         return {"sharding": kind}
@@ -320,8 +305,8 @@ def _sharding(keys: Keys) -> dict[str, Any]:
 
 
 def _recompute(keys: Keys) -> str | None:
-    kind = keys.text("recompute-granularity", "activations-checkpoint-granularity").lower()
-    method = keys.text("recompute-method", "activations-checkpoint-method").lower()
+    kind = keys.word("recompute-granularity", "activations-checkpoint-granularity")
+    method = keys.word("recompute-method", "activations-checkpoint-method")
     names = ("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers")
     layers = keys.number(*names)
     modules = keys.raw("recompute-modules")
@@ -336,11 +321,11 @@ def _recompute(keys: Keys) -> str | None:
     if kind == "full" and method == "uniform" and (layers or 1) > 1:
         keys.report(f"an input is saved for every layer, not for every {layers} layers", *names)
     if kind == "selective" and modules:
-        words = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
-        known = [MODULES[str(word)] for word in words if str(word) in MODULES]
-        if left := [str(word) for word in words if str(word) not in MODULES]:
-            keys.report(f"{', '.join(left)}: predicted as saved, not recomputed", "recompute-modules")
-        return f"selective:{','.join(known)}" if known else "none" if left else "selective"
+        words = [*map(str, modules)] if isinstance(modules, list) else str(modules).replace(",", " ").split()
+        known = [MODULES[word] for word in words if word in MODULES]
+        if unknown := [word for word in words if word not in MODULES]:
+            keys.report(f"{', '.join(unknown)}: predicted as saved, not recomputed", "recompute-modules")
+        return f"selective:{','.join(known)}" if known else "none" if unknown else "selective"
     if kind != "full":
         keys.report_without_effect(*names, "recompute-method", "activations-checkpoint-method")
     return kind if kind in ("full", "selective") else None
@@ -351,7 +336,7 @@ def _overlap(keys: Keys, tp: int, pp: int) -> str:
         "gradients": keys.flag("overlap-grad-reduce", "overlap-grad-sync"),
         "parameters": keys.flag("overlap-param-gather", "overlap-param-sync"),
         "tensor": keys.flag("tp-comm-overlap", "ub-tp-comm-overlap") and tp > 1,
-        # Sums of input gradients run beside the weight gradients unless switched off.
+        # Input gradients are reduced while weight gradients are computed unless that is switched off.
         "tensor-gradients": tp > 1 and not keys.flag("no-async-tensor-model-parallel-allreduce"),
         "transfers": keys.flag("overlap-p2p-communication", "overlap-p2p-comm") is not False
         and not keys.flag("no-overlap-p2p-communication")
@@ -383,20 +368,21 @@ def _dropout(keys: Keys) -> bool | None:
     return any(given) if given else None
 
 
-def _dispatcher(keys: Keys, sizes: Mapping[str, int]) -> str | None:
+def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
     """Return how tokens reach their experts: the flex dispatcher (DeepEP) sends them once for each node."""
-    kind = keys.text("moe-token-dispatcher-type").lower()
+    kind = keys.word("moe-token-dispatcher-type")
     keys.raw("moe-enable-deepep", "moe-flex-dispatcher-backend")
-    if "moe_experts" not in sizes:
+    if not has_experts:
         keys.report_without_effect("moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend")
-    elif kind == "allgather":
+        return None
+    if kind == "allgather":
         keys.report("predicted as the alltoall dispatcher", "moe-token-dispatcher-type")
         return "all-to-all"
-    return DISPATCHERS.get(kind) if "moe_experts" in sizes else None
+    return DISPATCHERS.get(kind)
 
 
 def _loss(keys: Keys) -> str | None:
-    fused, kind = keys.flag("cross-entropy-loss-fusion"), keys.text("cross-entropy-fusion-impl").lower()
+    fused, kind = keys.flag("cross-entropy-loss-fusion"), keys.word("cross-entropy-fusion-impl")
     if fused is None:
         return None
     return ("engine" if kind == "te" else "compiled") if fused else "in-place"
@@ -428,7 +414,7 @@ def _deferred(keys: Keys, pp: int) -> int | None:
     return limit or None
 
 
-def _bucket(keys: Keys) -> float | None:
+def _bucket_mb(keys: Keys) -> float | None:
     """Return the size of gradient buckets in MB; Megatron-LM counts elements."""
     elements = keys.number("ddp-bucket-size", "bucket-size")
     return None if elements is None else elements * (2 if _gradients(keys) == "bf16" else 4) / 1e6
@@ -441,29 +427,29 @@ def _offload(keys: Keys) -> str | None:
     return "optimizer" if share is None else f"optimizer={share:g}"
 
 
-def _execution(keys: Keys, sizes: Mapping[str, int]) -> str | None:
+def _execution(keys: Keys, has_experts: bool) -> str | None:
     """Return how kernels are launched; routed experts are captured only by a graph of the full iteration."""
-    kind = keys.text("cuda-graph-impl").lower()
+    kind = keys.word("cuda-graph-impl")
     on = keys.flag("enable-cuda-graph", "external-cuda-graph")
-    scope = keys.text("cuda-graph-scope").lower()
+    scope = keys.word("cuda-graph-scope")
     if not on and kind in ("", "none"):
         keys.report_without_effect("cuda-graph-scope")
         return None if on is None and not kind else "eager"
     if "full_iteration" in scope or scope in ("", "full", "[]"):
-        return "partial-graphs" if "moe_experts" in sizes and "iteration" not in scope else "graphs"
-    if "moe_experts" in sizes:
+        return "partial-graphs" if has_experts and "iteration" not in scope else "graphs"
+    if has_experts:
         return "partial-graphs"
     if "mlp" not in scope:
-        keys.report("predicted as if whole layers were captured", "cuda-graph-scope")
+        keys.report("predicted as if complete layers were captured", "cuda-graph-scope")
     return "graphs"
 
 
 def _optimizer(keys: Keys) -> str | None:
-    name = keys.text("optimizer").lower()
+    name = keys.word("optimizer")
     kind = {"sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}.get(name)
     if kind is None and name and "adam" not in name:
         keys.report("predicted as AdamW", "optimizer")
-    moments = [keys.text(f"exp-avg{part}-dtype").lower() for part in ("", "-sq")]
+    moments = [keys.word(f"exp-avg{part}-dtype") for part in ("", "-sq")]
     formats = [_format(word) or "fp32" for word in moments]
     if not any(moments):
         return kind

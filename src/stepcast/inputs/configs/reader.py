@@ -1,69 +1,65 @@
-"""``read_config``: which tool a configuration is of, and what it says."""
+"""``read_config``: recognise the tool that a configuration is for, and read it."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from stepcast.inputs.configs import accelerate, deepspeed, megatron, nemo, torchtitan
+from stepcast.inputs.configs import accelerate, megatron, nemo, torchtitan
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.toml import parse_toml
 from stepcast.ir.limits import DESCRIPTION
 
-KNOWN = (
-    "Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML"
+UNRECOGNISED = (
+    "unrecognised configuration format: expected Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, "
+    "torchtitan TOML, DeepSpeed JSON, accelerate YAML"
 )
-
 MOST_DEEP = 200
 MOST_UNFOLDED = 200_000
-
-Table = Mapping[str, Any]
-TOOLS: tuple[tuple[Callable[[Table], bool], Callable[[Table], RunConfig]], ...] = (
+TOOLS = (
     (torchtitan.looks_like, torchtitan.read),
-    (accelerate.looks_like, accelerate.read),
-    (deepspeed.looks_like, deepspeed.read),
+    (accelerate.is_accelerate, accelerate.read_accelerate),
+    (accelerate.is_deepspeed, accelerate.read_deepspeed),
 )
 
 
 def read_config(path: str | os.PathLike[str]) -> RunConfig:
-    """What the configuration at *path* says of a run; recognised by its content."""
-    source = Source(path)
+    """Read the run that the configuration at *path* describes; its tool is recognised by its content."""
+    path = os.fspath(path)
     try:
-        return _read(source.text(DESCRIPTION), os.fspath(path))
+        return _read_text(Source(path).text(DESCRIPTION), path)
     except FormatError as error:
-        raise error.at(os.fspath(path)) from None
+        raise error.at(path) from None
 
 
-def _read(text: str, path: str) -> RunConfig:
+def _read_text(text: str, path: str) -> RunConfig:
     if path.endswith(".toml"):
-        table = parse_toml(text)
-    elif text.lstrip().startswith("{"):
-        table = _json(text)
-    elif path.endswith((".yaml", ".yml")):
-        table = _yaml(text)
-    else:
-        found = megatron.read_script(text)
-        if not found.understood:
-            raise FormatError(f"is no configuration that is known: expected {KNOWN}")
-        return found
-    return _of_table(table)
+        return _read_table(parse_toml(text))
+    if text.lstrip().startswith("{"):
+        return _read_table(_parse_json(text))
+    if path.endswith((".yaml", ".yml")):
+        return _read_table(_parse_yaml(text))
+    config = megatron.read_script(text)
+    if not config.understood:
+        raise FormatError(UNRECOGNISED)
+    return config
 
 
-def _of_table(table: Mapping[str, Any]) -> RunConfig:
-    if isinstance(table.get("MODEL_ARGS"), dict):
-        return megatron.read_test(table)
+def _read_table(table: Mapping[str, object]) -> RunConfig:
+    if isinstance(arguments := table.get("MODEL_ARGS"), dict):
+        return megatron.read_test(arguments)
     for looks_like, read in TOOLS:
         if looks_like(table):
             return read(table)
-    if isinstance(table.get("training"), dict) and "model" in table["training"]:
-        table = table["training"]  # the launcher's whole configuration
+    training = table.get("training")
+    if isinstance(training, dict) and "model" in training:
+        table = training  # the file holds the launcher's configuration around it
     if isinstance(table.get("model"), dict):
         return nemo.read(table)
-    raise FormatError(f"is no configuration that is known: expected {KNOWN}")
+    raise FormatError(UNRECOGNISED)
 
 
-def _json(text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, object]:
     import msgspec
 
     try:
@@ -75,7 +71,7 @@ def _json(text: str) -> dict[str, Any]:
     return table
 
 
-def _yaml(text: str) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, object]:
     import yaml  # only for these files
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -83,15 +79,14 @@ def _yaml(text: str) -> dict[str, Any]:
         _check_unfolded(yaml.parse(text, Loader=loader))
         table = yaml.load(text, Loader=loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        first = " ".join(str(error).split())
-        raise FormatError(f"not valid YAML: {first}") from None
+        raise FormatError(f"not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(table, dict):
         raise FormatError("holds no YAML mapping")
     return table
 
 
-def _check_unfolded(events: Iterable[Any]) -> None:
-    """A FormatError where it nests, or its aliases unfold, beyond what its reader takes."""
+def _check_unfolded(events: Iterable[object]) -> None:
+    """Raise a FormatError where YAML nests, or its aliases unfold, beyond what its reader takes."""
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = [(None, 0)]  # an anchor, and the values below it so far
     for event in events:

@@ -15,46 +15,38 @@ SUM = re.compile(r"[\d\s+\-*/%]+")
 MOST_WORDS = 20_000
 EXPRESSION = "\x01"
 UNKNOWN = "$UNKNOWN"
-WORDS_OF_SHELL = ("if", "then", "elif", "else", "fi")
 
-
-# What a Slurm job asks for, and the variables in which Slurm tells it again.
-ASKED = re.compile(
+# What a Slurm job asks for, and the variables in which Slurm passes it on.
+REQUESTED = re.compile(
     r"^#SBATCH\s+(?:--(nodes|gpus-per-node|gres)[= ]|-(N)\s*)(?:gpu:)?(?:[a-z]\w*:)?(\d+)\b", re.MULTILINE
 )
-TOLD = {
-    "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-    "N": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-    "gpus-per-node": ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"),
-    "gres": ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"),
-}
+NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+GPUS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
+SLURM_VARIABLES = {"nodes": NODES, "N": NODES, "gpus-per-node": GPUS, "gres": GPUS}
 
 
-def flags_of(text: str) -> dict[str, str | bool]:
-    """``--name value`` of all commands; of all its variables where no command has any."""
+def read_flags(text: str) -> dict[str, str | bool]:
+    """Return ``--name value`` of all commands; of all its variables where no command has any."""
     _check_length(text)
     script = _Script()
-    for long, short, number in ASKED.findall(text):
-        script.variables |= {name: [number] for name in TOLD[long or short]}
-    script.run(_words(text))
-    found = _flags(script.commands)
-    if not found:
-        everything = [word for words in script.variables.values() for word in words]
-        found = _flags(everything)
-    return found | {f"${name}": " ".join(words) for name, words in script.variables.items() if words}
+    for long, short, number in REQUESTED.findall(text):
+        script.variables |= {name: [number] for name in SLURM_VARIABLES[long or short]}
+    script.run(_split_words(text))
+    flags = _find_flags(script.commands) or _find_flags([word for words in script.variables.values() for word in words])
+    return flags | {f"${name}": " ".join(words) for name, words in script.variables.items() if words}
 
 
 def _check_length(text: str) -> None:
-    """The time to read a word goes with the square of its length."""
+    """Refuse long texts: the time to read a word grows with the square of its length."""
     if len(text) > SCRIPT.most:
         raise FormatError(f"{SCRIPT.said}; is it a launch script?")
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     text = text.replace("\\\r\n", " ").replace("\\\n", " ").replace("\r", "")
-    text = ARITHMETIC.sub(lambda found: EXPRESSION + found[1].replace(" ", "") + EXPRESSION, text)
+    text = ARITHMETIC.sub(lambda match: EXPRESSION + match[1].replace(" ", "") + EXPRESSION, text)
     text = COMMAND.sub(UNKNOWN, text)
-    _check_length(text)  # two marks may stand for a longer word
+    _check_length(text)  # two marks may replace a shorter word
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();&|")
     lexer.whitespace_split = True
     try:
@@ -67,83 +59,73 @@ def _words(text: str) -> list[str]:
 
 
 class _Script:
-    """Variables as lists of words, and the words of commands, as far as they can be told."""
+    """Variables as lists of words, and the words of commands, as far as they can be worked out."""
 
     def __init__(self) -> None:
         self.variables: dict[str, list[str]] = {}
         self.commands: list[str] = []
         # For each open condition: whether this branch runs, and whether one has run.
-        self.branches: list[tuple[bool, bool]] = []
-        self.size = 0
+        self._branches: list[tuple[bool, bool]] = []
+        self._size = 0
 
     def run(self, words: Sequence[str]) -> None:
-        at = 0
-        while at < len(words):
-            at = self._step(words, at)
-
-    def _step(self, words: Sequence[str], at: int) -> int:
-        word = words[at]
-        if word in WORDS_OF_SHELL:
-            return self._branch(words, at)
-        if not all(runs for runs, _ in self.branches):
-            return at + 1
-        if found := ASSIGNED.fullmatch(word):
-            name, added, value = found.groups()
-            end = at + 1
-            if not value and end < len(words) and words[end].startswith("("):
-                end, inside = self._array(words, end)
+        index = 0
+        while index < len(words):
+            word = words[index]
+            if word in ("if", "then", "elif", "else", "fi"):
+                index = self._branch(words, index)
+            elif not all(runs for runs, _ in self._branches):
+                index += 1
+            elif assigned := ASSIGNED.fullmatch(word):
+                index = self._assign(words, index + 1, *assigned.groups())
             else:
-                inside = self.expand(value)
-            self.variables[name] = [*(self.variables.get(name, []) if added else []), *inside]
-            self._grow(self.variables[name])
-            return end
-        expanded = self.expand(word)
-        self._grow(expanded)
-        self.commands += expanded
-        return at + 1
+                self.commands += self._grow(self.expand(word))
+                index += 1
 
-    def _grow(self, words: Sequence[str]) -> None:
-        self.size += sum(map(len, words)) + len(words)
-        if self.size > SCRIPT.most:
+    def _assign(self, words: Sequence[str], index: int, name: str, added: str, value: str) -> int:
+        """Set a variable or an array, which continues in *words*; return the index of the next word."""
+        before = self.variables.get(name, []) if added else []
+        inside = self.expand(value)
+        if not value and index < len(words) and words[index].startswith("("):
+            is_empty = words[index] == "()"
+            index += 1
+            while not is_empty and index < len(words) and not words[index].startswith(")"):
+                inside += self.expand(words[index])
+                index += 1
+            index += not is_empty
+        self.variables[name] = self._grow([*before, *inside])
+        return index
+
+    def _grow(self, words: list[str]) -> list[str]:
+        self._size += sum(map(len, words)) + len(words)
+        if self._size > SCRIPT.most:
             raise FormatError("its variables grow too long; is it a launch script?")
+        return words
 
-    def _array(self, words: Sequence[str], at: int) -> tuple[int, list[str]]:
-        inside: list[str] = []
-        end = at + 1
-        if words[at] == "()":
-            return end, inside
-        while end < len(words) and not words[end].startswith(")"):
-            inside += self.expand(words[end])
-            end += 1
-        return end + 1, inside
-
-    def _branch(self, words: Sequence[str], at: int) -> int:
-        word = words[at]
+    def _branch(self, words: Sequence[str], index: int) -> int:
+        word = words[index]
         if word == "fi":
-            self.branches = self.branches[:-1]
-        elif word == "then":
-            pass
-        elif word == "else" and self.branches:
-            _, ran = self.branches[-1]
-            self.branches[-1] = (not ran, True)
+            self._branches = self._branches[:-1]
+        elif word == "else" and self._branches:
+            self._branches[-1] = (not self._branches[-1][1], True)
         elif word in ("if", "elif"):
-            end = next((n for n in range(at, len(words)) if words[n] == "then"), len(words))
-            holds = self._holds(words[at + 1 : end])
-            ran = self.branches.pop()[1] if word == "elif" and self.branches else False
-            self.branches.append((holds and not ran, holds or ran))
+            end = next((n for n in range(index, len(words)) if words[n] == "then"), len(words))
+            holds = self._holds(words[index + 1 : end])
+            ran = self._branches.pop()[1] if word == "elif" and self._branches else False
+            self._branches.append((holds and not ran, holds or ran))
             return end
-        return at + 1
+        return index + 1
 
     def _holds(self, words: Sequence[str]) -> bool:
-        """A test of variables that are known; what cannot be told does not hold."""
-        return any(all(map(self._is_true, _split(some, "&&"))) for some in _split(words, "||"))
+        """Return whether a test of known variables holds; what cannot be worked out does not."""
+        return any(all(map(self._is_true, split_words(part, "&&"))) for part in split_words(words, "||"))
 
     def _is_true(self, words: Sequence[str]) -> bool:
         plain = [word for word in words if word not in ("[", "]", "[[", "]]", ";", "test")]
-        told = [" ".join(self.expand(word)) for word in plain]
-        if any(UNKNOWN in word for word in told):
+        expanded = [" ".join(self.expand(word)) for word in plain]
+        if any(UNKNOWN in word for word in expanded):
             return False
-        match told:
+        match expanded:
             case ["!", *rest]:
                 return not self._is_true(rest)
             case [left, ("==" | "=" | "-eq"), right]:
@@ -157,79 +139,78 @@ class _Script:
         return False
 
     def expand(self, word: str) -> list[str]:
-        """*word* with its variables replaced, split as an unquoted one is."""
+        """Return *word* with its variables replaced, split as an unquoted one is."""
         if EXPRESSION in word:
             word = re.sub(f"{EXPRESSION}([^{EXPRESSION}]*){EXPRESSION}", self._sum, word)
         text = VARIABLE.sub(self._value, word)
         self._grow([text])
         return text.split()
 
-    def _value(self, found: re.Match[str]) -> str:
-        name, usual = found[1] or found[4], found[3]
+    def _value(self, match: re.Match[str]) -> str:
+        name, default = match[1] or match[4], match[3]
         if name in self.variables:
             return " ".join(self.variables[name])
-        if usual is not None:
-            told = self.expand(usual.strip("\"'"))
-            if "=" in found[2]:  # ``${NAME:=value}`` sets it
-                self.variables[name] = told
-            return " ".join(told)
-        return found[0]
+        if default is None:
+            return match[0]
+        words = self.expand(default.strip("\"'"))
+        if "=" in match[2]:  # ``${NAME:=value}`` sets it
+            self.variables[name] = words
+        return " ".join(words)
 
-    def _sum(self, found: re.Match[str]) -> str:
-        """Whole numbers added, multiplied and divided; anything else stays unknown."""
-        text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: " ".join(self.variables.get(name[1], ["?"])), found[1])
+    def _sum(self, match: re.Match[str]) -> str:
+        """Add, multiply and divide whole numbers; anything else stays unknown."""
+        text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: " ".join(self.variables.get(name[1], ["?"])), match[1])
         if not SUM.fullmatch(text) or len(text) > 100:
             return UNKNOWN
-        terms = re.findall(r"\d+|[+\-*/%]", text)
         try:
-            return str(_sum(terms))
+            return str(_add_terms(re.findall(r"\d+|[+\-*/%]", text)))
         except (ValueError, ZeroDivisionError, IndexError):
             return UNKNOWN
 
 
-def _split(words: Sequence[str], mark: str) -> Iterator[Sequence[str]]:
-    """What stands between the *mark*s."""
+def split_words(words: Sequence[str], separator: str) -> Iterator[Sequence[str]]:
+    """Yield the runs of words between separators."""
     begin = 0
-    for at, word in enumerate(words):
-        if word == mark:
-            yield words[begin:at]
-            begin = at + 1
+    for index, word in enumerate(words):
+        if word == separator:
+            yield words[begin:index]
+            begin = index + 1
     yield words[begin:]
 
 
-def _sum(terms: list[str]) -> int:
-    """*terms* by the usual precedence."""
-    total, sign, at = 0, 1, 0
-    while at < len(terms):
-        value = int(terms[at])
-        at += 1
-        while at < len(terms) and terms[at] in "*/%":
-            other = int(terms[at + 1])
-            value = value * other if terms[at] == "*" else value // other if terms[at] == "/" else value % other
-            at += 2
+def _add_terms(terms: list[str]) -> int:
+    """Return the value of *terms* by the usual precedence."""
+    total, sign, index = 0, 1, 0
+    while index < len(terms):
+        value = int(terms[index])
+        index += 1
+        while index < len(terms) and terms[index] in "*/%":
+            other = int(terms[index + 1])
+            value = value * other if terms[index] == "*" else value // other if terms[index] == "/" else value % other
+            index += 2
         total += sign * value
-        if at < len(terms):
-            sign = 1 if terms[at] == "+" else -1
-            at += 1
+        if index < len(terms):
+            sign = 1 if terms[index] == "+" else -1
+            index += 1
     return total
 
 
-def _flags(words: Sequence[str]) -> dict[str, str | bool]:
-    """``--name value``, ``--name=value`` and ``--name`` alone; the last word counts."""
-    found: dict[str, str | bool] = {}
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
+def _find_flags(words: Sequence[str]) -> dict[str, str | bool]:
+    """Return ``--name value``, ``--name=value`` and ``--name`` alone; the last one counts."""
+    flags: dict[str, str | bool] = {}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
         if not word.startswith("--") or len(word) < 3:
             continue
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
-        while not equals and at < len(words) and _is_value(words[at]):
-            values.append(words[at])
-            at += 1
-        found[name.replace("_", "-")] = " ".join(values).strip("\"'") if values else True
-    return found
+        while not equals and index < len(words) and _is_value(words[index]):
+            values.append(words[index])
+            index += 1
+        flags[name.replace("_", "-")] = " ".join(values).strip("\"'") if values else True
+    return flags
 
 
 def _is_value(word: str) -> bool:
