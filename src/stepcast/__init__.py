@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stepcast.hardware import Cluster as Cluster
     from stepcast.hardware import Place as Place
     from stepcast.hardware import load_cluster as load_cluster
-    from stepcast.inputs.errors import FormatError as FormatError
+    from stepcast.inputs.source import FormatError as FormatError
     from stepcast.inputs.table import read as read
     from stepcast.ir.framework import Framework as Framework
     from stepcast.ir.layout import Layout as Layout
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 # Public name -> module and name there. Loaded when first used: `import stepcast` alone costs nothing.
 PUBLIC = {
     "Cluster": ("stepcast.hardware", "Cluster"),
-    "FormatError": ("stepcast.inputs.errors", "FormatError"),
+    "FormatError": ("stepcast.inputs.source", "FormatError"),
     "Framework": ("stepcast.ir.framework", "Framework"),
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),

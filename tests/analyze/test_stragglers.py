@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from stepcast.analyze.stragglers import StragglerJob
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.stragglers import looks_like, read
 from stepcast.views.jobs import stragglers_view
 from stepcast.views.terminal import render_text

@@ -18,8 +18,7 @@ from benchmarks.reader_chakra import converted_node, workload
 from benchmarks.reader_chakra import write as write_chakra
 from benchmarks.reader_nccl_tests import HEAD, row
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import format_named, read_sources, recognise
 from stepcast.ir.workload import Block
 from tests.fuzz.bombs import EXAMPLES, LLAMA, MEGATRON, OPERATORS, OPTABLE, OPTIMUS, SIMAI

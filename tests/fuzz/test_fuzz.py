@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from tests.fuzz.commands import command
 from tests.fuzz.damage import damaged
 from tests.fuzz.readers import fault_of, run_cases

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.hardware.background import nodes_told, read_background
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.flows import FlowSpread, OtherJob, Pattern
 
 GOOD = """

@@ -27,8 +27,7 @@ from stepcast.inputs.chakra.protobuf import (
     varint,
 )
 from stepcast.inputs.chakra.record import encode_workload, write_head
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout

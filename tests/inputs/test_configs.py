@@ -18,7 +18,7 @@ from stepcast.frameworks.catalog import load_framework
 from stepcast.inputs.configs.keys import DATA, RunConfig, flat
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.models.catalog import load_model, model_words
 from stepcast.questions.settle import SettledRun, settle
 from tests.cli.test_main import run_json

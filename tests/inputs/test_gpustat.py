@@ -2,9 +2,8 @@
 
 import pytest
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.beside import looks_like, read_gpustat
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.units import MIB
 from tests.shared import DATA, needs_data
 

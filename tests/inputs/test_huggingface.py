@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.reader import FAMILIES, looks_like, read, read_config
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, QkNorm
 from stepcast.models.catalog import catalogue_model

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.reader import read_config
+from stepcast.inputs.source import FormatError
 from stepcast.ir.model_parts import QkNorm
 from tests.inputs.huggingface_configs import CONFIGS
 

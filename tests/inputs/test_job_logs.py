@@ -10,8 +10,7 @@ import pytest
 from stepcast.analyze.logs import analyze_collective_log, analyze_step_log
 from stepcast.analyze.streams import analyze_streams
 from stepcast.cli.main import main
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, read_as_one, recognise
 from stepcast.views.jobs import collective_log_view
 from stepcast.views.terminal import render_text

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.reader import looks_like, read_run
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, SpanKind, Timeline

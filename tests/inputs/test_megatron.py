@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.reader import looks_like, read_run
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, recognise
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import Span, SpanKind, Timeline

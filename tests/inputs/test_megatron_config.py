@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.config import infer
 from stepcast.inputs.megatron.lines import RankEvidence, file_name_hints
 from stepcast.inputs.megatron.reader import read_run
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read
 from stepcast.ir.dtype import DType
 from tests.shared import DATA, ROOT, needs_data

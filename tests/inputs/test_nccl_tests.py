@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.nccl_tests import looks_like, read
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.dtype import DType
 from stepcast.ir.measured import CollectiveSweep, SweepRow

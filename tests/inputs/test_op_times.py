@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.op_times import looks_like, read
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import OperatorTimes
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import ROOT

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optable import COLUMNS, LAYER_ROW, MOST_KNOWN, read
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Transfer
 from stepcast.ir.workload import Block, Workload, repeat_layers, scale_backward

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.reader import looks_like, read
-from stepcast.inputs.source import HEAD_BYTES, Source
+from stepcast.inputs.source import HEAD_BYTES, FormatError, Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.measured import RunLog
 from tests.inputs.fuzz import FUZZ, mutations

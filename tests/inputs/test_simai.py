@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.simai import POLICIES, parse_header, read
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Workload

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import FORMATS, read, read_as_one
 from stepcast.ir.limits import LINE
 from tests.shared import ROOT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.models import catalog
 from stepcast.models.catalog import UnknownModelError, family_of, find_name, load_model, model_names
 from tests.inputs.huggingface_configs import CONFIGS

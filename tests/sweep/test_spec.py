@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.sweep.spec import read_spec
 from stepcast.sweep.where import Filter
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepcast.cli.main import main
 from stepcast.cost.collectives import Route
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.units import GB, US
 from stepcast.validate.collective_tables import (
     COLUMNS,

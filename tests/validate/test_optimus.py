@@ -9,8 +9,8 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.beside import read_logs
+from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.measured import RunLog

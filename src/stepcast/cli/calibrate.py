@@ -11,7 +11,7 @@ from stepcast.cli.output import write_file
 from stepcast.cli.pages import show_answer
 from stepcast.cli.progress import open_source
 from stepcast.cli.rules import check_applicable
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import recognise
 
 Facts = dict[str, Any]

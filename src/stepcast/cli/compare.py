@@ -9,7 +9,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
 from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.progress import open_source
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.limits import RESULT
 

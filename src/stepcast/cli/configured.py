@@ -102,8 +102,7 @@ def is_workload(name: str) -> bool:
 def _is_model(name: str) -> bool:
     """A TOML file of a model has its sizes at the top, one of Hugging Face names its kind there."""
     from stepcast.inputs.huggingface.reader import looks_like
-    from stepcast.inputs.source import Source
-    from stepcast.inputs.toml import read_toml
+    from stepcast.inputs.source import Source, read_toml
     from stepcast.models.catalog import SIZES
 
     if name.endswith(".json"):
@@ -112,13 +111,13 @@ def _is_model(name: str) -> bool:
 
 
 def _is_saved(name: str) -> bool:
-    from stepcast.inputs.toml import read_toml
+    from stepcast.inputs.source import read_toml
 
     return name.endswith(".toml") and isinstance(read_toml(name).get(TABLE), dict)
 
 
 def _saved(name: str) -> Described:
-    from stepcast.inputs.toml import read_toml
+    from stepcast.inputs.source import read_toml
 
     table = read_toml(name)[TABLE]
     if len(table) > MOST_OPTIONS:

@@ -12,8 +12,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import heading
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
 from stepcast.report.show import show_text
 from stepcast.views.text import facts

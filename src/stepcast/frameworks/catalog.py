@@ -14,8 +14,7 @@ from stepcast.frameworks.profile import FILLED, Defaults, Preset, Profile
 from stepcast.frameworks.words import OVERLAPS, overlap_of, recompute_of
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.band import Residual
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Framework, Overhead

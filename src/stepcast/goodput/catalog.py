@@ -7,8 +7,7 @@ from typing import Any
 
 from stepcast.goodput.operation import NO_FAILURES, Failures, Restart
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.units import parse_duration_s
 

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepcast.hardware.quantity import Dimension, parse_quantity
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.toml import read_toml
+from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
 from stepcast.ir.limits import BACKGROUND, GPUS
 

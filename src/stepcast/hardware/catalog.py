@@ -26,9 +26,7 @@ from stepcast.hardware.schema import (
     build_gpu,
     check_keys,
 )
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
-from stepcast.inputs.toml import parse_toml
+from stepcast.inputs.source import FormatError, Source, parse_toml
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.units import US
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.toml import parse_toml
+from stepcast.inputs.source import FormatError, parse_toml
 
 
 class CatalogError(ValueError):

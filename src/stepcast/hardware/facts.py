@@ -5,8 +5,7 @@ from typing import Any
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Host, Link, NetworkRouting, Topology
 from stepcast.hardware.gpu import Gpu
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.toml import parse_toml
+from stepcast.inputs.source import FormatError, parse_toml
 
 Facts = dict[str, Any]
 CLUSTER_KEYS = {"base", "node", "gpu", "network", "communication"}

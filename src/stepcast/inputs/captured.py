@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED, LAYERS

@@ -6,8 +6,7 @@ bridges of a socket, SYS between sockets (the legend below the table says so).
 
 import re
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.wiring import Wiring, fabric_of
 

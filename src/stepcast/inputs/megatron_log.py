@@ -2,8 +2,7 @@
 
 import re
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import LoggedStep, StepLog
 from stepcast.units import MIB, MS
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import LoggedStep, StepLog
 from stepcast.units import MS
 

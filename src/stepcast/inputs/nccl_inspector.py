@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import GPUS
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
 from stepcast.units import GB, US

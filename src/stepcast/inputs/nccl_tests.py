@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.rows import draft_of
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US

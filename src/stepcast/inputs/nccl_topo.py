@@ -8,8 +8,7 @@ import re
 from collections import Counter
 from xml.parsers import expat
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.wiring import Wiring, fabric_of
 

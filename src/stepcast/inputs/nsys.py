@@ -7,8 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import LINE, NSYS_ROWS
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.inputs.cells import Cells
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.rows import SlabTable, open_table, parse_amount, parse_count, shorten
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes

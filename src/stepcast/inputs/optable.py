@@ -17,10 +17,9 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.rows import SlabTable, draft_of, open_table, parse_amount, parse_count, shorten
 from stepcast.inputs.simai import KINDS
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Direction, Recorded, Transfer

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import RESULT
 from stepcast.ir.measured import CollectiveLog
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import COLUMNS
 
 LARGEST_COUNT = 2**63 - 1

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.rows import parse_amount, parse_count, shorten
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import GPUS, RESULT
 from stepcast.ir.wiring import Wiring
 

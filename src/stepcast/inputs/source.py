@@ -5,15 +5,35 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import stat
 import threading
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from stepcast.inputs.errors import FormatError
-from stepcast.ir.limits import LINE, PIPE, UNPACKED, UNPACKED_TIMES, Limit
+from stepcast.ir.limits import DESCRIPTION, KEY_PARTS, LINE, PIPE, UNPACKED, UNPACKED_TIMES, Limit
+
+
+class FormatError(ValueError):
+    """A file that is not what its format promises; its text names the file and the line."""
+
+    def __init__(self, message: str, path: str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.line = line
+
+    def __str__(self) -> str:
+        where = [part for part in (self.path, self.line and str(self.line)) if part]
+        return ": ".join([":".join(where), self.message]) if where else self.message
+
+    def at(self, path: str) -> "FormatError":
+        """The same error with the file named, unless it already names one."""
+        return FormatError(self.message, self.path or path, self.line)
+
 
 HEAD_BYTES = 64 * 1024
 CHUNK_BYTES = 2**20
@@ -293,3 +313,27 @@ class _Translated:
         if isinstance(error, OSError):
             reason = (error.strerror or str(error)).lower()
             raise FormatError(f"cannot be read: {reason}", self.path) from None
+
+
+# TOML files, whole: clusters, frameworks, models, calibrations.
+
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+# The parser's time grows with the square of the parts of a key.
+_DEEP_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{KEY_PARTS.most}}}")
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the file at *path* says."""
+    return parse_toml(Source(path).text(DESCRIPTION), os.fspath(path))
+
+
+def parse_toml(text: str, path: str | None = None) -> dict[str, Any]:
+    """What *text* says; a FormatError where it is not TOML."""
+    if _DEEP_KEY.search(text):
+        raise FormatError(KEY_PARTS.said, path)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise FormatError("not valid TOML: nested too deeply", path) from None
+    except ValueError as error:  # a TOMLDecodeError, or a number of thousands of digits
+        raise FormatError(f"not valid TOML: {error}", path) from None

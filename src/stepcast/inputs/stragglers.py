@@ -4,9 +4,8 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.rows import csv_rows
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import ReplicaOperation, WorkerSteps
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")

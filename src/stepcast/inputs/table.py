@@ -14,8 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 
 
 @dataclass(frozen=True, slots=True)

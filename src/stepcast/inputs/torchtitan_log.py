@@ -3,8 +3,7 @@
 import re
 from datetime import datetime
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import LoggedStep, StepLog
 from stepcast.units import GIB
 

@@ -235,10 +235,8 @@ def _cut(model: Model, layers: int, name: str) -> Model:
 
 
 def _model_of_file(path: Path) -> Model:
-    from stepcast.inputs.errors import FormatError
     from stepcast.inputs.huggingface.reader import read
-    from stepcast.inputs.source import Source
-    from stepcast.inputs.toml import read_toml
+    from stepcast.inputs.source import FormatError, Source, read_toml
 
     if path.is_dir():
         path = path / "config.json"

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.beside import lengths_beside
-from stepcast.inputs.toml import parse_toml
+from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
 from stepcast.ir.measured import RunLog

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optable import COLUMNS, ELEMENT
+from stepcast.inputs.source import FormatError
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Recorded, Transfer
 from stepcast.ir.workload import LAYER_BLOCK, Layer, Op, Phase, Stage, Workload

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, Header, parse_header
+from stepcast.inputs.source import FormatError
 from stepcast.ir.work import Collective, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Stage, Workload
 from stepcast.units import NS

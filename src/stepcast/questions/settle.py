@@ -14,8 +14,7 @@ from stepcast.frameworks.profile import Profile, Settled, missing_features
 from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.frameworks.words import recompute_word
 from stepcast.hardware import Cluster, Place, load_cluster
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.toml import read_toml
+from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout

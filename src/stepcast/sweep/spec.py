@@ -11,8 +11,7 @@ from math import prod
 from random import Random
 from typing import Any
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.toml import parse_toml
+from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.limits import POINTS
 from stepcast.sweep.where import Filter
 

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import EXPRESSION
 
 # No power and no shift: a few characters of them would be numbers of any size.

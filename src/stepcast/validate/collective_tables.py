@@ -17,7 +17,7 @@ import numpy as np
 from stepcast.cost.collectives import Algorithm, Route, price, route_of, send_receive_price
 from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each

@@ -11,7 +11,7 @@ from stepcast.cost.collectives import Algorithm, Protocol, Route, collective_s, 
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.catalog import load_fit
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from stepcast.hardware import load_cluster
 from stepcast.hardware.gpu import Gpu
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside, read_gpustat, read_logs
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files
 from stepcast.ir.measured import RunLog
 from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped

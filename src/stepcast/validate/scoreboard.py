@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from stepcast.forecast.prediction import Prediction
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress

@@ -22,7 +22,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
-from stepcast.inputs.toml import read_toml
+from stepcast.inputs.source import read_toml
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, Nodes, NodeType, Trace, owners
 from stepcast.inputs.chakra.protobuf import Value, row_hashes
 from stepcast.inputs.chakra.rank_files import MOST_RANK, strides
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.process_groups import group_named
+from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout

@@ -24,7 +24,7 @@ from stepcast.inputs.chakra.protobuf import (
     read_varint,
     text,
 )
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import Int32Array, IntArray, UIntArray
 from stepcast.ir.work import CollectiveKind
 

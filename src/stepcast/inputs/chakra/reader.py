@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepcast.inputs.chakra.protobuf import WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.rank_files import lists_groups, rank_of, ranks_of_set, read_groups, run_of
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import MIB, TRACE
 
 if TYPE_CHECKING:

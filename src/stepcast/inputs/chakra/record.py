@@ -22,7 +22,7 @@ from stepcast.inputs.chakra.protobuf import (
     delimited,
     read_varint,
 )
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
 from stepcast.ir.work import Work

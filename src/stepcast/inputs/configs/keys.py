@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.toml import read_toml
+from stepcast.inputs.source import FormatError, read_toml
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
 # A variable that the file does not set, or a value that a tool works out by itself.
@@ -183,10 +182,17 @@ class Keys:
         self._assumed.append(text)
 
     def config(
-        self, format_name: str, framework: str, options: Options, sizes: Mapping[str, int] | None = None, model: str = ""
+        self,
+        format_name: str,
+        framework: str,
+        options: Options,
+        sizes: Mapping[str, int] | None = None,
+        model: str = "",
     ) -> RunConfig:
         """Return the run, with every key of the file in one list."""
-        understood, ignored, unset = [], [], []
+        understood: list[str] = []
+        ignored: list[str] = []
+        unset: list[str] = []
         reasons: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for name, value in self.values.items():

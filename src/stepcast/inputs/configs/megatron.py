@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 
 MODULES = {
     "core_attn": "core-attention",
@@ -131,7 +131,7 @@ def read_sizes(keys: Keys) -> dict[str, int]:
             sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
     for name in OF_THE_MODEL:
         keys.raw(name)
-    return {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}  # type: ignore[misc]
+    return {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
 
 
 def read_options(keys: Keys, sizes: Mapping[str, int]) -> Options:

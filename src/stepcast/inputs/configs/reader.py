@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from stepcast.inputs.configs import accelerate, megatron, nemo, torchtitan
 from stepcast.inputs.configs.keys import RunConfig
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
-from stepcast.inputs.toml import parse_toml
+from stepcast.inputs.source import FormatError, Source, parse_toml
 from stepcast.ir.limits import DESCRIPTION
 
 UNRECOGNISED = (

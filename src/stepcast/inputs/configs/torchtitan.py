@@ -47,10 +47,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
     if batch is None and global_batch < 1:
         keys.assume("no local_batch_size: taken for 8, torchtitan's default")
     batch = batch or 8
-    if shard == 1:
-        sharding = "none"
-    else:
-        sharding = "hybrid-fsdp" if copies > 1 else "fsdp"
+    sharding = "none" if shard == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
     overlaps_tp = keys.flag(*_places("enable_async_tensor_parallel", "parallelism", "experimental")) and tp > 1
     optimizer = keys.word("optimizer.name")
     options = given_options(

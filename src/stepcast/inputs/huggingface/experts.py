@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.dense import ConfigTable, llama, mistral, qwen2, qwen3, shortest_period, shown
+from stepcast.inputs.source import FormatError
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Experts, Latent, QkNorm

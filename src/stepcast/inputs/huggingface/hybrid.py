@@ -5,9 +5,9 @@ What a config leaves out follows the default of its class in transformers; sizes
 
 from dataclasses import replace
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.dense import ConfigTable, llama, shown
 from stepcast.inputs.huggingface.experts import expert_groups, sparse_layers
+from stepcast.inputs.source import FormatError
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, Hybrid, Position, PositionKind, QkNorm

@@ -5,11 +5,10 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface import dense, experts, hybrid
 from stepcast.inputs.huggingface import hybrid as recurrent
 from stepcast.inputs.huggingface.dense import ConfigTable, shown
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
 

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.columns import EventRole, role_of, role_of_kernel
 from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul

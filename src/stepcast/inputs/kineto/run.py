@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.columns import Communicators, ProcessGroup, RankColumns
 from stepcast.inputs.kineto.stream import EventStream
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.timeline import Timeline, TimelineBuilder
 from stepcast.units import NS
 

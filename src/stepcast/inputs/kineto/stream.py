@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 
 LONGEST_PIECE_BYTES = 64 * 2**20  # of one event, or of what precedes the events
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.lines import RankEvidence, check_same_run, common_hints
+from stepcast.inputs.source import FormatError
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import FormatError
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, SpanKind

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.config import Config, infer
 from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, TraceColumns, TraceRow
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group

@@ -5,8 +5,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.limits import LENGTHS
 from stepcast.ir.measured import RunLog

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from stepcast.cost.calibration import LOOKS, CalibrationError, Correction
-from stepcast.inputs.toml import parse_toml
+from stepcast.inputs.source import parse_toml
 from stepcast.pytorch.profile.cases import Case, Operator
 
 Clock = Callable[[], float]
