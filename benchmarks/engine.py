@@ -17,13 +17,13 @@ from functools import partial
 import numpy as np
 
 from benchmarks.timing import best_of
-from stepcast.simulation.arrays import Program
-from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import SlotKind
-from stepcast.simulation.pieces import Segment, TimedOp
 from stepcast.simulation.pipeline import pipeline_program
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.program import Program
+from stepcast.simulation.schedules import make_schedule
+from stepcast.simulation.segments import Segment, TimedOp
+from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
 
 LANES = ("compute", "tp")

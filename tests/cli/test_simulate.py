@@ -9,7 +9,7 @@ import pytest
 from stepcast.cli import simulate as verb
 from stepcast.questions.question import SCHEDULES as SCHEDULE_NAMES
 from stepcast.simulation.messages import Send
-from stepcast.simulation.schedules.table import ORDERS
+from stepcast.simulation.schedules import ORDERS
 from stepcast.units import format_percent, format_seconds
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.shared import DATA, needs_data
@@ -84,7 +84,7 @@ def test_trace_gantt_path_and_jitter(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from stepcast.simulation.schedules.table import make_schedule
+    from stepcast.simulation.schedules import make_schedule
     from tests.schedule_text import format_schedule
 
     path = tmp_path / "mine.txt"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepcast
-from stepcast.simulation.schedules.paired import PairPart, merge_parts
+from stepcast.simulation.schedules import PairPart, merge_parts
 
 NIC_BYTES_PER_S = 50e9
 

@@ -8,7 +8,7 @@ import pytest
 
 import stepcast
 from stepcast.cli.main import main
-from stepcast.forecast.shared import shared_collective
+from stepcast.forecast.fluid import shared_collective
 from stepcast.hardware import load_cluster
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout

@@ -6,8 +6,8 @@ from stepcast.forecast.options import Options
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
-from stepcast.simulation.chunks import Body
-from stepcast.simulation.jitter import jittered
+from stepcast.simulation.step import Body
+from stepcast.simulation.unfolded import jittered
 from tests.shared import DATA, ROOT, needs_data
 
 GPT_13B = ROOT / "examples" / "simai-gpt-13b.txt"

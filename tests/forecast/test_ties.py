@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
-from stepcast.forecast.splits import split_captured
-from stepcast.forecast.ties import held_parts, summed
+from stepcast.forecast.splitting import held_parts, split_captured, summed
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs import captured as reader
 from stepcast.inputs.source import Source

@@ -5,8 +5,8 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from stepcast.simulation.arrays import Program, ProgramBuilder
-from stepcast.simulation.pieces import NO_LANE, Segment, TimedOp
+from stepcast.simulation.program import Program, ProgramBuilder
+from stepcast.simulation.segments import NO_LANE, Segment, TimedOp
 
 
 def seconds_of(op: TimedOp) -> float:

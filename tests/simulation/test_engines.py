@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.simulation import together
-from stepcast.simulation.arrays import Program, Times
-from stepcast.simulation.critical import critical_path
-from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.pieces import Floats
-from stepcast.simulation.together import makespans_together
+from stepcast.simulation import engine as together
+from stepcast.simulation.engine import makespans_together, simulate, task_times
+from stepcast.simulation.program import Program, Times
+from stepcast.simulation.segments import Floats
+from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.reference import Plan, Task, event_simulation, random_plan, seconds_of, waits
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.simulation.arrays import Program, ProgramBuilder
-from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Messages, Send, SlotKind
-from stepcast.simulation.pieces import ProgramError, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
+from stepcast.simulation.program import Program, ProgramBuilder
 from stepcast.simulation.schedule import ChunkPlace, SlotAction
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.schedules import make_schedule
+from stepcast.simulation.segments import ProgramError, Segment, TimedOp
+from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.uniform import LANES, uniform_program, uniform_segments
 

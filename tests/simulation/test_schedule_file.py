@@ -5,7 +5,7 @@ import pytest
 from stepcast.ir.schedules import SCHEDULES, PiecePlacement, ScheduleKind
 from stepcast.simulation.schedule import ScheduleError, Slot, SlotAction
 from stepcast.simulation.schedule_file import parse_schedule
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.schedules import make_schedule
 from tests.schedule_text import format_schedule
 
 TEXT = """\

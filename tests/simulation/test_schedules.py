@@ -8,8 +8,7 @@ from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement, Pipeline, Sc
 from stepcast.simulation.engine import simulate
 from stepcast.simulation.schedule import ChunkPlace, Schedule, ScheduleError, Slot, SlotAction
 from stepcast.simulation.schedule_file import check_schedule, peak_in_flight
-from stepcast.simulation.schedules.classic import interleaved
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.schedules import interleaved, make_schedule
 from tests.simulation.uniform import spans_s, uniform_program
 
 EXACT = 1e-9

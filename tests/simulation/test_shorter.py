@@ -5,15 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.simulation.arrays import Program
-from stepcast.simulation.engine import simulate
+from stepcast.simulation.engine import makespans_together, simulate
 from stepcast.simulation.messages import Messages, Send
 from stepcast.simulation.pipeline import pipeline_program
+from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.schedules.table import make_schedule
-from stepcast.simulation.shorter import Shorter, pair, shorter
-from stepcast.simulation.steady import PERIODS, schedule_in
-from stepcast.simulation.together import makespans_together
+from stepcast.simulation.schedules import make_schedule
+from stepcast.simulation.steady import PERIODS, Shorter, pair, schedule_in, shorter
 from tests.simulation.test_steady import segments
 from tests.simulation.uniform import LANES
 

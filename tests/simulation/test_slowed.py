@@ -12,7 +12,7 @@ from stepcast.ir.workload import Block, Op, Stage, Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import simulate
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.schedules import make_schedule
 from stepcast.simulation.step import HEALTHY, Conditions, build_step
 from tests.simulation.test_step import SIZE_S, layer, seconds, workload
 

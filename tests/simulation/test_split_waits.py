@@ -8,9 +8,9 @@ from stepcast.ir.work import Collective, CollectiveKind, Recorded, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import simulate
-from stepcast.simulation.pieces import TimedOp
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.schedules import make_schedule
+from stepcast.simulation.segments import TimedOp
 from stepcast.simulation.step import build_step
 from tests.simulation.reference import Call, Piece, Plan, event_simulation, seconds_of
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.engine import Run, simulate
 from stepcast.simulation.messages import Messages, Send, SlotKind
-from stepcast.simulation.pieces import Segment
 from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.schedules import make_schedule
+from stepcast.simulation.segments import Segment
 from stepcast.simulation.steady import PERIODS, added_s, repeats_after
 from tests.simulation.uniform import LANES, uniform_segments
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepcast.simulation.arrays import Program
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import FREE, Messages, SlotKind
-from stepcast.simulation.pieces import Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import pipeline_program
+from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule, SlotAction
+from stepcast.simulation.segments import Floats, Segment, TimedOp
 
 LANES = ("compute", "send activations", "send gradients", "receive activations", "receive gradients")
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, Recording, TimePart
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
-from stepcast.simulation.arrays import Program, ProgramBuilder, Times
-from stepcast.simulation.critical import CriticalPath, critical_path
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.pieces import NO_LANE, Floats, Segment, TimedOp
+from stepcast.simulation.program import Program, ProgramBuilder, Times
+from stepcast.simulation.segments import NO_LANE, Floats, Segment, TimedOp
+from stepcast.simulation.timeline import CriticalPath, critical_path
 
 ALONE = ("gap", "start")
 """What the host does between operations is told apart from them."""

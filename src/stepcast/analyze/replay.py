@@ -23,8 +23,7 @@ from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import FAMILIES, Group
 from stepcast.ir.ranks import RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind
-from stepcast.simulation.fluid.engine import Shared, simulate_fluid
-from stepcast.simulation.fluid.system import Traffic, waits_of
+from stepcast.simulation.fluid.engine import Shared, Traffic, simulate_fluid, waits_of
 from stepcast.units import format_seconds
 
 # A Recording run again on the links of a cluster: meetings that fall together share them.

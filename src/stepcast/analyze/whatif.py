@@ -37,7 +37,7 @@ from stepcast.ir.ranks import grid_of, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.work import CollectiveKind
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
-from stepcast.simulation.schedules.table import kind_named, make_schedule
+from stepcast.simulation.schedules import kind_named, make_schedule
 from stepcast.units import parse_size_bytes
 
 # A Recording with other replicas: its ranks copied or left out, the gradients reduced over all of them.

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -> int:
     """The same by flows: one group of all ranks on the links of the cluster."""
     from stepcast.cost.collectives import Algorithm
-    from stepcast.forecast.shared import shared_collective
+    from stepcast.forecast.fluid import shared_collective
     from stepcast.hardware import Place
     from stepcast.ir.group import Group
     from stepcast.ir.layout import Layout

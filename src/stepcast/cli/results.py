@@ -107,7 +107,7 @@ def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
 
 
 def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any]:
-    from stepcast.simulation.jitter import jittered
+    from stepcast.simulation.unfolded import jittered
 
     spread = jittered(prediction.step, args.jitter, args.runs, args.seed)
     return {

@@ -10,15 +10,21 @@ from stepcast.cost.calibration import Calibration
 from stepcast.cost.memory.in_flight import held_in_flight
 from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory
 from stepcast.cost.pricing import ComputePrice
-from stepcast.forecast.cuts import cuts, pieces
-from stepcast.forecast.exchanges import reduced, sharded
-from stepcast.forecast.issue import issue_s_of
 from stepcast.forecast.options import DEFAULTS, Options
-from stepcast.forecast.predict import at_pace, compute_pricer, memory_facts
+from stepcast.forecast.predict import at_pace, compute_pricer, issue_s_of, memory_facts
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
-from stepcast.forecast.splits import split_captured, updated_share, with_idle_weights
-from stepcast.forecast.ties import held_parts, summed
+from stepcast.forecast.splitting import (
+    cuts,
+    held_parts,
+    pieces,
+    reduced,
+    sharded,
+    split_captured,
+    summed,
+    updated_share,
+    with_idle_weights,
+)
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, LayerPart
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules

@@ -12,14 +12,13 @@ from typing import Any
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import Load, counted_load, priced_once
-from stepcast.cost.fits import default_fit
+from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, PART_ISSUE_S, SCALED_ISSUE_S
+from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory, verdict_of
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.cost.slowest import pace_of, paced
-from stepcast.forecast.beyond import beyond_checked
-from stepcast.forecast.issue import issue_s_of
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import prepared, simulate, together
@@ -27,7 +26,16 @@ from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.coded import recomputes_in_vain
-from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Dispatcher, Execution, Framework, Modules, SsmKernels
+from stepcast.ir.framework import (
+    MEGATRON_CORE,
+    AttentionKernel,
+    Dispatcher,
+    Execution,
+    Framework,
+    Kernels,
+    Modules,
+    SsmKernels,
+)
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
@@ -35,10 +43,82 @@ from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Compute
+from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
 from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
+
+# Where a forecast leaves what it was checked against, and says so.
+
+# The most GPUs of the published runs of many sources; a handful of rows (Llama 3 405B, MegaScale,
+# Nemotron-4) go on to 16,384 (data/published).
+WELL_CHECKED_GPUS = 6144
+# Mixers of whose kernels little was measured, and of which no published run is known.
+SELDOM = {
+    Mixer.DELTA: "delta nets were measured on an H200 with 4 and 8 heads alone",
+    Mixer.SELECTIVE: "the selective scan of Mamba-1 blocks was measured on an H200 alone",
+}
+
+
+def beyond_checked(model: Model, strategy: Strategy) -> list[str]:
+    """Warnings of sizes beyond those of the runs that forecasts are compared with."""
+    found = []
+    if strategy.layout.gpus > WELL_CHECKED_GPUS:
+        found.append(
+            f"{strategy.layout.gpus:,} GPUs: few published runs have more than {WELL_CHECKED_GPUS:,}, so "
+            "this is less sure than a smaller run ('stepcast validate' shows them)"
+        )
+    if strategy.seq > model.max_seq:
+        found.append(f"sequences of {strategy.seq:,} tokens are longer than the {model.max_seq:,} of {model.name}")
+    mixers = {block.mixer for block in model.blocks}
+    found += [f"{told}; no published run has such layers" for mixer, told in SELDOM.items() if mixer in mixers]
+    return found
+
+
+# How long the host takes to issue each work, by the modules that a framework is written in.
+
+
+def issue_s_of(framework: Framework) -> Callable[[Work, bool], float]:
+    """Of a work, and whether it is of the backward."""
+    if framework.modules is Modules.TRANSFORMERS:
+        return partial(_written_issue_s, "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
+    if framework.listed_gathers:
+        return _listed_issue_s
+    return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
+
+
+def _listed_issue_s(work: Work, backward: bool) -> float:
+    """Modules of Megatron-LM, whose weights are gathered part by part."""
+    if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_GATHER:
+        return PART_ISSUE_S
+    return _engine_issue_s(work, backward)
+
+
+def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
+    """Modules of which every kernel is counted; all experts are one product."""
+    dispatch = default_dispatch("transformers", kind)
+    if isinstance(work, HostUpdate | Communication):
+        return dispatch.backward_heavy_s if backward else dispatch.heavy_s
+    return dispatch.issue_s(work, backward)
+
+
+def _engine_issue_s(work: Work, backward: bool) -> float:
+    """Transformer Engine's modules, which take longer over products, most over those of scaled formats."""
+    issue_s = _eager_issue_s(work, backward)
+    if isinstance(work, Matmul | GroupedMatmul):
+        issue_s += MODULE_ISSUE_S + (SCALED_ISSUE_S if work.dtype.scaled else 0.0)
+    return issue_s
+
+
+def _eager_issue_s(work: Work, backward: bool) -> float:
+    """What eager PyTorch takes on the host; a collective is issued like a heavy kernel."""
+    dispatch = default_dispatch()
+    if isinstance(work, GroupedMatmul):
+        return dispatch.issue_s(work, backward) + work.groups * EXPERT_ISSUE_S
+    if isinstance(work, HostUpdate | Communication):
+        return dispatch.backward_heavy_s if backward else dispatch.heavy_s
+    return dispatch.issue_s(work, backward)
+
 
 GPU_VENDORS = ("nvidia", "amd")  # whose software the frameworks are
 

@@ -19,16 +19,13 @@ from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepRe
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded
 from stepcast.ir.workload import Workload
-from stepcast.simulation.arrays import Times
 from stepcast.simulation.breakdown import StageTime, stage_times
-from stepcast.simulation.chunks import Body
-from stepcast.simulation.critical import CriticalPath, critical_path
 from stepcast.simulation.engine import Run, makespans_s, task_times
+from stepcast.simulation.program import Times
 from stepcast.simulation.schedule_file import peak_in_flight
-from stepcast.simulation.shorter import Pair
-from stepcast.simulation.spans import timeline_of
-from stepcast.simulation.steady import SteadyStep
-from stepcast.simulation.step import Step
+from stepcast.simulation.steady import Pair, SteadyStep
+from stepcast.simulation.step import Body, Step
+from stepcast.simulation.timeline import CriticalPath, critical_path, timeline_of
 from stepcast.units import format_seconds
 
 if TYPE_CHECKING:

@@ -25,18 +25,16 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import Direction, Transfer
 from stepcast.ir.workload import Workload
-from stepcast.simulation.arrays import Program
 from stepcast.simulation.costs import Prices
-from stepcast.simulation.engine import Run
+from stepcast.simulation.engine import Run, makespans_together
 from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
-from stepcast.simulation.pieces import Floats, ProgramError
+from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.schedules.paired import paired
-from stepcast.simulation.shorter import Pair, pair, shorter
-from stepcast.simulation.steady import LONG, settled, slots_of
+from stepcast.simulation.schedules import paired
+from stepcast.simulation.segments import Floats, ProgramError
+from stepcast.simulation.steady import LONG, Pair, pair, settled, shorter, slots_of
 from stepcast.simulation.step import Step, build_step
-from stepcast.simulation.together import makespans_together
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
     from stepcast.forecast.fluid import FluidStep

@@ -18,9 +18,9 @@ import numpy as np
 from stepcast.analyze.intervals import union_of
 from stepcast.optimus.cost import BUCKET_PASSES, FP32_BYTES, Constants, Machine, PassWork, StageWork, stage_work
 from stepcast.optimus.plan import OptimusPlan
-from stepcast.simulation.arrays import Program, ProgramBuilder, Times
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.pieces import Segment, TimedOp
+from stepcast.simulation.program import Program, ProgramBuilder, Times
+from stepcast.simulation.segments import Segment, TimedOp
 
 HOST, DEVICE, NETWORK = 0, 1, 2
 LANES = ("host", "device", "network")

@@ -17,7 +17,7 @@ from stepcast.ir.ranks import grid_of, members, neighbour
 from stepcast.ir.work import COMPUTING, Collective, Direction, Recorded, Transfer
 from stepcast.ir.workload import Layer, Workload
 from stepcast.outputs.chakra_nodes import ATTRIBUTE_FIELD, NodeExchange, SharedNode, StageNodes
-from stepcast.simulation.schedules.table import schedule_for
+from stepcast.simulation.schedules import schedule_for
 from stepcast.units import format_bytes
 
 

@@ -29,8 +29,8 @@ from stepcast.ir.work import (
     Work,
 )
 from stepcast.ir.workload import Layer, Op, Phase, Workload
-from stepcast.simulation.chunks import model_copies
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
+from stepcast.simulation.step import model_copies
 from stepcast.units import US
 
 ATTRIBUTE_FIELD = 10

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.limits import OPS_TOLD
-from stepcast.simulation.distinct import distinct_rows
 from stepcast.simulation.engine import Run, piece_maps
+from stepcast.simulation.fold import distinct_rows
 from stepcast.simulation.lanes import COMPUTE, Lanes
-from stepcast.simulation.pieces import Floats, Ints, Piece, Segment
+from stepcast.simulation.segments import Floats, Ints, Piece, Segment
 from stepcast.simulation.step import Step
 
 COMPUTING, OPTIMIZING, HOST, EXPOSED = 0, 1, 2, 3

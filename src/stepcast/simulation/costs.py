@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stepcast.ir.group import Group
 from stepcast.ir.work import COMMUNICATING, COMPUTING, Collective, Communication, HostCopy, HostUpdate, Work
-from stepcast.simulation.pieces import Cost
+from stepcast.simulation.segments import Cost
 
 Seconds = Callable[[Work], float]
 IssueSeconds = Callable[[Work, bool], float]

@@ -6,8 +6,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.simulation.pieces import NO_LANE, Cost, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
+from stepcast.simulation.segments import NO_LANE, Cost, ProgramError, Segment, TimedOp
 
 USUAL = -1
 

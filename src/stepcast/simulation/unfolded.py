@@ -6,14 +6,17 @@ and only when it is used; without numba the same function runs in Python.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcast.simulation.arrays import Program, Times
-from stepcast.simulation.pieces import Floats, Ints, ProgramError
-from stepcast.simulation.plan import levels
+from stepcast.ir.limits import JITTERED
+from stepcast.simulation.lanes import COMPUTE
+from stepcast.simulation.program import Program, Times, levels
+from stepcast.simulation.segments import Floats, Ints, ProgramError
+from stepcast.simulation.step import Step
 
 
 class Tables(NamedTuple):
@@ -205,3 +208,40 @@ def _longest_path(tables: Any, scratch: Any, duration_s: Any, start_s: Any, end_
             call += 1
             scratch.next_call[rank] = call
     return finished
+
+
+# Random noise on computation: how much a step varies when every kernel does.
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class StepSpread:
+    """Step times of many runs."""
+
+    runs: int
+    mean_s: float
+    deviation_s: float
+    percentiles_s: dict[int, float]
+
+
+def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> StepSpread:
+    """*runs* steps in which each computation takes a log-normal factor of mean 1 and deviation *jitter*.
+
+    The same seed gives the same runs.
+    """
+    if not (0 <= jitter < 10 and runs >= 1):
+        raise ValueError(f"jitter must be within 0 and 10 and runs at least 1, not {jitter} and {runs}")
+    JITTERED.check(step.program.written_tasks * runs)
+    program = step.program.written_out
+    base_s = program.task_durations_s(program.priced(step.prices))
+    computing = program.task_lanes() == COMPUTE
+    sigma = np.sqrt(np.log1p(jitter**2))
+    noise = np.random.default_rng(seed)
+    steps_s = np.empty(runs)
+    for run in range(runs):
+        durations_s = base_s.copy()
+        durations_s[computing] *= np.exp(noise.normal(-(sigma**2) / 2, sigma, int(computing.sum())))
+        steps_s[run] = simulate_unfolded(program, durations_s).makespan_s
+    ranks = np.percentile(steps_s, PERCENTILES).tolist()
+    return StepSpread(runs, float(steps_s.mean()), float(steps_s.std()), dict(zip(PERCENTILES, ranks, strict=True)))

@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.flows import FlowError, FlowSet, Links, Repeating, joined
-from stepcast.simulation.arrays import in_ticks
-from stepcast.simulation.fluid.maxmin import rates
+from stepcast.simulation.fluid.engine import alike, merged
 from stepcast.simulation.fluid.observed import binned
-from stepcast.simulation.fluid.run import Precision, transfers
-from stepcast.simulation.fluid.system import alike, merged
+from stepcast.simulation.fluid.run import Precision, rates, transfers
+from stepcast.simulation.program import in_ticks
 from tests.simulation.fluid.networks import flows_of, links_of, networks
 from tests.simulation.fluid.reference import ends, filled
 

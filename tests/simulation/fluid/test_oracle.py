@@ -15,8 +15,7 @@ import pytest
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.flows import FlowSet, Links
-from stepcast.simulation.fluid.maxmin import rates
-from stepcast.simulation.fluid.run import transfers
+from stepcast.simulation.fluid.run import rates, transfers
 from tests.shared import ROOT
 
 RECORDED = Path(__file__).parents[2] / "data" / "simgrid-flows.json.gz"

@@ -11,9 +11,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from stepcast.simulation.fluid import filling, heap
-from stepcast.simulation.fluid.filling import BOUND, EXACT, LEVEL, PER_FLOW, collect, enter, leave, solve
-from stepcast.simulation.fluid.heap import NEVER, drop, push
+from stepcast.simulation.fluid import filling
+from stepcast.simulation.fluid import filling as heap
+from stepcast.simulation.fluid.filling import (
+    BOUND,
+    EXACT,
+    LEVEL,
+    NEVER,
+    PER_FLOW,
+    collect,
+    drop,
+    enter,
+    leave,
+    push,
+    solve,
+)
 
 TICK_S = 2.0**-46
 BLOCK = 32

@@ -1,1 +1,0 @@
-"""Pipeline schedules, one family per file; ``table.ORDERS`` names them all."""
