@@ -1,4 +1,4 @@
-"""The README's table has a place for every figure that ``tools/check_readme.py`` compares."""
+"""The page docs/accuracy.md has a place for every figure that ``tools/check_accuracy.py`` compares."""
 
 import importlib.util
 import re
@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.shared import ROOT
 
-spec = importlib.util.spec_from_file_location("check_readme", ROOT / "tools" / "check_readme.py")
+spec = importlib.util.spec_from_file_location("check_accuracy", ROOT / "tools" / "check_accuracy.py")
 assert spec is not None
 assert spec.loader is not None
-check_readme = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check_readme)
+check_accuracy = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check_accuracy)
 
 ONE = {"rows": 7777, "mean_abs_error": 0.1234, "median_abs_error": 0.1234, "worst_abs_error": 0.1234}
 CHOSEN = ("matmul, every kind", "linear bf16", "attention", "memory-bound", "memory-bound over 20 us", "training steps")
@@ -34,14 +34,14 @@ SETS: dict[str, Any] = {
 }
 
 
-def test_every_claim_stands_in_the_readme_whatever_its_figures() -> None:
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    for claim in check_readme.claims(SETS):
+def test_the_page_has_a_phrase_for_every_claim() -> None:
+    page = " ".join((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
+    for claim in check_accuracy.claims(SETS):
         pattern = re.sub(r"\d+(\\\.\d+)?", r"\\d+(\\.\\d+)?", re.escape(claim))
         pattern = pattern.replace("too\\ fast", "too\\ (fast|slow)")
-        assert re.search(pattern, readme), claim
+        assert re.search(pattern, page), claim
 
 
-def test_a_figure_that_is_not_so_is_found() -> None:
-    wrong = check_readme.missing(SETS, (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert wrong == list(check_readme.claims(SETS))
+def test_wrong_figures_are_reported() -> None:
+    wrong = check_accuracy.find_missing(SETS, (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8"))
+    assert wrong == list(check_accuracy.claims(SETS))

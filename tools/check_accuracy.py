@@ -1,9 +1,9 @@
-"""Compare the figures of the README with what ``stepcast validate`` prints of the sets that ship.
+"""Compare the figures of docs/accuracy.md with what ``stepcast validate`` prints for the sets that ship.
 
-    python tools/check_readme.py               # runs validate, some minutes
-    python tools/check_readme.py ANSWER.json   # of ``stepcast validate --set ... --json > ANSWER.json``
+    python tools/check_accuracy.py               # runs validate, some minutes
+    python tools/check_accuracy.py ANSWER.json   # output of ``stepcast validate --set ... --json``
 
-Ends with status 1 and the sentences as they should be where the README says otherwise.
+The exit status is 1 if the page differs, and the correct phrases are printed.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SHIPPED = ("published", "h200", "transformers")
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 Facts = Mapping[str, Any]
 
 
@@ -24,15 +24,15 @@ def percent(share: float) -> str:
 
 
 def claims(sets: Mapping[str, Facts]) -> Iterator[str]:
-    """What the README must say of *sets*, piece by piece."""
+    """Yield the phrases that the page must contain for the results of *sets*."""
     if "published" in sets:
-        found = sets["published"]
-        figures, error = found["figures"], found["mean_error"]
-        yield f"{found['rows']} published training runs"
+        result = sets["published"]
+        figures, error = result["figures"], result["mean_error"]
+        yield f"{result['rows']} published training runs"
         yield (
-            f"{percent(found['mean_abs_error'])}, median {percent(found['median_abs_error'])}; "
+            f"{percent(result['mean_abs_error'])}, median {percent(result['median_abs_error'])}; "
             f"{percent(abs(error))} too {'fast' if error < 0 else 'slow'} on average; "
-            f"{found['coverage'] * 100:.0f} % inside the stated 90 % band"
+            f"{result['coverage'] * 100:.0f} % inside the 90 % interval"
         )
         yield f"With `--residual`, fitted to them: {percent(figures['with --residual: mean_abs_error'])}"
         unfitted, fitted = "peak memory, nothing fitted:", "peak memory, overhead fitted to such rows:"
@@ -55,22 +55,22 @@ def claims(sets: Mapping[str, Facts]) -> Iterator[str]:
             f"{percent(figures['peak memory: worst_abs_error'])}"
         )
     if "transformers" in sets:
-        found = sets["transformers"]
-        step = found["selections"]["step"]
+        result = sets["transformers"]
+        step = result["selections"]["step"]
         yield (
             f"{percent(step['mean_abs_error'])}, median {percent(step['median_abs_error'])}, "
             f"worst {percent(step['worst_abs_error'])} ({step['rows']} rows;"
         )
-        yield f"their peak memory {percent(found['figures']['peak memory: mean_abs_error'])} |"
+        yield f"their peak memory {percent(result['figures']['peak memory: mean_abs_error'])} |"
 
 
-def missing(sets: Mapping[str, Facts], readme: str) -> list[str]:
-    """Sentences that *readme* should have and has not."""
-    text = " ".join(readme.split())
+def find_missing(sets: Mapping[str, Facts], page: str) -> list[str]:
+    """Return the phrases that *page* should contain and does not."""
+    text = " ".join(page.split())
     return [claim for claim in claims(sets) if claim not in text]
 
 
-def validated() -> Mapping[str, Facts]:
+def run_validate() -> Mapping[str, Facts]:
     from stepcast.cli.main import main
 
     out = io.StringIO()
@@ -82,10 +82,10 @@ def validated() -> Mapping[str, Facts]:
 
 
 if __name__ == "__main__":
-    answer = json.loads(Path(sys.argv[1]).read_text())["sets"] if len(sys.argv) > 1 else validated()
-    wrong = missing(answer, README.read_text(encoding="utf-8"))
+    answer = json.loads(Path(sys.argv[1]).read_text())["sets"] if len(sys.argv) > 1 else run_validate()
+    wrong = find_missing(answer, PAGE.read_text(encoding="utf-8"))
     for claim in wrong:
-        print(f"the README should say: {claim}")
+        print(f"the page should say: {claim}")
     count = len(list(claims(answer)))
     print(f"{count - len(wrong)} of {count} claims are what validate prints")
     raise SystemExit(1 if wrong else 0)
