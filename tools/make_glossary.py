@@ -8,8 +8,8 @@ SOURCE = ROOT / "src" / "stepcast" / "data" / "glossary.toml"
 PAGE = ROOT / "docs" / "glossary.md"
 INTRODUCTION = """# Glossary
 
-What do the terms of training performance mean? Pages and the app show the same texts as tooltips. The types in the code are on the
-[architecture page](architecture.md#types).
+What do the terms of training performance mean? Pages and the app show the same texts as tooltips. The types in the
+code are on the [architecture page](architecture.md#types).
 """
 
 

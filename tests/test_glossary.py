@@ -1,0 +1,49 @@
+"""The user glossary: data, page and length."""
+
+import importlib.util
+import tomllib
+from typing import Any
+
+import pytest
+
+from tests.shared import ROOT
+
+spec = importlib.util.spec_from_file_location("make_glossary", ROOT / "tools" / "make_glossary.py")
+assert spec is not None
+assert spec.loader is not None
+make_glossary = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make_glossary)
+TERMS: list[dict[str, Any]] = tomllib.loads(make_glossary.SOURCE.read_text(encoding="utf-8"))["term"]
+
+
+def test_the_page_is_made_from_the_data() -> None:
+    assert make_glossary.PAGE.read_text(encoding="utf-8") == make_glossary.render_page()
+
+
+def test_the_glossary_covers_the_terms_of_the_field() -> None:
+    names = {name.lower() for term in TERMS for name in (term["name"], *term.get("synonyms", ()))}
+    assert len(TERMS) >= 60
+    assert len(names) == sum(1 + len(set(term.get("synonyms", ()))) for term in TERMS) - _repeats()
+    expected = (
+        "MFU", "HFU", "bubble", "exposed communication", "bus bandwidth", "straggler", "critical path", "roofline", "Pareto frontier",
+        "goodput", "MTBF", "HBM", "NVLink", "NIC", "rail", "ECMP", "ZeRO-1", "ZeRO-3", "FSDP", "1F1B", "interleaved", "zero-bubble",
+        "DualPipe", "selective recompute", "sequence packing", "LoRA", "QLoRA", "prefill", "decode", "rollout", "MTP", "DDP",
+    )  # fmt: skip
+    assert not [name for name in expected if name.lower() not in names]
+
+
+def _repeats() -> int:
+    """Return how many synonyms differ from another of their term only in letter case."""
+    return sum(
+        1
+        + len(set(term.get("synonyms", ())))
+        - len({name.lower() for name in (term["name"], *term.get("synonyms", ()))})
+        for term in TERMS
+    )
+
+
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: term["name"])
+def test_a_term_has_two_sentences_and_a_page(term: dict[str, Any]) -> None:
+    assert term["text"].count(". ") == 1
+    assert term["text"].endswith(".")
+    assert (ROOT / "docs" / term["page"]).is_file()
