@@ -26,8 +26,7 @@ from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import search_parts
-from stepcast.searching.result import SpacePart
-from stepcast.searching.space import Axes, space_of
+from stepcast.searching.space import SearchAxes, SpacePart, build_space
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import records_of
 from stepcast.validate.published.setup import setup_of
@@ -133,7 +132,7 @@ def compare(choice: Choice) -> None:
     priced = predict(model, cluster, theirs, choice.framework)
     used = max(stage.total for stage in memory(model, theirs, cluster.gpu, choice.framework))
     layers = {each for each in range(1, model.layers + 1) if model.layers % each == 0}
-    axes = Axes(
+    axes = SearchAxes(
         gpus=(theirs.layout.gpus,),
         cp=(1, 2, 4) if theirs.seq >= LONG else (1,),
         ep=tuple(2**power for power in range(3, 8)) if model.experts else (1,),
@@ -147,7 +146,7 @@ def compare(choice: Choice) -> None:
     )
     axes = replace(axes, **choice.near)
     common = {each.name: getattr(theirs, each.name) for each in fields(theirs) if each.name not in SEARCHED}
-    space = space_of(model, axes, theirs.global_batch, theirs.seq, cluster.domain_gpus, common)
+    space = build_space(model, axes, theirs.global_batch, theirs.seq, cluster.domain_gpus, common)
     found = search_parts(
         [SpacePart(space, choice.framework, np.arange(len(space)))], cluster, top=1, looks_around=False
     )

@@ -22,9 +22,9 @@ from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import search_parts
-from stepcast.searching.bound import bounds
-from stepcast.searching.result import Counts, SimulatedCandidate, SpacePart
-from stepcast.searching.space import Axes, space_of
+from stepcast.searching.bounds import bound_candidates
+from stepcast.searching.result import SearchCounts, SimulatedCandidate
+from stepcast.searching.space import SearchAxes, SpacePart, build_space
 from tests.searching.spaces import dense, experts, sharded
 
 GPUS, GLOBAL_BATCH, SEQ = 1024, 1536, 2048
@@ -33,7 +33,7 @@ SAMPLE = 40
 SEED = 1
 # Calculon (Isaev et al., SC 2023), as measured by others on a machine like this; it is not installed here.
 CALCULON_S = (4e-3, 8e-3)
-AXES = Axes(
+AXES = SearchAxes(
     gpus=(GPUS,),
     tp=(1, 2, 4, 8, 16, 32),
     cp=(1, 2, 4, 8, 16),
@@ -54,13 +54,13 @@ def run() -> None:
     model, cluster = load_model("gpt3-175b"), load_cluster("dgx-a100")
     told = [0]
 
-    def watch(counts: Counts, best: SimulatedCandidate | None) -> None:
+    def watch(counts: SearchCounts, best: SimulatedCandidate | None) -> None:
         if counts.simulated >= told[0] + 100 and best:
             told[0] = counts.simulated
             print(f"  {counts.simulated} simulated, best {best.step_s:.3f} s", flush=True)
 
     began, clock_s = _used_s(), time.monotonic()
-    space = space_of(model, AXES, GLOBAL_BATCH, SEQ, cluster.domain_gpus)
+    space = build_space(model, AXES, GLOBAL_BATCH, SEQ, cluster.domain_gpus)
     part = SpacePart(space, MEGATRON_CORE, np.arange(len(space)))
     found = search_parts([part], cluster, watch=watch, workers=workers, looks_around=False)
     own_s, others_s = (after - before for after, before in zip(_used_s(), began, strict=True))
@@ -73,7 +73,7 @@ def run() -> None:
     chosen = best.strategy
     print(f"best: {best.step_s:.3f} s, {chosen.layout}, {chosen.schedule}, {chosen.sharding}")
 
-    limits = bounds(space, cluster, MEGATRON_CORE, cluster.gpu.memory_bytes)
+    limits = bound_candidates(space, cluster, MEGATRON_CORE, cluster.gpu.memory_bytes)
     fit = np.flatnonzero(np.isfinite(limits.time_s))
     some = np.random.default_rng(SEED).choice(fit, SAMPLE, replace=False)
     one_s = time.process_time()
@@ -94,7 +94,7 @@ def exhaust() -> None:
         began = time.process_time()
         found = search_parts([SpacePart(space, framework, np.arange(len(space)))], cluster)
         took_s = time.process_time() - began
-        rows = np.flatnonzero(np.isfinite(bounds(space, cluster, framework, cluster.gpu.memory_bytes).time_s))
+        rows = np.flatnonzero(np.isfinite(bound_candidates(space, cluster, framework, cluster.gpu.memory_bytes).time_s))
         began, steps = time.process_time(), []
         for at in rows.tolist():
             prediction = predict(space.model, cluster, space.strategy(at), framework)

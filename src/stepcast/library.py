@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy
     from stepcast.questions.keywords import AnalyzeChoices, PlanChoices, ReplayChoices, SearchChoices
     from stepcast.questions.question import PredictChoices
-    from stepcast.searching.result import Result, Watch
+    from stepcast.searching.result import SearchResult, SearchWatch
 
 Path = str | PathLike[str]
 # An option in a message, and the blank before a number that it is given.
@@ -137,9 +137,9 @@ def search(
     axes: Mapping[str, Sequence[Any]] | None = None,
     top: int = 10,
     most_bytes: float | None = None,
-    watch: "Watch | None" = None,
+    watch: "SearchWatch | None" = None,
     **choices: "Unpack[SearchChoices]",
-) -> "Result":
+) -> "SearchResult":
     """The *top* best strategies, as ``stepcast search`` finds them; *choices* are its options (``tp=8`` fixes
     one, ``max_memory="70GiB"``, ``objective="cost"``), and *axes* restrict them by name: ``{"tp": (4, 8)}``.
     *watch* is called after each simulation with the counts and the best so far.

@@ -7,18 +7,18 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding
 from stepcast.models.catalog import load_model
-from stepcast.searching.space import Axes, Space, space_of
+from stepcast.searching.space import CandidateSpace, SearchAxes, build_space
 
 
 class Case(NamedTuple):
-    space: Space
+    space: CandidateSpace
     cluster: Cluster
     framework: Framework = MEGATRON_CORE
 
 
 def case(model: str, cluster: str, gpus: int, global_batch: int, seq: int, **axes: Any) -> Case:
     found = load_cluster(cluster)
-    space = space_of(load_model(model), Axes(gpus=(gpus,), **axes), global_batch, seq, found.domain_gpus)
+    space = build_space(load_model(model), SearchAxes(gpus=(gpus,), **axes), global_batch, seq, found.domain_gpus)
     return Case(space, found)
 
 

@@ -11,9 +11,9 @@ from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Sharding
 from stepcast.searching.best import search_parts
-from stepcast.searching.refine import moved, refined
-from stepcast.searching.result import Result, SpacePart
-from stepcast.searching.sensitivity import sensitivity, with_network
+from stepcast.searching.result import SearchResult
+from stepcast.searching.search import measure_sensitivity, neighbour_splits, refine_best, scale_network
+from stepcast.searching.space import SpacePart
 from tests.searching.spaces import Case, case
 
 FEW = {"sharding": (Sharding.ZERO_1,), "recompute": ("none",), "cp": (1,), "sequence_parallel": (True,)}
@@ -27,7 +27,7 @@ def piped(cluster: str = "dgx-h100", gpus: int = 32) -> Case:
     )  # fmt: skip
 
 
-def found(one: Case, **options: object) -> Result:
+def found(one: Case, **options: object) -> SearchResult:
     part = SpacePart(one.space, one.framework, np.arange(len(one.space)))
     return search_parts([part], one.cluster, **options)  # type: ignore[arg-type]
 
@@ -35,7 +35,7 @@ def found(one: Case, **options: object) -> Result:
 def test_layers_move_where_that_helps() -> None:
     one = piped()
     even = found(one, top=2)
-    better = refined(even, one.space.model, one.cluster)
+    better = refine_best(even, one.space.model, one.cluster)
     assert better.best[0].step_s < even.best[0].step_s
     strategy = better.best[0].strategy
     assert sum(strategy.stage_layers) == one.space.model.layers
@@ -47,7 +47,7 @@ def test_layers_move_where_that_helps() -> None:
 def test_every_move_keeps_all_layers() -> None:
     one = piped()
     strategy = one.space.strategy(0)
-    splits = list(moved(one.space.model, strategy))
+    splits = list(neighbour_splits(one.space.model, strategy))
     assert len(splits) == len(set(splits)) > 2
     for split in splits:
         assert sum(split) == one.space.model.layers
@@ -59,7 +59,7 @@ def test_racks_are_tried_with_both_placements() -> None:
         space=case("llama-3.1-8b", "gb200-nvl72", 96, 96, 4096, tp=(8,), pp=(1, 2), vpp=(1,), micro_batch=(1,), **FEW).space
     )  # fmt: skip
     even = found(one, top=1)
-    both = refined(even, one.space.model, one.cluster)
+    both = refine_best(even, one.space.model, one.cluster)
     tried = [
         predict(one.space.model, one.cluster, both.best[0].strategy, options=replace(both.best[0].options, place=place)).step_s
         for place in Place
@@ -70,14 +70,14 @@ def test_racks_are_tried_with_both_placements() -> None:
 def test_what_would_change_the_answer() -> None:
     one = piped()
     result = found(one)
-    changes = {each.words: each for each in sensitivity(result, one.space.model, one.cluster)}
+    changes = {each.words: each for each in measure_sensitivity(result, one.space.model, one.cluster)}
     assert list(changes) == ["2 x network", "+16.00 GiB", "2 x batch"]
     assert changes["2 x network"].speed_ratio >= 1
     assert changes["+16.00 GiB"].speed_ratio >= 1
     twice = changes["2 x batch"]
     assert twice.strategy.global_batch == 64
     assert twice.speed_ratio == pytest.approx(2 * result.best[0].step_s / twice.step_s)
-    faster = with_network(one.cluster, 2.0)
+    faster = scale_network(one.cluster, 2.0)
     assert faster is not None
     steps = [predict(one.space.model, faster, each.strategy).step_s for each in result.best[:5]]
     assert changes["2 x network"].step_s == min(steps)
@@ -86,4 +86,4 @@ def test_what_would_change_the_answer() -> None:
 def test_a_single_node_has_no_network() -> None:
     many = load_cluster("dgx-h100")
     single = replace(many, nodes=1, node=replace(many.node, nics=0, nic=None))
-    assert with_network(single, 2.0) is None
+    assert scale_network(single, 2.0) is None

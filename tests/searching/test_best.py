@@ -11,17 +11,16 @@ import pytest
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.searching.best import search_parts
-from stepcast.searching.bound import bounds
-from stepcast.searching.objective import OBJECTIVES, Candidate
-from stepcast.searching.result import Counts, Result, SimulatedCandidate, SpacePart
-from stepcast.searching.space import space_of
+from stepcast.searching.bounds import bound_candidates
+from stepcast.searching.result import OBJECTIVES, ScoredPrediction, SearchCounts, SearchResult, SimulatedCandidate
+from stepcast.searching.space import SpacePart, build_space
 from tests.searching.spaces import Case, dense, experts, hybrid, sharded
 
 
 def exhausted(case: Case) -> dict[str, list[tuple[float, int]]]:
     """Step or energy, and row, of all candidates that fit, the least first."""
     space, cluster, framework = case
-    legal = bounds(space, cluster, framework, np.inf).legal
+    legal = bound_candidates(space, cluster, framework, np.inf).legal
     found: dict[str, list[tuple[float, int]]] = {"step": [], "energy": []}
     for at in np.flatnonzero(legal).tolist():
         strategy = space.strategy(at)
@@ -29,18 +28,18 @@ def exhausted(case: Case) -> dict[str, list[tuple[float, int]]]:
         if all(stage.total <= cluster.gpu.memory_bytes for stage in stages):
             prediction = predict(space.model, cluster, strategy, framework)
             found["step"].append((prediction.step_s, at))
-            scored = OBJECTIVES["energy"].score(Candidate(prediction, 0.0, strategy.layout.gpus, cluster))
+            scored = OBJECTIVES["energy"].score(ScoredPrediction(prediction, 0.0, strategy.layout.gpus))
             found["energy"].append((scored, at))
     return {name: sorted(rows) for name, rows in found.items()}
 
 
 @cache
-def dense_searched() -> Result:
+def dense_searched() -> SearchResult:
     """What several tests ask for."""
     return searched(dense())
 
 
-def searched(case: Case, **options: object) -> Result:
+def searched(case: Case, **options: object) -> SearchResult:
     part = SpacePart(case.space, case.framework, np.arange(len(case.space)))
     return search_parts([part], case.cluster, **options)  # type: ignore[arg-type]
 
@@ -99,7 +98,7 @@ def test_less_memory_leaves_fewer() -> None:
 
 
 def test_a_search_that_is_stopped_keeps_its_best() -> None:
-    def stop(counts: Counts, best: SimulatedCandidate | None) -> None:
+    def stop(counts: SearchCounts, best: SimulatedCandidate | None) -> None:
         if counts.simulated == 3:
             raise KeyboardInterrupt
 
@@ -128,9 +127,9 @@ def test_a_search_ends_when_its_time_is_up() -> None:
 
 
 def test_a_search_can_be_stopped_while_it_bounds() -> None:
-    told: list[Counts] = []
+    told: list[SearchCounts] = []
 
-    def stop(counts: Counts, best: SimulatedCandidate | None) -> None:
+    def stop(counts: SearchCounts, best: SimulatedCandidate | None) -> None:
         told.append(counts)
         if counts.priced:
             raise KeyboardInterrupt
@@ -144,7 +143,7 @@ def test_a_search_can_be_stopped_while_it_bounds() -> None:
 
 def test_only_kinds_of_layers_near_the_best_are_priced_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     every = searched(dense(), top=1, looks_around=False)
-    monkeypatch.setattr("stepcast.searching.queue.KINDS_AT_ONCE", 4)
+    monkeypatch.setattr("stepcast.searching.best.KINDS_AT_ONCE", 4)
     few = searched(dense(), top=1, looks_around=False)
     assert few.best == every.best
     assert few.simulated == every.simulated
@@ -185,7 +184,7 @@ def test_more_memory_lets_others_in() -> None:
 
 def test_of_several_numbers_of_gpus_the_fastest_of_each_is_known() -> None:
     case = dense()
-    both = space_of(case.space.model, replace(case.space.axes, gpus=(16, 32)), 32, 8192, 8)
+    both = build_space(case.space.model, replace(case.space.axes, gpus=(16, 32)), 32, 8192, 8)
     result = searched(case._replace(space=both), top=1)
     for number in (16, 32):
         rows = np.flatnonzero(both.columns["gpus"] == number)

@@ -11,7 +11,8 @@ from stepcast.frameworks.catalog import load_framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Overlap, Sharding, StrategyError
-from stepcast.searching.bound import Bounding, Bounds, bounds
+from stepcast.searching.bounds import CandidateBounds, TimeBounds, bound_candidates
+from stepcast.searching.space import SpaceColumns
 from tests.searching.spaces import Case, case
 
 ROUNDING = 1 + 1e-9
@@ -47,12 +48,12 @@ def varied() -> dict[str, Case]:
 
 
 CASES = varied()
-BOUNDS: dict[str, Bounds] = {}
+BOUNDS: dict[str, CandidateBounds] = {}
 
 
-def bounds_of(name: str) -> Bounds:
+def bounds_of(name: str) -> CandidateBounds:
     if name not in BOUNDS:
-        BOUNDS[name] = bounds(*CASES[name], np.inf)
+        BOUNDS[name] = bound_candidates(*CASES[name], np.inf)
     return BOUNDS[name]
 
 
@@ -97,7 +98,7 @@ def test_rough_bounds_are_below_tight_ones(name: str) -> None:
     space, cluster, framework = CASES[name]
     limits = bounds_of(name)
     rows = np.random.default_rng(SEED).choice(np.flatnonzero(limits.legal), 200, replace=False)
-    timing = Bounding(space, cluster, framework).timing(np.sort(rows))
+    timing = TimeBounds(SpaceColumns(space), cluster, framework, np.sort(rows))
     time_s, computing_s = timing.times(np.sort(rows), rough=True)
     assert timing.priced < len(np.unique(timing.hot.kind[rows]))
     assert (time_s <= limits.time_s[np.sort(rows)] * ROUNDING).all()

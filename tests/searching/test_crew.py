@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.searching.crew import Crew, in_parallel
+from stepcast.searching.crew import WorkerPool, map_parallel
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux: worker processes are forked")
 
 
 def test_answers_come_in_the_order_of_the_items() -> None:
     items = list(range(500))
-    assert in_parallel(str, items, 2) == [str(item) for item in items]
+    assert map_parallel(str, items, 2) == [str(item) for item in items]
 
 
 def test_a_process_that_is_killed_is_told_instead_of_waited_for() -> None:
@@ -23,7 +23,7 @@ def test_a_process_that_is_killed_is_told_instead_of_waited_for() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
-    with pytest.raises(ChildProcessError, match="--workers 1"), Crew(lost, 2) as crew:
+    with pytest.raises(ChildProcessError, match="--workers 1"), WorkerPool(lost, 2) as crew:
         list(crew.answers(range(100)))
 
 
@@ -31,7 +31,7 @@ def test_an_error_is_the_one_that_a_single_process_raises() -> None:
     def refused(item: int) -> int:
         raise ValueError(f"not {item}")
 
-    with pytest.raises(ValueError, match="not 0"), Crew(refused, 2) as crew:
+    with pytest.raises(ValueError, match="not 0"), WorkerPool(refused, 2) as crew:
         list(crew.answers(range(10)))
 
 

@@ -13,9 +13,9 @@ from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding
 from stepcast.models.catalog import load_model
-from stepcast.searching.mixed import balanced, joined, search_mixed
-from stepcast.searching.result import Result, SpacePart
-from stepcast.searching.space import Axes, space_of
+from stepcast.searching.mixed import balance_layers, join_gpu_kinds, search_mixed
+from stepcast.searching.result import SearchResult
+from stepcast.searching.space import SearchAxes, SpacePart, build_space
 
 BOTH = 'base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a100"\nnodes = 2\n'
 
@@ -26,12 +26,12 @@ def cluster(tmp_path: Path, text: str = BOTH) -> Cluster:
     return load_cluster(str(path))
 
 
-def searched(both: Cluster, top: int = 3, objective: str = "step") -> Result:
-    axes = Axes(
+def searched(both: Cluster, top: int = 3, objective: str = "step") -> SearchResult:
+    axes = SearchAxes(
         gpus=(32,), tp=(1, 2), cp=(1,), pp=(1, 2, 4), vpp=(1,), micro_batch=(1,), recompute=("none",),
         schedule=(ScheduleKind.ONE_F_ONE_B,), sharding=(Sharding.ZERO_1,), sequence_parallel=(False,),
     )  # fmt: skip
-    space = space_of(load_model("llama-3.1-8b"), axes, 64, 4096, both.domain_gpus)
+    space = build_space(load_model("llama-3.1-8b"), axes, 64, 4096, both.domain_gpus)
     return search_mixed([SpacePart(space, MEGATRON_CORE, np.arange(len(space)))], both, top, objective)
 
 
@@ -63,11 +63,11 @@ def test_links_are_the_slower_ones_and_gpus_are_all(tmp_path: Path) -> None:
     both = cluster(tmp_path)
     assert both.gpus == 16
     assert both.other is not None
-    one = joined(both)
+    one = join_gpu_kinds(both)
     assert one.gpus == 32
     assert one.node.nic == load_cluster("dgx-a100").node.nic
     assert one.gpu == both.gpu
-    assert joined(load_cluster("dgx-h100")) == load_cluster("dgx-h100")
+    assert join_gpu_kinds(load_cluster("dgx-h100")) == load_cluster("dgx-h100")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_links_are_the_slower_ones_and_gpus_are_all(tmp_path: Path) -> None:
     ],
 )
 def test_layers_are_split_by_speed(layers: int, takes: tuple[float, ...], chunks: int, split: tuple[int, ...]) -> None:
-    assert balanced(layers, takes, chunks) == split
+    assert balance_layers(layers, takes, chunks) == split
 
 
 @pytest.mark.parametrize(

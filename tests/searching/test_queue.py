@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.searching import queue
-from stepcast.searching.queue import Queue
+from stepcast.searching import best as queue
+from stepcast.searching.best import BoundQueue
 
 SEED = 3
 
@@ -32,7 +32,7 @@ def test_the_order_is_that_of_tight_bounds(
 
     before, queue.KINDS_AT_ONCE = queue.KINDS_AT_ONCE, at_once
     try:
-        made = Queue(rough, ranks, kinds, tighten)
+        made = BoundQueue(rough, ranks, kinds, tighten)
     finally:
         queue.KINDS_AT_ONCE = before
     found: list[int] = []
@@ -57,6 +57,6 @@ def test_what_lies_beyond_the_worst_is_not_made_tight() -> None:
         asked.extend(some.tolist())
         return rough[some]
 
-    made = Queue(rough, np.arange(1000), np.arange(1000), tighten)
+    made = BoundQueue(rough, np.arange(1000), np.arange(1000), tighten)
     assert made.next(16, 9.0).tolist() == list(range(10))
     assert len(asked) == queue.KINDS_AT_ONCE

@@ -13,7 +13,7 @@ from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
-    from stepcast.searching.result import Result
+    from stepcast.searching.result import SearchResult
     from stepcast.views.view import View
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.best else 1
 
 
-def result_view(found: dict[str, Any], result: "Result") -> "View":
+def result_view(found: dict[str, Any], result: "SearchResult") -> "View":
     """Return the view of a search with all the candidates that it simulated."""
     from stepcast.cli.choices import all_words
     from stepcast.ir.facts import CandidateFacts

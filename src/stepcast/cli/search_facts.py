@@ -12,17 +12,24 @@ from stepcast.cli.search_question import Question
 from stepcast.forecast.predict import predict
 from stepcast.ir.step import StepReport
 from stepcast.questions.spelling import predict_words
-from stepcast.searching.mixed import words_of
-from stepcast.searching.reasons import binding, differences_s, shares
-from stepcast.searching.result import Counts, Missed, Result, SimulatedCandidate
-from stepcast.searching.sensitivity import sensitivity
+from stepcast.searching.mixed import describe_gpu_kinds
+from stepcast.searching.result import (
+    MissedCandidate,
+    SearchCounts,
+    SearchResult,
+    SimulatedCandidate,
+    breakdown_differences,
+    cause_shares,
+    find_bottleneck,
+)
+from stepcast.searching.search import measure_sensitivity
 
 # Where nothing fits: so many times the GPUs.
 MORE_GPUS = (2, 4, 8, 16)
 FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
 
 
-def search_facts(asked: Question, result: Result) -> dict[str, Any]:
+def search_facts(asked: Question, result: SearchResult) -> dict[str, Any]:
     reports = [_report(asked, each) for each in result.best]
     rows = [
         _row(asked, rank, each, report, _is_tie(asked, result.best[0], reports[0], each))
@@ -38,19 +45,19 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
         "objective": asked.args.objective,
         "global_batch": asked.global_batch,
         "seq": asked.seq,
-        "capacity_bytes": asked.room_bytes,
+        "capacity_bytes": asked.usable_memory_bytes,
         "gpu_bytes": asked.cluster.gpu.memory_bytes,
         "counts": result.counts.facts(),
         "least_s": result.least_s,
         "rows": rows,
-        "binds": {"what": binding(reports[0], result.missed is not None), "shares": shares(reports[0])}
+        "binds": {"what": find_bottleneck(reports[0], result.missed is not None), "shares": cause_shares(reports[0])}
         if rows
         else None,
         "missed": _missed(result.missed) if result.missed else None,
         "runner_up": {
             "rank": rows[second]["rank"],
             "slower_s": reports[second].step_s - reports[0].step_s,
-            "parts_s": differences_s(reports[second], reports[0]),
+            "parts_s": breakdown_differences(reports[second], reports[0]),
         }
         if second is not None
         else None,
@@ -65,7 +72,7 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
     }
 
 
-def best_row(asked: Question) -> tuple[dict[str, Any] | None, Counts]:
+def best_row(asked: Question) -> tuple[dict[str, Any] | None, SearchCounts]:
     """Return the best as a row of the table, or None if there is none, and what became of the candidates."""
     result = asked.answer(top=1)
     if not result.best:
@@ -88,11 +95,11 @@ def _report(asked: Question, found: SimulatedCandidate) -> StepReport:
     return predict(asked.model, asked.priced, found.strategy, found.framework, found.options).report
 
 
-def _missed(missed: Missed) -> dict[str, Any]:
+def _missed(missed: MissedCandidate) -> dict[str, Any]:
     return {**all_words(missed.strategy), "bound_s": missed.bound_s, "memory_bytes": missed.memory_bytes}
 
 
-def _sensitivity(asked: Question, result: Result) -> list[dict[str, Any]]:
+def _sensitivity(asked: Question, result: SearchResult) -> list[dict[str, Any]]:
     best = result.best[0].strategy if result.best else None
     return [
         {
@@ -102,7 +109,7 @@ def _sensitivity(asked: Question, result: Result) -> list[dict[str, Any]]:
             "speed": each.speed_ratio,
             "other": best is not None and replace(each.strategy, global_batch=best.global_batch) != best,
         }
-        for each in sensitivity(result, asked.model, asked.priced)
+        for each in measure_sensitivity(result, asked.model, asked.priced)
     ]
 
 
@@ -133,7 +140,7 @@ def _row(asked: Question, rank: int, found: SimulatedCandidate, report: StepRepo
 
 
 def _kinds(found: SimulatedCandidate) -> str:
-    return ", ".join(f"{stages} on {kind}" for kind, stages in words_of(found.kinds).items())
+    return ", ".join(f"{stages} on {kind}" for kind, stages in describe_gpu_kinds(found.kinds).items())
 
 
 def _command(asked: Question, found: SimulatedCandidate) -> str:

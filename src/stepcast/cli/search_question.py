@@ -21,13 +21,20 @@ from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import name_cluster
-from stepcast.searching.best import MEMORY_RESERVE, room_bytes, search_parts
+from stepcast.searching.best import MEMORY_RESERVE, search_parts, usable_memory_bytes
 from stepcast.searching.crew import usable_workers
-from stepcast.searching.mixed import joined, search_mixed
-from stepcast.searching.refine import refined
-from stepcast.searching.result import Counts, Result, SimulatedCandidate, Watch
-from stepcast.searching.search import parts_of
-from stepcast.searching.space import OVERLAPS, RECOMPUTES, Axes, Space, space_of, useful_recomputes
+from stepcast.searching.mixed import join_gpu_kinds, search_mixed
+from stepcast.searching.result import SearchCounts, SearchResult, SearchWatch, SimulatedCandidate
+from stepcast.searching.search import refine_best
+from stepcast.searching.space import (
+    OVERLAPS,
+    RECOMPUTES,
+    CandidateSpace,
+    SearchAxes,
+    build_space,
+    split_by_software,
+    useful_recomputes,
+)
 from stepcast.units import format_seconds
 
 if TYPE_CHECKING:
@@ -56,9 +63,9 @@ class Question:
     assumptions: tuple[str, ...] = ()
 
     @property
-    def room_bytes(self) -> float:
+    def usable_memory_bytes(self) -> float:
         """What a candidate may take of a GPU."""
-        return room_bytes(self.cluster.gpu.memory_bytes, self.most_bytes, self.reserve)
+        return usable_memory_bytes(self.cluster.gpu.memory_bytes, self.most_bytes, self.reserve)
 
     @property
     def most_gpus(self) -> int | None:
@@ -74,9 +81,11 @@ class Question:
     @property
     def priced(self) -> Cluster:
         """What predictions of the rows are made on."""
-        return joined(self.cluster)
+        return join_gpu_kinds(self.cluster)
 
-    def answer(self, top: int | None = None, watch: Watch | None = None, most_s: float = math.inf) -> Result:
+    def answer(
+        self, top: int | None = None, watch: SearchWatch | None = None, most_s: float = math.inf
+    ) -> SearchResult:
         """The best *top*, or as many as asked for, which are refined then; *watch* is told how far it is in
         place of the terminal.
         """
@@ -85,8 +94,8 @@ class Question:
         framework, _ = self._settle(Layout(), precision)
         usual = {"precision": (precision,), "recompute": useful_recomputes(self.model, framework)}
         axes = usual | self.axes
-        space = space_of(
-            self.model, Axes(gpus=self.gpus, **axes), self.global_batch, self.seq, self.cluster.domain_gpus
+        space = build_space(
+            self.model, SearchAxes(gpus=self.gpus, **axes), self.global_batch, self.seq, self.cluster.domain_gpus
         )
         if not len(space):
             counts = [f"{each:,}" for each in self.gpus]
@@ -96,13 +105,13 @@ class Question:
             space = supported(space, self.profile)
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
-                asked = (parts_of(space, self._settle), self.cluster, top or args.top, args.objective)
+                asked = (split_by_software(space, self._settle), self.cluster, top or args.top, args.objective)
                 left_s = max(0.0, min(most_s, args.time or math.inf) - (time.monotonic() - began))
                 if self.mixed:
                     return search_mixed(*asked, self.most_bytes, told, left_s, self.reserve)
                 result = search_parts(
                     *asked,
-                    self.room_bytes,
+                    self.usable_memory_bytes,
                     told,
                     args.workers or usable_workers(),
                     looks_around=top is None,
@@ -110,7 +119,7 @@ class Question:
                 )
             if top is not None:
                 return result
-            return refined(result, self.model, self.cluster, args.objective, self.room_bytes)
+            return refine_best(result, self.model, self.cluster, args.objective, self.usable_memory_bytes)
         finally:
             show_status("")
 
@@ -125,7 +134,7 @@ DEGREES = ("tp", "cp", "ep", "pp", "vpp")
 CHOSEN = ("schedule", "recompute", "sharding", "overlap")
 
 
-def supported(space: Space, profile: Profile) -> Space:
+def supported(space: CandidateSpace, profile: Profile) -> CandidateSpace:
     """Return the candidates that the software of *profile* can run; raise a ValueError if there are none."""
     if not profile.supports:
         return space
@@ -139,7 +148,7 @@ def supported(space: Space, profile: Profile) -> Space:
     return space.only(rows)
 
 
-def _missing(space: Space, profile: Profile, at: int, degrees: list[int]) -> list[str]:
+def _missing(space: CandidateSpace, profile: Profile, at: int, degrees: list[int]) -> list[str]:
     """Return what the software lacks for candidates like that of row *at*."""
     row = space.values(at)
     tp, cp, ep, pp, vpp, dp = degrees
@@ -232,7 +241,7 @@ class _Watching:
 
             signal.signal(signal.SIGINT, self.before)
 
-    def __call__(self, counts: Counts, best: SimulatedCandidate | None) -> None:
+    def __call__(self, counts: SearchCounts, best: SimulatedCandidate | None) -> None:
         if self.before is None:
             self._catch()
         if self.stopped:

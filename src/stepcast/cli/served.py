@@ -25,7 +25,7 @@ from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.questions.spelling import build_question
-from stepcast.searching.result import Counts, SimulatedCandidate
+from stepcast.searching.result import SearchCounts, SimulatedCandidate
 from stepcast.serve.app import MISTAKES, Answer, Rest, Told
 from stepcast.serve.fields import PREDICT, command_words
 from stepcast.units import format_bytes, format_percent, format_seconds
@@ -151,7 +151,7 @@ def search_apart(words: list[str], pipe: "Connection") -> None:
 
     last = [0.0]
 
-    def watch(counts: Counts, best: SimulatedCandidate | None) -> None:
+    def watch(counts: SearchCounts, best: SimulatedCandidate | None) -> None:
         now = time.monotonic()
         if now - last[0] >= EVERY_S:
             last[0] = now

@@ -1,4 +1,4 @@
-"""Work over several processes: the same answers as one gives, sooner."""
+"""Work over several processes: the same answers as from one, sooner."""
 
 import os
 import signal
@@ -14,48 +14,48 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-FEWEST_EACH = 64  # a process for fewer is not worth its start
-PARTS_EACH = 8
+FEWEST_EACH = 64  # a process for fewer items is not worth its start
+CHUNKS_EACH = 8
 AT_ONCE = 16  # answers between two ticks
 
-# Of a process that was forked off; no task needs to be sent to it.
+# The task of a forked process, which inherits it.
 _task: Callable[[Any], Any] | None = None
 
 
 def usable_workers() -> int:
-    """As many as this process may use; one where it cannot be forked, or has threads, which forks lose."""
+    """Return how many processes to use; one if this process cannot be forked, or has threads, which forks lose."""
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return 1
     return len(os.sched_getaffinity(0))
 
 
-def in_parallel(
-    of: Callable[[Item], Answer], items: Sequence[Item], workers: int, tick: Callable[[], None] | None = None
+def map_parallel(
+    task: Callable[[Item], Answer], items: Sequence[Item], workers: int, tick: Callable[[], None] | None = None
 ) -> list[Answer]:
-    """Return *of* every item, in their order; *tick* is called between answers and may raise to end it."""
+    """Return the answers in the order of *items*; *tick* is called between answers and may raise to end it."""
     workers = max(1, min(workers, len(items) // FEWEST_EACH))
-    with Crew(of, workers) as crew:
-        found: list[Answer] = []
-        for answer in crew.answers(items, min(AT_ONCE, len(items) // (workers * PARTS_EACH))):
-            found.append(answer)
-            if tick is not None and len(found) % AT_ONCE == 0:
+    with WorkerPool(task, workers) as pool:
+        answers: list[Answer] = []
+        for answer in pool.answers(items, min(AT_ONCE, len(items) // (workers * CHUNKS_EACH))):
+            answers.append(answer)
+            if tick is not None and len(answers) % AT_ONCE == 0:
                 tick()
-        return found
+        return answers
 
 
-class Crew:
-    """Processes that do one task, with all that was known when they began; with one worker, this process."""
+class WorkerPool:
+    """Processes that run one task with the state at their start; with one worker, this process."""
 
-    def __init__(self, task: Callable[[Item], Answer], workers: int) -> None:
+    def __init__(self, task: Callable[[Any], Any], workers: int) -> None:
         self.task, self.workers = task, workers
         self.pool: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         if self.workers > 1:
             from concurrent.futures import ProcessPoolExecutor
             from multiprocessing import get_context
 
-            self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _begin, (self.task,))
+            self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _start_worker, (self.task,))
         return self
 
     def __exit__(
@@ -65,29 +65,27 @@ class Crew:
             self.pool.shutdown(cancel_futures=True)
 
     def answers(self, items: Sequence[Any], at_once: int = 1) -> Iterator[Any]:
-        """The answers in the order of *items*; a process takes *at_once* of them."""
-        return map(self.task, items) if self.pool is None else self._theirs(items, max(1, at_once))
-
-    def _theirs(self, items: Sequence[Any], at_once: int) -> Iterator[Any]:
+        """Yield the answers in the order of *items*; a process takes *at_once* of them."""
+        if self.pool is None:
+            yield from map(self.task, items)
+            return
         from concurrent.futures.process import BrokenProcessPool
 
-        assert self.pool is not None
         try:
-            yield from self.pool.map(_do, items, chunksize=at_once)
+            yield from self.pool.map(_run_task, items, chunksize=max(1, at_once))
         except BrokenProcessPool:
             raise ChildProcessError(
-                "one of the processes was ended from outside, as by a machine that is out of memory: "
-                "ask with --workers 1"
+                "a worker process was killed, perhaps because the machine is out of memory: use --workers 1"
             ) from None
 
 
-def _begin(task: Callable[[Any], Any]) -> None:
-    """A process that was forked off has its task; an interrupt is for the one that asked."""
+def _start_worker(task: Callable[[Any], Any]) -> None:
+    """Store the task; interrupts are handled by the parent process."""
     global _task
     _task = task
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _do(item: Any) -> Any:
+def _run_task(item: Any) -> Any:
     assert _task is not None
     return _task(item)

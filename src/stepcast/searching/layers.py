@@ -1,8 +1,9 @@
-"""What layers take, by the choices they depend on: seconds that nothing hides."""
+"""Lower bounds of the seconds that the parts of a model take: kinds of blocks, embedding and head."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -19,68 +20,87 @@ from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Routing
+from stepcast.ir.schedules import SCHEDULES
+from stepcast.ir.sharding import Gathered, Partition, Reduced, gathered_bytes, plan_of
+from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import RecomputeKind, Strategy
-from stepcast.ir.work import Collective, Communication, Compute, HostUpdate, Transfer
+from stepcast.ir.trainable import trained_shard
+from stepcast.ir.weights import NOTHING, Shard
+from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, HostUpdate, Transfer
 from stepcast.ir.workload import Layer, Op
+from stepcast.searching.space import CandidateSpace, pipeline_strategy
 
-# Loads are rounded to a thousandth.
-ROUNDED = 0.0011
+LOAD_STEP = 0.0011  # loads are rounded to a thousandth
 LANES = (Group.TP, Group.CP, Group.EP, Group.EXPERT_TP)
+# How often weights are gathered in a micro-batch, and when they are gathered only once.
+GATHERS = {Gathered.EACH_PASS: 2, Gathered.EACH_MICRO_BATCH: 1}
+GATHERED_ONCE = (Gathered.AFTER_UPDATE, Gathered.ONCE)
 
 
-class Takes(NamedTuple):
-    """Places of what is known of a part of the model: a kind of block, the embedding, the head.
+class PartTime(IntEnum):
+    """Columns of ``part_costs``, in seconds.
 
-    The first four are seconds from begin to end, kernels and the exchanges they wait for; *whole* is the
-    backward in one go. The others may hide behind another micro-batch: *computing*, kernels alone; *back*, a
-    backward and *ahead* a forward, from the first kernel to the last; *lanes*, what each group exchanges.
+    The first four run from begin to end: kernels and the communication they wait for. The others may hide behind
+    another micro-batch: kernels alone, a backward or a forward from its first kernel to its last, and from LANES
+    on the communication of each group.
     """
 
-    forward: int = 0
-    whole: int = 1
-    inputs: int = 2
-    weights: int = 3
-    computing: int = 4
-    back: int = 5
-    lanes: int = 6
-    ahead: int = 10
+    FORWARD = 0
+    BACKWARD = 1
+    INPUT_GRADIENTS = 2
+    WEIGHT_GRADIENTS = 3
+    KERNELS = 4
+    BACKWARD_SPAN = 5
+    LANES = 6
+    FORWARD_SPAN = 10  # after one column for each of LANES
 
 
-TAKES = Takes()
-ALL_TAKES = TAKES.lanes + len(LANES) + 1
-assert TAKES.ahead == ALL_TAKES - 1
-
-
-def kinds_of(model: Model) -> tuple[LayerParts, ...]:
-    """The kinds of blocks of *model*, in the order in which they first appear."""
+def block_kinds(model: Model) -> tuple[LayerParts, ...]:
+    """Return the kinds of blocks of *model*, in the order in which they first appear."""
     return tuple(dict.fromkeys(model.blocks))
 
 
+def count_parts(space: CandidateSpace, row: int) -> FloatArray:
+    """Return pieces x parts of a candidate: how many blocks of each kind, embeddings and heads a piece has."""
+    model, kinds = space.model, block_kinds(space.model)
+    return np.array(
+        [
+            [
+                *(model.blocks[piece.layers.start : piece.layers.stop].count(kind) for kind in kinds),
+                piece.embedding,
+                piece.head,
+            ]
+            for piece in pieces(model, pipeline_strategy(space, row))
+        ],
+        dtype=np.float64,
+    )
+
+
 def part_layers(model: Model, framework: Framework, strategy: Strategy) -> list[tuple[Layer, ...]]:
-    """The layers of each kind of block, of the embedding and of the head."""
-    view, whole = layer_view(strategy), strategy.recompute.kind is RecomputeKind.FULL
-    blocks = [block_layers(model, view, framework, kind, whole) for kind in kinds_of(model)]
+    """Return the layers of each kind of block, of the embedding and of the head."""
+    view, full = layer_view(strategy), strategy.recompute.kind is RecomputeKind.FULL
+    blocks = [block_layers(model, view, framework, kind, full) for kind in block_kinds(model)]
     ends = [end_layers(model, view, framework, embedding=embedding) for embedding in (True, False)]
     return [*blocks, *ends]
 
 
 def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> FloatArray:
-    """Of each part, seconds of a cool GPU in matrix kernels and in all, and what their energy would last."""
-    found = np.zeros((len(parts), 3))
+    """Return for each part the cool seconds in matrix kernels, in all kernels, and what their energy would last."""
+    loads = np.zeros((len(parts), 3))
     for part, layers in enumerate(parts):
         ops = (op.work for layer in layers for op in layer.all_ops)
         works = Counter(work for work in ops if isinstance(work, Compute))
-        found[part] = cool_seconds(works, cluster.gpu, default_fit())
-    return found
+        loads[part] = cool_seconds(works, cluster.gpu, default_fit())
+    return loads
 
 
 def least_load(cluster: Cluster, mixtures: FloatArray) -> Load:
-    """A load that is no more than that of any of *mixtures*, nor of what they are mixed from."""
+    """Return a load that does not exceed that of any of *mixtures*, nor of what they are mixed from."""
     gpu, fit = cluster.gpu, default_fit()
     loads = [load_of(matrix_s, total_s, energy_s, gpu, fit) for matrix_s, total_s, energy_s in mixtures.tolist()]
-    duty = max(0.0, min(load.duty for load in loads) - ROUNDED)
+    duty = max(0.0, min(load.duty for load in loads) - LOAD_STEP)
     wanted = [load.wanted for load in loads if load.wanted is not None]
-    return replace(loads[0], duty=duty, wanted=max(0.0, min(wanted) - ROUNDED) if wanted else None)
+    return replace(loads[0], duty=duty, wanted=max(0.0, min(wanted) - LOAD_STEP) if wanted else None)
 
 
 def part_costs(
@@ -91,40 +111,40 @@ def part_costs(
     parts: Sequence[Sequence[Layer]],
     load: Load,
 ) -> FloatArray:
-    """parts x takes: the least that any strategy with such layers spends on them.
+    """Return parts x PartTime: the least that any strategy with such layers spends on them.
 
-    Whatever else a strategy adds comes on top. The GPU has *load* at least, which heats it.
+    Anything else a strategy adds comes on top. The GPU has at least this *load*, which heats it.
     """
     forwards = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
-    seconds = _Seconds(cluster, strategy, framework, load, forwards.routing if forwards else None)
-    found = np.zeros((len(parts), ALL_TAKES))
+    seconds = _LayerSeconds(cluster, strategy, framework, load, forwards.routing if forwards else None)
+    costs = np.zeros((len(parts), PartTime.FORWARD_SPAN + 1))
     for part, layers in enumerate(parts):
         forward = [op for layer in layers for op in layer.forward]
         inputs = [op for layer in reversed(layers) for op in layer.input_gradient]
         weights = [op for layer in reversed(layers) for op in layer.weight_gradient]
-        whole = [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)]
-        walks = [seconds.walk(ops) for ops in (forward, whole, inputs, weights)]
-        found[part, :4] = [walk.end_s for walk in walks]
-        found[part, TAKES.computing] = walks[0].computing_s + walks[1].computing_s
-        found[part, TAKES.ahead] = walks[0].inner_s
-        found[part, TAKES.back] = min(walks[1].inner_s, walks[2].inner_s + walks[3].inner_s)
+        backward = [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)]
+        walks = [seconds.walk(ops) for ops in (forward, backward, inputs, weights)]
+        costs[part, :4] = [walk.end_s for walk in walks]
+        costs[part, PartTime.KERNELS] = walks[0].kernels_s + walks[1].kernels_s
+        costs[part, PartTime.FORWARD_SPAN] = walks[0].span_s
+        costs[part, PartTime.BACKWARD_SPAN] = min(walks[1].span_s, walks[2].span_s + walks[3].span_s)
         for lane, group in enumerate(LANES):
-            found[part, TAKES.lanes + lane] = sum(walk.lanes_s.get(group, 0.0) for walk in walks[:2])
-    return found
+            costs[part, PartTime.LANES + lane] = sum(walk.lanes_s.get(group, 0.0) for walk in walks[:2])
+    return costs
 
 
-class _Walk(NamedTuple):
+class _LayerWalk(NamedTuple):
     end_s: float
-    inner_s: float  # from the begin of the first kernel to the end of the last
-    computing_s: float
+    span_s: float  # from the begin of the first kernel to the end of the last
+    kernels_s: float
     lanes_s: dict[Channel, float]
 
 
-class _Seconds:
+class _LayerSeconds:
     """Ops one after the other, as the simulation runs them on a rank that has nothing else to do.
 
-    Kernels and blocking communication follow one another; other communication runs beside, in a lane of its
-    group, and holds up what waits for it. Where more runs, lanes are later, and nothing is sooner.
+    Kernels and blocking communication follow one another; other communication runs concurrently in a lane of its
+    group and delays what waits for it. In a busier rank lanes are later, and nothing is sooner.
     """
 
     def __init__(
@@ -136,11 +156,11 @@ class _Seconds:
         self.pace = least_pace(strategy.layout, strategy.micro_batches)
         self.pricer = Pricer(cluster, strategy.layout, once_per_node=once_per_node)
         self.alone = {group for group in LANES if strategy.layout.size(group) == 1}
-        # By the objects: ops of a backward are walked twice, and layers are kept meanwhile.
+        # By object id: ops of a backward are walked twice, and the layers stay alive.
         self.known: dict[int, float] = {}
 
-    def walk(self, ops: Iterable[Op]) -> _Walk:
-        done_s = computing_s = last_s = 0.0
+    def walk(self, ops: Iterable[Op]) -> _LayerWalk:
+        done_s = kernels_s = last_s = 0.0
         first_s: float | None = None
         lanes_s: dict[Channel, float] = {}
         busy_s: dict[Channel, float] = {}
@@ -148,19 +168,14 @@ class _Seconds:
         for op in ops:
             work = op.work
             start_s = max([done_s, *(ended_s.get(name, 0.0) for name in op.after)]) if op.after else done_s
-            spent = self.known.get(id(work))
+            spent_s = self.known.get(id(work))
+            if spent_s is None:
+                spent_s = self.known[id(work)] = self._seconds(work)
             if not isinstance(work, Communication):
-                if spent is None:
-                    spent = 0.0 if isinstance(work, HostUpdate) else self._computing(work)
-                    self.known[id(work)] = spent
-                spent_s = spent
                 ended_s[op.name] = done_s = last_s = start_s + spent_s
                 first_s = start_s if first_s is None else first_s
-                computing_s += spent_s
+                kernels_s += spent_s
                 continue
-            if spent is None:
-                spent = self.known[id(work)] = self._communicating(work)
-            spent_s = spent
             if spent_s <= 0.0 or op.early:
                 continue
             group = work.group
@@ -169,15 +184,65 @@ class _Seconds:
             busy_s[group] = busy_s.get(group, 0.0) + spent_s
             if op.blocking:
                 done_s = end_s
-        return _Walk(done_s, last_s - (first_s or 0.0), computing_s, busy_s)
+        return _LayerWalk(done_s, last_s - (first_s or 0.0), kernels_s, busy_s)
 
-    def _communicating(self, work: Communication) -> float:
-        if not isinstance(work, Collective | Transfer) or work.group not in LANES:
+    def _seconds(self, work: Compute | Communication | HostUpdate) -> float:
+        if isinstance(work, HostUpdate):
             return 0.0
-        runs = work.group not in self.alone and work.size_bytes > 0
-        return self.pricer.seconds(work) if runs else 0.0
-
-    def _computing(self, work: Compute) -> float:
+        if isinstance(work, Communication):
+            if not isinstance(work, Collective | Transfer) or work.group not in LANES:
+                return 0.0
+            runs = work.group not in self.alone and work.size_bytes > 0
+            return self.pricer.seconds(work) if runs else 0.0
         as_it_runs = as_run(work, self.attention)
         price = slowed(self.price(as_it_runs), as_it_runs, self.attention, self.architecture)
         return paced_s(price.seconds, as_it_runs, self.pace)
+
+
+class ExchangeSeconds(NamedTuple):
+    """Seconds of the busiest group for gradients and weights."""
+
+    before_s: float  # gathered once
+    each_s: float  # gathered and reduced with each micro-batch
+    each_reduced_s: float  # reduced with each micro-batch
+    once_s: float  # reduced once, after the last backward has begun
+
+
+def price_exchanges(model: Model, cluster: Cluster, framework: Framework, strategy: Strategy) -> ExchangeSeconds:
+    """Return the least that replicas spend on gradients and weights of the first stage, in one message each.
+
+    Of several groups the slowest counts, since they may run concurrently.
+    """
+    every, plan = pieces(model, strategy), plan_of(strategy, framework)
+    own = (trained_shard(model, strategy, every[index]) for index in pieces_of_stage(strategy, 0))
+    shard, pricer = sum(own, start=NOTHING), Pricer(cluster, strategy.layout)
+    # With a copy of the model in each direction, a micro-batch passes through one of them.
+    copies = SCHEDULES[strategy.schedule].copies if strategy.layout.pp > 1 else 1
+    longest = ExchangeSeconds(0.0, 0.0, 0.0, 0.0)
+    for part, each in plan.kinds(shard):
+        if not each.total:
+            continue
+        reduced_s, gathered_s = _reduced_s(pricer, framework, part, each), 0.0
+        if part.ways > 1:
+            work = Collective(CollectiveKind.ALL_GATHER, gathered_bytes(strategy, each), part.within)
+            gathered_s = pricer.seconds(work)
+        # A gather and a reduction of one group follow one another.
+        always = plan.reduced is Reduced.EACH_MICRO_BATCH and part.ways > 1
+        each_reduced_s = reduced_s / copies if always else 0.0
+        seconds = ExchangeSeconds(
+            gathered_s if plan.gathered in GATHERED_ONCE else 0.0,
+            GATHERS.get(plan.gathered, 0) * gathered_s / copies + each_reduced_s,
+            each_reduced_s,
+            reduced_s if plan.reduced is Reduced.ONCE else 0.0,
+        )
+        longest = ExchangeSeconds(*map(max, longest, seconds))
+    return longest
+
+
+def _reduced_s(pricer: Pricer, framework: Framework, part: Partition, shard: Shard) -> float:
+    size = int(shard.total * framework.gradient_dtype.bytes)
+    if part.ways > 1:
+        return pricer.seconds(Collective(CollectiveKind.REDUCE_SCATTER, size, part.within))
+    if part.copies > 1:
+        return pricer.seconds(Collective(CollectiveKind.ALL_REDUCE, size, part.between))
+    return 0.0

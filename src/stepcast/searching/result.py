@@ -1,25 +1,29 @@
-"""What a search is asked and what it finds: frozen records."""
+"""What a search minimises, what it finds, and why the best candidate is the best."""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from stepcast.forecast.options import DEFAULTS, Options
-from stepcast.ir.arrays import IntArray
+from stepcast.forecast.prediction import Prediction
+from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.framework import Framework
+from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Strategy
-from stepcast.searching.space import Space
+from stepcast.searching.bounds import CandidateBounds
 from stepcast.units import format_seconds
 
-
-@dataclass(frozen=True, slots=True)
-class SpacePart:
-    """Candidates that one setting of the software runs; *rows* are their numbers among all."""
-
-    space: Space
-    framework: Framework
-    rows: IntArray
+# Parts of a step by what would make them shorter.
+CAUSES: Mapping[str, tuple[str, ...]] = {
+    "compute": ("compute", "optimizer"),
+    "network": ("tp", "cp", "ep", "dp", "pp"),
+    "bubble": ("bubble",),
+    "host": ("other",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,10 @@ class SimulatedCandidate:
     framework: Framework
     step_s: float
     memory_bytes: float
-    score: float  # what the search makes least
-    bound_s: float  # which the step of its even split cannot be below
+    score: float  # the value that the search minimises
+    bound_s: float  # lower bound of the step with an even split of layers
     options: Options = DEFAULTS
-    kinds: tuple[str, ...] = ()  # the GPU of each stage, where there are two kinds
+    kinds: tuple[str, ...] = ()  # the GPU of each stage in a cluster with two kinds
 
     @property
     def gpus(self) -> int:
@@ -46,44 +50,48 @@ class SimulatedCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SearchCounts:
     """What became of the candidates."""
 
     considered: int
     illegal: int
-    too_large: int  # by the bound of their memory, or by the count
-    pruned: int  # their bound is no better than what is kept
+    too_large: int  # by the bound of their memory, or by the memory itself
+    pruned: int  # by their bound
     simulated: int
     complete: bool = True
-    unseen: int = 0  # of a search that ended early: they may be better than what is kept
-    priced: int = 0  # kinds of layers, for the bounds
+    unseen: int = 0  # candidates of a search that ended early which may be better than its best
+    priced: int = 0  # kinds of layers priced for the bounds
     out_of_time: bool = False
 
     def facts(self) -> dict[str, int | bool]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+SearchWatch = Callable[[SearchCounts, SimulatedCandidate | None], None]
+"""Receives the progress and the best so far; a KeyboardInterrupt from it ends the search."""
+
+
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """The fastest that lacks memory might take so long, at best."""
+class MissedCandidate:
+    """The candidate with the lowest bound that lacks memory; both numbers are lower bounds."""
 
     strategy: Strategy
     bound_s: float
-    memory_bytes: float  # at least
+    memory_bytes: float
 
 
 @dataclass(frozen=True)
-class Result:
+class SearchResult:
     """The best candidates first, and all that were simulated."""
 
     best: tuple[SimulatedCandidate, ...]
     simulated: tuple[SimulatedCandidate, ...]
-    counts: Counts
-    missed: Missed | None = None  # with a lower bound than the best has
-    smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
-    roomier: SimulatedCandidate | None = None  # the best of those that would fit into 16 GiB more
-    least_s: float | None = None  # of a search that ended early: no step that is left can be below
-    deadline: float = math.inf  # of time.monotonic(): when to end what follows from this answer
+    counts: SearchCounts
+    missed: MissedCandidate | None = None  # with a lower bound than the best has
+    smallest_bytes: float | None = None  # lower bound of the memory of the smallest legal candidate
+    roomier: SimulatedCandidate | None = None  # the best that would fit into 16 GiB more
+    least_s: float | None = None  # lower bound of what a search that ended early has not seen
+    deadline: float = math.inf  # of time.monotonic(), for what follows from this result
 
     @property
     def is_late(self) -> bool:
@@ -91,14 +99,13 @@ class Result:
         return time.monotonic() > self.deadline
 
     def __repr__(self) -> str:
-        best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else self._nothing
-        return f"Result({self.counts.considered:,} candidates, {self.counts.simulated:,} simulated, {best})"
-
-    @property
-    def _nothing(self) -> str:
-        if self.counts.complete:
-            return "nothing fits"
-        return "nothing found: out of time" if self.counts.out_of_time else "nothing found: interrupted"
+        if self.best:
+            best = f"best {format_seconds(self.best[0].step_s)} a step"
+        elif self.counts.complete:
+            best = "nothing fits"
+        else:
+            best = "nothing found: out of time" if self.counts.out_of_time else "nothing found: interrupted"
+        return f"SearchResult({self.counts.considered:,} candidates, {self.counts.simulated:,} simulated, {best})"
 
     def _repr_html_(self) -> str:
         from stepcast.views.notebook import found_html
@@ -110,13 +117,74 @@ class Result:
 
     @property
     def front(self) -> tuple[SimulatedCandidate, ...]:
-        """Of those simulated, each that no other beats in step, memory and GPUs; fastest first."""
-        kept: list[SimulatedCandidate] = []
+        """The simulated candidates that are Pareto-optimal in step time, memory and GPUs; fastest first."""
+        front: list[SimulatedCandidate] = []
         for each in sorted(self.simulated, key=lambda one: (one.step_s, one.memory_bytes, one.gpus, one.at)):
-            if not any(one.memory_bytes <= each.memory_bytes and one.gpus <= each.gpus for one in kept):
-                kept.append(each)
-        return tuple(kept)
+            if not any(faster.memory_bytes <= each.memory_bytes and faster.gpus <= each.gpus for faster in front):
+                front.append(each)
+        return tuple(front)
 
 
-Watch = Callable[[Counts, SimulatedCandidate | None], None]
-"""Told how far the search is, with the best so far; a KeyboardInterrupt from it ends the search."""
+@dataclass(frozen=True, slots=True)
+class ScoredPrediction:
+    """What an objective knows of a simulated candidate."""
+
+    prediction: Prediction
+    memory_bytes: float
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchObjective:
+    """A value to minimise: *least* bounds it for many candidates, *score* is that of one; least <= score."""
+
+    least: Callable[[CandidateBounds, IntArray], FloatArray]
+    score: Callable[[ScoredPrediction], float]
+
+
+def _least_energy(limits: CandidateBounds, gpus: IntArray) -> FloatArray:
+    """Return idle power for all of the time plus the rest for computing; in units of a GPU's power limit."""
+    with np.errstate(invalid="ignore"):
+        energy: FloatArray = gpus * (IDLE * limits.time_s + (COMPUTING - IDLE) * limits.computing_s)
+    return np.where(np.isfinite(limits.time_s), energy, np.inf)
+
+
+def _energy(candidate: ScoredPrediction) -> float:
+    report = candidate.prediction.report
+    return candidate.gpus * report.step_s * node_watts(1.0, 1, 0.0, report.breakdown_s)
+
+
+_GPU_SECONDS = SearchObjective(
+    lambda limits, gpus: limits.time_s * gpus, lambda candidate: candidate.prediction.step_s * candidate.gpus
+)
+
+OBJECTIVES: dict[str, SearchObjective] = {
+    "step": SearchObjective(lambda limits, _: limits.time_s, lambda candidate: candidate.prediction.step_s),
+    "throughput": _GPU_SECONDS,  # tokens per second and GPU of one batch: the fewest GPU-seconds
+    "cost": _GPU_SECONDS,  # GPU-hours are paid for
+    "memory": SearchObjective(
+        lambda limits, _: np.where(np.isfinite(limits.time_s), limits.memory_bytes, np.inf),
+        lambda candidate: candidate.memory_bytes,
+    ),
+    "energy": SearchObjective(_least_energy, _energy),
+}
+
+
+def cause_shares(report: StepReport) -> dict[str, float]:
+    """Return the shares of the step by cause; they sum to 1."""
+    parts = report.breakdown_s
+    return {cause: sum(parts[name] for name in names) / report.step_s for cause, names in CAUSES.items()}
+
+
+def find_bottleneck(report: StepReport, faster_without_memory: bool) -> str:
+    """Return memory if a strategy that lacks it might be faster, else the cause with the largest share."""
+    if faster_without_memory:
+        return "memory"
+    shares = cause_shares(report)
+    return max(shares, key=lambda cause: shares[cause])
+
+
+def breakdown_differences(report: StepReport, best: StepReport) -> dict[str, float]:
+    """Return by part of the step the seconds that *report* spends beyond *best*, the largest loss first."""
+    parts = {name: seconds - best.breakdown_s[name] for name, seconds in report.breakdown_s.items()}
+    return dict(sorted(parts.items(), key=lambda pair: -pair[1]))

@@ -1,24 +1,26 @@
-"""The best strategies of a model on a cluster, from the library."""
+"""Search from the library; refinements of the best candidates, and what would make the best one faster."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from stepcast.hardware import Cluster
-from stepcast.ir.dtype import DType
+from stepcast.cost.memory import memory
+from stepcast.forecast.predict import predict
+from stepcast.hardware import Cluster, Place
 from stepcast.ir.framework import MEGATRON_CORE, Framework
-from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.searching.best import room_bytes, search_parts
-from stepcast.searching.columns import SpaceColumns
-from stepcast.searching.refine import FEW, refined
-from stepcast.searching.result import Result, SpacePart, Watch
-from stepcast.searching.space import Axes, Space, space_of, useful_recomputes
+from stepcast.ir.stages import pieces
+from stepcast.ir.strategy import Strategy
+from stepcast.searching.best import MORE_BYTES, search_parts, usable_memory_bytes
+from stepcast.searching.result import OBJECTIVES, ScoredPrediction, SearchResult, SearchWatch, SimulatedCandidate
+from stepcast.searching.space import SearchAxes, SpacePart, build_space, useful_recomputes
+from stepcast.units import format_bytes
 
-Settle = Callable[[Layout, DType], tuple[Framework, Mapping[str, Any]]]
-"""The software that runs a layout in a precision, and the fields of a Strategy that it settles."""
-SETTLED_BY = ("pp", "vpp", "ep", "precision")
+REFINED_CANDIDATES = 3
+MOST_MOVES = 4
+COMPARED_CANDIDATES = 5
 
 
 def search(
@@ -34,40 +36,154 @@ def search(
     top: int = 10,
     most_bytes: float | None = None,
     reserve: float | None = None,
-    watch: Watch | None = None,
+    watch: SearchWatch | None = None,
     workers: int = 1,
-    refine: int = FEW,
+    refine: int = REFINED_CANDIDATES,
     most_s: float | None = None,
-) -> Result:
-    """The *top* best strategies; *axes* restrict choices by their names in Axes, as ``{"tp": (4, 8)}``.
+) -> SearchResult:
+    """Return the *top* best strategies; *axes* restrict choices by their names in SearchAxes, as ``{"tp": (4, 8)}``.
 
-    *workers* processes give the same answer as one. Of the best, the first *refine* are tried with uneven
-    splits of layers and other placements too. A candidate may take *most_bytes* of a GPU and leaves
-    the share *reserve* free (``room_bytes``). After *most_s* seconds the search ends with the best so far.
+    The result does not depend on the number of *workers*. The first *refine* of the best are also tried with uneven
+    splits of layers and other placements. A candidate may use *most_bytes* of a GPU and leaves the share *reserve*
+    free (``usable_memory_bytes``). After *most_s* seconds the search ends with the best so far.
     """
     numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
-    usual = {"recompute": useful_recomputes(model, framework)}
-    chosen = Axes(gpus=numbers, **{name: tuple(values) for name, values in (usual | dict(axes or {})).items()})
-    space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
+    choices = {"recompute": useful_recomputes(model, framework)} | dict(axes or {})
+    chosen = SearchAxes(gpus=numbers, **{name: tuple(values) for name, values in choices.items()})
+    space = build_space(model, chosen, global_batch, seq, cluster.domain_gpus)
     part = SpacePart(space, framework, np.arange(len(space)))
-    most_bytes = room_bytes(cluster.gpu.memory_bytes, most_bytes, reserve)
+    most_bytes = usable_memory_bytes(cluster.gpu.memory_bytes, most_bytes, reserve)
     result = search_parts([part], cluster, top, objective, most_bytes, watch, workers, most_s=most_s)
-    return refined(result, model, cluster, objective, most_bytes, refine)
+    return refine_best(result, model, cluster, objective, most_bytes, refine)
 
 
-def parts_of(space: Space, settle: Settle) -> list[SpacePart]:
-    """*space* by what runs it: recipes differ between layouts."""
-    distinct, member = SpaceColumns(space).distinct(np.arange(len(space)), SETTLED_BY)
-    settled: list[tuple[Framework, Mapping[str, Any]]] = []
-    of_key = np.zeros(len(distinct), dtype=np.int64)
-    for number, row in enumerate(distinct.tolist()):
-        pp, vpp, ep, precision = (int(space.columns[name][row]) for name in SETTLED_BY)
-        made = settle(Layout(pp=pp, vpp=vpp, ep=ep), space.axes.precision[precision])
-        if made not in settled:
-            settled.append(made)
-        of_key[number] = settled.index(made)
-    which, parts = of_key[member], []
-    for number, (framework, common) in enumerate(settled):
-        rows = np.flatnonzero(which == number)
-        parts.append(SpacePart(space.only(rows).having(common), framework, rows))
-    return parts
+def refine_best(
+    result: SearchResult,
+    model: Model,
+    cluster: Cluster,
+    objective: str = "step",
+    most_bytes: float | None = None,
+    few: int = REFINED_CANDIDATES,
+) -> SearchResult:
+    """Replace each of the best *few* by its best variant: layers moved between stages, and other placements."""
+    if not result.counts.complete:
+        return result
+    capacity = min(most_bytes or cluster.gpu.memory_bytes, cluster.gpu.memory_bytes)
+    score = OBJECTIVES[objective].score
+
+    def vary(candidate: SimulatedCandidate, split: tuple[int, ...], place: Place) -> SimulatedCandidate:
+        """Return the variant, or *candidate* if the variant is too large or time is up."""
+        if result.is_late:
+            return candidate
+        strategy = replace(candidate.strategy, stage_layers=split)
+        stages = memory(model, strategy, cluster.gpu, candidate.framework)
+        largest = max(stage.total for stage in stages)
+        if largest > capacity:
+            return candidate
+        options = replace(candidate.options, place=place)
+        prediction = predict(model, cluster, strategy, candidate.framework, options)
+        return replace(
+            candidate,
+            strategy=strategy,
+            options=options,
+            step_s=prediction.step_s,
+            memory_bytes=largest,
+            score=score(ScoredPrediction(prediction, largest, candidate.gpus)),
+        )
+
+    def improve(candidate: SimulatedCandidate) -> SimulatedCandidate:
+        """Move one layer at a time as long as it helps; then try the other placements."""
+        for _ in range(MOST_MOVES):
+            splits = neighbour_splits(model, candidate.strategy)
+            variants = [vary(candidate, split, candidate.options.place) for split in splits]
+            best = min([candidate, *variants], key=lambda each: each.rank)
+            if best is candidate:
+                break
+            candidate = best
+        if cluster.topology.scale_up_nodes > 1:
+            split, own = candidate.strategy.stage_layers, candidate.options.place
+            variants = [vary(candidate, split, place) for place in Place if place is not own]
+            candidate = min([candidate, *variants], key=lambda each: each.rank)
+        return candidate
+
+    improved = [improve(candidate) for candidate in result.best[:few]]
+    best = tuple(sorted((*improved, *result.best[few:]), key=lambda each: each.rank))
+    if result.is_late:
+        return replace(result, best=best, counts=replace(result.counts, complete=False, out_of_time=True))
+    return replace(result, best=best)
+
+
+def neighbour_splits(model: Model, strategy: Strategy) -> Iterator[tuple[int, ...]]:
+    """Yield splits with one layer moved.
+
+    From either end of the model, or the inner piece with most layers, to the inner piece with fewest and to the ends.
+    """
+    if strategy.layout.pp == 1:
+        return
+    sizes = [len(piece.layers) for piece in pieces(model, strategy)]
+    inner, first, last = range(1, len(sizes) - 1), 0, len(sizes) - 1
+    moves = [(last, first), (first, last)]
+    if inner:
+        fewest = min(inner, key=lambda piece: (sizes[piece], piece))
+        most = max(inner, key=lambda piece: (sizes[piece], -piece))
+        moves += [(first, fewest), (most, first), (last, fewest), (most, last)]
+    seen: set[tuple[int, ...]] = set()
+    for source, target in moves:
+        if sizes[source] > (1 if source in inner else 0):
+            split = list(sizes)
+            split[source] -= 1
+            split[target] += 1
+            if tuple(split) not in seen:
+                seen.add(tuple(split))
+                yield tuple(split)
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityRow:
+    """The best candidate after a change; the ratios compare it with the best before."""
+
+    words: str
+    strategy: Strategy
+    step_s: float
+    step_ratio: float
+    speed_ratio: float  # of tokens per second
+
+
+def measure_sensitivity(
+    result: SearchResult, model: Model, cluster: Cluster, few: int = COMPARED_CANDIDATES
+) -> tuple[SensitivityRow, ...]:
+    """Return which of the best *few* leads with twice the network, more memory or twice the batch.
+
+    All use as many GPUs as the best.
+    """
+    if not result.best or not result.counts.complete or result.is_late:
+        return ()
+    best, rows = result.best[0], []
+
+    def add_row(words: str, trials: Iterable[tuple[Strategy, float]]) -> None:
+        strategy, step_s = min(trials, key=lambda trial: trial[1] / trial[0].tokens)
+        speed = (best.step_s / best.strategy.tokens) / (step_s / strategy.tokens)
+        rows.append(SensitivityRow(words, strategy, step_s, step_s / best.step_s, speed))
+
+    def step_s(cluster: Cluster, candidate: SimulatedCandidate, strategy: Strategy) -> float:
+        return predict(model, cluster, strategy, candidate.framework, candidate.options).step_s
+
+    compared = [candidate for candidate in result.best if candidate.gpus == best.gpus][:few]
+    if (faster := scale_network(cluster, 2.0)) is not None:
+        add_row("2 x network", [(each.strategy, step_s(faster, each, each.strategy)) for each in compared])
+    roomier = min(result.roomier or best, best, key=lambda each: each.rank)
+    add_row(f"+{format_bytes(MORE_BYTES)}", [(roomier.strategy, roomier.step_s)])
+    if result.is_late:
+        return tuple(rows)
+    doubled = [(each, replace(each.strategy, global_batch=2 * each.strategy.global_batch)) for each in compared]
+    add_row("2 x batch", [(strategy, step_s(cluster, each, strategy)) for each, strategy in doubled])
+    return tuple(rows)
+
+
+def scale_network(cluster: Cluster, times: float) -> Cluster | None:
+    """Return *cluster* with links between nodes that many times as fast; None if there are none."""
+    nic = cluster.node.nic
+    if nic is None:
+        return None
+    faster = replace(nic, bandwidth_bytes_per_s=nic.bandwidth_bytes_per_s * times)
+    return replace(cluster, node=replace(cluster.node, nic=faster))

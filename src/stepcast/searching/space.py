@@ -1,29 +1,75 @@
-"""Every strategy that could be asked for, as columns of numbers: an object only where it may win."""
+"""Every strategy that a search considers, as columns of numbers; an object is built only where it may win."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
-from stepcast.ir.arrays import IntArray
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.coded import recomputes_in_vain
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
+from stepcast.ir.legality import RULES, check
 from stepcast.ir.limits import CANDIDATES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.ir.strategy import NO_RECOMPUTE, USUAL_OVERLAP, Overlap, Recompute, RecomputeKind, Sharding, Strategy
+from stepcast.ir.strategy import (
+    NO_RECOMPUTE,
+    USUAL_OVERLAP,
+    Overlap,
+    Recompute,
+    RecomputeKind,
+    Sharding,
+    Strategy,
+    StrategyError,
+)
+from stepcast.searching.crew import map_parallel
+
+StrategyFields = Mapping[str, Any]
+"""Fields of a Strategy by name."""
+SettleSoftware = Callable[[Layout, DType], tuple[Framework, StrategyFields]]
+"""Return the software that runs a layout in a precision, and the fields of a Strategy that it decides."""
+Tick = Callable[[], None]
+Answer = TypeVar("Answer")
 
 RECOMPUTES: Mapping[str, Recompute] = {
     "none": NO_RECOMPUTE,
     "selective": Recompute(RecomputeKind.SELECTIVE),
     "full": Recompute(RecomputeKind.FULL),
 }
+SHARDINGS = (Sharding.NONE, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.FSDP)
+SEARCHED_SCHEDULES = (
+    ScheduleKind.ONE_F_ONE_B,
+    ScheduleKind.INTERLEAVED,
+    ScheduleKind.ZB_H1,
+    ScheduleKind.ZB_V,
+    ScheduleKind.DUALPIPE,
+)
+MOST_CHUNKS = 16
+LARGEST_MICRO_BATCH = 64
+# How communication overlaps with computation, as changes to the defaults of the software.
+OVERLAPS: Mapping[str, Mapping[str, bool]] = {
+    "usual": {},
+    "none": dict.fromkeys(Overlap.__dataclass_fields__, False),
+    "tensor": {"tensor": True},
+    "experts": {"experts": True},
+}
+
+# Columns on which quantities depend.
+LAYOUT = ("gpus", "tp", "cp", "ep", "expert_tp", "pp")
+SAVED = ("tp", "cp", "ep", "expert_tp", "micro_batch", "recompute", "sequence_parallel", "precision")
+LAYER = ("gpus", *SAVED, "overlap")
+PIECES = ("pp", "vpp", "schedule")
+STATES = (*LAYOUT, "sharding", "precision")
+SOFTWARE = ("pp", "vpp", "ep", "precision")
+LEGALITY = (*LAYOUT, "sequence_parallel", "sharding", "recompute", "precision", "overlap")
+# Fields of a Strategy on which the pieces of a pipeline depend.
+PIECE_FIELDS = ("stage_layers", "further_tokens")
 
 
 def useful_recomputes(model: Model, framework: Framework) -> tuple[str, ...]:
@@ -33,13 +79,8 @@ def useful_recomputes(model: Model, framework: Framework) -> tuple[str, ...]:
     return tuple(name for name in RECOMPUTES if not (vain and name == "selective"))
 
 
-SHARDINGS = (Sharding.NONE, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.FSDP)
-MOST_CHUNKS = 16
-LARGEST_MICRO_BATCH = 64
-
-
 @dataclass(frozen=True)
-class Axes:
+class SearchAxes:
     """The values that each choice may take; empty ones are filled from model and cluster."""
 
     gpus: tuple[int, ...]
@@ -55,46 +96,40 @@ class Axes:
     sharding: tuple[Sharding, ...] = SHARDINGS
     sequence_parallel: tuple[bool, ...] = (True, False)
     precision: tuple[DType, ...] = (DType.BF16,)
-    overlap: tuple[str, ...] = ("usual",)  # words of OVERLAPS
+    overlap: tuple[str, ...] = ("usual",)  # keys of OVERLAPS
 
 
-COLUMNS = (
-    "gpus",
-    "tp",
-    "cp",
-    "ep",
-    "expert_tp",
-    "pp",
-    "vpp",
-    "schedule",
-    "micro_batch",
-    "recompute",
-    "sharding",
-    "sequence_parallel",
-    "precision",
-    "overlap",
-)
-# Fields of a Strategy on which the pieces of a pipeline depend.
-PLACED = ("stage_layers", "further_tokens")
-# How communication overlaps with computation, from what the software does.
-OVERLAPS: Mapping[str, Mapping[str, bool]] = {
-    "usual": {},
-    "none": dict.fromkeys(Overlap.__dataclass_fields__, False),
-    "tensor": {"tensor": True},
-    "experts": {"experts": True},
-}
+class CandidateRow(TypedDict):
+    """One candidate in the values of the axes."""
+
+    gpus: int
+    tp: int
+    cp: int
+    ep: int
+    expert_tp: int
+    pp: int
+    vpp: int
+    schedule: ScheduleKind
+    micro_batch: int
+    recompute: str
+    sharding: Sharding
+    sequence_parallel: bool
+    precision: DType
+    overlap: str
+
+
+COLUMNS = tuple(CandidateRow.__annotations__)
 
 
 @dataclass(frozen=True)
-class Space:
-    """Candidates, a row each. Columns of words hold their place in the axis."""
+class CandidateSpace:
+    """Candidates, a row each. Columns of words hold their index in the axis."""
 
     model: Model
-    axes: Axes
+    axes: SearchAxes
     global_batch: int
     seq: int
-    # What every candidate has in common, by fields of a Strategy.
-    common: Mapping[str, Any] = field(default_factory=dict)
+    common: StrategyFields = field(default_factory=dict)  # shared by all candidates
     columns: Mapping[str, IntArray] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -102,163 +137,281 @@ class Space:
 
     @cached_property
     def dp(self) -> IntArray:
-        c = self.columns
-        return c["gpus"] // (c["tp"] * c["cp"] * c["pp"])
+        return self.columns["gpus"] // (self.columns["tp"] * self.columns["cp"] * self.columns["pp"])
 
     @cached_property
     def micro_batches(self) -> IntArray:
-        """0 where the batch does not divide."""
+        """Micro-batches of each candidate; 0 if the batch does not divide."""
         per_round = self.columns["micro_batch"] * np.maximum(self.dp, 1)
-        whole = self.global_batch % per_round == 0
-        return np.where(whole, self.global_batch // per_round, 0)
+        return np.where(self.global_batch % per_round == 0, self.global_batch // per_round, 0)
 
-    def values(self, at: int) -> dict[str, Any]:
-        """Row *at* in the words of the axes."""
-        axes = self.axes
-        row = {name: int(self.columns[name][at]) for name in COLUMNS}
-        return {
-            **row,
-            "schedule": axes.schedule[row["schedule"]],
-            "recompute": axes.recompute[row["recompute"]],
-            "sharding": axes.sharding[row["sharding"]],
-            "precision": axes.precision[row["precision"]],
-            "overlap": axes.overlap[row["overlap"]],
-            "sequence_parallel": bool(row["sequence_parallel"]),
-        }
-
-    def strategy(self, at: int) -> Strategy:
-        """Row *at* as a Strategy; a StrategyError where it is none."""
-        row = self.values(at)
-        layout = Layout(
-            tp=row["tp"],
-            cp=row["cp"],
-            ep=row["ep"],
-            dp=row["gpus"] // (row["tp"] * row["cp"] * row["pp"]),
-            pp=row["pp"],
-            vpp=row["vpp"],
-            expert_tp=row["expert_tp"],
+    def values(self, row: int) -> CandidateRow:
+        """Return a candidate in the values of the axes."""
+        number, axes = {name: int(column[row]) for name, column in self.columns.items()}, self.axes
+        return CandidateRow(
+            gpus=number["gpus"],
+            tp=number["tp"],
+            cp=number["cp"],
+            ep=number["ep"],
+            expert_tp=number["expert_tp"],
+            pp=number["pp"],
+            vpp=number["vpp"],
+            schedule=axes.schedule[number["schedule"]],
+            micro_batch=number["micro_batch"],
+            recompute=axes.recompute[number["recompute"]],
+            sharding=axes.sharding[number["sharding"]],
+            sequence_parallel=bool(number["sequence_parallel"]),
+            precision=axes.precision[number["precision"]],
+            overlap=axes.overlap[number["overlap"]],
         )
-        common = {**self.common}
-        common["overlap"] = replace(common.get("overlap", USUAL_OVERLAP), **OVERLAPS[row["overlap"]])
+
+    def strategy(self, row: int) -> Strategy:
+        """Return a candidate as a Strategy; raise a StrategyError if it is none."""
+        values = self.values(row)
+        tp, cp, pp = values["tp"], values["cp"], values["pp"]
+        dp = values["gpus"] // (tp * cp * pp)
+        layout = Layout(tp=tp, cp=cp, ep=values["ep"], dp=dp, pp=pp, vpp=values["vpp"], expert_tp=values["expert_tp"])
+        overlap = replace(self.common.get("overlap", USUAL_OVERLAP), **OVERLAPS[values["overlap"]])
         return Strategy(
             layout,
-            row["micro_batch"],
+            values["micro_batch"],
             self.global_batch,
             self.seq,
-            sequence_parallel=row["sequence_parallel"],
-            schedule=row["schedule"],
-            sharding=row["sharding"],
-            recompute=RECOMPUTES[row["recompute"]],
-            precision=row["precision"],
-            **common,
+            sequence_parallel=values["sequence_parallel"],
+            schedule=values["schedule"],
+            sharding=values["sharding"],
+            recompute=RECOMPUTES[values["recompute"]],
+            precision=values["precision"],
+            **{**self.common, "overlap": overlap},
         )
 
-    @property
-    def placed(self) -> dict[str, Any]:
-        """What all candidates have in common of the fields that place layers on stages."""
-        return {name: self.common[name] for name in PLACED if name in self.common}
-
-    def having(self, common: Mapping[str, Any]) -> "Space":
-        """The same candidates, all of them with *common* fields of a Strategy."""
+    def having(self, common: StrategyFields) -> "CandidateSpace":
+        """Return the same candidates, all of them with *common* fields of a Strategy."""
         return replace(self, common={**self.common, **common})
 
-    def only(self, rows: IntArray) -> "Space":
-        """Those candidates alone."""
+    def only(self, rows: IntArray) -> "CandidateSpace":
+        """Return the candidates of *rows* alone."""
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
 
     def column(self, name: str) -> IntArray:
-        """A column of the table, or one that follows from others."""
+        """Return a column of the table, or one derived from others."""
         if name == "dp":
             return self.dp
         return self.micro_batches if name == "micro_batches" else self.columns[name]
 
 
-def space_of(
-    model: Model, axes: Axes, global_batch: int, seq: int, domain_gpus: int, common: Mapping[str, Any] | None = None
-) -> Space:
-    """All combinations of *axes* that fill their GPUs; whether they are legal is asked later."""
-    axes = _filled(model, axes, global_batch, seq, domain_gpus)
-    _check_many(math.prod(map(len, (axes.gpus, axes.tp, axes.cp, axes.pp, axes.ep))))
+@dataclass(frozen=True, slots=True)
+class SpacePart:
+    """Candidates that one setting of the software runs; *rows* are their numbers among all."""
+
+    space: CandidateSpace
+    framework: Framework
+    rows: IntArray
+
+
+def build_space(
+    model: Model, axes: SearchAxes, global_batch: int, seq: int, domain_gpus: int, common: StrategyFields | None = None
+) -> CandidateSpace:
+    """Return all combinations of *axes* that use all their GPUs; legality is checked later."""
+    axes = _fill_axes(model, axes, global_batch, seq, domain_gpus)
+    _check_count(math.prod(map(len, (axes.gpus, axes.tp, axes.cp, axes.pp, axes.ep))))
     layouts = [
         (gpus, tp, cp, ep, expert_tp, pp)
         for gpus, tp, cp, pp in product(axes.gpus, axes.tp, axes.cp, axes.pp)
         if gpus % (tp * cp * pp) == 0
         for ep in axes.ep
-        for expert_tp in sorted({each or tp for each in axes.expert_tp} if model.experts else {0})
+        for expert_tp in sorted({ways or tp for ways in axes.expert_tp} if model.experts else {0})
     ]
-    parts: list[IntArray] = []
-    many = 0
+    tables: list[IntArray] = [np.zeros((0, len(COLUMNS)), dtype=np.int64)]
+    count = 0
     for gpus, tp, cp, ep, expert_tp, pp in layouts:
-        shared = gpus // (tp * pp) > 1  # there are several to split states among
         pipelines = np.array(_pipelines(axes, pp, model.layers), dtype=np.int64)
-        parallel = [int(each) for each in axes.sequence_parallel if tp > 1 or not each] or [0]
+        parallel = [int(value) for value in axes.sequence_parallel if tp > 1 or not value] or [0]
         sizes = (
             len(pipelines),
             len(axes.micro_batch),
             len(axes.recompute),
-            len(axes.sharding) if shared else 1,
+            len(axes.sharding) if gpus // (tp * pp) > 1 else 1,  # several ranks can share states
             len(parallel),
             len(axes.precision),
             len(axes.overlap),
         )
-        many += math.prod(sizes)
-        _check_many(many)
+        count += math.prod(sizes)
+        _check_count(count)
         indices = np.indices(sizes).reshape(len(sizes), -1)
         pipeline, batch, recompute, sharding, sp, precision, overlap = indices
         layout = np.tile((gpus, tp, cp, ep, expert_tp, pp), (len(pipeline), 1))
         batches = np.array(axes.micro_batch, dtype=np.int64)[batch]
         rest = (batches, recompute, sharding, np.array(parallel)[sp], precision, overlap)
-        parts.append(np.column_stack((layout, pipelines[pipeline], *rest)))
-    table = np.concatenate(parts) if parts else np.zeros((0, len(COLUMNS)), dtype=np.int64)
-    columns = {name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)}
-    return Space(model, axes, global_batch, seq, dict(common or {}), columns)
+        tables.append(np.column_stack((layout, pipelines[pipeline], *rest)))
+    table = np.concatenate(tables)
+    columns = {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(COLUMNS)}
+    return CandidateSpace(model, axes, global_batch, seq, dict(common or {}), columns)
 
 
-def _check_many(candidates: int) -> None:
+def _check_count(candidates: int) -> None:
     if candidates > CANDIDATES.most:
         raise ValueError(f"{CANDIDATES.said}: fix some choices, or allow fewer values")
 
 
-def _pipelines(axes: Axes, pp: int, layers: int) -> list[tuple[int, int]]:
-    """(chunks, schedule) of *pp* stages: schedules that order chunks with as many as divide the layers."""
-    found = []
-    for at, kind in enumerate(axes.schedule):
+def _pipelines(axes: SearchAxes, pp: int, layers: int) -> list[tuple[int, int]]:
+    """Return (chunks, schedule) for *pp* stages: the schedules with every number of chunks that the layers fill."""
+    pipelines = []
+    for index, kind in enumerate(axes.schedule):
         facts = SCHEDULES[kind]
         if pp == 1:
             if kind is ScheduleKind.ONE_F_ONE_B:
-                found.append((1, at))
+                pipelines.append((1, index))
             continue
         for vpp in axes.vpp:
             fits = facts.fewest_chunks <= vpp <= (facts.most_chunks or vpp)
             if fits and (vpp == facts.fewest_chunks or facts.most_chunks is None) and pp * vpp <= layers + 2:
-                found.append((vpp, at))
-    return found or [(1, 0)]
+                pipelines.append((vpp, index))
+    return pipelines or [(1, 0)]
 
 
-def _filled(model: Model, axes: Axes, global_batch: int, seq: int, domain_gpus: int) -> Axes:
-    most = max(axes.gpus)
-    doubled = tuple(2**power for power in range(most.bit_length()) if 2**power <= most)
-    experts = model.experts
-    filled: dict[str, Any] = {
-        "tp": tuple(each for each in doubled if each <= domain_gpus and each <= model.heads),
-        "cp": tuple(each for each in doubled if 2 * each <= seq and each <= max(1, seq // 2048)),
-        "ep": tuple(each for each in doubled if each <= experts.count) if experts else (1,),
-        "expert_tp": (1, 0),
-        "pp": tuple(sorted({each for gpus in axes.gpus for each in _divisors(gpus) if each <= model.layers})),
-        "vpp": tuple(range(1, MOST_CHUNKS + 1)),
-        "micro_batch": tuple(each for each in _divisors(global_batch) if each <= LARGEST_MICRO_BATCH),
-        "schedule": (
-            ScheduleKind.ONE_F_ONE_B,
-            ScheduleKind.INTERLEAVED,
-            ScheduleKind.ZB_H1,
-            ScheduleKind.ZB_V,
-            ScheduleKind.DUALPIPE,
-        ),
-    }
-    given = {name: getattr(axes, name) or filled.get(name, ()) for name in Axes.__dataclass_fields__}
-    return Axes(**given)
+def _fill_axes(model: Model, axes: SearchAxes, global_batch: int, seq: int, domain_gpus: int) -> SearchAxes:
+    most, experts = max(axes.gpus), model.experts
+    powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    stages = {pp for gpus in axes.gpus for pp in _divisors(gpus) if pp <= model.layers}
+    return replace(
+        axes,
+        tp=axes.tp or tuple(ways for ways in powers if ways <= domain_gpus and ways <= model.heads),
+        cp=axes.cp or tuple(ways for ways in powers if 2 * ways <= seq and ways <= max(1, seq // 2048)),
+        ep=axes.ep or (tuple(ways for ways in powers if ways <= experts.count) if experts else (1,)),
+        expert_tp=axes.expert_tp or (1, 0),
+        pp=axes.pp or tuple(sorted(stages)),
+        vpp=axes.vpp or tuple(range(1, MOST_CHUNKS + 1)),
+        micro_batch=axes.micro_batch or tuple(n for n in _divisors(global_batch) if n <= LARGEST_MICRO_BATCH),
+        schedule=axes.schedule or SEARCHED_SCHEDULES,
+    )
 
 
 def _divisors(number: int) -> Sequence[int]:
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+class SpaceColumns:
+    """The columns of a space and others derived from them, to compute quantities once for each distinct row.
+
+    *tick* is called during long computations.
+    """
+
+    def __init__(self, space: CandidateSpace, workers: int = 1, tick: Tick | None = None) -> None:
+        self.space, self.workers, self.tick = space, workers, tick
+        self.derived: dict[str, IntArray] = {}
+
+    def distinct(self, rows: IntArray, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+        """Return the first candidate of each distinct row of *names* among *rows*, and to which each belongs."""
+        packed = np.zeros(len(rows), dtype=np.int64)
+        for name in names:
+            column = (self.derived[name] if name in self.derived else self.space.column(name))[rows]
+            packed = packed * (int(column.max(initial=0)) + 1) + column
+        _, first, member = np.unique(packed, return_index=True, return_inverse=True)
+        return rows[first], member.reshape(-1)
+
+    def spread(self, rows: IntArray, names: tuple[str, ...], compute: Callable[[int], FloatArray | bool]) -> FloatArray:
+        """Return for each of *rows* what *compute* gives for the first candidate with the same *names*."""
+        first, member = self.distinct(rows, names)
+        return np.array(self.compute_all(compute, first))[member]
+
+    def compute_all(self, compute: Callable[[int], Answer], rows: IntArray) -> Sequence[Answer]:
+        """Return *compute* of each of *rows*, over all workers."""
+        return map_parallel(compute, rows.tolist(), self.workers, self.tick)
+
+    def several(self, rows: IntArray, names: tuple[str, ...]) -> list[tuple[int, IntArray]]:
+        """Return the first candidate of each distinct row of *names*, and the indices in *rows* of all of them."""
+        if not len(rows):
+            return []
+        first, member = self.distinct(rows, names)
+        order = np.argsort(member, kind="stable")
+        cuts = np.searchsorted(member[order], np.arange(1, len(first)))
+        return list(zip(first.tolist(), np.split(order, cuts), strict=True))
+
+
+class LazyColumn:
+    """An array for each of some rows, computed when first asked for, once for rows that agree in *names*."""
+
+    def __init__(
+        self, columns: SpaceColumns, rows: IntArray, names: tuple[str, ...], compute: Callable[[int], FloatArray]
+    ) -> None:
+        self.columns, self.compute = columns, compute
+        self.first, member = columns.distinct(rows, names)
+        self.kind = np.full(len(columns.space), -1)
+        self.kind[rows] = member
+        self.known = np.zeros(len(self.first), dtype=np.bool_)
+        self.values: FloatArray | None = None
+
+    def get(self, row: int) -> FloatArray | None:
+        """Return the array of *row* if it is known."""
+        kind = int(self.kind[row])
+        return self.values[kind] if self.values is not None and self.known[kind] else None
+
+    def at(self, rows: IntArray) -> FloatArray:
+        kinds = self.kind[rows]
+        if len(new := np.unique(kinds[~self.known[kinds]])):
+            computed = np.stack(self.columns.compute_all(self.compute, self.first[new]))
+            if self.values is None:
+                self.values = np.zeros((len(self.first), *computed.shape[1:]))
+            self.values[new] = computed
+            self.known[new] = True
+        assert self.values is not None
+        values: FloatArray = self.values[kinds]
+        return values
+
+
+def split_by_software(space: CandidateSpace, settle: SettleSoftware) -> list[SpacePart]:
+    """Split *space* by the software settings that run it: recipes differ between layouts."""
+    distinct, member = SpaceColumns(space).distinct(np.arange(len(space)), SOFTWARE)
+    settings: list[tuple[Framework, StrategyFields]] = []
+    setting_of = np.zeros(len(distinct), dtype=np.int64)
+    for number, row in enumerate(distinct.tolist()):
+        values = space.values(row)
+        setting = settle(Layout(pp=values["pp"], vpp=values["vpp"], ep=values["ep"]), values["precision"])
+        if setting not in settings:
+            settings.append(setting)
+        setting_of[number] = settings.index(setting)
+    parts = []
+    for number, (framework, common) in enumerate(settings):
+        rows = np.flatnonzero(setting_of[member] == number)
+        parts.append(SpacePart(space.only(rows).having(common), framework, rows))
+    return parts
+
+
+def find_legal(columns: SpaceColumns, framework: Framework) -> BoolArray:
+    """Return which candidates are legal; each rule is asked once for the columns that it reads."""
+    space = columns.space
+
+    def is_pipeline_legal(row: int) -> bool:
+        try:
+            strategy = pipeline_strategy(space, row)
+            return not any(rule(space.model, strategy) for rule in RULES)
+        except ValueError:
+            return False
+
+    def is_layout_legal(row: int) -> bool:
+        try:
+            check(space.model, space.strategy(row), framework=framework)
+        except StrategyError:
+            return False
+        return True
+
+    legal: BoolArray = space.micro_batches > 0
+    for names, is_legal in (((*PIECES, "micro_batches"), is_pipeline_legal), (LEGALITY, is_layout_legal)):
+        if len(rows := np.flatnonzero(legal)):
+            legal[rows] = columns.spread(rows, names, is_legal)
+    return legal
+
+
+def pipeline_strategy(space: CandidateSpace, row: int) -> Strategy:
+    """Return a candidate reduced to its pipeline: one replica with one rank for each stage."""
+    values = space.values(row)
+    return Strategy(
+        Layout(pp=values["pp"], vpp=values["vpp"]),
+        micro_batch=1,
+        global_batch=max(1, int(space.micro_batches[row])),
+        seq=space.seq,
+        schedule=values["schedule"],
+        **{name: space.common[name] for name in PIECE_FIELDS if name in space.common},
+    )

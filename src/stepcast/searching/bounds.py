@@ -1,0 +1,449 @@
+"""Lower bounds of the time and memory of candidates, for all of them at once.
+
+Memory is that of the first stage, which holds the most micro-batches. Weights, optimizer states, gradients and
+saved activations are sums over the parts of the model on it. While a layer runs backward, its workspace and what
+it recomputes are added, and the allocator loses a share of all temporary memory.
+
+Time is bounded in two steps. Rough bounds assume that every GPU is cool, which saves most cost estimates; tight
+ones are computed on demand. No candidate can be faster than either:
+
+- A stage computes all its micro-batches one after the other, with the communication its kernels wait for. Before
+  the first one, its forward passes through the earlier stages, and after the last its backward returns through them.
+- Gradients are reduced after the last backward of a stage has begun; or with each micro-batch, after the first
+  one has passed through the whole model. The communication of one group is sequential.
+- GPUs are as hot as the matrix kernels of the middle stage make them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepcast.cost.compute import cool_load
+from stepcast.cost.fits import default_fit
+from stepcast.cost.memory.in_flight import default_in_flight
+from stepcast.cost.memory.overhead import communicators, fragmented_bytes
+from stepcast.cost.memory.stages import workspace_bytes
+from stepcast.cost.memory.states import orientations, piece_states
+from stepcast.hardware import Cluster
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.framework import Framework, Kernels
+from stepcast.ir.limits import PRICED
+from stepcast.ir.saved import count_saved
+from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement
+from stepcast.ir.sharding import plan_of
+from stepcast.ir.stages import StagePiece, pieces_of_stage
+from stepcast.ir.strategy import RecomputeKind
+from stepcast.ir.trainable import trained_shard
+from stepcast.searching.layers import (
+    PartTime,
+    block_kinds,
+    count_parts,
+    least_load,
+    part_costs,
+    part_layers,
+    part_loads,
+    price_exchanges,
+)
+from stepcast.searching.space import (
+    LAYER,
+    LAYOUT,
+    PIECES,
+    SAVED,
+    STATES,
+    CandidateSpace,
+    LazyColumn,
+    SpaceColumns,
+    SpacePart,
+    Tick,
+    find_legal,
+    pipeline_strategy,
+)
+
+# Weights are counted in whole numbers, which the parts of a stage round separately.
+ROUNDED_DOWN = 1.0 - 1e-6
+# Columns that decide whether micro-batches run in pairs (``Strategy.pairs_micro_batches``).
+PAIRING = ("ep", "pp", "vpp", "schedule", "overlap")
+# The middle stage heats the GPUs; it has neither end of the model, the last one, or both; COOL if unknown.
+ALONE, WITH_HEAD, WITH_BOTH, COOL = range(4)
+
+
+def bound_memory(columns: SpaceColumns, cluster: Cluster, framework: Framework) -> tuple[BoolArray, FloatArray]:
+    """Return which candidates are legal, and lower bounds of their memory (infinite for the others)."""
+    legal = find_legal(columns, framework)
+    memory_bytes = np.full(len(legal), np.inf)
+    if len(rows := np.flatnonzero(legal)):
+        memory_bytes[rows] = _MemoryBounds(columns, cluster, framework).bytes(rows)
+    return legal, memory_bytes
+
+
+class _MemoryBounds:
+    """Lower bounds of the memory of the first stage."""
+
+    def __init__(self, columns: SpaceColumns, cluster: Cluster, framework: Framework) -> None:
+        self.columns, self.cluster, self.framework = columns, cluster, framework
+        self.space, self.model = columns.space, columns.space.model
+        self.kinds = block_kinds(self.model)
+
+    def bytes(self, rows: IntArray) -> FloatArray:
+        columns, overhead = self.columns, self.framework.overhead
+        states = columns.spread(rows, STATES, self._states)  # (fixed, gradients) x parts, then two more
+        counts = columns.spread(rows, (*PIECES, "micro_batches"), self._counts)
+        activations = columns.spread(rows, SAVED, self._activations)
+        parts = len(self.kinds) + 2
+        on_stage, in_flight = counts[:, :parts], counts[:, parts:]
+        fixed = (states[:, :parts] * on_stage).sum(axis=1) * ROUNDED_DOWN
+        gradients = (states[:, parts : 2 * parts] * on_stage).sum(axis=1) * ROUNDED_DOWN
+        splits, groups = states[:, 2 * parts], states[:, 2 * parts + 1]
+        several = (self.space.micro_batches[rows] > 1) | (splits > 0)
+        early_gradients = np.where(several | (self.framework.kernels is Kernels.FUSED), gradients, 0.0)
+        has_pipeline = self.space.columns["pp"][rows] > 1
+        working = activations[:, -3] + activations[:, -2] + np.where(has_pipeline, activations[:, -1], 0.0)
+        temporary = (in_flight * activations[:, : len(self.kinds)]).sum(axis=1) + working
+        # Optimizer moments and recomputation would add to the fragmentation.
+        fragmented = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * temporary
+        largest: FloatArray = fixed + np.maximum(gradients, early_gradients + temporary) + fragmented
+        return largest + (overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups)
+
+    def _states(self, row: int) -> FloatArray:
+        """Return fixed states and gradients of each part, whether gradients are split, and the communicators."""
+        strategy, model, framework = self.space.strategy(row), self.model, self.framework
+        copies = orientations(strategy, self.cluster.gpu)
+        plan, overhead = plan_of(strategy, framework), framework.overhead
+        layers = [model.blocks.index(kind) for kind in self.kinds]
+        parts = [StagePiece(range(layer, layer + 1), False, False) for layer in layers]
+        parts += [StagePiece(range(0), True, False), StagePiece(range(0), False, True)]
+        fixed, gradients = [], []
+        for part in parts:
+            states = piece_states(model, strategy, framework, part, copies)
+            trained = trained_shard(model, strategy, part)
+            owned = plan.share(trained)
+            more = overhead.gradient_bytes * trained.total
+            more += overhead.step_bytes * owned * (1 - strategy.offload.optimizer)
+            more += FP32_BYTES * (trained.total - owned) if overhead.whole_master else 0.0
+            fixed.append(states.parameters + states.optimizer + more)
+            gradients.append(states.gradients)
+        return np.array([*fixed, *gradients, float(plan.splits_gradients), communicators(strategy)])
+
+    def _counts(self, row: int) -> FloatArray:
+        """Return how often each part is on the first stage, and how many blocks of each kind are in flight."""
+        strategy, counts = self.space.strategy(row), count_parts(self.space, row)
+        own = pieces_of_stage(strategy, 0)
+        on_stage = counts[list(own)].sum(axis=0)
+        if self.model.tied and on_stage[-1] and on_stage[-2]:
+            on_stage[-1] = 0.0  # the head shares the weights of the embedding
+        in_flight = sum(
+            counts[piece, : len(self.kinds)] * flight
+            for piece, flight in zip(own, default_in_flight(strategy)[0], strict=True)
+        )
+        return np.concatenate([on_stage, in_flight])
+
+    def _activations(self, row: int) -> FloatArray:
+        """Return the activations each kind saves for a micro-batch; then workspace, gathers and messages."""
+        strategy = self.space.strategy(row)
+        full = strategy.recompute.kind is RecomputeKind.FULL
+        kinds = [count_saved(self.model, strategy, kind, self.framework) for kind in self.kinds]
+        on_host = strategy.offload.activations > 0
+        saved = [0.0 if on_host else kind.after(full) for kind in kinds]
+        recomputed = min((kind.saved - kind.input if full else kind.again) + kind.transient for kind in kinds)
+        stream = strategy.local_tokens * self.model.hidden * strategy.stream.bytes
+        gathered = 2 * stream if strategy.sequence_parallel else 0.0
+        workspace = workspace_bytes(self.model, self.framework, self.cluster.gpu)
+        return np.array([*saved, recomputed + workspace, gathered, 2 * stream / strategy.outer_ways])
+
+
+class TimeBounds:
+    """Lower bounds of the times of *rows*, computed when they are asked for."""
+
+    def __init__(self, columns: SpaceColumns, cluster: Cluster, framework: Framework, rows: IntArray) -> None:
+        self.columns, self.cluster, self.framework = columns, cluster, framework
+        self.space, self.model = columns.space, columns.space.model
+        self.kinds = block_kinds(self.model)
+        self._known_counts: dict[tuple[int, ...], FloatArray] = {}
+        heat, names = np.full(len(self.space), COOL), (*LAYER, "several")
+        heat[rows] = self._heat(rows)
+        content, copies = self._first_stages(rows)
+        several = (self.space.micro_batches > 1).astype(np.int64)
+        columns.derived |= {"heat": heat, "several": several, "content": content, "copies": copies}
+        self.cool = LazyColumn(columns, rows, names, self._cool_cost)
+        self.hot = LazyColumn(columns, rows, (*names, "heat"), self._cost)
+        if len(self.hot.first) > PRICED.most:
+            raise ValueError(f"{PRICED.said}: fix some choices, or ask for fewer numbers of GPUs")
+        self.exchanged = LazyColumn(columns, rows, (*STATES, "copies", "content"), self._exchanged)
+        self.paired = LazyColumn(columns, rows, PAIRING, self._is_paired)
+
+    @property
+    def priced(self) -> int:
+        """The number of kinds of layers that were priced."""
+        return int(self.cool.known.sum()) + int(self.hot.known.sum())
+
+    def times(self, rows: IntArray, rough: bool = False) -> tuple[FloatArray, FloatArray]:
+        """Return the step time of each, and the kernel time of its mean stage."""
+        if not len(rows):
+            return np.zeros(0), np.zeros(0)
+        costs, batches = (self.cool if rough else self.hot).at(rows), self.space.micro_batches[rows] * 1.0
+        exchanged, paired = self.exchanged.at(rows), self.paired.at(rows) > 0
+        step_s, computing_s = np.zeros(len(rows)), np.zeros(len(rows))
+        pipelines: list[tuple[int, IntArray]] = self.columns.several(rows, PIECES)
+        for first, here in pipelines:
+            counts = self._counts(first)
+            kernels_s = costs[here, :, PartTime.KERNELS] @ counts.sum(axis=0)
+            computing_s[here] = batches[here] * kernels_s / self.space.columns["pp"][first]
+            for is_paired in (False, True):
+                some = here[paired[here] == is_paired]
+                if len(some):
+                    step_s[some] = self._pipeline_s(
+                        first, counts, costs[some], batches[some], exchanged[some], is_paired
+                    )
+        return step_s, computing_s
+
+    def _counts(self, row: int) -> FloatArray:
+        """Return ``count_parts``, computed once for each pipeline."""
+        key = tuple(int(self.space.columns[name][row]) for name in PIECES)
+        if key not in self._known_counts:
+            self._known_counts[key] = count_parts(self.space, row)
+        return self._known_counts[key]
+
+    # ---- layers --------------------------------------------------------------------------------------
+
+    def _heat(self, rows: IntArray) -> IntArray:
+        """Return the content of the middle piece, which decides how hot GPUs run."""
+        space = self.space
+        pieces = space.columns["pp"][rows] * space.columns["vpp"][rows]
+        heat = np.where(pieces > 2, ALONE, np.where(pieces == 2, WITH_HEAD, WITH_BOTH))
+        if space.common.get("further_tokens"):
+            heat = np.where(pieces > 2, ALONE, COOL)
+        # Gathered weights and split gradients may be copied there, which cools the GPU.
+        sharding = space.axes.sharding
+        copied = [
+            (each.splits_gradients and self.framework.kernels is Kernels.COMPILED)
+            or (each.splits_parameters and bool(self.model.experts))
+            for each in sharding
+        ]
+        alone = [each.splits_parameters for each in sharding]
+        which = space.columns["sharding"][rows]
+        replicas = space.dp[rows] * space.columns["cp"][rows]
+        cool = np.array(copied)[which] | (np.array(alone)[which] & (replicas == 1))
+        return np.where(cool, COOL, heat)
+
+    def _cool_cost(self, row: int) -> FloatArray:
+        """Return parts x times on a cool GPU, which is no slower than one under load."""
+        strategy = self.space.strategy(row)
+        parts = part_layers(self.model, self.framework, strategy)
+        load = cool_load(self.cluster.gpu, default_fit())
+        return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
+
+    def _cost(self, row: int) -> FloatArray:
+        heat = int(self.columns.derived["heat"][row])
+        if heat == COOL:
+            known = self.cool.get(row)
+            return self._cool_cost(row) if known is None else known
+        strategy = self.space.strategy(row)
+        parts = part_layers(self.model, self.framework, strategy)
+        loads = part_loads(self.cluster, parts)
+        # A mixture of kinds is no cooler than its coolest.
+        mixtures = loads[: len(self.kinds)] if heat == ALONE else self._counts(row)[-1:] @ loads
+        load = least_load(self.cluster, mixtures)
+        return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
+
+    # ---- pipelines -----------------------------------------------------------------------------------
+
+    def _is_paired(self, row: int) -> FloatArray:
+        """Return 1 if communication may hide behind kernels of another micro-batch."""
+        strategy = self.space.strategy(row)
+        own = SCHEDULES[strategy.schedule].pairs is Pairs.OWN and strategy.layout.pp > 1
+        return np.array(float(own or strategy.pairs_micro_batches))
+
+    def _pipeline_s(
+        self, row: int, counts: FloatArray, costs: FloatArray, batches: FloatArray, exchanged: FloatArray, paired: bool
+    ) -> FloatArray:
+        """Return the bounds of candidates with the pieces and the schedule of *row*."""
+        strategy = pipeline_strategy(self.space, row)
+        facts, stages, chunks = SCHEDULES[strategy.schedule], strategy.layout.pp, strategy.layout.vpp
+        split, two_way = facts.splits_backward, facts.placement is PiecePlacement.TWO_WAY and stages > 1
+
+        def of_pieces(time: PartTime) -> FloatArray:
+            return costs[:, :, time] @ counts.T
+
+        forward_s = of_pieces(PartTime.FORWARD)
+        # Delayed weight gradients may follow the last input gradient of a stage.
+        returned_s = of_pieces(PartTime.INPUT_GRADIENTS) if split else of_pieces(PartTime.BACKWARD)
+        backward_s = returned_s + of_pieces(PartTime.WEIGHT_GRADIENTS) if split else returned_s
+        rounds = batches / 2 if two_way else batches
+        best = np.zeros(len(costs))
+        before_s, each_s, each_reduced_s, once_s = exchanged.T
+        for stage in range(stages):
+            own = list(facts.pieces_of_stage(stage, stages, chunks))
+            before = slice(0, min(stage, stages - 1 - stage) if two_way else stage)
+            there_s, back_s = forward_s[:, before].sum(axis=1), returned_s[:, before].sum(axis=1)
+            if paired:
+                single = stages + abs(stages // 2 - 1 - before.stop) if two_way else 0
+                best = np.maximum(best, there_s + _pairs_s(costs, counts[own], rounds, single))
+                continue
+            forwards_s, backwards_s = forward_s[:, own].sum(axis=1), backward_s[:, own].sum(axis=1)
+            work_s = rounds * (forwards_s + backwards_s)
+            if split:
+                straight_s = rounds * (forwards_s + returned_s[:, own].sum(axis=1))
+                best = np.maximum(best, there_s + np.maximum(work_s, straight_s + back_s))
+            else:
+                best = np.maximum(best, there_s + work_s + back_s)
+                best = np.maximum(best, work_s - backwards_s + once_s / chunks)
+        through_s = forward_s.sum(axis=1)
+        lane_s = np.maximum(before_s + batches * each_s, through_s + batches * each_reduced_s)
+        longest: FloatArray = np.maximum(best, lane_s)
+        return longest
+
+    # ---- gradients and weights -----------------------------------------------------------------------
+
+    def _first_stages(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return a number for each content of the first stage, and how many copies of the model there are."""
+        content, copies = np.zeros(len(self.space), dtype=np.int64), np.ones(len(self.space), dtype=np.int64)
+        known: dict[bytes, int] = {}
+        for first, here in self.columns.several(rows, PIECES):
+            strategy = pipeline_strategy(self.space, first)
+            facts, layout = SCHEDULES[strategy.schedule], strategy.layout
+            own = list(facts.pieces_of_stage(0, layout.pp, layout.vpp))
+            parts = self._counts(first)[own].sum(axis=0)
+            content[rows[here]] = known.setdefault(parts.tobytes(), len(known))
+            copies[rows[here]] = facts.copies if layout.pp > 1 else 1
+        return content, copies
+
+    def _exchanged(self, row: int) -> FloatArray:
+        """Return the seconds for the first stage's gradients and weights, each as one message."""
+        return np.array(price_exchanges(self.model, self.cluster, self.framework, self.space.strategy(row)))
+
+
+def _pairs_s(costs: FloatArray, own: FloatArray, rounds: FloatArray, single: int) -> FloatArray:
+    """Return the seconds of paired forwards and backwards on a stage whose pieces have *own* parts.
+
+    Bounded by the kernels, the communication of each group, and the backwards. *single* forwards and backwards
+    have no partner, before the first backward and after the last forward.
+    """
+    spent = np.einsum("rpt,p->rt", costs[:, :, PartTime.KERNELS : PartTime.FORWARD_SPAN], own.sum(axis=0))
+    paired_s = rounds * spent.max(axis=1)
+    waits = costs[:, :, PartTime.FORWARD_SPAN] + costs[:, :, PartTime.BACKWARD_SPAN] - costs[:, :, PartTime.KERNELS]
+    alone = np.minimum(2 * rounds, single) * (waits @ own.T).min(axis=1)
+    longest: FloatArray = np.maximum(paired_s, rounds * spent[:, 0] + alone)
+    return longest
+
+
+@dataclass(frozen=True)
+class CandidateBounds:
+    """Lower bounds of time and memory; infinite for candidates that are not legal."""
+
+    legal: BoolArray
+    time_s: FloatArray
+    computing_s: FloatArray  # kernels of the mean stage
+    memory_bytes: FloatArray
+
+
+def bound_candidates(
+    space: CandidateSpace, cluster: Cluster, framework: Framework, most_bytes: float, workers: int = 1
+) -> CandidateBounds:
+    """Return legality and memory of all candidates, and the time of those that may fit into *most_bytes*."""
+    columns = SpaceColumns(space, workers)
+    legal, memory_bytes = bound_memory(columns, cluster, framework)
+    rows = np.flatnonzero(legal & (memory_bytes <= most_bytes))
+    time_s, computing_s = np.full(len(space), np.inf), np.full(len(space), np.inf)
+    if len(rows):
+        time_s[rows], computing_s[rows] = TimeBounds(columns, cluster, framework, rows).times(rows)
+    return CandidateBounds(legal, time_s, computing_s, memory_bytes)
+
+
+# Rules of thumb that order candidates before their bounds are known.
+RECOMPUTE_WORK = {"none": 1.0, "selective": 1.02, "full": 4 / 3}
+COMMUNICATION_PER_DOUBLING = 0.03
+COMFORTABLE_SHARE = 0.85  # lower bounds of memory beyond this share of the capacity often do not fit
+
+
+class BoundedCandidates:
+    """The candidates of several parts as one table, those that may fit first, with the bounds known so far."""
+
+    def __init__(
+        self,
+        parts: Sequence[SpacePart],
+        cluster: Cluster,
+        capacity: float,
+        near: float,
+        workers: int = 1,
+        tick: Tick | None = None,
+    ) -> None:
+        self.parts, self.capacity = parts, capacity
+        columns = [SpaceColumns(part.space, workers, tick) for part in parts]
+        tables = [bound_memory(each, cluster, part.framework) for each, part in zip(columns, parts, strict=True)]
+        self.legal = sum(int(legal.sum()) for legal, _ in tables)
+        self.smallest_bytes = min(float(sizes.min(initial=np.inf)) for _, sizes in tables) if self.legal else None
+        fitting = [np.flatnonzero(legal & (sizes <= capacity)) for legal, sizes in tables]
+        nearly = [np.flatnonzero(legal & (sizes > capacity) & (sizes <= near)) for legal, sizes in tables]
+        self.fitting = sum(map(len, fitting))
+        both = [*enumerate(fitting), *enumerate(nearly)]
+        self.part = np.concatenate([np.full(len(rows), number) for number, rows in both])
+        self.row: IntArray = np.concatenate([rows for _, rows in both])
+        self.ranks: IntArray = np.concatenate([parts[number].rows[rows] for number, rows in both])
+        self.gpus: IntArray = np.concatenate([parts[number].space.columns["gpus"][rows] for number, rows in both])
+        self.memory_bytes: FloatArray = np.concatenate([tables[number][1][rows] for number, rows in both])
+        self.time_s: FloatArray = np.full(len(self.row), np.inf)
+        self.computing_s: FloatArray = np.full(len(self.row), np.inf)
+        self.timings: list[TimeBounds] = []
+        self.kinds: IntArray = np.zeros(len(self.row), dtype=np.int64)
+        kinds = 0
+        for number, part in enumerate(parts):
+            here = self.part == number
+            timing = TimeBounds(columns[number], cluster, part.framework, np.sort(self.row[here]))
+            self.timings.append(timing)
+            self.kinds[here] = kinds + timing.hot.kind[self.row[here]]
+            kinds += len(timing.hot.first)
+
+    @property
+    def priced(self) -> int:
+        """The number of kinds of layers that were priced."""
+        return sum(timing.priced for timing in self.timings)
+
+    def promising(self) -> IntArray:
+        """Return candidates that may fit, one of each layout and sharding, those that tend to be fast first.
+
+        The order decides which bounds are computed first when time is short. Full recomputation is a third more
+        work, the bubble is (pp - 1) / (vpp x micro-batches) (Narayanan et al. 2021), and each doubling of the
+        ranks that exchange activations costs a little. Pipelines and shardings take turns.
+        """
+        order: FloatArray = np.zeros(self.fitting)
+        layout: IntArray = np.zeros(self.fitting, dtype=np.int64)
+        turn: IntArray = np.zeros(self.fitting, dtype=np.int64)
+        for which, part in enumerate(self.parts):
+            here = np.flatnonzero(self.part[: self.fitting] == which)
+            space, rows = part.space, self.row[here]
+            column = {name: space.column(name)[rows] for name in (*LAYOUT, "sharding", "vpp", "recompute")}
+            work = np.array([RECOMPUTE_WORK[name] for name in space.axes.recompute])[column["recompute"]]
+            bubble = (column["pp"] - 1) / (column["vpp"] * space.micro_batches[rows])
+            doublings = np.log2(column["tp"] * column["cp"] * column["ep"])
+            order[here] = work * (1 + bubble) * (1 + COMMUNICATION_PER_DOUBLING * doublings)
+            turn[here] = column["pp"] * len(space.axes.sharding) + column["sharding"]
+            layout[here] = turn[here]
+            for name in LAYOUT:
+                layout[here] = layout[here] * (int(column[name].max(initial=0)) + 1) + column[name]
+        order[self.memory_bytes[: self.fitting] > COMFORTABLE_SHARE * self.capacity] += RECOMPUTE_WORK["full"]
+        ranked = np.argsort(order, kind="stable")
+        ranked = ranked[np.sort(np.unique(layout[ranked], return_index=True)[1])]
+        by_turn = np.argsort(turn[ranked], kind="stable")
+        _, starts, counts = np.unique(turn[ranked][by_turn], return_index=True, return_counts=True)
+        place = np.empty(len(ranked), dtype=np.int64)
+        place[by_turn] = np.arange(len(ranked)) - np.repeat(starts, counts)
+        promising: IntArray = ranked[np.argsort(place, kind="stable")]
+        return promising
+
+    def place(self, number: int) -> tuple[SpacePart, int]:
+        """Return the part of a candidate, and its row there."""
+        return self.parts[int(self.part[number])], int(self.row[number])
+
+    def bound(self, numbers: IntArray, rough: bool = False) -> CandidateBounds:
+        """Compute, store and return the bounds of some candidates: tight ones, or *rough* ones."""
+        for which, timing in enumerate(self.timings):
+            here = numbers[self.part[numbers] == which]
+            self.time_s[here], self.computing_s[here] = timing.times(self.row[here], rough)
+        return CandidateBounds(
+            np.ones(len(numbers), dtype=np.bool_),
+            self.time_s[numbers],
+            self.computing_s[numbers],
+            self.memory_bytes[numbers],
+        )
