@@ -6,34 +6,14 @@ from typing import Any
 
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
-from stepcast.views import blocks
-from stepcast.views.charts import BarPiece, ChartFrame, axis_row, bars, legend
-from stepcast.views.charts import BarRow as BarRow
+from stepcast.views import view as ui
+from stepcast.views.charts import BarPiece, BarRow, ChartFrame, axis_row, bars, legend
 from stepcast.views.document import About, Page, Section, render
 from stepcast.views.markup import Child, Markup, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
-from stepcast.views.view import (
-    Bars,
-    Breakdown,
-    Columns,
-    Commands,
-    Dot,
-    ExposureBars,
-    FactList,
-    Figure,
-    Headline,
-    HeatMap,
-    PairTable,
-    Part,
-    Remarks,
-    Scatter,
-    Shown,
-    Table,
-    TimelineChart,
-    View,
-)
 
+SMALLEST_SHARE = 5e-4
 CELL_HEIGHT = 16
 SHADES = 10
 MOST_TIMES = 32
@@ -41,18 +21,18 @@ NOTEBOOK_HEIGHT = 720
 NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 
 
-def page_of(view: View, about: About) -> Page:
+def page_of(view: ui.View, about: About) -> Page:
     """Return the page of an answer."""
-    sections = [_section(part, about) for part in view.parts if part and part.shown is not Shown.TEXT]
+    sections = [_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT]
     return Page(view.title, _headline(view), sections, about, view.facts, view.assumptions, view.warnings)
 
 
-def render_page(view: View, about: About) -> bytes:
+def render_page(view: ui.View, about: About) -> bytes:
     """Return the file of a page."""
     return render(page_of(view, about))
 
 
-def render_notebook(view: View, verb: str) -> str:
+def render_notebook(view: ui.View, verb: str) -> str:
     """Return the page in a frame of its own, apart from the style and programs around it.
 
     Its title comes first, for viewers that show no frames.
@@ -71,17 +51,17 @@ def render_notebook(view: View, verb: str) -> str:
     return f"<p>{tag('strong', view.title)}</p>" + frame.replace("<iframe", f'<iframe srcdoc="{document}"', 1)
 
 
-def _headline(view: View) -> Markup:
-    headline: Headline = view.headline
+def _headline(view: ui.View) -> Markup:
+    headline: ui.Headline = view.headline
     first, *others = headline.about or ("",)
     about = join((tag("strong", first), *(tag("span", each) for each in others)))
     band = headline.band
     drawn = blocks.band(band.low, band.value, band.high, (band.low_text, band.high_text), band.words) if band else None
-    cards = [_card(each) for each in view.figures if each.shown is not Shown.TEXT]
+    cards = [_card(each) for each in view.figures if each.shown is not ui.Shown.TEXT]
     return blocks.answer(_minus(headline.number), _minus(headline.unit), about, drawn, cards)
 
 
-def _card(figure: Figure) -> Markup:
+def _card(figure: ui.Figure) -> Markup:
     name = figure.name[:1].upper() + figure.name[1:]
     return blocks.card(name, _minus(figure.value or figure.line), _minus(figure.note), figure.mood.value)
 
@@ -91,19 +71,19 @@ def _minus(text: str) -> str:
     return NEGATIVE.sub("−", text)
 
 
-def _section(part: Part, about: About) -> Section | None:
-    if isinstance(part, TimelineChart):
+def _section(part: ui.Part, about: About) -> Section | None:
+    if isinstance(part, ui.TimelineChart):
         return timeline_section(part.timeline, about.links, part.what)
     body = render_body(part)
     return Section(part.title, body, _minus(part.lead), part.wide) if body else None
 
 
-def render_body(part: Part | None) -> Child:
+def render_body(part: ui.Part | None) -> Child:
     """Return what a part shows below its title; nothing where it is empty."""
     return DRAWERS[type(part)](part) if part else None
 
 
-def _table(part: Table) -> Markup | None:
+def _table(part: ui.Table) -> Markup | None:
     if not part.cells:
         return None
     keys = [[cell.key for cell in row] for row in part.cells]
@@ -118,11 +98,11 @@ def _options(words: str) -> Markup:
     return tag("code", [(tag("span", option, class_="option"), " ") for option in options])
 
 
-def _breakdown(part: Breakdown) -> Markup:
+def _breakdown(part: ui.Breakdown) -> Markup:
     return blocks.waterfall(part.parts, part.total, part.whole, part.show, part.unit)
 
 
-def _bars(part: Bars) -> Markup | None:
+def _bars(part: ui.Bars) -> Markup | None:
     if not part.bars:
         return None
     rows, used = [], set()
@@ -143,7 +123,7 @@ def _bars(part: Bars) -> Markup | None:
     return join((legend(known) if known else None, drawn, below))
 
 
-def _pairs(part: PairTable) -> Markup | None:
+def _pairs(part: ui.PairTable) -> Markup | None:
     if not part.rows:
         return None
     shown = part.rows[: part.most_bars]
@@ -157,7 +137,7 @@ def _pairs(part: PairTable) -> Markup | None:
     return join((drawn, tag("p", f"{left_out} more are in the JSON.", class_="lead")))
 
 
-def _exposure(part: ExposureBars) -> Markup | None:
+def _exposure(part: ui.ExposureBars) -> Markup | None:
     """Return the seconds of each group, the costliest first: exposed, then hidden behind computation."""
     listed = sorted(part.groups.items(), key=lambda each: -each[1]["exposed"])
     listed = [each for each in listed if each[1]["total"] > 0]
@@ -177,7 +157,7 @@ def _exposure(part: ExposureBars) -> Markup | None:
     return join((key, bars(rows, max(each["total"] for _, each in listed), format_seconds)))
 
 
-def _heat_map(part: HeatMap) -> Markup | None:
+def _heat_map(part: ui.HeatMap) -> Markup | None:
     """Return cells from left to right over the span, neighbours of one shade drawn as one."""
     if not part.rows or part.span_s <= 0:
         return None
@@ -216,12 +196,12 @@ def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
     return tag("li", tag("span", name, class_="label"), drawn, tag("span", mean, class_="value"))
 
 
-def _scatter(part: Scatter) -> Markup:
+def _scatter(part: ui.Scatter) -> Markup:
     x, y = part.x, part.y
     frame = ChartFrame(x.low, x.high, y.low, y.high, x.show, y.show, x.title, y.title, part.log)
     drawn: list[Child] = []
     for mark in part.marks:
-        if isinstance(mark, Dot):
+        if isinstance(mark, ui.Dot):
             focus = {"tabindex": 0, "role": "img", "aria_label": mark.label} if mark.label else {}
             drawn.append(frame.dot(mark.x, mark.y, mark.kind, mark.tip, mark.radius, data_row=mark.row, **focus))
         elif mark.area:
@@ -234,11 +214,11 @@ def _scatter(part: Scatter) -> Markup:
     return join((key, tag("div", chart, class_="square") if part.square else chart, note))
 
 
-def _fact_list(part: FactList) -> Markup | None:
+def _fact_list(part: ui.FactList) -> Markup | None:
     return blocks.pairs(part.pairs) if part.pairs else None
 
 
-def _remarks(part: Remarks) -> Markup | None:
+def _remarks(part: ui.Remarks) -> Markup | None:
     if not part.remarks:
         return tag("p", part.none) if part.none else None
     listed = [
@@ -253,28 +233,28 @@ def _remarks(part: Remarks) -> Markup | None:
     return tag("ul", listed, class_="advice")
 
 
-def _commands(part: Commands) -> Markup | None:
+def _commands(part: ui.Commands) -> Markup | None:
     return tag("ol", [tag("li", tag("code", command)) for command in part.commands], class_="commands")
 
 
-def _columns(part: Columns) -> Markup | None:
+def _columns(part: ui.Columns) -> Markup | None:
     sides = [
-        [render_body(each) for each in side if each and each.shown is not Shown.TEXT]
+        [render_body(each) for each in side if each and each.shown is not ui.Shown.TEXT]
         for side in (part.left, part.right)
     ]
     return tag("div", [tag("div", side) for side in sides], class_="halves") if any(sides) else None
 
 
-DRAWERS: dict[type[Part], Callable[[Any], Child]] = {
-    Table: _table,
-    Breakdown: _breakdown,
-    Bars: _bars,
-    PairTable: _pairs,
-    ExposureBars: _exposure,
-    HeatMap: _heat_map,
-    Scatter: _scatter,
-    FactList: _fact_list,
-    Remarks: _remarks,
-    Commands: _commands,
-    Columns: _columns,
+DRAWERS: dict[type[ui.Part], Callable[[Any], Child]] = {
+    ui.Table: _table,
+    ui.Breakdown: _breakdown,
+    ui.Bars: _bars,
+    ui.PairTable: _pairs,
+    ui.ExposureBars: _exposure,
+    ui.HeatMap: _heat_map,
+    ui.Scatter: _scatter,
+    ui.FactList: _fact_list,
+    ui.Remarks: _remarks,
+    ui.Commands: _commands,
+    ui.Columns: _columns,
 }
