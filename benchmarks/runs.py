@@ -7,15 +7,15 @@ import time
 
 import numpy as np
 
-from stepcast.goodput.drawn import draw
-from stepcast.goodput.process import Process
+from stepcast.goodput.process import RunProcess
+from stepcast.goodput.simulated import simulate_runs
 from stepcast.units import DAY
 
 RUNS = 10_000
-LLAMA = Process(90 * DAY, interval_s=375.0, pause_s=6.3, lag_s=3.0, failures_per_s=419 / (54 * DAY), restart_s=900.0)
+LLAMA = RunProcess(90 * DAY, interval_s=375.0, pause_s=6.3, lag_s=3.0, failures_per_s=419 / (54 * DAY), restart_s=900.0)
 
 
-def looped(process: Process, generator: np.random.Generator) -> float:
+def looped(process: RunProcess, generator: np.random.Generator) -> float:
     """One run, interruption by interruption, in plain Python."""
     now_s, saved, restart_s = 0.0, 0, 0.0
     while True:
@@ -33,7 +33,7 @@ def looped(process: Process, generator: np.random.Generator) -> float:
 def run() -> None:
     generator = np.random.default_rng(0)
     began = time.process_time()
-    found = draw(LLAMA, RUNS, generator)
+    found = simulate_runs(LLAMA, RUNS, generator)
     together_s = time.process_time() - began
     began = time.process_time()
     alone = [looped(LLAMA, generator) for _ in range(100)]

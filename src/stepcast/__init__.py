@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
     from stepcast.frameworks.catalog import load_framework as load_framework
-    from stepcast.goodput.catalog import load_failures as load_failures
     from stepcast.goodput.operation import Operation as Operation
+    from stepcast.goodput.operation import load_failures as load_failures
     from stepcast.goodput.plan import Plan as Plan
     from stepcast.goodput.plan import TrainingPhase as TrainingPhase
     from stepcast.hardware import Cluster as Cluster
@@ -83,7 +83,7 @@ PUBLIC = {
     "analyze": ("stepcast.library", "analyze"),
     "compare": ("stepcast.library", "compare"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),
-    "load_failures": ("stepcast.goodput.catalog", "load_failures"),
+    "load_failures": ("stepcast.goodput.operation", "load_failures"),
     "load_framework": ("stepcast.frameworks.catalog", "load_framework"),
     "load_model": ("stepcast.models.catalog", "load_model"),
     "plan": ("stepcast.library", "plan"),

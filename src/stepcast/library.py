@@ -257,7 +257,7 @@ def rows(*answers: Any) -> list[dict[str, Any]]:
             found.append(answer.row())
         elif hasattr(answer, "best"):
             found += [_searched(rank, each) for rank, each in enumerate(answer.best, 1)]
-        elif hasattr(answer, "courses"):
+        elif hasattr(answer, "goodput"):
             found.append(_planned(answer.facts()))
         elif isinstance(answer, Iterable) and not isinstance(answer, str | Mapping):
             found += rows(*answer)

@@ -168,7 +168,7 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     ("arguments", "said"),
     [
         (("--gpus", "1", "--step-s", "2", "--steps", "9", "--mtbf", "gpu=1s", "--checkpoint-size", "1GB"),
-         "gets nowhere: it is interrupted every 1 s"),
+         "makes no progress: it is interrupted every 1 s"),
         (("--gpus", "8", "--step-s", "2", "--steps", "9"), "give --checkpoint-size, such as 1TB"),
         (("--gpus", "8", "--step-s", "2", "--tokens", "1T", "--failures", "none"), "needs --global-batch and --seq"),
         (SMALL, "one of --tokens 15T, --steps 100000 or --until"),

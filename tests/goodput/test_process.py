@@ -9,39 +9,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.goodput.closed import best_interval_s, daly_s, erlang_b, expected, young_s
-from stepcast.goodput.drawn import Courses, draw
-from stepcast.goodput.process import Process, Shortage
+from stepcast.goodput.process import RunProcess, Shortage, best_interval_s, daly_s, erlang_b, expect_split, young_s
+from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.units import DAY, HOUR
 
-MONTHS = Process(work_s=90 * DAY, interval_s=900, pause_s=10, lag_s=60, failures_per_s=1 / (3 * HOUR), restart_s=600)
+MONTHS = RunProcess(work_s=90 * DAY, interval_s=900, pause_s=10, lag_s=60, failures_per_s=1 / (3 * HOUR), restart_s=600)
 
 
-def drawn(process: Process, runs: int = 4000, seed: int = 1) -> Courses:
-    return draw(process, runs, np.random.default_rng(seed))
+def drawn(process: RunProcess, runs: int = 4000, seed: int = 1) -> SimulatedRuns:
+    return simulate_runs(process, runs, np.random.default_rng(seed))
 
 
 def test_no_failures_is_the_work_itself() -> None:
-    process = Process(work_s=1000 * 1.5)
-    assert expected(process).total_s == 1500
+    process = RunProcess(work_s=1000 * 1.5)
+    assert expect_split(process).total_s == 1500
     assert (drawn(process, 10).total_s == 1500).all()
     assert best_interval_s(process, 1.5) == math.inf
 
 
 def test_without_a_checkpoint_it_is_the_textbook_formula() -> None:
     """(e^(rate x) - 1)(1 / rate + restart): all or nothing."""
-    process = Process(work_s=5000, failures_per_s=1 / 4000)
-    assert expected(process).total_s == pytest.approx(math.expm1(5000 / 4000) * 4000)
+    process = RunProcess(work_s=5000, failures_per_s=1 / 4000)
+    assert expect_split(process).total_s == pytest.approx(math.expm1(5000 / 4000) * 4000)
 
 
 def test_daly_with_restarts_that_fail_too() -> None:
     """Daly 2006, equation 13: M e^(R/M) (e^((t + d)/M) - 1) for each of the segments."""
     between_s, restart_s, interval_s, pause_s = 7200.0, 900.0, 1800.0, 120.0
-    process = Process(100 * interval_s, interval_s, pause_s, 0.0, 1 / between_s, restart_s)
+    process = RunProcess(100 * interval_s, interval_s, pause_s, 0.0, 1 / between_s, restart_s)
     segment = between_s * math.exp(restart_s / between_s)
     whole = segment * math.expm1((interval_s + pause_s) / between_s)
     last = segment * math.expm1(interval_s / between_s)  # nothing is saved after the end
-    assert expected(process).total_s == pytest.approx(99 * whole + last)
+    assert expect_split(process).total_s == pytest.approx(99 * whole + last)
 
 
 def test_drawn_runs_average_to_the_closed_form() -> None:
@@ -49,7 +48,7 @@ def test_drawn_runs_average_to_the_closed_form() -> None:
     chosen, outside = random.Random(3), 0
     for _ in range(200):
         between_s = 10 ** chosen.uniform(3.5, 6)
-        process = Process(
+        process = RunProcess(
             work_s=between_s * chosen.uniform(5, 60),
             pause_s=chosen.uniform(0, 120),
             lag_s=chosen.choice([0.0, chosen.uniform(0, 200)]),
@@ -57,7 +56,7 @@ def test_drawn_runs_average_to_the_closed_form() -> None:
             restart_s=chosen.uniform(0, 900),
         )
         process = replace(process, interval_s=best_interval_s(process, chosen.uniform(1, 30)))
-        found, mean_s = drawn(process, 1500), expected(process).total_s
+        found, mean_s = drawn(process, 1500), expect_split(process).total_s
         assert found.total_s.mean() == pytest.approx(mean_s, rel=0.01)
         outside += abs(found.total_s.mean() - mean_s) > 3 * found.error_s
     assert outside <= 4  # one in 370 is to be expected
@@ -73,13 +72,13 @@ def test_parts_of_drawn_runs_sum_to_their_time() -> None:
     found = drawn(process, 500)
     parts = found.work_s + found.checkpoints_s + found.lost_s + found.restarts_s + found.waiting_s
     assert np.allclose(parts, found.total_s)
-    assert found.failures.mean() == pytest.approx(expected(process).failures, rel=0.02)
+    assert found.failures.mean() == pytest.approx(expect_split(process).failures, rel=0.02)
 
 
 @pytest.mark.parametrize("spares", [0, 1, 3, 8, 16])
 def test_waiting_for_repair_is_erlangs_formula(spares: int) -> None:
     process = replace(MONTHS, broken_share=0.8, repair_s=DAY, spares=spares)
-    found, mean = drawn(process, 1500), expected(process)
+    found, mean = drawn(process, 1500), expect_split(process)
     assert found.waiting_s.mean() == pytest.approx(mean.waiting_s, rel=0.05, abs=600)
 
 
@@ -91,7 +90,7 @@ def test_erlang_known_values() -> None:
 
 def test_a_job_that_shrinks_does_not_wait() -> None:
     process = replace(MONTHS, broken_share=0.8, repair_s=DAY, spares=0, replicas=128, nodes_per_replica=16)
-    waits, shrinks = expected(process), expected(replace(process, shortage=Shortage.SHRINK))
+    waits, shrinks = expect_split(process), expect_split(replace(process, shortage=Shortage.SHRINK))
     assert shrinks.total_s < waits.total_s / 5
     found = drawn(replace(process, shortage=Shortage.SHRINK), 500)
     assert found.total_s.mean() == pytest.approx(shrinks.total_s, rel=0.01)
@@ -99,9 +98,9 @@ def test_a_job_that_shrinks_does_not_wait() -> None:
 
 
 def test_replicas_lost_with_nodes() -> None:
-    several = Process(1.0, replicas=4, nodes_per_replica=2)
+    several = RunProcess(1.0, replicas=4, nodes_per_replica=2)
     assert [several.speed(missing) for missing in range(5)] == [1.0, 0.75, 0.75, 0.5, 0.5]
-    within = Process(1.0, replicas=8, nodes_per_replica=0.25)
+    within = RunProcess(1.0, replicas=8, nodes_per_replica=0.25)
     assert [within.speed(missing) for missing in range(4)] == [1.0, 0.5, 0.0, 0.0]
 
 
@@ -110,21 +109,21 @@ def test_replicas_lost_with_nodes() -> None:
 def test_the_best_interval_is_a_minimum(
     work_s: float, pause_s: float, lag_s: float, restart_s: float, between_s: float
 ) -> None:
-    process = Process(work_s, pause_s=pause_s, lag_s=lag_s, failures_per_s=1 / between_s, restart_s=restart_s)
+    process = RunProcess(work_s, pause_s=pause_s, lag_s=lag_s, failures_per_s=1 / between_s, restart_s=restart_s)
     best_s = best_interval_s(process, 1.0)
-    least_s = expected(replace(process, interval_s=best_s)).total_s
+    least_s = expect_split(replace(process, interval_s=best_s)).total_s
     assert least_s >= work_s * (1 - 1e-9)
     for factor in (0.5, 0.9, 1.1, 2.0):
         # Whole steps, none before the last is safe; how the last interval falls makes a little difference.
         other = max(1, math.ceil(lag_s), round(best_s * factor))
         try:
-            assert least_s <= expected(replace(process, interval_s=other)).total_s * 1.02
+            assert least_s <= expect_split(replace(process, interval_s=other)).total_s * 1.02
         except ValueError:
-            continue  # so rarely saved that it gets nowhere
+            continue  # so rarely saved that it makes no progress
 
 
 def test_young_and_daly_are_near_the_best() -> None:
-    process = Process(1e7, pause_s=60, failures_per_s=1 / DAY, restart_s=300)
+    process = RunProcess(1e7, pause_s=60, failures_per_s=1 / DAY, restart_s=300)
     best_s = best_interval_s(process, 1.0)
     assert young_s(60, 1 / DAY) == pytest.approx(math.sqrt(2 * 60 * DAY))
     assert best_s == pytest.approx(daly_s(60, 1 / DAY), rel=0.01)
@@ -132,12 +131,12 @@ def test_young_and_daly_are_near_the_best() -> None:
 
 
 def test_what_gets_nowhere_is_refused() -> None:
-    with pytest.raises(ValueError, match="gets nowhere: it is interrupted every 1 s"):
-        expected(Process(1e6, 60.0, failures_per_s=1.0))
-    with pytest.raises(ValueError, match="gets nowhere"):
-        drawn(Process(1e6, 60.0, failures_per_s=1.0))
-    with pytest.raises(ValueError, match="too many to draw"):
-        drawn(Process(1e12, 1.0, failures_per_s=1.0))
+    with pytest.raises(ValueError, match="makes no progress: it is interrupted every 1 s"):
+        expect_split(RunProcess(1e6, 60.0, failures_per_s=1.0))
+    with pytest.raises(ValueError, match="makes no progress"):
+        drawn(RunProcess(1e6, 60.0, failures_per_s=1.0))
+    with pytest.raises(ValueError, match="too many to simulate"):
+        drawn(RunProcess(1e12, 1.0, failures_per_s=1.0))
 
 
 def test_the_same_seed_gives_the_same_runs() -> None:

@@ -97,7 +97,7 @@ def _frameworks() -> Listing:
 
 
 def _failures() -> Listing:
-    from stepcast.goodput.catalog import failure_names, load_failures
+    from stepcast.goodput.operation import failure_names, load_failures
 
     found: list[Facts] = []
     for name in failure_names():

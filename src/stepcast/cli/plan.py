@@ -120,7 +120,7 @@ class Planned:
 
 def planned(args: argparse.Namespace) -> Planned:
     """Plan the run that *args* describe; a DoesNotFitError if it needs more memory than the GPUs have."""
-    from stepcast.goodput.plan import choices, plan
+    from stepcast.goodput.plan import plan, plan_alternatives
 
     if args.step_s is None and (args.model is None or (args.cluster or args.gpu) is None):
         raise ValueError("a run has steps: give --model and --cluster, or --step-s of a measured one")
@@ -152,7 +152,7 @@ def planned(args: argparse.Namespace) -> Planned:
         "failures": operation.failures.name,
         "spares": args.spares,
         "checkpoint_bytes": operation.saving.size_bytes,
-        "choices": choices(phases, operation, spares=spares),
+        "choices": plan_alternatives(phases, operation, spares=spares),
         "assumptions": assumptions,
         "warnings": [
             *unfit,
@@ -313,8 +313,7 @@ def _seconds_until(args: argparse.Namespace) -> float:
 
 
 def _operation(args: argparse.Namespace, found: "SettledRun | None", assumptions: list[str]) -> "Operation":
-    from stepcast.goodput.catalog import load_failures
-    from stepcast.goodput.operation import Failures, Operation, Pause, Stragglers
+    from stepcast.goodput.operation import Failures, Operation, Pause, Stragglers, load_failures
     from stepcast.goodput.process import Shortage
 
     failures, restart = load_failures(args.failures or (DEFAULT_FAILURES if args.mtbf is None else "none"))

@@ -1,1 +1,1 @@
-"""How a whole run goes: steps of work, interruptions, checkpoints, repairs; in closed form and drawn."""
+"""Whole training runs: steps, interruptions, checkpoints and repairs, in closed form and simulated."""

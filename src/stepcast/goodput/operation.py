@@ -1,12 +1,17 @@
-"""How a run is operated: what fails how often, what is saved where, how it comes back."""
+"""The operation of a run: failures, checkpoints, restarts, stragglers and power; failure profiles by name."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from stepcast.goodput.process import Shortage
+from stepcast.hardware.described import CatalogError, Description, flat, nearest
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.check import require
-from stepcast.units import DAY, GB, MINUTE
+from stepcast.ir.limits import DESCRIPTION
+from stepcast.units import DAY, GB, MINUTE, parse_duration_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +22,7 @@ class Failures:
     gpu_s: float = math.inf
     node_s: float = math.inf
     link_s: float = math.inf
-    # Share of interruptions after which a node is taken out, and how long its repair lasts.
-    broken_share: float = 0.0
+    broken_share: float = 0.0  # share of interruptions after which a node is taken out
     repair_s: float = DAY
     description: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
@@ -28,7 +32,7 @@ class Failures:
             require(getattr(self, name) > 0, f"a time between failures must be above zero ({name})")
 
     def per_s(self, gpus: int, nodes: int, links: int) -> float:
-        """Interruptions of a job on so many parts: any one of them stops it."""
+        """Return the interruptions per second of a job with these parts; a failure of any stops it."""
         return gpus / self.gpu_s + nodes / self.node_s + links / self.link_s
 
 
@@ -37,16 +41,15 @@ NO_FAILURES = Failures()
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """A checkpoint: its size, and how fast it leaves the GPUs and reaches the store."""
+    """A checkpoint: its size, and how fast it is copied from the GPUs and written."""
 
     size_bytes: float = 0.0
     node_bytes_per_s: float = 1 * GB
     store_bytes_per_s: float = math.inf
-    # Whether training goes on while the copy in the host's memory is written.
-    background: bool = True
-    # From a GPU to its host; and what a pause takes besides, to plan who writes what (PyTorch 2024, "Reducing
-    # Model Checkpointing Times by Over 10x": of 148.8 s, a pause of 6.3 s is left with the rest deferred).
-    copy_bytes_per_s: float = 25 * GB
+    background: bool = True  # training continues while the copy in host memory is written
+    copy_bytes_per_s: float = 25 * GB  # from a GPU to its host
+    # Planning who writes what (PyTorch 2024, "Reducing Model Checkpointing Times by Over 10x": of 148.8 s, a pause
+    # of 6.3 s remains with the rest deferred).
     planning_s: float = 6.3
 
     def __post_init__(self) -> None:
@@ -69,10 +72,10 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """From an interruption to the first step; reading the checkpoint comes on top.
+    """From an interruption to the first step, without reading the checkpoint.
 
-    MegaScale's, for want of another that was published: detected and diagnosed within ten minutes, at work
-    within fifteen (Jiang et al. 2024, section 6.3).
+    MegaScale's times: detected and diagnosed within ten minutes, training within fifteen (Jiang et al. 2024,
+    section 6.3).
     """
 
     detect_s: float = 10 * MINUTE
@@ -86,21 +89,21 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """Slow spells: how many a node has in a day, how long one lasts and how much longer a step takes."""
+    """Slow periods: how many a node has per day, their duration, and the relative increase of the step time."""
 
     per_node_day: float = 0.0
     spell_s: float = 0.0
     slowdown: float = 0.0
 
     def factor(self, nodes: int) -> float:
-        """A step waits for its slowest rank: one slow node is enough, and a second makes it no slower."""
+        """Return the mean step time relative to one without stragglers; a second slow node changes nothing."""
         active = nodes * self.per_node_day * self.spell_s / DAY
         return 1 + self.slowdown * -math.expm1(-active)
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause that is planned, as for an evaluation."""
+    """A planned pause, such as an evaluation."""
 
     every_steps: int
     for_s: float
@@ -113,24 +116,21 @@ class Operation:
     restart: Restart = Restart()
     stragglers: Stragglers = Stragglers()
     pause: Pause | None = None
-    # Seconds of work between checkpoints; None: the best.
-    interval_s: float | None = None
+    interval_s: float | None = None  # work between checkpoints; None: the best
     spares: int | None = None
     shortage: Shortage = Shortage.WAIT
 
 
-# What a node draws, by what its GPUs do.
-
-# Of a GPU's power limit. Measured on an H200 (tools/measure_hf_steps.py, measure_power.py): 653 W of 700 over
-# 56 training steps that kept it busy, 121 W with a kernel that only waits. What communication draws that
-# computation waits for was not measured: a third is taken, between waiting and moving memory (560 W).
+# Shares of a GPU's power limit. Measured on an H200 (tools/measure_hf_steps.py, measure_power.py): 653 W of 700
+# over 56 training steps that kept it busy, 121 W with a kernel that only waits. Exposed communication was not
+# measured: a third is assumed, between waiting and moving memory (560 W).
 COMPUTING, EXCHANGING, IDLE = 0.93, 0.33, 0.17
 BUSY_PARTS = ("compute", "optimizer")
 IDLE_PARTS = ("bubble",)
 
 
 def node_watts(gpu_power_w: float, gpus: int, host_w: float, breakdown_s: Mapping[str, float]) -> float:
-    """The mean over a step that spends its time as *breakdown_s* tells."""
+    """Return the mean power of a node over a step with this breakdown."""
     total_s = sum(breakdown_s.values())
     busy_s = sum(breakdown_s.get(part, 0.0) for part in BUSY_PARTS)
     idle_s = sum(breakdown_s.get(part, 0.0) for part in IDLE_PARTS)
@@ -140,3 +140,80 @@ def node_watts(gpu_power_w: float, gpus: int, host_w: float, breakdown_s: Mappin
 
 def idle_node_watts(gpu_power_w: float, gpus: int, host_w: float) -> float:
     return host_w + gpus * gpu_power_w * IDLE
+
+
+DATA = Path(__file__).parents[1] / "data" / "failures"
+NONE = "none"
+
+
+def _read_share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is not a share from 0 to 1")
+    return float(value)
+
+
+def _read_duration_s(value: object) -> float:
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} has no unit; write it like "500 h"')
+    return parse_duration_s(value.replace("_", ""))
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+# Keys of a profile: the field that each sets, and the function that reads its value.
+FAILURE_KEYS: Mapping[str, tuple[str, Callable[[object], object]]] = {
+    "description": ("description", _read_text),
+    "between.gpu": ("gpu_s", _read_duration_s),
+    "between.node": ("node_s", _read_duration_s),
+    "between.link": ("link_s", _read_duration_s),
+    "repair.share": ("broken_share", _read_share),
+    "repair.takes": ("repair_s", _read_duration_s),
+}
+RESTART_KEYS = {"restart.detect": "detect_s", "restart.reschedule": "reschedule_s", "restart.warm_up": "warm_up_s"}
+
+
+def failure_names() -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in DATA.iterdir()))
+
+
+def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
+    """Return the failures and restart times of data/failures/NAME.toml or of a file of the same form."""
+    if name_or_path.lower() == NONE:
+        return NO_FAILURES, Restart()
+    if name_or_path.endswith(".toml"):
+        return _read_profile(Path(name_or_path), name_or_path)
+    name, known = name_or_path.lower(), failure_names()
+    if name not in known:
+        problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
+        raise CatalogError("", "", problem)
+    return _read_profile(DATA / f"{name}.toml", f"{name}.toml")
+
+
+def _read_profile(path: Path, file: str) -> tuple[Failures, Restart]:
+    try:
+        described = Description.parse(Source(path).text(DESCRIPTION), file)
+    except FormatError as error:
+        raise CatalogError(file, "", error.message) from None
+    values = flat(described.table)
+    described.check_keys(values, [*FAILURE_KEYS, *RESTART_KEYS])
+    fields: dict[str, Any] = {}
+    restart: dict[str, float] = {}
+    for key, value in values.items():
+        try:
+            if key in RESTART_KEYS:
+                restart[RESTART_KEYS[key]] = _read_duration_s(value)
+            else:
+                name, read = FAILURE_KEYS[key]
+                fields[name] = read(value)
+        except ValueError as error:
+            raise described.error(key, str(error)) from None
+    sources = {key: str(value) for key, value in described.sources.items()}
+    try:
+        failures = replace(NO_FAILURES, name=path.stem, sources=sources, **fields)
+    except ValueError as error:
+        raise CatalogError(file, "", str(error)) from None
+    return failures, Restart(**restart)

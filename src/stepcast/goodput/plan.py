@@ -1,4 +1,4 @@
-"""A whole run: phases of steps under an operation, as days, GPU-hours, energy and money."""
+"""A training run planned: days, GPU-hours, energy and cost of phases of steps under an operation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.goodput.closed import best_interval_s, daly_s, expected, young_s
-from stepcast.goodput.drawn import Courses, draw
 from stepcast.goodput.operation import Operation
-from stepcast.goodput.process import Process, TimeSplit
+from stepcast.goodput.process import RunProcess, TimeSplit, best_interval_s, daly_s, expect_split, young_s
+from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.ir.check import require
 from stepcast.ir.facts import DaysFacts, PhaseFacts, PlanFacts
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR
@@ -20,7 +19,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class TrainingPhase:
-    """Steps of one kind, on so many GPUs."""
+    """Steps of one kind on a number of GPUs."""
 
     steps: int
     step_s: float
@@ -28,12 +27,10 @@ class TrainingPhase:
     gpus: int
     gpus_per_node: int = 8
     links_per_node: int = 8
-    # Copies of the model; a job can go on without some.
-    replicas: int = 1
-    # Drawn by all GPUs of a node and the node around them, in a step and while nothing runs.
-    busy_node_w: float = 0.0
+    replicas: int = 1  # copies of the model; a job can continue without some
+    busy_node_w: float = 0.0  # power of a node with its GPUs during a step
     idle_node_w: float = 0.0
-    # The memory verdict of a predicted step: total, capacity and fits. None: the step was measured.
+    # The memory of a predicted step: total, capacity and fits. None: the step was measured.
     memory_bytes: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -46,11 +43,11 @@ class TrainingPhase:
         return math.ceil(self.gpus / self.gpus_per_node)
 
 
-def process_of(phase: TrainingPhase, operation: Operation) -> Process:
-    """*phase* as a renewal process, its checkpoints at the interval of *operation* or at the best one."""
+def build_process(phase: TrainingPhase, operation: Operation) -> RunProcess:
+    """Return *phase* as a renewal process with the checkpoint interval of *operation*, or the best one."""
     nodes, saving, failures = phase.nodes, operation.saving, operation.failures
     step_s = _step_s(phase, operation)
-    process = Process(
+    process = RunProcess(
         work_s=phase.steps * step_s,
         pause_s=saving.pause_s(nodes, phase.gpus),
         lag_s=saving.lag_s(nodes),
@@ -65,23 +62,23 @@ def process_of(phase: TrainingPhase, operation: Operation) -> Process:
     )
     if operation.interval_s is None:
         return replace(process, interval_s=best_interval_s(process, step_s))
-    # A checkpoint begins after a step, and when the one before is safe.
+    # A checkpoint begins after a step, and when the previous one is safe.
     steps = max(1, round(operation.interval_s / step_s), math.ceil(process.lag_s / step_s))
     return replace(process, interval_s=steps * step_s)
 
 
 def _step_s(phase: TrainingPhase, operation: Operation) -> float:
-    """A step with its part of planned pauses, as slow as its stragglers make it."""
+    """Return the step time with stragglers and a share of the planned pauses."""
     pause_s = operation.pause.for_s / operation.pause.every_steps if operation.pause else 0.0
     return phase.step_s * operation.stragglers.factor(phase.nodes) + pause_s
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseCourse:
-    """A phase as planned: its expected split, and the intervals that were at choice."""
+class PlannedPhase:
+    """A phase with its process and its expected time by part."""
 
     phase: TrainingPhase
-    process: Process
+    process: RunProcess
     split: TimeSplit
     stragglers_s: float
     pauses_s: float
@@ -117,11 +114,11 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run from its first step to its last."""
+    """A training run from its first step to its last."""
 
-    phases: tuple[PhaseCourse, ...]
+    phases: tuple[PlannedPhase, ...]
     operation: Operation
-    courses: Courses
+    simulated: SimulatedRuns
     price_per_gpu_hour: float | None = None
     pue: float = 1.0
     currency: str = DEFAULT_CURRENCY
@@ -146,17 +143,17 @@ class Plan:
 
     @property
     def ideal_s(self) -> float:
-        """Every step as predicted, one after the other."""
+        """The time of all steps without interruption."""
         return sum(each.phase.steps * each.phase.step_s for each in self.phases)
 
     @property
     def expected_s(self) -> float:
-        """In closed form."""
+        """The expected time in closed form."""
         return sum(each.split.total_s for each in self.phases)
 
     @property
     def mean_s(self) -> float:
-        return float(self.courses.total_s.mean())
+        return float(self.simulated.total_s.mean())
 
     @property
     def goodput(self) -> float:
@@ -172,11 +169,11 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float:
-        """Of all GPUs that are held, spares too, from first to last."""
+        """GPU-hours of all reserved GPUs, with spares, from first to last step."""
         scale = self.mean_s / self.expected_s if self.expected_s else 1.0
         return scale * sum(self._held(each) * each.split.total_s / HOUR for each in self.phases)
 
-    def _held(self, each: PhaseCourse) -> int:
+    def _held(self, each: PlannedPhase) -> int:
         return each.phase.gpus + (self.operation.spares or 0) * each.phase.gpus_per_node
 
     @property
@@ -192,35 +189,35 @@ class Plan:
 
     @property
     def split_s(self) -> dict[str, float]:
-        """Where the mean run's time goes; the parts sum to it."""
-        courses = self.courses
+        """The mean time by part; the parts sum to it."""
+        simulated = self.simulated
         stragglers_s = sum(each.stragglers_s for each in self.phases)
         pauses_s = sum(each.pauses_s for each in self.phases)
         return {
-            "steps": courses.work_s - stragglers_s - pauses_s,
+            "steps": simulated.work_s - stragglers_s - pauses_s,
             "stragglers": stragglers_s,
             "pauses": pauses_s,
-            "checkpoints": courses.checkpoints_s,
-            "lost_work": float(courses.lost_s.mean()),
-            "restarts": float(courses.restarts_s.mean()),
-            "waiting_for_repair": float(courses.waiting_s.mean()),
-            "missing_replicas": float(courses.shrunk_s.mean()),
+            "checkpoints": simulated.checkpoints_s,
+            "lost_work": float(simulated.lost_s.mean()),
+            "restarts": float(simulated.restarts_s.mean()),
+            "waiting_for_repair": float(simulated.waiting_s.mean()),
+            "missing_replicas": float(simulated.shrunk_s.mean()),
         }
 
     def _days(self) -> DaysFacts:
-        p10, median, p90 = (float(np.quantile(self.courses.total_s, at)) / DAY for at in QUANTILES)
+        p10, median, p90 = (float(np.quantile(self.simulated.total_s, at)) / DAY for at in QUANTILES)
         return {
             "mean": self.mean_s / DAY,
             "p10": p10,
             "median": median,
             "p90": p90,
-            "standard_error": self.courses.error_s / DAY,
+            "standard_error": self.simulated.error_s / DAY,
             "closed_form": self.expected_s / DAY,
             "without_interruption": self.ideal_s / DAY,
         }
 
     def facts(self) -> PlanFacts:
-        """The plan in the words of the JSON contract."""
+        """Return the plan with the keys of its JSON."""
         hours = self.gpu_hours
         return {
             "days": self._days(),
@@ -233,8 +230,8 @@ class Plan:
             "energy_mwh": self.energy_mwh or None,
             "goodput": self.goodput,
             "split_s": self.split_s,
-            "interruptions": float(self.courses.failures.mean()),
-            "runs": len(self.courses.total_s),
+            "interruptions": float(self.simulated.failures.mean()),
+            "runs": len(self.simulated.total_s),
             "phases": [each.facts() for each in self.phases],
         }
 
@@ -248,47 +245,43 @@ def plan(
     seed: int = 0,
     currency: str = DEFAULT_CURRENCY,
 ) -> Plan:
-    """The run of *phases*, one after the other, under *operation*."""
+    """Plan the run of *phases*, one after the other, under *operation*."""
     require(bool(phases), "a run has at least one phase")
-    require(runs >= 1, "at least one run is drawn")
-    courses, drawn = [], None
+    require(runs >= 1, "at least one run is simulated")
+    planned, simulated = [], None
     generator = np.random.default_rng(seed)
     for phase in phases:
-        process = process_of(phase, operation)
-        courses.append(_course(phase, operation, process))
-        here = draw(process, runs, generator)
-        drawn = here if drawn is None else drawn.then(here)
-    assert drawn is not None
-    return Plan(tuple(courses), operation, drawn, price_per_gpu_hour, pue, currency)
+        process = build_process(phase, operation)
+        stragglers_s = phase.steps * phase.step_s * (operation.stragglers.factor(phase.nodes) - 1)
+        pauses_s = max(0.0, process.work_s - phase.steps * phase.step_s - stragglers_s)
+        planned.append(PlannedPhase(phase, process, expect_split(process), stragglers_s, pauses_s))
+        here = simulate_runs(process, runs, generator)
+        simulated = here if simulated is None else simulated.then(here)
+    assert simulated is not None
+    return Plan(tuple(planned), operation, simulated, price_per_gpu_hour, pue, currency)
 
 
-def _course(phase: TrainingPhase, operation: Operation, process: Process) -> PhaseCourse:
-    slow_s = phase.steps * phase.step_s * (operation.stragglers.factor(phase.nodes) - 1)
-    pauses_s = process.work_s - phase.steps * phase.step_s - slow_s
-    return PhaseCourse(phase, process, expected(process), slow_s, max(0.0, pauses_s))
-
-
-def choices(
+def plan_alternatives(
     phases: Sequence[TrainingPhase],
     operation: Operation,
     factors: Sequence[float] = (0.25, 0.5, 1, 2, 4),
     spares: Sequence[int | None] = (),
 ) -> list[Mapping[str, Any]]:
-    """Goodput in closed form for other intervals between checkpoints and other numbers of spare nodes."""
+    """Return the goodput in closed form for other checkpoint intervals and numbers of spare nodes."""
     ideal_s = sum(phase.steps * phase.step_s for phase in phases)
     rows: list[Mapping[str, Any]] = []
     for count in spares or (operation.spares,):
-        processes = [process_of(phase, replace(operation, spares=count)) for phase in phases]
+        processes = [build_process(phase, replace(operation, spares=count)) for phase in phases]
         for factor in factors:
             total_s, interval_s = 0.0, 0.0
             for phase, best in zip(phases, processes, strict=True):
                 if not best.checkpoints:
-                    total_s += expected(best).total_s
+                    total_s += expect_split(best).total_s
                     continue
                 wanted = replace(operation, spares=count, interval_s=best.interval_s * factor)
                 try:
-                    process = process_of(phase, wanted)
-                    total_s += expected(process).total_s
+                    process = build_process(phase, wanted)
+                    total_s += expect_split(process).total_s
                     interval_s = process.interval_s
                 except ValueError:
                     total_s = math.inf
@@ -304,15 +297,12 @@ def choices(
     return rows
 
 
-# How far a run gets in a given time.
-
-
 def steps_within(phase: TrainingPhase, operation: Operation, available_s: float) -> int:
-    """Steps that end within *available_s* on average."""
+    """Return how many steps finish within *available_s* on average."""
     low, high = 0, int(available_s / phase.step_s)
 
     def takes_s(steps: int) -> float:
-        return expected(process_of(replace(phase, steps=steps), operation)).total_s
+        return expect_split(build_process(replace(phase, steps=steps), operation)).total_s
 
     while low < high:
         middle = (low + high + 1) // 2
@@ -321,5 +311,5 @@ def steps_within(phase: TrainingPhase, operation: Operation, available_s: float)
         else:
             high = middle - 1
     if not low:
-        raise ValueError("not one step ends by then")
+        raise ValueError("not one step finishes in that time")
     return low

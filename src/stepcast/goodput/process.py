@@ -1,45 +1,50 @@
-"""The course of a run as a renewal process, in plain numbers.
+"""A training run as a renewal process, and its expected time in closed form.
 
-Work goes on for an interval, pauses for a checkpoint, goes on. An interruption throws it back to the last
-checkpoint that was safe, and the job restarts. A node that broke is repaired; until then a spare stands in,
-or the job waits, or it goes on with fewer replicas.
+Work runs for an interval and pauses for a checkpoint. An interruption returns it to the last safe checkpoint, and
+the job restarts. A broken node is repaired; until then a spare replaces it, the job waits, or it continues with
+fewer replicas.
+
+Interruptions come at a constant rate, also during restarts and checkpoints. To run *x* seconds without one takes
+(e^(rate x) - 1) / rate seconds of attempts, and a restart after each that failed (Daly 2006, equation 13; the
+optimum below is his, and Young's of 1974 its first term). A checkpoint written in the background is safe only after
+a lag: a failure before that returns to the previous one.
+
+Nodes under repair are customers of a loss system with one more place than there are spares: with all places taken
+the job stops and no other node breaks. Erlang's formula gives that share of time for any distribution of repairs
+(Erlang 1917; Sevastyanov 1957).
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from stepcast.ir.check import require
 
 
 class Shortage(StrEnum):
-    """What a job does while more nodes are under repair than it has spares."""
+    """The reaction of a job when more nodes are under repair than it has spares."""
 
     WAIT = "wait"
     SHRINK = "shrink"
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RunProcess:
     """One phase of a run; times in seconds, rates per second of the whole job."""
 
     work_s: float
-    # Work between two checkpoints.
-    interval_s: float = math.inf
-    # How long a checkpoint stops the job, and how long after that it is safe.
-    pause_s: float = 0.0
-    lag_s: float = 0.0
+    interval_s: float = math.inf  # work between two checkpoints
+    pause_s: float = 0.0  # a checkpoint stops the job
+    lag_s: float = 0.0  # from the end of the pause until the checkpoint is safe
     failures_per_s: float = 0.0
     restart_s: float = 0.0
-    # Share of failures after which a node is repaired, for so long on average.
-    broken_share: float = 0.0
-    repair_s: float = 0.0
-    # Nodes beyond those the job runs on; None: there is always another.
-    spares: int | None = None
+    broken_share: float = 0.0  # share of failures after which a node is repaired
+    repair_s: float = 0.0  # mean time
+    spares: int | None = None  # nodes beyond those in use; None: unlimited
     shortage: Shortage = Shortage.WAIT
-    # Replicas of the model, and how many nodes one takes (a part where a node holds several).
-    replicas: int = 1
-    nodes_per_replica: float = 1.0
+    replicas: int = 1  # of the model
+    nodes_per_replica: float = 1.0  # below 1 if a node holds several
 
     def __post_init__(self) -> None:
         for name in ("work_s", "pause_s", "lag_s", "failures_per_s", "restart_s", "repair_s"):
@@ -56,23 +61,23 @@ class Process:
 
     @property
     def checkpoints(self) -> int:
-        """Taken in the course of the work: none that would not be safe before its end."""
+        """The number of checkpoints during the work; the last one is safe before its end."""
         if not math.isfinite(self.interval_s):
             return 0
         return max(0, math.ceil((self.work_s - self.lag_s) / self.interval_s) - 1)
 
     @property
     def last_s(self) -> float:
-        """Work after the last checkpoint."""
+        """The work after the last checkpoint."""
         return self.work_s - self.checkpoints * self.interval_s if self.checkpoints else self.work_s
 
     @property
     def repairs(self) -> bool:
-        """Whether a shortage of nodes can come about."""
+        """True if nodes can run short."""
         return self.spares is not None and self.failures_per_s * self.broken_share * self.repair_s > 0
 
     def speed(self, missing: int) -> float:
-        """Of a job that lacks *missing* nodes, against the whole one: those left form whole replicas."""
+        """Return the relative speed of a job that lacks *missing* nodes; the rest form complete replicas."""
         if missing <= 0:
             return 1.0
         lost = min(self.replicas, math.ceil(missing / self.nodes_per_replica - 1e-9))
@@ -81,15 +86,14 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Where the time of a run goes; the parts sum to it."""
+    """The time of a run by part; the parts sum to it."""
 
     work_s: float
     checkpoints_s: float = 0.0
     lost_s: float = 0.0
     restarts_s: float = 0.0
     waiting_s: float = 0.0
-    # Work that took longer because replicas were missing.
-    shrunk_s: float = 0.0
+    shrunk_s: float = 0.0  # additional time because replicas were missing
     failures: float = 0.0
 
     @property
@@ -98,3 +102,153 @@ class TimeSplit:
 
     def __add__(self, other: "TimeSplit") -> "TimeSplit":
         return TimeSplit(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+
+HOPELESS = 20.0  # expected failures of one attempt: e^20 attempts are five hundred million
+EXHAUSTED = 300  # intervals tried one by one: the length of the last one makes their times uneven
+
+
+def expect_split(process: RunProcess) -> TimeSplit:
+    """Return the expected time by part."""
+    rate = process.failures_per_s
+    pauses_s = process.checkpoints * process.pause_s
+    if not rate:
+        return TimeSplit(process.work_s, pauses_s)
+    check_progress(process)
+    failures = _failures(process)
+    # Failed attempts to restart.
+    tried = math.expm1(rate * process.restart_s)
+    running_s = failures / rate
+    split = TimeSplit(
+        process.work_s,
+        pauses_s,
+        lost_s=max(0.0, running_s - process.work_s - pauses_s),
+        restarts_s=failures * tried / rate,
+        failures=failures * (1 + tried),
+    )
+    return _with_shortage(process, split)
+
+
+def check_progress(process: RunProcess) -> None:
+    """Raise a ValueError for a run that never ends."""
+    rate = process.failures_per_s
+    longest_s = min(process.work_s, process.period_s) + process.lag_s + process.restart_s
+    if rate * longest_s > HOPELESS:
+        raise ValueError(
+            f"the run makes no progress: it is interrupted every {1 / rate:.4g} s on average, and restart, work "
+            f"and checkpoint need {longest_s:.4g} s without an interruption; save more often, restart faster or use "
+            "fewer GPUs"
+        )
+
+
+def _segments(process: RunProcess) -> list[tuple[int, float, float]]:
+    """Return (number, length of the first attempt, length of each later attempt) between safe points."""
+    if not process.checkpoints:
+        return [(1, process.work_s, process.work_s)]
+    period_s, lag_s = process.period_s, process.lag_s
+    return [
+        (1, period_s + lag_s, period_s + lag_s),
+        (process.checkpoints - 1, period_s, period_s + lag_s),
+        (1, max(0.0, process.last_s - lag_s), process.last_s),
+    ]
+
+
+def _failures(process: RunProcess) -> float:
+    """Return the failures during work and checkpoints.
+
+    A first attempt at x seconds fails with probability 1 - e^-rx; completing y seconds takes e^ry - 1 more failures.
+    """
+    rate = process.failures_per_s
+    return sum(
+        number * -math.expm1(-rate * first_s) * math.exp(rate * later_s)
+        for number, first_s, later_s in _segments(process)
+    )
+
+
+def _with_shortage(process: RunProcess, split: TimeSplit) -> TimeSplit:
+    if not process.repairs:
+        return split
+    load = process.failures_per_s * process.broken_share * process.repair_s
+    spares = process.spares or 0
+    if process.shortage is Shortage.WAIT:
+        waiting = erlang_b(spares + 1, load)
+        return replace(split, waiting_s=split.total_s * waiting / (1 - waiting))
+    speed = _mean_speed(process, load, spares)
+    return replace(split, lost_s=split.lost_s / speed, shrunk_s=split.work_s * (1 / speed - 1))
+
+
+def erlang_b(places: int, load: float) -> float:
+    """Return the share of time in which all *places* are taken (Erlang B)."""
+    blocked = 1.0
+    for place in range(1, places + 1):
+        blocked = load * blocked / (place + load * blocked)
+    return blocked
+
+
+def _mean_speed(process: RunProcess, load: float, spares: int) -> float:
+    """Return the speed of a job that continues with its remaining nodes; repairs are Poisson distributed."""
+    mean, chance, tail = 0.0, math.exp(-load), 1.0
+    count = 0
+    while tail > 1e-12 and count < 100_000:
+        mean += chance * process.speed(count - spares)
+        tail -= chance
+        count += 1
+        chance *= load / count
+    if mean < 1e-6:
+        raise ValueError("the run makes no progress: so many nodes are under repair that no replica is complete")
+    return mean
+
+
+def young_s(pause_s: float, failures_per_s: float) -> float:
+    """Return Young's interval: sqrt(2 x checkpoint x time between failures)."""
+    return math.sqrt(2 * pause_s / failures_per_s) if failures_per_s else math.inf
+
+
+def daly_s(pause_s: float, failures_per_s: float) -> float:
+    """Return Daly's interval of higher order (2006, equation 37)."""
+    if not failures_per_s:
+        return math.inf
+    between_s = 1 / failures_per_s
+    if pause_s >= 2 * between_s:
+        return between_s
+    ratio = math.sqrt(pause_s / (2 * between_s))
+    return math.sqrt(2 * pause_s * between_s) * (1 + ratio / 3 + ratio * ratio / 9) - pause_s
+
+
+def best_interval_s(process: RunProcess, step_s: float) -> float:
+    """Return the interval, in full steps, with the least expected time of all that divide the work evenly."""
+    if not process.failures_per_s:
+        return math.inf
+    steps = max(1, math.ceil(process.work_s / step_s))
+    # A checkpoint begins when the one before is safe.
+    least = min(steps, max(1, math.ceil(process.lag_s / step_s)))
+
+    # Short intervals step by step, long ones by how many parts they make of the work.
+    root = math.isqrt(steps)
+
+    def interval_s(index: int) -> float:
+        return max(least, index if index <= root else math.ceil(steps / (2 * root + 1 - index))) * step_s
+
+    def total_s(index: int) -> float:
+        try:
+            return expect_split(replace(process, interval_s=interval_s(index))).total_s
+        except ValueError:
+            return math.inf
+
+    return interval_s(_minimise(total_s, 1, 2 * root))
+
+
+def _minimise(value: Callable[[int], float], low: int, high: int) -> int:
+    """Return the integer with the least value of a function that falls, then rises: on a grid, then in thirds."""
+    grid = sorted({low, high, *(round(low * (high / low) ** (point / 60)) for point in range(61))})
+    values = [value(number) for number in grid]
+    best = values.index(min(values))
+    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    while high - low > EXHAUSTED:
+        third = (high - low) // 3
+        left, right = low + third, high - third
+        if value(left) <= value(right):
+            high = right
+        else:
+            low = left
+    return min(range(low, high + 1), key=value)
