@@ -6,6 +6,7 @@ from typing import Any
 
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
+from stepcast.views import blocks
 from stepcast.views import view as ui
 from stepcast.views.charts import BarPiece, BarRow, ChartFrame, axis_row, bars, legend
 from stepcast.views.document import About, Page, Section, render
