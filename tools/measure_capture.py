@@ -16,13 +16,13 @@ from pathlib import Path
 ONE = """
 import json, resource, sys, time
 started = time.perf_counter()
-from stepcast.pytorch.capture.program import Asked
+from stepcast.pytorch.capture.program import CaptureOptions
 from stepcast.pytorch.capture.run import capture
 import transformers
 loaded = time.perf_counter()
-found = capture(sys.argv[1], Asked(batch=1, seq=8192))
+found = capture(sys.argv[1], CaptureOptions(batch=1, seq=8192))
 ended = time.perf_counter()
-capture(sys.argv[1], Asked(batch=1, seq=8192))
+capture(sys.argv[1], CaptureOptions(batch=1, seq=8192))
 again = time.perf_counter() - ended
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"load_s": loaded - started, "capture_s": ended - loaded, "again_s": again,

@@ -21,7 +21,7 @@ from stepcast.ir.layout import Layout  # noqa: E402
 from stepcast.ir.work import GroupedMatmul, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
 from stepcast.outputs.captured import write  # noqa: E402
-from stepcast.pytorch.capture.program import Asked, program_of  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions, build_program  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 from stepcast.pytorch.capture.tracer import CaptureError  # noqa: E402
 
@@ -47,14 +47,14 @@ def config(folder: Path, **changes: object) -> str:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Captured:
-    return capture(config(tmp_path_factory.mktemp("tiny")), Asked(batch=BATCH, seq=SEQ))
+    return capture(config(tmp_path_factory.mktemp("tiny")), CaptureOptions(batch=BATCH, seq=SEQ))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_agrees_with_what_is_generated(family: str, tmp_path: Path) -> None:
     """Products within half a per cent, parameters exactly."""
     path = config(tmp_path, model_type=family, **FAMILIES[family])
-    found, model = capture(path, Asked(batch=BATCH, seq=SEQ)), load_model(path)
+    found, model = capture(path, CaptureOptions(batch=BATCH, seq=SEQ)), load_model(path)
     assert found.parameters == model.parameters
     settled = settle(load_profile("transformers"), model, "h200", Layout(), {})
     workload = generate(model, settled.strategy(Layout(), BATCH, BATCH, SEQ), settled.framework)
@@ -87,13 +87,13 @@ def test_written_and_read_again(tiny: Captured) -> None:
 
 
 def test_checkpoints_keep_less_and_compute_more(tiny: Captured, tmp_path: Path) -> None:
-    again = capture(config(tmp_path), Asked(batch=BATCH, seq=SEQ, checkpoint=True))
+    again = capture(config(tmp_path), CaptureOptions(batch=BATCH, seq=SEQ, checkpoint=True))
     assert again.memory.activations < tiny.memory.activations
     assert again.flops() > tiny.flops() * 1.2
 
 
 def test_compiled_has_fewer_kernels_and_keeps_less(tiny: Captured, tmp_path: Path) -> None:
-    joined = capture(config(tmp_path), Asked(batch=BATCH, seq=SEQ, compiled=True))
+    joined = capture(config(tmp_path), CaptureOptions(batch=BATCH, seq=SEQ, compiled=True))
     assert joined.ops < 0.6 * tiny.ops
     assert joined.memory.peak < tiny.memory.peak
     assert joined.flops(attention=False) == tiny.flops(attention=False)
@@ -127,7 +127,7 @@ def test_stages_take_as_long_as_generated_ones(tmp_path: Path) -> None:
     settled = settle(load_profile("transformers"), model, "h200", layout, {})
     strategy = settled.strategy(layout, 4, 32, 2048)
     expected = predict(model, cluster, strategy, settled.framework)
-    found = predict_captured(capture(path, Asked(batch=4, seq=2048)), cluster, Spread(pp=4, micro_batches=8))
+    found = predict_captured(capture(path, CaptureOptions(batch=4, seq=2048)), cluster, Spread(pp=4, micro_batches=8))
     assert found.step_s == pytest.approx(expected.step_s, rel=0.03)
 
 
@@ -186,7 +186,7 @@ def wants():
 def test_programs_of_a_user(name: str, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_program.py").write_text(PROGRAMS)
     monkeypatch.chdir(tmp_path)
-    found = capture(f"users_program:{name}", Asked(batch=2, seq=8, dtype="fp32"))
+    found = capture(f"users_program:{name}", CaptureOptions(batch=2, seq=8, dtype="fp32"))
     assert found.parameters == parameters
     assert predict_captured(found, load_cluster("generic:gpu=a100")).step_s > 0
 
@@ -199,8 +199,10 @@ def test_vision_and_translation(tmp_path: Path) -> None:
     for keys in (vit, t5):
         path = tmp_path / f"{keys['model_type']}.json"
         path.write_text(json.dumps(keys))
-        found = capture(str(path), Asked(batch=2, seq=16))
-        assert found.parameters == sum(each.numel() for each in program_of(str(path), Asked()).model.parameters())
+        found = capture(str(path), CaptureOptions(batch=2, seq=16))
+        assert found.parameters == sum(
+            each.numel() for each in build_program(str(path), CaptureOptions()).model.parameters()
+        )
         assert predict_captured(found, load_cluster("generic:gpu=h100")).fits
 
 
@@ -208,4 +210,4 @@ def test_a_program_that_looks_at_its_data_is_told(tmp_path: Path, monkeypatch: p
     (tmp_path / "looking_program.py").write_text(PROGRAMS)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CaptureError, match="looks at the value"):
-        capture("looking_program:wants", Asked(dtype="fp32"))
+        capture("looking_program:wants", CaptureOptions(dtype="fp32"))

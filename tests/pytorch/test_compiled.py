@@ -13,9 +13,9 @@ import stepcast  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul  # noqa: E402
-from stepcast.pytorch.capture.cut import FlowNetwork  # noqa: E402
-from stepcast.pytorch.capture.padded import padded  # noqa: E402
-from stepcast.pytorch.capture.program import Asked  # noqa: E402
+from stepcast.pytorch.capture.compiled import FlowNetwork  # noqa: E402
+from stepcast.pytorch.capture.kernels import pad_product  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 from stepcast.validate.captured import measure_folder  # noqa: E402
 from stepcast.validate.scoreboard import scoreboard  # noqa: E402
@@ -33,7 +33,7 @@ ROWS = Path(stepcast.__file__).parent / "data" / "transformers"
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Captured:
     path = tmp_path_factory.mktemp("compiled") / "config.json"
     path.write_text(json.dumps(CONFIG))
-    return capture(str(path), Asked(batch=BATCH, seq=SEQ, compiled=True))
+    return capture(str(path), CaptureOptions(batch=BATCH, seq=SEQ, compiled=True))
 
 
 def kernels(found: Captured, kind: ElementwiseKind) -> int:
@@ -77,12 +77,12 @@ def test_compiled_attention_reads_a_mask(compiled: Captured) -> None:
 
 
 def test_products_of_odd_width_are_padded() -> None:
-    copy, product = padded(Matmul(8192, 50257, 1600))
+    copy, product = pad_product(Matmul(8192, 50257, 1600))
     assert product == Matmul(8192, 50264, 1600)
     assert isinstance(copy, Elementwise)
     assert copy.read_bytes == 1600 * 50257 * 2
-    assert padded(Matmul(8192, 50257, 8)) == (Matmul(8192, 50257, 8),)
-    assert padded(Matmul(64, 6, 64, dtype=DType.FP32)) == (Matmul(64, 6, 64, dtype=DType.FP32),)
+    assert pad_product(Matmul(8192, 50257, 8)) == (Matmul(8192, 50257, 8),)
+    assert pad_product(Matmul(64, 6, 64, dtype=DType.FP32)) == (Matmul(64, 6, 64, dtype=DType.FP32),)
 
 
 def test_the_cheapest_cut() -> None:

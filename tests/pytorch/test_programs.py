@@ -15,7 +15,7 @@ from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.recurrent import RecurrentCells  # noqa: E402
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
-from stepcast.pytorch.capture.program import Asked  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 256, 512, 3
@@ -91,7 +91,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def captured(name: str, **asked: object) -> Captured:
-    return capture(f"stepcast_programs:{name}", Asked(dtype="fp32", **asked))  # type: ignore[arg-type]
+    return capture(f"stepcast_programs:{name}", CaptureOptions(dtype="fp32", **asked))  # type: ignore[arg-type]
 
 
 def ops_of(found: Captured, kind: type) -> list[Op]:

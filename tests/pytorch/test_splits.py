@@ -21,7 +21,7 @@ from stepcast.ir.layout import Layout  # noqa: E402
 from stepcast.ir.work import Attention, Collective, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
 from stepcast.outputs.captured import write  # noqa: E402
-from stepcast.pytorch.capture.program import Asked  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 
 HIDDEN, LAYERS, BATCH, SEQ = 2048, 4, 2, 2048
@@ -66,7 +66,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def llama(path: str) -> Captured:
-    return capture(path, Asked(batch=BATCH, seq=SEQ))
+    return capture(path, CaptureOptions(batch=BATCH, seq=SEQ))
 
 
 def works(found: Captured, kind: type) -> list[tuple[object, int]]:
@@ -117,7 +117,7 @@ def test_written_and_read_again(llama: Captured) -> None:
 
 def test_checkpointed_layers_are_split_too(path: str, llama: Captured) -> None:
     """PyTorch stops to compute again when it has what the backward needs: the last map is left out."""
-    whole = capture(path, Asked(batch=BATCH, seq=SEQ, checkpoint=True))
+    whole = capture(path, CaptureOptions(batch=BATCH, seq=SEQ, checkpoint=True))
     again = split_captured(whole, 4)
     assert sum(count for _, count in works(again, Collective)) == 5 * LAYERS
     outer = 3 * 2.0 * BATCH * SEQ * HIDDEN * 512
@@ -128,7 +128,7 @@ def test_checkpointed_layers_are_split_too(path: str, llama: Captured) -> None:
 def test_names_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "paired_program.py").write_text(PROGRAMS)
     monkeypatch.chdir(tmp_path)
-    found = capture("paired_program:pairs", Asked(dtype="fp32"))
+    found = capture("paired_program:pairs", CaptureOptions(dtype="fp32"))
     half = split_captured(found, 2)
     assert sum(part.split_bytes for part in found.parts) == 4 * (64 * 256 + 256 + 256 * 64)
     sizes = {(work.m, work.n, work.k) for work, _ in works(half, Matmul)}  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def test_names_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_mixes_all_features_is_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mixed_program.py").write_text(PROGRAMS)
     monkeypatch.chdir(tmp_path)
-    found = capture("mixed_program:mixed", Asked(dtype="fp32"))
+    found = capture("mixed_program:mixed", CaptureOptions(dtype="fp32"))
     with pytest.raises(SplitError, match="no linear maps"):
         split_captured(found, 2)
 

@@ -18,7 +18,7 @@ from stepcast.ir.model import Model  # noqa: E402
 from stepcast.ir.model_parts import Mixer  # noqa: E402
 from stepcast.ir.work import GroupedMatmul, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
-from stepcast.pytorch.capture.program import Asked  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 from tests.inputs.huggingface_configs import CONFIGS  # noqa: E402
 from tests.inputs.test_huggingface_types import GLM_45, GLM_45_AIR, QWEN2_VL_7B  # noqa: E402
@@ -97,7 +97,7 @@ def along_the_sequence(model: Model) -> float:
 def test_products_are_those_that_transformers_runs(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SMALL[kind] | {"model_type": kind}))
-    found, model = capture(str(path), Asked(batch=BATCH, seq=SEQ)), load_model(str(path))
+    found, model = capture(str(path), CaptureOptions(batch=BATCH, seq=SEQ)), load_model(str(path))
     assert found.parameters == model.parameters
     settled = settle(load_profile("transformers"), model, "h200", Layout(), {})
     workload = generate(model, settled.strategy(Layout(), BATCH, BATCH, SEQ), settled.framework)

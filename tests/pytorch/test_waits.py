@@ -17,7 +17,7 @@ from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.outputs.captured import write  # noqa: E402
-from stepcast.pytorch.capture.program import Asked  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 
 PROGRAMS = """
@@ -117,10 +117,10 @@ def _programs(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 def of(name: str) -> Captured:
-    return capture(f"waiting_programs:{name}", Asked(batch=2, seq=16))
+    return capture(f"waiting_programs:{name}", CaptureOptions(batch=2, seq=16))
 
 
-def from_config(folder: Path, asked: Asked, **keys: object) -> Captured:
+def from_config(folder: Path, asked: CaptureOptions, **keys: object) -> Captured:
     path = folder / "config.json"
     path.write_text(json.dumps({**TINY, **keys}))
     return capture(str(path), asked)
@@ -153,7 +153,7 @@ def test_experts_in_a_loop_get_tokens_alike() -> None:
 def test_a_library_s_experts_in_a_loop_compute_as_much_as_grouped_ones(tmp_path: Path) -> None:
     keys = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     grouped, loop = (
-        from_config(tmp_path, Asked(batch=2, seq=64, experts=name), **keys) for name in ("grouped_mm", "eager")
+        from_config(tmp_path, CaptureOptions(batch=2, seq=64, experts=name), **keys) for name in ("grouped_mm", "eager")
     )
     assert works(grouped, GroupedMatmul)
     assert not works(loop, GroupedMatmul)
@@ -169,13 +169,13 @@ def test_attention_is_written_out_where_no_fused_kernel_takes_it(name: str, fuse
 
 def test_an_attention_that_a_release_refuses(tmp_path: Path) -> None:
     """Gemma 2's scores have a cap, which fused attention leaves out."""
-    found = from_config(tmp_path, Asked(batch=2, seq=64, attention="sdpa"), model_type="gemma2")
+    found = from_config(tmp_path, CaptureOptions(batch=2, seq=64, attention="sdpa"), model_type="gemma2")
     assert len(works(found, Attention)) == 2 * TINY["num_hidden_layers"]
 
 
 def test_encoders_are_trained_as_encoders(tmp_path: Path) -> None:
     """Every token is predicted by all others, and the loss is of as many bits as the weights."""
-    found = from_config(tmp_path, Asked(batch=2, seq=64), model_type="bert")
+    found = from_config(tmp_path, CaptureOptions(batch=2, seq=64), model_type="bert")
     (attention, *_) = works(found, Attention)
     assert not attention.causal
     losses = [work for work in works(found, Elementwise) if work.kind is ElementwiseKind.CROSS_ENTROPY]
@@ -188,14 +188,14 @@ def test_speech_is_heard(tmp_path: Path) -> None:
         "max_source_positions": 100, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
         "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
     }  # fmt: skip
-    found = from_config(tmp_path, Asked(batch=2, seq=32), **keys)
+    found = from_config(tmp_path, CaptureOptions(batch=2, seq=32), **keys)
     lengths = {work.key_len for work in works(found, Attention)}
     assert lengths == {100, 32}
 
 
 def test_rows_of_odd_width_are_seen_in_every_product(tmp_path: Path) -> None:
     """A head of 251 tokens: its product, and the gradients of its input and of its weight."""
-    found = from_config(tmp_path, Asked(batch=2, seq=64), model_type="llama", vocab_size=251)
+    found = from_config(tmp_path, CaptureOptions(batch=2, seq=64), model_type="llama", vocab_size=251)
     head = [work for work in works(found, Matmul) if 251 in (work.m, work.n, work.k)]
     assert len(head) == 3
     assert all(work.n % 2 or work.k % 2 for work in head)

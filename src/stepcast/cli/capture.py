@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.pytorch.load import load_torch
 
     load_torch("capture")
-    from stepcast.pytorch.capture.program import Asked
+    from stepcast.pytorch.capture.program import CaptureOptions
     from stepcast.pytorch.capture.run import capture
 
-    asked = Asked(
+    options = CaptureOptions(
         batch=args.batch,
         seq=args.seq,
         dtype=args.dtype,
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.tf32 and not args.autocast and args.dtype != "fp32":
         raise ValueError("--tf32 has no effect: only products of fp32 run as TF32; give --dtype fp32")
-    captured = capture(args.program, asked)
+    captured = capture(args.program, options)
     found = captured_facts(captured)
     if args.output:
         write_file(args.output, write(captured))

@@ -31,7 +31,7 @@ from stepcast.validate.transformers import (
 )
 
 if TYPE_CHECKING:
-    from stepcast.pytorch.capture.program import Asked
+    from stepcast.pytorch.capture.program import CaptureOptions
 
 # A process takes half a gigabyte and some seconds to load PyTorch.
 MOST_WORKERS, ROWS_OF_A_WORKER = 8, 6
@@ -100,10 +100,10 @@ def _unseen(what: str, tokens: int) -> float:
         return 0.0
 
 
-def _asked(record: Record, words: set[str]) -> "Asked":
-    from stepcast.pytorch.capture.program import Asked
+def _asked(record: Record, words: set[str]) -> "CaptureOptions":
+    from stepcast.pytorch.capture.program import CaptureOptions
 
-    return Asked(
+    return CaptureOptions(
         batch=int(record["batch"]),
         seq=int(record["seq"]),
         dtype="fp32" if "fp32" in words else "bf16",
@@ -117,7 +117,7 @@ def _asked(record: Record, words: set[str]) -> "Asked":
     )
 
 
-def _command(what: str, asked: "Asked", zeros: float) -> str:
+def _command(what: str, asked: "CaptureOptions", zeros: float) -> str:
     words = ["stepcast capture", what, f"--batch {asked.batch} --seq {asked.seq} --dtype {asked.dtype}"]
     given = {
         "--autocast": asked.autocast,

@@ -1,4 +1,4 @@
-"""A traced step as a Captured: layers in the order of the forward, repeats found by what they do."""
+"""Build a Captured from a traced step: layers in the order of the forward, with repeats folded by what they run."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -9,20 +9,16 @@ from stepcast.ir.captured import Captured, CapturedMemory, LayerPart
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
-from stepcast.pytorch.capture.events import Event, Moment, StepTrace
-from stepcast.pytorch.capture.fuse import Fusion
+from stepcast.pytorch.capture.compiled import Fusion
 from stepcast.pytorch.capture.kernels import works_of
-from stepcast.pytorch.capture.splits import Splits, letters_of, splits_of
-from stepcast.pytorch.capture.ties import ties_of
+from stepcast.pytorch.capture.splits import Splits, find_splits
+from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 
-LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
-SHORTEST_REPEAT = 2
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-Works = Callable[[Event], tuple[Compute, ...]]
 
 
-def captured(
+def build_captured(
     trace: StepTrace,
     *,
     name: str,
@@ -32,74 +28,63 @@ def captured(
     facts: Iterable[tuple[str, str]],
     compiled: bool = False,
 ) -> Captured:
-    """The program of *trace*; *compiled* joins kernels as torch.compile does."""
-    works: Works = works_of
-    splits = splits_of(trace)
+    """Return the program of *trace*; *compiled* joins kernels as torch.compile does."""
+    splits = find_splits(trace)
+    works = {number: works_of(event) for number, event in enumerate(trace.events)}
     if compiled:
         fusion = Fusion(trace)
         fusion.settle_memory()
-        numbers = {id(event): at for at, event in enumerate(trace.events)}
-
-        def works(event: Event) -> tuple[Compute, ...]:
-            at = numbers[id(event)]
-            return fusion.works.get(at, () if at in fusion.joined else works_of(event))
-
-    places = _segments(trace)
-    segments = _Segments(trace, places, works, splits)
+        works |= dict.fromkeys(fusion.joined, ()) | fusion.works
+    segments = _Segments(trace, works, splits)
     layers, parts = segments.layers(), segments.parts()
-    kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
-    ties = ties_of(segments.readers(), {at: number for number, at in enumerate(kept)}, trace, splits)
-    _hand_on(parts, kept)
+    kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
+    _pass_on_memory(parts, kept)
     updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
-    optimizer = Layer(str(Role.OPTIMIZER), _update(updates), role=Role.OPTIMIZER)
-    body = _folded([layers[at] for at in kept])
-    workload = Workload(
-        (Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ()),), name=name, source="captured"
-    )
+    optimizer = Layer(str(Role.OPTIMIZER), _update_ops(updates), role=Role.OPTIMIZER)
+    body = fold_layers([layers[place] for place in kept])
+    stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     return Captured(
-        workload=workload,
-        parts=tuple(parts[at] for at in kept),
-        memory=_memory(trace),
-        parameters=sum(count for count in trace.parameters.values()),
+        workload=Workload((stage,), name=name, source="captured"),
+        parts=tuple(parts[place] for place in kept),
+        memory=_peak_memory(trace),
+        parameters=sum(trace.parameters.values()),
         tokens=tokens,
         batch=batch,
-        precision=_precision(body, precision),
+        precision=_main_precision(body, precision),
         compiled=compiled,
         facts=tuple(facts),
-        ties=ties,
+        ties=splits.ties_of(segments.readers(), {place: number for number, place in enumerate(kept)}, trace),
     )
 
 
-def _precision(body: Iterable[Block], usual: str) -> DType:
-    """The format of most of the multiplications; *usual* where there are none."""
+def _main_precision(body: Iterable[Block], default: str) -> DType:
+    """Return the format of most of the multiplications; *default* where there are none."""
     flops: dict[DType, float] = defaultdict(float)
     for block in body:
         for layer in block.layers:
             for op in layer.all_ops:
                 if isinstance(op.work, Matmul | GroupedMatmul | Attention):
                     flops[op.work.dtype] += block.repeat * op.work.flops
-    return max(flops, key=lambda dtype: flops[dtype], default=DType(usual))
+    return max(flops, key=lambda dtype: flops[dtype], default=DType(default))
 
 
-def _hand_on(parts: list[LayerPart], kept: Sequence[int]) -> None:
-    """Add the memory of layers that are left out, their operators being joined with others', to the next
-    layer that stays (to the last one where none follows).
+def _pass_on_memory(parts: list[LayerPart], kept: Sequence[int]) -> None:
+    """Add the memory of layers that are left out, because their operators are joined with others', to the next layer
+    that is kept (to the last one where none follows).
     """
-    waiting: list[LayerPart] = []
-    stays = set(kept)
-    for at, part in enumerate(parts):
-        if at in stays:
-            parts[at] = _joined([*waiting, part], part)
+    waiting, kept_places = list[LayerPart](), set(kept)
+    for place, part in enumerate(parts):
+        waiting.append(part)
+        if place in kept_places:
+            parts[place] = _join_memory(waiting, part)
             waiting = []
-        else:
-            waiting.append(part)
     if waiting and kept:
         last = parts[kept[-1]]
-        parts[kept[-1]] = _joined([last, *waiting], last)
+        parts[kept[-1]] = _join_memory([last, *waiting], last)
 
 
-def _joined(parts: Sequence[LayerPart], into: LayerPart) -> LayerPart:
-    """*into* with the saved activations of all *parts*, which run one after another, and their peaks."""
+def _join_memory(parts: Sequence[LayerPart], into: LayerPart) -> LayerPart:
+    """Return *into* with the saved activations of all *parts*, which run in sequence, and their peaks."""
     held = split = 0
     forward, backward = (0, 0), (0, 0)
     for part in parts:
@@ -117,256 +102,236 @@ def _joined(parts: Sequence[LayerPart], into: LayerPart) -> LayerPart:
     )
 
 
-def _segments(trace: StepTrace) -> list[int]:
-    """For each event of forward and backward the segment it belongs to: a run of one module's forward."""
+def _place_events(trace: StepTrace) -> list[int]:
+    """Return for each event the segment it belongs to, a run of one module's forward; -1 for the optimizer."""
     places: list[int] = []
     forwards: dict[int, list[int]] = defaultdict(list)  # events of a module's forward, in order
-    repeated: dict[int, int] = defaultdict(int)
+    recomputed: dict[int, int] = defaultdict(int)
     last_module, segment = -1, -1
-    for at, event in enumerate(trace.events):
+    for number, event in enumerate(trace.events):
+        own = forwards[event.module]
         if event.moment is Moment.FORWARD:
             if event.module != last_module:
                 segment, last_module = segment + 1, event.module
-            forwards[event.module].append(at)
-            places.append(segment)
-        elif event.moment is Moment.BACKWARD and event.again:
-            before = forwards[event.module]
-            number = min(repeated[event.module], len(before) - 1)
-            repeated[event.module] += 1
-            places.append(places[before[number]] if before else segment)
-        elif event.moment is Moment.BACKWARD:
-            source = event.source
-            if 0 <= source < at:
-                places.append(places[source])
-            else:
-                before = forwards[event.module]
-                places.append(places[before[-1]] if before else max(segment, 0))
+            own.append(number)
+            place = segment
+        elif event.moment is Moment.OPTIMIZER:
+            place = -1
+        elif event.recomputed:
+            index = min(recomputed[event.module], len(own) - 1)
+            recomputed[event.module] += 1
+            place = places[own[index]] if own else segment
+        elif 0 <= event.source < number:
+            place = places[event.source]
         else:
-            places.append(-1)
+            place = places[own[-1]] if own else max(segment, 0)
+        places.append(place)
     return places
 
 
 class _Segments:
-    """What each segment runs and has."""
+    """The operators and the memory of each segment."""
 
-    def __init__(self, trace: StepTrace, places: Sequence[int], works: Works, splits: Splits) -> None:
-        self._trace, self._places, self._works, self._splits = trace, places, works, splits
-        self._looked = self._last_looked()
-        self.count = max(places, default=-1) + 1
-        self._of: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in range(self.count)]
-        for at, (event, place) in enumerate(zip(trace.events, places, strict=True)):
+    def __init__(self, trace: StepTrace, works: dict[int, tuple[Compute, ...]], splits: Splits) -> None:
+        self._trace, self._works, self._splits = trace, works, splits
+        self._places = _place_events(trace)
+        self._count = max(self._places, default=-1) + 1
+        # The events of each segment: forward, gradients of inputs, gradients of weights.
+        self._events: list[tuple[list[int], ...]] = [([], [], []) for _ in range(self._count)]
+        for number, (event, place) in enumerate(zip(trace.events, self._places, strict=True)):
             if place >= 0:
-                self._of[place][self._phase(event)].append(at)
-
-    def _last_looked(self) -> set[int]:
-        """Of what the host waits for, the last that runs a kernel."""
-        found, last = set[int](), None
-        for at, event in enumerate(self._trace.events if self._trace.looked else ()):
-            last = at if self._works(event) else last
-            if at in self._trace.looked and last is not None:
-                found.add(last)
-        return found
-
-    def _ops(self, numbers: Sequence[int]) -> tuple[Op, ...]:
-        return _ops([(self._trace.events[at], at in self._looked) for at in numbers], self._works)
+                self._events[place][self._phase(event)].append(number)
+        # For each wait of the host, the last event before it that runs a kernel.
+        self._host_waits, last = set[int](), None
+        for number in works if trace.host_waits else ():
+            last = number if works[number] else last
+            if number in trace.host_waits and last is not None:
+                self._host_waits.add(last)
 
     def _phase(self, event: Event) -> int:
         if event.moment is Moment.FORWARD:
             return 0
-        if event.again:
-            return 1
         storages = self._trace.storages
-        return 2 if any(storages[each.storage].role == "gradients" for each in event.writes) else 1
+        writes_gradient = any(storages[tensor.storage].role == "gradients" for tensor in event.writes)
+        return 2 if writes_gradient and not event.recomputed else 1
+
+    def _name_ops(self, numbers: Sequence[int]) -> tuple[Op, ...]:
+        events, waits = self._trace.events, self._host_waits
+        return name_ops((events[number].name, self._works[number], number in waits) for number in numbers)
 
     def layers(self) -> list[Layer]:
-        """Layers that run the same are one object, whatever their names."""
+        """Return the layer of each segment; layers that run the same are one object, whatever their names."""
         known: dict[object, Layer] = {}
-        found = []
-        for numbers in self._of:
-            ops = tuple(map(self._ops, numbers))
-            forward, inputs, weights = ops
+        layers, events = [], self._trace.events
+        for phases in self._events:
+            ops = forward, inputs, weights = tuple(map(self._name_ops, phases))
             if ops not in known:
-                module = self._trace.events[numbers[0][0]].module if numbers[0] else 0
-                known[ops] = Layer(_shown(self._trace.modules[module]), forward, inputs, weights)
-            found.append(known[ops])
-        return found
+                module = self._trace.modules[events[phases[0][0]].module if phases[0] else 0]
+                # Indices into lists of modules are left open.
+                name = ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
+                known[ops] = Layer(name, forward, inputs, weights)
+            layers.append(known[ops])
+        return layers
 
     def parts(self) -> list[LayerPart]:
-        trace, places = self._trace, self._places
-        forward = [at for at, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
+        trace, places, shared = self._trace, self._places, self._splits.shared
+        forward = [number for number, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
         end = forward[-1] + 1 if forward else 0
-        kept, split_kept = [0] * (self.count + 1), [0] * (self.count + 1)
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        computed = {at for at, storage in enumerate(trace.storages) if storage.role == "parameters"}
-        for at in forward:
-            event = trace.events[at]
-            from_weights = any(each.storage in computed for each in event.reads)
-            for each in event.reads:
-                last[each.storage] = places[at]
-            for each in event.writes:
-                first.setdefault(each.storage, places[at])
+        first: dict[int, int] = {}  # segment that makes a storage
+        last: dict[int, int] = {}  # last segment that reads it
+        computed = {number for number, storage in enumerate(trace.storages) if storage.role == "parameters"}
+        for number in forward:
+            event = trace.events[number]
+            last |= dict.fromkeys((tensor.storage for tensor in event.reads), places[number])
+            from_weights = any(tensor.storage in computed for tensor in event.reads)
+            for tensor in event.writes:
+                first.setdefault(tensor.storage, places[number])
                 if from_weights:
-                    computed.add(each.storage)
-        for number, storage in enumerate(trace.storages):
-            lives = storage.made <= end and (storage.freed is None or storage.freed > end)
-            if lives and storage.role == "activations" and number in first:
-                kept[first[number]] += storage.size_bytes
-                if number in self._splits.shared:
-                    split_kept[first[number]] += storage.size_bytes
-        crossing = [0] * (self.count + 2)
+                    computed.add(tensor.storage)
+        saved, split_saved = [0] * (self._count + 1), [0] * (self._count + 1)
+        crossing = [0] * (self._count + 2)  # changes of the bytes that cross into a segment
         for number, made in first.items():
-            if number in computed and trace.storages[number].role == "activations":
-                crossing[made + 1] += trace.storages[number].size_bytes
-                crossing[last.get(number, made) + 1] -= trace.storages[number].size_bytes
-        sent, running = [], 0
-        for change in crossing[: self.count]:
-            running += change
-            sent.append(running)
-        owned, peaks = self._owned(), self._peaks(kept, split_kept)
+            storage = trace.storages[number]
+            if storage.role != "activations":
+                continue
+            if storage.made <= end and (storage.freed is None or storage.freed > end):
+                saved[made] += storage.size_bytes
+                split_saved[made] += storage.size_bytes if number in shared else 0
+            if number in computed:
+                crossing[made + 1] += storage.size_bytes
+                crossing[last.get(number, made) + 1] -= storage.size_bytes
+        sent = list(accumulate(crossing))
+        owned, peaks = self._owned_parameters(), self._peaks(saved, split_saved)
         return [
             LayerPart(
-                **owned.get(at, {}),
-                kept_bytes=kept[at],
-                forward_peak_bytes=peaks[Moment.FORWARD][at][0],
-                backward_peak_bytes=peaks[Moment.BACKWARD][at][0],
-                sent_bytes=sent[at] if at else 0,
-                split_kept_bytes=split_kept[at],
-                split_forward_bytes=peaks[Moment.FORWARD][at][1],
-                split_backward_bytes=peaks[Moment.BACKWARD][at][1],
-                split=self._split(at),
+                **owned.get(place, {}),
+                kept_bytes=saved[place],
+                forward_peak_bytes=peaks[Moment.FORWARD][place][0],
+                backward_peak_bytes=peaks[Moment.BACKWARD][place][0],
+                sent_bytes=sent[place] if place else 0,
+                split_kept_bytes=split_saved[place],
+                split_forward_bytes=peaks[Moment.FORWARD][place][1],
+                split_backward_bytes=peaks[Moment.BACKWARD][place][1],
+                split=self._split(place),
             )
-            for at in range(self.count)
+            for place in range(self._count)
         ]
 
-    def _peaks(self, kept: Sequence[int], split_kept: Sequence[int]) -> dict[Moment, list[tuple[int, int]]]:
-        """For forward and backward of each segment the most that activations and temporary tensors take
-        beyond what segments before it saved; and of that, the bytes that tensor parallelism splits.
+    def _peaks(self, saved: Sequence[int], split_saved: Sequence[int]) -> dict[Moment, list[tuple[int, int]]]:
+        """Return for forward and backward of each segment the most bytes of activations and temporary tensors beyond
+        what earlier segments saved; and of those the bytes that tensor parallelism splits.
         """
-        trace = self._trace
         shared = self._splits.shared
-        every = held_over_time(trace, lambda number, role: role == "activations")
-        split = held_over_time(trace, lambda number, role: role == "activations" and number in shared)
-        before, split_before = [0, *accumulate(kept)], [0, *accumulate(split_kept)]
-        found = {moment: [(0, 0)] * self.count for moment in (Moment.FORWARD, Moment.BACKWARD)}
-        for at, place in enumerate(self._places):
+        every = held_over_time(self._trace, lambda number, role: role == "activations")
+        split = held_over_time(self._trace, lambda number, role: role == "activations" and number in shared)
+        before, split_before = [0, *accumulate(saved)], [0, *accumulate(split_saved)]
+        peaks = {moment: [(0, 0)] * self._count for moment in (Moment.FORWARD, Moment.BACKWARD)}
+        for number, place in enumerate(self._places):
             if place >= 0:
-                own = max(0, every[at] - before[place])
-                peaks = found[trace.events[at].moment]
-                peaks[place] = max(peaks[place], (own, min(own, max(0, split[at] - split_before[place]))))
-        return found
+                held = max(0, every[number] - before[place])
+                split_held = min(held, max(0, split[number] - split_before[place]))
+                own = peaks[self._trace.events[number].moment]
+                own[place] = max(own[place], (held, split_held))
+        return peaks
 
     def _split(self, place: int) -> str:
-        counts = {at: len(self._works(self._trace.events[at])) for each in self._of[place] for at in each}
-        words = [letters_of(self._splits, each, counts) for each in self._of[place]]
-        return "|".join(words) if any(words) else ""
+        counts = {number: len(self._works[number]) for phase in self._events[place] for number in phase}
+        letters = [self._splits.letters_of(phase, counts) for phase in self._events[place]]
+        return "|".join(letters) if any(letters) else ""
 
     def readers(self) -> dict[int, list[int]]:
-        """For each parameter's storage the segments whose forward reads it, in order."""
-        found: dict[int, list[int]] = {storage: [] for storage in self._trace.parameters}
+        """Return for each parameter's storage the segments whose forward reads it, in order."""
+        readers: dict[int, list[int]] = {storage: [] for storage in self._trace.parameters}
         for event, place in zip(self._trace.events, self._places, strict=True):
-            if event.moment is Moment.FORWARD:
-                for each in event.reads:
-                    places = found.get(each.storage)
-                    if places is not None and place not in places[-1:]:
-                        places.append(place)
-        return found
+            for tensor in event.reads if event.moment is Moment.FORWARD else ():
+                places = readers.get(tensor.storage)
+                if places is not None and place not in places[-1:]:
+                    places.append(place)
+        return readers
 
-    def _owned(self) -> dict[int, dict[str, int]]:
-        """Parameters by the segment that reads them first; those that no forward reads by the first."""
-        place_of, storages = self.readers(), self._trace.storages
-        found: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    def _owned_parameters(self) -> dict[int, dict[str, int]]:
+        """Return the parameters of each segment: it owns those that it reads first, segment 0 those never read."""
+        readers, storages = self.readers(), self._trace.storages
+        owned: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for storage, count in self._trace.parameters.items():
-            own, size = found[min(place_of[storage], default=0)], storages[storage].size_bytes
+            own, size = owned[min(readers[storage], default=0)], storages[storage].size_bytes
             own["parameters"] += count
             own["parameter_bytes"] += size
             own["split_bytes"] += size if storage in self._splits.shared else 0
             gradient = self._trace.gradients.get(storage)
             own["gradient_bytes"] += 0 if gradient is None else storages[gradient].size_bytes
-        return found
+        return owned
 
 
-def _shown(module: str) -> str:
-    """A module's path with the places of lists left open."""
-    return ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
-
-
-def _ops(events: Iterable[tuple[Event, bool]], works: Works = works_of) -> tuple[Op, ...]:
-    """Kernels of *events*, each with whether the host waits for the last of them."""
+def name_ops(events: Iterable[tuple[str, tuple[Compute, ...], bool]]) -> tuple[Op, ...]:
+    """Return the kernels of events as ops; each event has a name, works, and whether the host waits for it."""
     counts: dict[str, int] = defaultdict(int)
     ops: list[Op] = []
-    for event, looked in events:
-        name = event.name.strip("_")
-        for work in works(event):
+    for event_name, works, host_waits in events:
+        name = event_name.strip("_")
+        for work in works:
             counts[name] += 1
-            shown = name if counts[name] == 1 else f"{name} {counts[name]}"
-            ops.append(Op(shown, work))
-        if looked:  # and what it looks at is copied to it
+            ops.append(Op(name if counts[name] == 1 else f"{name} {counts[name]}", work))
+        if host_waits:  # the value that it reads is copied to it
             ops[-1] = replace(ops[-1], host_reads=True, kernels=2)
     return tuple(ops)
 
 
-def _update(events: Sequence[Event]) -> tuple[Op, ...]:
-    """The optimizer: its passes over lists of tensors as one op, whose kernels are counted by tensor."""
+def _update_ops(events: Sequence[Event]) -> tuple[Op, ...]:
+    """Return the ops of the optimizer: all passes over lists of tensors are one, with a kernel for each tensor."""
     listed = [event for event in events if event.name.startswith(LISTED)]
-    ops = _ops((event, False) for event in events if not event.name.startswith(LISTED))
+    ops = name_ops((event.name, works_of(event), False) for event in events if not event.name.startswith(LISTED))
     works = [work for event in listed for work in works_of(event) if isinstance(work, Elementwise)]
     if not works:
         return ops
-    lists = [each for event in listed for each in event.options if isinstance(each, int)]
+    lengths = [option for event in listed for option in event.options if isinstance(option, int)]
     largest = max(works, key=lambda work: work.columns)
     columns = largest.columns
     if largest.kind is ElementwiseKind.LISTED_OPTIMIZER:
         columns = max(1, round(sum(work.elements for work in works) / LISTED_PASSES))
-    work = replace(
-        largest,
-        columns=columns,
-        read_bytes=sum(each.read_bytes for each in works),
-        write_bytes=sum(each.write_bytes for each in works),
-    )
-    return (*ops, Op("update", work, kernels=max(lists, default=1)))
+    read, written = sum(work.read_bytes for work in works), sum(work.write_bytes for work in works)
+    update = replace(largest, columns=columns, read_bytes=read, write_bytes=written)
+    return (*ops, Op("update", update, kernels=max(lengths, default=1)))
 
 
-def _folded(layers: Sequence[Layer]) -> list[Block]:
-    """Runs of the same layer objects as blocks: at each place the repeating pattern that covers the most."""
+def fold_layers(layers: Sequence[Layer]) -> list[Block]:
+    """Fold runs of the same layer objects into blocks: at each place the repeating pattern that covers the most."""
     keys = [id(layer) for layer in layers]
-    after: dict[int, list[int]] = defaultdict(list)  # where a layer object stands
-    for at, key in enumerate(keys):
-        after[key].append(at)
+    places: dict[int, list[int]] = defaultdict(list)  # of each layer object
+    for place, key in enumerate(keys):
+        places[key].append(place)
     blocks: list[Block] = []
-    at, alone = 0, 0
-    while at < len(keys):
-        length, times = _longest(keys, at, after[keys[at]])
-        if times < SHORTEST_REPEAT:
-            at += 1
+    place, unfolded = 0, 0
+    while place < len(keys):
+        length, times = _longest_repeat(keys, place, places[keys[place]])
+        if times == 1:
+            place += 1
             continue
-        blocks += [Block((layer,)) for layer in layers[alone:at]]
-        blocks.append(Block(tuple(layers[at : at + length]), times))
-        at += length * times
-        alone = at
-    return blocks + [Block((layer,)) for layer in layers[alone:]]
+        blocks += [Block((layer,)) for layer in layers[unfolded:place]]
+        blocks.append(Block(tuple(layers[place : place + length]), times))
+        place += length * times
+        unfolded = place
+    return blocks + [Block((layer,)) for layer in layers[unfolded:]]
 
 
-def _longest(keys: Sequence[int], at: int, places: Sequence[int]) -> tuple[int, int]:
-    """The length and count of the pattern that begins at *at* and covers the most."""
-    best = (1, 1)
+def _longest_repeat(keys: Sequence[int], start: int, places: Sequence[int]) -> tuple[int, int]:
+    """Return the length and count of the first pattern that repeats from *start*.
+
+    Longer patterns are multiples of it, or cover the same layers.
+    """
     for place in places:
-        length = place - at
-        if length <= 0:
-            continue
-        if at + 2 * length > len(keys):
-            break
-        pattern, times = keys[at : at + length], 1
-        while keys[at + times * length : at + (times + 1) * length] == pattern:
-            times += 1
-        if times > 1 and times * length > best[0] * best[1]:
-            best = (length, times)
-            break  # longer patterns are multiples of this one, or cover the same
-    return best
+        length = place - start
+        if length > 0 and start + 2 * length <= len(keys):
+            pattern, times = keys[start:place], 1
+            while keys[start + times * length : start + (times + 1) * length] == pattern:
+                times += 1
+            if times > 1:
+                return length, times
+    return 1, 1
 
 
 def held_over_time(trace: StepTrace, counts: Callable[[int, str], bool]) -> list[int]:
-    """The bytes in memory during each event, of storages whose number and role *counts*."""
+    """Return the bytes in memory during each event, of the storages whose number and role *counts*."""
     events = len(trace.events)
     changes = [0] * (events + 2)
     for number, storage in enumerate(trace.storages):
@@ -377,24 +342,21 @@ def held_over_time(trace: StepTrace, counts: Callable[[int, str], bool]) -> list
     return list(accumulate(changes[:events]))
 
 
-def _memory(trace: StepTrace) -> CapturedMemory:
-    """Who holds what when the most is held."""
-    events, end = trace.events, 0
-    for at, event in enumerate(events):
-        if event.moment is Moment.FORWARD:
-            end = at + 1
+def _peak_memory(trace: StepTrace) -> CapturedMemory:
+    """Return the bytes of each role at the event with the most memory."""
+    events = trace.events
+    end = max((number + 1 for number, event in enumerate(events) if event.moment is Moment.FORWARD), default=0)
     held = held_over_time(trace, lambda number, role: True)
     fullest = held.index(max(held)) if held else 0
-    temporary = held_over_time(trace, lambda number, role: role == "activations")
-    found: dict[str, int] = defaultdict(int)
-    gradients = 0
+    roles: dict[str, int] = defaultdict(int)
     for storage in trace.storages:
-        gradients += storage.size_bytes if storage.role == "gradients" else 0
         if storage.made > fullest or (storage.freed is not None and storage.freed <= fullest):
             continue
-        role = storage.role
+        role = "parameters" if storage.role == "buffers" else storage.role
         if role == "activations" and (storage.made >= end or (storage.freed or len(events)) <= end):
             role = "temporary"
-        found["parameters" if role == "buffers" else role] += storage.size_bytes
-    updates = [temporary[at] for at, event in enumerate(events) if event.moment is Moment.OPTIMIZER]
-    return CapturedMemory(**found, all_gradients=gradients, update=max(updates, default=0))
+        roles[role] += storage.size_bytes
+    activations = held_over_time(trace, lambda number, role: role == "activations")
+    updates = [activations[number] for number, event in enumerate(events) if event.moment is Moment.OPTIMIZER]
+    gradients = sum(storage.size_bytes for storage in trace.storages if storage.role == "gradients")
+    return CapturedMemory(**roles, all_gradients=gradients, update=max(updates, default=0))

@@ -1,19 +1,21 @@
-"""What a dispatched operator costs a GPU: the kernels behind it, as works.
+"""Map each dispatched operator to the kernels that a GPU runs for it.
 
-Products, attention and convolutions by their shapes; all else moves memory: what it reads and writes, each
-element that is there once. A view, whose result lies in its operand's storage, runs no kernel.
+Products, attention and convolutions are described by their shapes. Every other operator moves memory: it reads and
+writes each element that is in memory once. A view, whose result is in the storage of its operand, runs no kernel.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
-from stepcast.pytorch.capture.events import TF32, Event, Moment, Tensor
-from stepcast.pytorch.capture.layouts import as_aligned, laid_out
-from stepcast.pytorch.capture.library import Recurrent
+from stepcast.pytorch.capture.emulation import RecurrentSizes
+from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, round_up
 
 K = ElementwiseKind
 KINDS: dict[str, ElementwiseKind] = {
@@ -44,331 +46,388 @@ KINDS: dict[str, ElementwiseKind] = {
         K.FILL,
     ),
 }  # fmt: skip
-# Rows taken out of a table that is not read whole.
+# Operators that take rows out of a table, of which they do not read the rest.
 LOOKUPS = ("embedding", "index", "index_select", "gather")
-# Values written into something that is otherwise as it was.
-WRITES_INTO = ("index_put", "_index_put_impl", "index_add", "scatter", "scatter_add", "index_copy", "scatter_reduce")
-ADDS_UP = ("index_put", "_index_put_impl", "index_add", "scatter_add")
-SUMS = ("sum", "mean")
+# Operators that write values into a tensor and leave the rest of it as it was; some add them up.
+WRITE_INTO = ("index_put", "_index_put_impl", "index_add", "scatter", "scatter_add", "index_copy", "scatter_reduce")
+ADD_INTO = ("index_put", "_index_put_impl", "index_add", "scatter_add")
 # Kernels of PyTorch's TensorIterator: one output for as many inputs, element by element.
 POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
-FILLS_FIRST = ("slice_backward", "select_backward", "constant_pad_nd")
-# What the library sorts or scans takes several kernels (radix sort: a histogram, a scan, a pass per digit).
-SEVERAL = {"sort": 4, "topk": 4, "argsort": 4, "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
-WHOLE_LOAD = 8  # elements of two bytes
-ENTROPY_READS = 3  # of a log-softmax over rows longer than a block keeps: maximum, sum, result
-NEXT_TO_NOTHING = 0.02  # of what is written: read from rows, not from a tensor as large
+# Kinds whose gradient is a kernel of its own.
+GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.GROUP_NORM, K.DROPOUT)
+# Sorts and scans of the library take several kernels (radix sort: a histogram, a scan, a pass per digit).
+KERNEL_COUNTS = {"sort": 4, "topk": 4, "argsort": 4, "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
+ELEMENTS_PER_LOAD = 8  # of two bytes
+ENTROPY_READS = 3  # of a log-softmax over rows longer than a block can hold: maximum, sum, result
+ROW_OPERAND_SHARE = 0.02  # a kernel that reads less than this share of what it writes only reads numbers of rows
+FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
+# Bytes at whose multiples rows have to begin for the widest loads, for narrower ones, and for any.
+LOAD_BYTES = (16, 4, 1)
+# The most by which sizes may grow to express an alignment: a product of few columns would become other work.
+MOST_GROWTH = 0.01
+# torch.compile pads products with more operations per byte than this (those bound by compute) to aligned sizes.
+PADDED_BYTES, PADDED_FLOPS_PER_BYTE = 16, 150.0
 
 
-def works_of(event: Event) -> tuple[Compute, ...]:
-    """The kernels of *event*, in order."""
-    return _works(
-        event.name, tuple(_seen(each) for each in event.reads), tuple(_seen(each) for each in event.writes),
-        event.options, _is_view(event), event.moment is not Moment.FORWARD and not event.again,
-    )  # fmt: skip
+class OperatorCall(NamedTuple):
+    """An operator with its operands, whose storages are left out: equal calls run equal kernels."""
+
+    name: str
+    reads: tuple[TracedTensor, ...]
+    writes: tuple[TracedTensor, ...]
+    options: tuple[object, ...]
+    is_view: bool
+    is_backward: bool
+
+    def product_dtype(self, operand: TracedTensor) -> DType:
+        """Return the format in which the call multiplies *operand*."""
+        return DType.TF32 if TF32 in self.options else DType(operand.dtype)
 
 
-def _seen(tensor: Tensor) -> Tensor:
-    """Without its storage: equal operands make equal works."""
-    return tensor._replace(storage=0)
+Works = tuple[Compute, ...]
 
 
-def _is_view(event: Event) -> bool:
-    if event.name.endswith("_") or not event.reads or not event.writes:
-        return False
-    read = {each.storage for each in event.reads}
-    return all(each.storage in read for each in event.writes)
-
-
-Handler = Callable[..., tuple[Compute, ...]]
+def works_of(event: Event) -> Works:
+    """Return the kernels of *event*, in order."""
+    storages = {tensor.storage for tensor in event.reads}
+    is_view = bool(event.reads and event.writes) and not event.name.endswith("_")
+    is_view = is_view and all(tensor.storage in storages for tensor in event.writes)
+    reads, writes = (tuple(tensor._replace(storage=0) for tensor in side) for side in (event.reads, event.writes))
+    is_backward = event.moment is not Moment.FORWARD and not event.recomputed
+    return _works_of_call(OperatorCall(event.name, reads, writes, event.options, is_view, is_backward))
 
 
 @lru_cache(maxsize=65536)
-def _works(
-    name: str,
-    reads: tuple[Tensor, ...],
-    writes: tuple[Tensor, ...],
-    options: tuple[object, ...],
-    view: bool,
-    backward: bool,
-) -> tuple[Compute, ...]:
-    if view or name.startswith(("empty", "new_empty")) or not any(each.numel for each in writes):
+def _works_of_call(call: OperatorCall) -> Works:
+    name = call.name
+    if call.is_view or name.startswith(("empty", "new_empty")) or not any(tensor.numel for tensor in call.writes):
         return ()
-    handler = HANDLERS.get(name)
-    if handler is not None:
-        return handler(reads, writes, options, backward)
-    if name.startswith(("_foreach_", "_fused_")):
-        return _listed(name, reads, writes, options)
-    return _streamed(name, reads, writes, backward)
+    if name in HANDLERS:
+        return HANDLERS[name](call)
+    return _describe_listed(call) if name.startswith(("_foreach_", "_fused_")) else _describe_stream(call)
 
 
-def _dtype(tensor: Tensor) -> DType:
-    return DType(tensor.dtype)
+def bytes_of(*tensors: TracedTensor) -> float:
+    """Return the bytes that *tensors* take in memory."""
+    return sum(tensor.elements * DType(tensor.dtype).bytes for tensor in tensors)
 
 
-def _bytes(tensor: Tensor) -> float:
-    return tensor.elements * _dtype(tensor).bytes
+def pass_over(
+    kind: ElementwiseKind, tensor: TracedTensor, read: float, write: float, backward: bool = False
+) -> Elementwise:
+    """Return a kernel with the rows and columns of *tensor* that moves *read* and *write* bytes."""
+    columns = max(1, tensor.shape[-1] if tensor.shape else 1)
+    return Elementwise(kind, max(1, tensor.numel // columns), columns, read, write, backward, DType(tensor.dtype))
 
 
-def _multiplied(operand: Tensor, options: tuple[object, ...]) -> DType:
-    """The format that products of *operand* run in."""
-    return DType.TF32 if TF32 in options else _dtype(operand)
+# ---- products ------------------------------------------------------------------------------------------------------
 
 
-def _product(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], _: bool
-) -> tuple[Compute, ...]:
-    """The last two operands: what is added before them is part of the kernel."""
-    left, right = reads[-2:]
+def _describe_product(call: OperatorCall) -> Works:
+    """Multiply the last two operands; an operand before them is added by the same kernel."""
+    left, right = call.reads[-2:]
     if not all((*left.shape, *right.shape)):
         return ()
     batch = math.prod(left.shape[:-2])
-    made = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _multiplied(left, options))
-    return (as_aligned(made, (left, right, writes[0])),)
+    work = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, call.product_dtype(left))
+    return (express_alignment(work, (left, right, call.writes[0])),)
 
 
-def _added_product(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], backward: bool
-) -> tuple[Compute, ...]:
-    """What is added is copied to the result first (aten/src/ATen/native/cuda/Blas.cpp, baddbmm)."""
-    added, out = reads[0], writes[0]
-    kind = laid_out(K.COPY, (added, out), mixed=True)
-    return (_over(kind, out, _bytes(added), _bytes(out)), *_product(reads, writes, options, backward))
+def _describe_baddbmm(call: OperatorCall) -> Works:
+    """Copy what is added to the result first (aten/src/ATen/native/cuda/Blas.cpp, baddbmm)."""
+    added, out = call.reads[0], call.writes[0]
+    copy = pass_over(kind_by_layout(K.COPY, (added, out), mixed=True), out, bytes_of(added), bytes_of(out))
+    return (copy, *_describe_product(call))
 
 
-def _linear(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], _: bool
-) -> tuple[Compute, ...]:
-    left, right = reads[:2]
-    dtype = _multiplied(left, options)
-    return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, dtype),)
+def _describe_linear(call: OperatorCall) -> Works:
+    left, right = call.reads[:2]
+    return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, call.product_dtype(left)),)
 
 
-def _grouped(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
-    left, right, out = reads[0], reads[1], writes[0]
-    dtype = _dtype(left)
+def _describe_grouped_mm(call: OperatorCall) -> Works:
+    (left, right), out = call.reads[:2], call.writes[0]
+    dtype = DType(left.dtype)
     if len(right.shape) == 3:
-        groups = right.shape[0]
-        return (GroupedMatmul(left.numel // left.shape[-1], right.shape[-1], right.shape[-2], groups, dtype),)
-    # A weight's gradient: each expert's rows are summed over, which lie together, however many they are; a
-    # size that is none of whole loads would tell of rows that do not.
+        return (GroupedMatmul(left.numel // left.shape[-1], right.shape[-1], right.shape[-2], right.shape[0], dtype),)
+    # The gradient of a weight sums over the rows of each expert, which are contiguous. Their number is rounded to
+    # full loads: other sizes would describe rows that are not aligned.
     groups, tokens = out.shape[0], left.shape[-1]
-    rows = max(1, round(tokens / groups / WHOLE_LOAD)) * WHOLE_LOAD
+    rows = max(1, round(tokens / groups / ELEMENTS_PER_LOAD)) * ELEMENTS_PER_LOAD
     return (GroupedMatmul(round(left.shape[-2] * tokens / rows), right.shape[-1], rows, groups, dtype),)
 
 
-def _attention(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[bool, bool, bool], backward: bool
-) -> tuple[Compute, ...]:
-    gradient = len(writes) == 3
-    query, key, value = reads[1:4] if gradient else reads[:3]
-    masked, causal, drops = options
+def _describe_attention(call: OperatorCall) -> Works:
+    is_gradient = len(call.writes) == 3
+    query, key, value = call.reads[1:4] if is_gradient else call.reads[:3]
+    masked, causal, drops = map(bool, call.options)
     batch, heads, length, width = query.shape
     return (
         Attention(
             batch, length, key.shape[2], heads, key.shape[1], width, value.shape[-1], causal=causal,
-            backward=gradient, dtype=_dtype(query), masked=masked, drops=drops,
+            backward=is_gradient, dtype=DType(query.dtype), masked=masked, drops=drops,
         ),
     )  # fmt: skip
 
 
-def _convolved(data: Tensor, weight: Tensor, out: Tensor, groups: int, dtype: DType) -> Compute:
-    """As a product over the window of each place; one by one where each channel is by itself."""
+def _describe_convolution(call: OperatorCall) -> Works:
+    """Describe a convolution as a product over the window of each output position, or, where each channel is
+    convolved by itself, as a pass over memory. The backward runs it for each gradient of data and weight.
+    """
+    is_gradient = call.name == "convolution_backward"
+    out, data, weight = call.reads[:3] if is_gradient else (call.writes[0], *call.reads[:2])
+    copies = max(1, sum(len(tensor.shape) > 1 for tensor in call.writes)) if is_gradient else 1
+    options = call.options if is_gradient else call.options[-1:]
+    groups = [1, *(option for option in options if isinstance(option, int) and not isinstance(option, bool))][-1]
     if groups > 1 and weight.shape[1] == 1:
         rows, columns = out.numel // out.shape[-1], out.shape[-1]
-        return Elementwise(K.CONVOLUTION, rows, columns, _bytes(data) + _bytes(weight), _bytes(out),
-                           dtype=_dtype(data))  # fmt: skip
-    places = out.numel // out.shape[1]
-    return Matmul(places, max(1, out.shape[1] // groups), math.prod(weight.shape[1:]), groups, dtype)
+        read = bytes_of(data, weight)
+        return (Elementwise(K.CONVOLUTION, rows, columns, read, bytes_of(out), dtype=DType(data.dtype)),) * copies
+    positions, columns = out.numel // out.shape[1], max(1, out.shape[1] // groups)
+    window = math.prod(weight.shape[1:])
+    return (Matmul(positions, columns, window, groups, call.product_dtype(data)),) * copies
 
 
-def _groups(options: tuple[object, ...]) -> int:
-    found = options[-1]
-    return found if isinstance(found, int) and not isinstance(found, bool) else 1
-
-
-def _convolution(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], _: bool
-) -> tuple[Compute, ...]:
-    return (_convolved(reads[0], reads[1], writes[0], _groups(options), _multiplied(reads[0], options)),)
-
-
-def _convolution_backward(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], _: bool
-) -> tuple[Compute, ...]:
-    """As many products as gradients of data and weight; each multiplies as often as the forward."""
-    gradient, data, weight = reads[:3]
-    integers = [each for each in options if isinstance(each, int) and not isinstance(each, bool)]
-    groups = integers[-1] if integers else 1
-    one = _convolved(data, weight, gradient, groups, _multiplied(data, options))
-    products = sum(1 for each in writes if len(each.shape) > 1)
-    return (one,) * max(1, products)
-
-
-def _rms_norm_backward(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
-) -> tuple[Compute, ...]:
-    """The gradient of the input and, where there is a weight, in a second kernel that of the weight."""
-    gradient, data = reads[:2]
-    read = _bytes(gradient) + _bytes(data)
-    own = _over(K.RMS_NORM, data, read, _bytes(data), backward=True)
-    if not writes[1].numel:
-        return (own,)
-    return own, _over(K.COLUMN_SUM, data, read, _bytes(writes[1]))
-
-
-def _recurrent(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], backward: bool
-) -> tuple[Compute, ...]:
-    """cuDNN's recurrent networks: for each layer and direction one product with all inputs, and the cells
-    step after step; backward the cells, the gradient of the inputs, and those of both weights.
+def _describe_recurrent(call: OperatorCall) -> Works:
+    """Describe a recurrent network of cuDNN: for each layer and direction one product with all inputs, and the
+    cells step after step; in the backward the cells, the gradient of the inputs, and those of both weights.
     """
-    dtype = _multiplied(reads[0], options)
-    own = Recurrent(*(each for each in options if each != TF32))  # type: ignore[arg-type]
-    rows, wide, size = own.steps * own.batch, own.gates * own.hidden, _dtype(reads[0]).bytes
+    dtype, data_dtype = call.product_dtype(call.reads[0]), DType(call.reads[0].dtype)
+    sizes = RecurrentSizes(*(option for option in call.options if isinstance(option, int)))
+    rows, wide = sizes.steps * sizes.batch, sizes.gates * sizes.hidden
     works: list[Compute] = []
-    for layer in range(own.layers):
-        inputs = own.directions * own.width if layer else own.inputs
-        cells = RecurrentCells(own.steps, own.batch, own.hidden, own.width, own.gates, backward, dtype)
-        if not backward:
-            works += [Matmul(rows, wide, inputs, 1, dtype), cells] * own.directions
+    for layer in range(sizes.layers):
+        inputs = sizes.directions * sizes.width if layer else sizes.inputs
+        cells = RecurrentCells(
+            sizes.steps, sizes.batch, sizes.hidden, sizes.width, sizes.gates, call.is_backward, dtype
+        )
+        if not call.is_backward:
+            works += [Matmul(rows, wide, inputs, 1, dtype), cells] * sizes.directions
             continue
-        bias = Elementwise(K.COLUMN_SUM, rows, wide, rows * wide * size, wide * size, dtype=_dtype(reads[0]))
-        products = [(rows, inputs, wide), (wide, inputs, rows), (wide, own.width, rows)]
-        works += [cells, *(Matmul(*sizes, 1, dtype) for sizes in products), bias] * own.directions
+        size = data_dtype.bytes
+        bias = Elementwise(K.COLUMN_SUM, rows, wide, rows * wide * size, wide * size, dtype=data_dtype)
+        products = [(rows, inputs, wide), (wide, inputs, rows), (wide, sizes.width, rows)]
+        works += [cells, *(Matmul(*shape, 1, dtype) for shape in products), bias] * sizes.directions
     return tuple(works)
 
 
-def _cross_entropy(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
-    return (_over(K.CROSS_ENTROPY, writes[0], ENTROPY_READS * _bytes(reads[0]), _bytes(writes[0])),)
+# ---- norms, losses and gradients that fill memory ------------------------------------------------------------------
 
 
-def _cross_entropy_backward(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
-) -> tuple[Compute, ...]:
-    read = _bytes(reads[0]) + _bytes(reads[1])
-    return (_over(K.CROSS_ENTROPY, writes[0], read, _bytes(writes[0]), backward=True),)
-
-
-def _filled(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
-    return (_over(K.FILL, writes[0], 0.0, _bytes(writes[0])),)
-
-
-def _filled_then_copied(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
-) -> tuple[Compute, ...]:
-    return (
-        _over(K.FILL, writes[0], 0.0, _bytes(writes[0])),
-        _over(K.COPY, reads[0], _bytes(reads[0]), _bytes(reads[0])),
+def _describe_rms_norm_backward(call: OperatorCall) -> Works:
+    """Compute the gradient of the input and, in a second kernel, that of the weight if there is one."""
+    data, of_weight = call.reads[1], call.writes[1]
+    read = bytes_of(*call.reads[:2])
+    works = (
+        pass_over(K.RMS_NORM, data, read, bytes_of(data), backward=True),
+        pass_over(K.COLUMN_SUM, data, read, bytes_of(of_weight)),
     )
+    return works if of_weight.numel else works[:1]
 
 
-def _embedding_backward(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
-) -> tuple[Compute, ...]:
-    rows = reads[0]
-    return (
-        _over(K.FILL, writes[0], 0.0, _bytes(writes[0])),
-        _over(K.EMBEDDING, rows, 2 * _bytes(rows), _bytes(rows), backward=True),
-    )
+def _describe_log_softmax(call: OperatorCall) -> Works:
+    out = call.writes[0]
+    return (pass_over(K.CROSS_ENTROPY, out, ENTROPY_READS * bytes_of(call.reads[0]), bytes_of(out)),)
 
 
-HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(("mm", "bmm", "addmm", "_scaled_mm"), _product),
-    "baddbmm": _added_product,
-    "linear": _linear,
-    "_grouped_mm": _grouped,
-    "attention": _attention,
-    "attention_backward": _attention,
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-    "rms_norm_backward": _rms_norm_backward,
-    "recurrent": _recurrent,
-    "recurrent_backward": _recurrent,
-    "_log_softmax": _cross_entropy,
-    "_log_softmax_backward_data": _cross_entropy_backward,
-    "nll_loss_backward": _filled,
-    "embedding_dense_backward": _embedding_backward,
-    **dict.fromkeys(FILLS_FIRST, _filled_then_copied),
+def _describe_log_softmax_backward(call: OperatorCall) -> Works:
+    out = call.writes[0]
+    return (pass_over(K.CROSS_ENTROPY, out, bytes_of(*call.reads[:2]), bytes_of(out), backward=True),)
+
+
+def _describe_fill(call: OperatorCall) -> Works:
+    return (pass_over(K.FILL, call.writes[0], 0.0, bytes_of(call.writes[0])),)
+
+
+def _describe_fill_and_copy(call: OperatorCall) -> Works:
+    size = bytes_of(call.reads[0])
+    return (*_describe_fill(call), pass_over(K.COPY, call.reads[0], size, size))
+
+
+def _describe_embedding_backward(call: OperatorCall) -> Works:
+    size = bytes_of(call.reads[0])
+    return (*_describe_fill(call), pass_over(K.EMBEDDING, call.reads[0], 2 * size, size, backward=True))
+
+
+HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
+    **dict.fromkeys(("mm", "bmm", "addmm", "_scaled_mm"), _describe_product),
+    "baddbmm": _describe_baddbmm,
+    "linear": _describe_linear,
+    "_grouped_mm": _describe_grouped_mm,
+    **dict.fromkeys(("attention", "attention_backward"), _describe_attention),
+    **dict.fromkeys(("convolution", "convolution_backward"), _describe_convolution),
+    "rms_norm_backward": _describe_rms_norm_backward,
+    **dict.fromkeys(("recurrent", "recurrent_backward"), _describe_recurrent),
+    "_log_softmax": _describe_log_softmax,
+    "_log_softmax_backward_data": _describe_log_softmax_backward,
+    "nll_loss_backward": _describe_fill,
+    "embedding_dense_backward": _describe_embedding_backward,
+    **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd"), _describe_fill_and_copy),
 }
 
 
-def _listed(
-    name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...]
-) -> tuple[Compute, ...]:
-    """One pass over lists of tensors, as an optimizer makes it."""
-    lengths = [each for each in options if isinstance(each, int)]
-    first = reads[: lengths[0]] if lengths else reads
-    read = sum(_bytes(each) for each in reads)
+# ---- operators that move memory ------------------------------------------------------------------------------------
+
+
+def _describe_listed(call: OperatorCall) -> Works:
+    """Describe one pass of an optimizer over lists of tensors."""
+    name, reads = call.name, call.reads
+    lengths = [option for option in call.options if isinstance(option, int)]
+    ends = [sum(lengths[:count]) for count in range(5)]
+    first = reads[: ends[1]] if lengths else reads
     if name.startswith("_fused_adam"):
-        ends = [sum(lengths[:at]) for at in range(5)]
-        changed = [*reads[: ends[1]], *reads[ends[2] : ends[4]]]
-        write = sum(_bytes(each) for each in changed)
+        changed = (*reads[: ends[1]], *reads[ends[2] : ends[4]])
     elif name.startswith("_fused_sgd"):  # parameters and, after the gradients, momentum
-        changed = [*first, *reads[sum(lengths[:2]) :]]
-        write = sum(_bytes(each) for each in changed)
+        changed = (*first, *reads[ends[2] :])
     else:
-        write = sum(_bytes(each) for each in (first if name.endswith("_") else writes))
-    elements = max(1, sum(each.elements for each in first))
+        changed = first if name.endswith("_") else call.writes
+    elements = max(1, sum(tensor.elements for tensor in first))
     kind = K.OPTIMIZER if name.startswith("_fused_") else K.LISTED_OPTIMIZER
-    return (Elementwise(kind, 1, elements, read, write, dtype=DType.FP32),)
+    return (Elementwise(kind, 1, elements, bytes_of(*reads), bytes_of(*changed), dtype=DType.FP32),)
 
 
-def _streamed(name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], backward: bool) -> tuple[Compute, ...]:
-    plain, inplace = name.rstrip("_") if name.endswith("_") else name, name.endswith("_")
-    out = reads[:1] if inplace else writes
-    if plain in WRITES_INTO:
-        return (_written_into(plain, reads, out[0]),)
-    largest = max((*reads, *writes), key=lambda each: each.elements)
-    written = sum(_bytes(each) for each in out)
-    read = sum(_bytes(each) for each in reads)
-    if plain in LOOKUPS:
-        read = written + sum(_bytes(each) for each in reads[1:])
-    elif plain == "copy" or KINDS.get(plain) is K.FILL:
-        read = sum(_bytes(each) for each in reads[1:])  # the first says how large it is
-    kind = _kind(plain, reads, out[0], inplace)
-    if kind in (K.ADD, K.MUL) and read < NEXT_TO_NOTHING * written:
+def _describe_stream(call: OperatorCall) -> Works:
+    inplace = call.name.endswith("_")
+    name, reads = call.name.rstrip("_"), call.reads
+    out = reads[:1] if inplace else call.writes
+    if name in WRITE_INTO:
+        return (_describe_write_into(name, reads, out[0]),)
+    largest = max((*reads, *call.writes), key=lambda tensor: tensor.elements)
+    read, written = bytes_of(*reads), bytes_of(*out)
+    if name in LOOKUPS:
+        read = written + bytes_of(*reads[1:])
+    elif name == "copy" or KINDS.get(name) is K.FILL:
+        read = bytes_of(*reads[1:])  # the first operand only determines the size
+    kind = _kind_of_stream(name, reads, out[0])
+    if kind in (K.ADD, K.MUL) and read < ROW_OPERAND_SHARE * written:
         kind = K.MASK  # a number for each row, written over it
-    dtype = _dtype(reads[-1] if kind is K.CAST and reads else largest)
-    gradient = backward and kind in GRADIENT_KINDS and "backward" in name
     columns = max(1, largest.shape[-1] if largest.shape else 1)
     rows = max(1, largest.elements // columns)
-    one = Elementwise(kind, rows, columns, read, written, gradient, dtype)
-    return (one,) * SEVERAL.get(plain, 1)
+    is_gradient = call.is_backward and kind in GRADIENT_KINDS and "backward" in name
+    dtype = DType((reads[-1] if kind is K.CAST and reads else largest).dtype)
+    return (Elementwise(kind, rows, columns, read, written, is_gradient, dtype),) * KERNEL_COUNTS.get(name, 1)
 
 
-def _kind(plain: str, reads: tuple[Tensor, ...], out: Tensor, inplace: bool) -> ElementwiseKind:
-    if plain == "embedding":
+def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor) -> ElementwiseKind:
+    if name == "embedding":
         return K.EMBEDDING
-    if plain in SUMS and reads:
-        whole = len(out.shape) == 0 or out.numel == 1
-        along = out.shape[-1:] == reads[0].shape[-1:] and reads[0].shape[-1:] != (1,)
-        return K.OTHER if whole else K.COLUMN_SUM if along else K.ROW_SUM
-    kind = KINDS.get(plain, K.OTHER)
-    if plain in ("_to_copy", "copy", "clone"):
+    if name in ("sum", "mean") and reads:
+        if out.numel == 1:
+            return K.OTHER
+        keeps_columns = out.shape[-1:] == reads[0].shape[-1:] and reads[0].shape[-1:] != (1,)
+        return K.COLUMN_SUM if keeps_columns else K.ROW_SUM
+    kind = KINDS.get(name, K.OTHER)
+    if name in ("_to_copy", "copy", "clone"):
         kind = K.CAST if reads and reads[-1].dtype != out.dtype else K.COPY
     if kind in POINTWISE:
-        sources = reads[1:] if plain == "copy" else reads
-        return laid_out(kind, (*sources, out), mixed=kind is not K.CAST)
+        sources = reads[1:] if name == "copy" else reads
+        return kind_by_layout(kind, (*sources, out), mixed=kind is not K.CAST)
     return kind
 
 
-def _written_into(plain: str, reads: tuple[Tensor, ...], target: Tensor) -> Compute:
-    """Values to places of *target*; where many meet, each place takes its own in turn."""
-    values = max(reads[1:], key=_bytes) if len(reads) > 1 else reads[0]
-    size, width = _bytes(values), max(1, values.shape[-1] if values.shape else 1)
-    if plain in ADDS_UP:
-        places = max(1, target.numel // width)
-        rows = max(1, values.numel // width // places)
-        return Elementwise(K.SCATTER_SUM, rows, width * places, size, _bytes(target), dtype=_dtype(values))
-    return Elementwise(K.COPY, max(1, values.numel // width), width, size, size, dtype=_dtype(values))
+def _describe_write_into(name: str, reads: Sequence[TracedTensor], target: TracedTensor) -> Compute:
+    """Write values to positions of *target*; those that are added at one position run one after another."""
+    values = max(reads[1:], key=bytes_of) if len(reads) > 1 else reads[0]
+    size, width, dtype = bytes_of(values), max(1, values.shape[-1] if values.shape else 1), DType(values.dtype)
+    if name in ADD_INTO:
+        positions = max(1, target.numel // width)
+        rows = max(1, values.numel // width // positions)
+        return Elementwise(K.SCATTER_SUM, rows, width * positions, size, bytes_of(target), dtype=dtype)
+    return Elementwise(K.COPY, max(1, values.numel // width), width, size, size, dtype=dtype)
 
 
-# Kinds whose gradient is a kernel of its own.
-GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.GROUP_NORM, K.DROPOUT)
+# ---- memory layout of operands -------------------------------------------------------------------------------------
 
 
-def _over(kind: ElementwiseKind, tensor: Tensor, read: float, write: float, backward: bool = False) -> Elementwise:
-    columns = max(1, tensor.shape[-1] if tensor.shape else 1)
-    rows = max(1, tensor.numel // columns)
-    return Elementwise(kind, rows, columns, read, write, backward, _dtype(tensor))
+def kind_by_layout(kind: ElementwiseKind, tensors: Sequence[TracedTensor], mixed: bool) -> ElementwiseKind:
+    """Return *kind* where all operands are contiguous in the same order, else the kind that computes each address.
+
+    PyTorch's TensorIterator joins dimensions with the same strides in all operands; where one dimension is left, it
+    uses vector loads and computes no addresses (aten/src/ATen/native/cuda/CUDALoops.cuh). *mixed* says that
+    operands of several formats need conversions.
+    """
+    large = [tensor for tensor in tensors if tensor.numel > 1]
+    if len(large) < 2:
+        return kind
+    shape = max((tensor.shape for tensor in large), key=lambda sizes: (len(sizes), math.prod(sizes)))
+    strides = [_strides_along(tensor, shape) for tensor in large]
+    converts = mixed and len({tensor.dtype for tensor in large if tensor.dtype in FLOATS}) > 1
+    if all(own == strides[0] for own in strides) and _is_dense(shape, strides[0]):
+        return K.STRIDED if converts else kind
+    # Where later dimensions are nearer in memory, an operand is only repeated.
+    in_order = all(earlier >= later for own in strides for earlier, later in pairwise(filter(None, own)))
+    if converts or not in_order:
+        return K.STRIDED
+    return kind if kind is K.CAST else K.BROADCAST
+
+
+def _strides_along(tensor: TracedTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of *tensor* along *shape*: 0 where it is repeated, or where there is one element."""
+    missing = len(shape) - len(tensor.shape)
+    own = [0] * missing + [stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride, strict=True)]
+    return tuple(stride if size > 1 else 0 for size, stride in zip(shape, own, strict=True))
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return True if the elements fill one stretch of memory, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def express_alignment(work: Matmul, tensors: Sequence[TracedTensor]) -> Matmul:
+    """Return *work* with sizes that express how well the rows of its operands and its result are aligned.
+
+    The sizes n and k determine that for operands stored row by row. Where an operand is transposed or a slice,
+    another size determines it (the gradient of a weight of odd width): then n or k is changed by a few elements, if
+    that adds next to no work.
+    """
+    size_bytes = work.dtype.bytes
+    actual = max(_widest_load(_row_pitch(tensor) * size_bytes) for tensor in tensors)
+    expressed = max(_widest_load(size * size_bytes) for size in (work.n, work.k))
+    elements = max(1, round(LOAD_BYTES[actual] / size_bytes))
+    if actual == expressed:
+        return work
+    if actual > expressed:
+        changed = replace(work, n=work.n + elements) if work.n > work.k else replace(work, k=work.k + elements)
+    else:
+        changed = replace(work, n=round_up(work.n, elements), k=round_up(work.k, elements))
+    return changed if changed.flops <= (1 + MOST_GROWTH) * work.flops else work
+
+
+def _widest_load(row_bytes: float) -> int:
+    """Return the index of the widest load that fits rows of this many bytes."""
+    return next(index for index, load in enumerate(LOAD_BYTES) if row_bytes % load == 0 or load == 1)
+
+
+def _row_pitch(tensor: TracedTensor) -> int:
+    """Return the elements from one row to the next, or between columns where these are contiguous."""
+    (rows, columns), (row_stride, column_stride) = tensor.shape[-2:], tensor.stride[-2:]
+    if row_stride == 1 and rows > 1:
+        return column_stride if columns > 1 else 0
+    return row_stride if rows > 1 else 0
+
+
+def pad_product(work: Compute) -> Works:
+    """Return a product as torch.compile runs it: with copies of operands whose sizes suit no vector load.
+
+    Source: torch/_inductor/fx_passes/pad_mm.py, which pads products that are bound by compute.
+    """
+    if not isinstance(work, Matmul):
+        return (work,)
+    size_bytes = work.dtype.bytes
+    multiple = round(PADDED_BYTES / size_bytes)
+    m, n, k = work.m, work.n, work.k
+    wider = replace(work, m=round_up(m, multiple), n=round_up(n, multiple), k=round_up(k, multiple))
+    moved = size_bytes * (m * k + k * n + m * n)
+    if wider == work or 2.0 * m * n * k / moved < PADDED_FLOPS_PER_BYTE:
+        return (work,)
+    works: list[Compute] = []
+    for rows, columns in ((m, k), (k, n)):
+        if rows % multiple or columns % multiple:
+            size = work.batch * rows * columns * size_bytes
+            works.append(Elementwise(K.COPY, work.batch * rows, columns, size, size, dtype=work.dtype))
+    return (*works, wider)

@@ -1,49 +1,54 @@
-"""Where tensor parallelism may split a traced step, found by what flows where and not by names.
+"""Find where tensor parallelism may split a traced step, by the flow of data and not by names.
 
-A pair: linear maps whose results meet again in one linear map alone, with nothing between them that mixes all
-of their features (Shoeybi et al. 2019, section 3: columns, then rows). Queries, keys and values with the
-output projection are one; gate and up, or the first half of an MLP, with its second half another. All between
-is split too; after the second map its result is summed over the ranks, and in the backward the gradient of
-what the first ones read.
+A region starts with linear maps whose results meet again in exactly one linear map, with nothing between them that
+mixes all of their features (Shoeybi et al. 2019, section 3: columns, then rows). Queries, keys and values with the
+output projection are one region; gate and up with down, or the first half of an MLP with the second, another. All
+operators between are split too. The result of the last map is summed over the ranks, and so is, in the backward, the
+gradient of what the first maps read.
 
-Each event gets a letter: the size of a product that is split (m, n, k, or b, its batch), h for the heads of
-attention, e for the elements of all else; + where its result is summed; - for what every rank does whole.
+Each event gets a letter: the size of a product that is split (m, n, k, or b for its batch), h for the heads of
+attention, e for the elements of all else; + where the result is summed; - for what every rank runs in full.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stepcast.ir.captured import Tie
 from stepcast.ir.work import Elementwise, ElementwiseKind
-from stepcast.pytorch.capture.events import Event, Moment, StepTrace, Tensor
 from stepcast.pytorch.capture.kernels import works_of
+from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace
 
 K = ElementwiseKind
 LINEAR = ("mm", "addmm", "linear")
-REDUCES = frozenset((K.ROW_SUM, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.GROUP_NORM))
-WHOLE = "-"
+BATCHED = ("bmm", "baddbmm")
+REDUCTIONS = frozenset((K.ROW_SUM, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.GROUP_NORM))
+UNSPLIT = "-"
 
 
 @dataclass
 class MapRegion:
-    """What lies between linear maps."""
+    """The operators between linear maps, as event numbers."""
 
-    columns: list[int] = field(default_factory=list)  # events of those it begins with
-    ends: list[int] = field(default_factory=list)  # and of those that read it
+    columns: list[int] = field(default_factory=list)  # the linear maps it starts with
+    ends: list[int] = field(default_factory=list)  # the linear maps that read it
     inside: list[int] = field(default_factory=list)
     storages: set[int] = field(default_factory=set)
     widths: set[int] = field(default_factory=set)
-    reduced: set[int] = field(default_factory=set)  # lengths that something in it sums over
+    reduced: set[int] = field(default_factory=set)  # lengths that an operator sums over
     legal: bool = True
 
     def join(self, other: "MapRegion") -> None:
-        for name in ("columns", "ends", "inside"):
-            getattr(self, name).extend(getattr(other, name))
-        for name in ("storages", "widths", "reduced"):
-            getattr(self, name).update(getattr(other, name))
+        self.columns += other.columns
+        self.ends += other.ends
+        self.inside += other.inside
+        self.storages |= other.storages
+        self.widths |= other.widths
+        self.reduced |= other.reduced
         self.legal = self.legal and other.legal
 
     @property
-    def splits(self) -> bool:
+    def can_split(self) -> bool:
         return self.legal and len(self.ends) == 1 and not self.widths & self.reduced
 
 
@@ -54,157 +59,168 @@ class Splits:
     letters: dict[int, str] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)
 
+    def letters_of(self, events: Iterable[int], counts: Mapping[int, int]) -> str:
+        """Return the letters of *events*, each as often as it has works; "" if none is split."""
+        letters = [self.letters.get(number, UNSPLIT) for number in events for _ in range(counts[number])]
+        return " ".join(letters) if any(letter != UNSPLIT for letter in letters) else ""
 
-def splits_of(trace: StepTrace) -> Splits:
-    found = Splits()
-    weights = _weights(trace)
-    forward = [at for at, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
-    again = [at for at, event in enumerate(trace.events) if event.again]
-    whose: dict[int, MapRegion] = {}
-    columns: set[int] = set()  # weights of those that are split
-    for run in (forward, again):
-        for region in _regions(trace, run, weights):
-            own = {_weight(trace.events[at]) for at in region.columns}
-            # What is computed again may end before the map that it leads to.
-            if not (region.splits or (run is again and not region.ends and own <= columns)):
-                continue
-            columns |= own
-            _forward(trace, region, weights, found)
-            whose |= dict.fromkeys((*region.columns, *region.ends, *region.inside), region)
-    _backward(trace, whose, weights, found)
-    return found
+    def ties_of(
+        self, readers: Mapping[int, Sequence[int]], layer_numbers: Mapping[int, int], trace: StepTrace
+    ) -> tuple[Tie, ...]:
+        """Return the parameters that several layers read; pipeline stages that separate those each have a copy.
+
+        *readers* are the segments that read each parameter, *layer_numbers* the layers among these.
+        """
+        sizes: dict[tuple[int, ...], list[int]] = defaultdict(lambda: [0, 0])
+        for storage, segments in readers.items():
+            layers = tuple(sorted({layer_numbers[segment] for segment in segments if segment in layer_numbers}))
+            if len(layers) > 1:
+                size = trace.storages[storage].size_bytes
+                sizes[layers][0] += size
+                sizes[layers][1] += size if storage in self.shared else 0
+        return tuple(Tie(layers, size, split) for layers, (size, split) in sorted(sizes.items()))
 
 
-def _weights(trace: StepTrace) -> set[int]:
-    """Parameters, and what is made of them alone (casts)."""
-    found = {at for at, storage in enumerate(trace.storages) if storage.role == "parameters"}
+def find_splits(trace: StepTrace) -> Splits:
+    """Return the letters and shared storages of all regions that can be split."""
+    splits = Splits()
+    weights = _find_weights(trace)
+    forward = [number for number, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
+    recomputed = [number for number, event in enumerate(trace.events) if event.recomputed]
+    region_of: dict[int, MapRegion] = {}
+    split_columns: set[int] = set()  # weights
+    for run in (forward, recomputed):
+        for region in _find_regions(trace, run, weights):
+            columns = {_weight_of(trace.events[number]) for number in region.columns}
+            # A recomputed region may end before the map that it leads to.
+            if region.can_split or (run is recomputed and not region.ends and columns <= split_columns):
+                split_columns |= columns
+                _split_forward(trace, region, weights, splits)
+                region_of |= dict.fromkeys((*region.columns, *region.ends, *region.inside), region)
+    _split_backward(trace, region_of, weights, splits)
+    return splits
+
+
+def _find_weights(trace: StepTrace) -> set[int]:
+    """Return the storages of parameters, and of casts of them."""
+    weights = {number for number, storage in enumerate(trace.storages) if storage.role == "parameters"}
     for event in trace.events:
-        copies = event.moment is Moment.FORWARD and event.name in ("_to_copy", "copy", "clone")
-        if copies and event.reads and all(each.storage in found for each in event.reads):
-            found.update(each.storage for each in event.writes)
-    return found
+        is_copy = event.moment is Moment.FORWARD and event.name in ("_to_copy", "copy", "clone")
+        if is_copy and event.reads and all(tensor.storage in weights for tensor in event.reads):
+            weights.update(tensor.storage for tensor in event.writes)
+    return weights
 
 
-def _is_linear(event: Event, weights: set[int]) -> bool:
-    return event.name in LINEAR and _weight(event) in weights
-
-
-def _weight(event: Event) -> int:
+def _weight_of(event: Event) -> int:
+    """Return the storage of a linear map's weight."""
     return event.reads[1 if event.name == "linear" else -1].storage
 
 
-def _input(event: Event) -> Tensor:
-    return event.reads[0] if event.name == "linear" else event.reads[-2]
+def _input_of(event: Event) -> int:
+    """Return the storage of a linear map's input."""
+    return event.reads[0 if event.name == "linear" else -2].storage
 
 
-def _regions(trace: StepTrace, run: Iterable[int], weights: set[int]) -> list[MapRegion]:
-    region_of: dict[int, MapRegion] = {}
-    found: list[MapRegion] = []
-    learnt = set(weights)  # what is computed from weights
-    for at in run:
-        event = trace.events[at]
-        reads = [each.storage for each in event.reads]
-        if _is_linear(event, weights):
-            own = region_of.get(_input(event).storage)
-            if own is not None:
-                own.ends.append(at)
-            begun = MapRegion([at], storages={each.storage for each in event.writes})
-            begun.widths.add(event.writes[0].shape[-1])
-            found.append(begun)
-            region_of.update(dict.fromkeys(begun.storages, begun))
+def _find_regions(trace: StepTrace, run: Iterable[int], weights: set[int]) -> list[MapRegion]:
+    region_of: dict[int, MapRegion] = {}  # by storage
+    regions: list[MapRegion] = []
+    learnt = set(weights)  # storages computed from weights
+    for number in run:
+        event = trace.events[number]
+        reads = [tensor.storage for tensor in event.reads]
+        if event.name in LINEAR and _weight_of(event) in weights:
+            ended = region_of.get(_input_of(event))
+            if ended is not None:
+                ended.ends.append(number)
+            region = MapRegion([number], storages={tensor.storage for tensor in event.writes})
+            region.widths.add(event.writes[0].shape[-1])
+            regions.append(region)
+            region_of.update(dict.fromkeys(region.storages, region))
         elif met := [region_of[storage] for storage in reads if storage in region_of]:
-            one = met[0]
+            region = met[0]
             for other in met[1:]:
-                if other is not one:
-                    one.join(other)
-                    found = [each for each in found if each is not other]
-                    region_of.update(dict.fromkeys(other.storages, one))
-            _pass(event, at, one, learnt, region_of)
+                if other is not region:
+                    region.join(other)
+                    regions = [kept for kept in regions if kept is not other]
+                    region_of.update(dict.fromkeys(other.storages, region))
+            _extend_region(region, event, number, learnt)
+            region_of.update(dict.fromkeys((tensor.storage for tensor in event.writes), region))
         if any(storage in learnt for storage in reads):
-            learnt.update(each.storage for each in event.writes)
-    return found
+            learnt.update(tensor.storage for tensor in event.writes)
+    return regions
 
 
-def _pass(event: Event, at: int, one: MapRegion, learnt: set[int], region_of: dict[int, MapRegion]) -> None:
-    """*event* reads what is in the region *one*: so is what it writes."""
+def _extend_region(region: MapRegion, event: Event, number: int, learnt: set[int]) -> None:
+    """Add *event*, which reads a storage of *region*, and the storages it writes."""
     works = works_of(event)
     elementwise = [work for work in works if isinstance(work, Elementwise)]
-    batched = event.name in ("bmm", "baddbmm") and all(each.storage in one.storages for each in event.reads)
+    batched = event.name in BATCHED and all(tensor.storage in region.storages for tensor in event.reads)
     if len(elementwise) < len(works) and not (event.name == "attention" or batched):
-        one.legal = False
-    for read in event.reads:
-        strange = read.storage in learnt and read.storage not in one.storages and region_of
-        if strange and read.numel > 1 and read.shape[-1:] and read.shape[-1] in one.widths and len(read.shape) > 1:
-            one.legal = False  # something of full width that another way made, as a residual
-    if any(work.kind in REDUCES for work in elementwise):
-        one.reduced.update(each.shape[-1] for each in event.reads if each.shape)
-    one.inside.append(at)  # views too: gradients are told by what they are of
-    made = {each.storage for each in event.writes}
-    one.storages |= made
-    region_of.update(dict.fromkeys(made, one))
+        region.legal = False
+    for tensor in event.reads:
+        from_outside = tensor.storage in learnt and tensor.storage not in region.storages
+        if from_outside and tensor.numel > 1 and len(tensor.shape) > 1 and tensor.shape[-1] in region.widths:
+            region.legal = False  # a tensor of full width from another path, such as a residual
+    if any(work.kind in REDUCTIONS for work in elementwise):
+        region.reduced.update(tensor.shape[-1] for tensor in event.reads if tensor.shape)
+    region.inside.append(number)  # views too: a gradient is found by the event of its forward
+    region.storages.update(tensor.storage for tensor in event.writes)
 
 
-def _forward(trace: StepTrace, region: MapRegion, weights: set[int], found: Splits) -> None:
-    for at in region.columns:
-        found.letters[at] = "n"
-        found.shared.update(_parameters(trace.events[at], weights))
-    for at in region.ends:
-        found.letters[at] = "k+"
-        found.shared.add(_weight(trace.events[at]))
-    for at in region.inside:
-        event = trace.events[at]
-        found.letters[at] = "h" if event.name == "attention" else "b" if event.name in ("bmm", "baddbmm") else "e"
-        found.shared.update(_parameters(event, weights & _vectors(event)))
-    found.shared |= region.storages
+def _split_forward(trace: StepTrace, region: MapRegion, weights: set[int], splits: Splits) -> None:
+    for number in region.columns:
+        splits.letters[number] = "n"
+        splits.shared.update(weights.intersection(tensor.storage for tensor in trace.events[number].reads))
+    for number in region.ends:
+        splits.letters[number] = "k+"
+        splits.shared.add(_weight_of(trace.events[number]))
+    for number in region.inside:
+        event = trace.events[number]
+        splits.letters[number] = "h" if event.name == "attention" else "b" if event.name in BATCHED else "e"
+        # Vectors as wide as the event are biases that are added separately.
+        widest = max((tensor.shape[-1] for tensor in event.writes if tensor.shape), default=0)
+        vectors = (tensor.storage for tensor in event.reads if tensor.shape == (widest,))
+        splits.shared.update(weights.intersection(vectors))
+    splits.shared |= region.storages
 
 
-def _parameters(event: Event, weights: set[int]) -> set[int]:
-    return {each.storage for each in event.reads if each.storage in weights}
-
-
-def _vectors(event: Event) -> set[int]:
-    """Operands of one dimension as wide as the event: biases that are added by themselves."""
-    widest = max((each.shape[-1] for each in event.writes if each.shape), default=0)
-    return {each.storage for each in event.reads if each.shape == (widest,)}
-
-
-def _backward(trace: StepTrace, whose: dict[int, MapRegion], weights: set[int], found: Splits) -> None:
-    summed: dict[int, int] = {}  # by what the columns of a region read: the last gradient of it
-    made = {each.storage for event in trace.events if event.moment is Moment.FORWARD or event.again
-            for each in event.writes}  # fmt: skip
-    for at, event in enumerate(trace.events):
-        region = whose.get(event.source) if event.moment is Moment.BACKWARD and not event.again else None
+def _split_backward(trace: StepTrace, region_of: dict[int, MapRegion], weights: set[int], splits: Splits) -> None:
+    last_gradients: dict[int, int] = {}  # by what the columns of a region read: the last event of its gradient
+    forward = {tensor.storage for event in trace.events if event.moment is Moment.FORWARD or event.recomputed
+               for tensor in event.writes}  # fmt: skip
+    for number, event in enumerate(trace.events):
+        is_gradient = event.moment is Moment.BACKWARD and not event.recomputed
+        region = region_of.get(event.source) if is_gradient else None
         if region is None or not works_of(event):
             continue
         column, end = event.source in region.columns, event.source in region.ends
+        letter = None
         if event.name in LINEAR and (column or end):
-            found.letters[at] = letter = _gradient_letter(event, column, weights, made)
+            letter = _gradient_letter(event, column, weights, forward)
             if column and letter == "k":
-                summed[_input(trace.events[event.source]).storage] = at
+                last_gradients[_input_of(trace.events[event.source])] = number
         elif event.name.startswith("attention"):
-            found.letters[at] = "h"
-        elif event.name in ("bmm", "baddbmm"):
-            found.letters[at] = "b"
+            letter = "h"
+        elif event.name in BATCHED:
+            letter = "b"
         elif not end:
-            found.letters[at] = "e"
-        if found.letters.get(at, "k") != "k":  # of a sum over the split size each rank has all
-            found.shared.update(each.storage for each in event.writes)
-    for at in summed.values():
-        found.letters[at] += "+"
+            letter = "e"
+        if letter is not None:
+            splits.letters[number] = letter
+            if letter != "k":  # every rank has all of a sum over the split size
+                splits.shared.update(tensor.storage for tensor in event.writes)
+    for number in last_gradients.values():
+        splits.letters[number] += "+"
 
 
-def _gradient_letter(event: Event, column: bool, weights: set[int], made: set[int]) -> str:
-    """Of the gradients of a linear map: of what it read, or of its weight, whose split size is that of its
-    operand that is split: the gradient of its result for columns, what it read for rows.
+def _gradient_letter(event: Event, column: bool, weights: set[int], forward: set[int]) -> str:
+    """Return the split size of a linear map's gradient.
+
+    The gradient of its input sums over the columns, or has the split size of the rows. The gradient of its weight
+    has that of its split operand: the gradient of the result for columns, the input for rows.
     """
     left, right = event.reads[-2:]
     if left.storage in weights or right.storage in weights:
         return "k" if column else "n"
-    gradient_left = left.storage not in made
+    gradient_left = left.storage not in forward
     return "m" if gradient_left == column else "n"
-
-
-def letters_of(found: Splits, events: Iterable[int], counts: dict[int, int]) -> str:
-    """Those of *events*, each as often as it has works."""
-    words = [found.letters.get(at, WHOLE) for at in events for _ in range(counts[at])]
-    return " ".join(words) if any(word != WHOLE for word in words) else ""

@@ -1,25 +1,29 @@
-"""One training step on meta tensors: every operator that reaches the dispatcher, with its module and tensors.
+"""Trace one training step on meta tensors: every operator that reaches the dispatcher, with its module and tensors.
 
-Meta tensors have shapes, types and strides and no data, so a step of any size takes no memory, and its
-backward runs in this thread. Values that a program looks at (positions, masks, sizes) are kept beside small
-integer tensors, and where it looks the host waits for the GPU. What a router would choose is not known: its
-tokens go to all experts alike. A program that looks at anything else its weights made cannot be captured.
+Meta tensors have shapes, types and strides but no data, so a step of any size takes no memory, and its backward runs
+in this thread. The values of small integer tensors (positions, masks, sizes) are computed too; where a program reads
+one, the host waits for the GPU. The choices of a router are unknown: tokens are spread evenly over all experts. A
+program that reads any other value that depends on its weights cannot be captured.
 """
 
 import contextlib
+import math
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepcast.pytorch.capture.events import TF32, Event, Moment, StepTrace, Storage, Tensor
-from stepcast.pytorch.capture.placed import META, SHADOW
+from stepcast.pytorch.capture.emulation import META, VALUES
 
-# Of a tensor whose values are kept: a batch of token numbers; of who chose which expert.
+TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
+# The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
 KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
-# PyTorch's allocator on a GPU hands out whole blocks of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
+# PyTorch's allocator on a GPU hands out blocks of a multiple of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
 BLOCK_BYTES = 512
 DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -27,72 +31,131 @@ DTYPES = {
     torch.uint8: "int8", torch.bool: "bool", torch.complex64: "fp64", torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
 }  # fmt: skip
-# Whose values nobody knows.
-UNKNOWN = ("empty", "empty_strided", "empty_like", "new_empty", "bernoulli", "native_dropout")
-# The host reads how large their results are; of these where places are named by truth values.
-MEASURED = ("nonzero", "masked_select", "_unique2", "unique_consecutive")
+READ_A_VALUE = ("_local_scalar_dense", "item", "equal", "is_nonzero")
+HAVE_UNKNOWN_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "bernoulli", "native_dropout")
+# The host reads how large the results of these are; of the indexed ones where a mask selects the elements.
+SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_consecutive")
 INDEXED = ("index", "index_put_", "index_put", "_index_put_impl_")
 COPIES = ("_to_copy", "copy_")
-# What a router chooses by.
-CHOICES: dict[str, Callable[[Any], Any]] = {"topk": lambda found: found[1], "argmax": lambda found: found}
-# Arguments of these that are no tensors say how much they compute.
-OPTIONS = ("convolution", "attention")
+# Operators by which a router chooses, with the choices in their results.
+CHOICES: dict[str, Callable[[Any], Tensor]] = {"topk": lambda result: result[1], "argmax": lambda result: result}
 RECURRENT = ("recurrent", "recurrent_backward")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear")
-# Operators over lists of tensors, which an optimizer has.
+# Operators of an optimizer over lists of tensors.
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 
 
 class CaptureError(ValueError):
-    """A program that cannot be captured, and why."""
+    """A program cannot be captured; the message says why."""
+
+
+class Moment(IntEnum):
+    """The part of the step in which an operator ran."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+
+
+class TracedTensor(NamedTuple):
+    """One operand: its shape, strides and format, and the storage that holds it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    storage: int
+
+    @property
+    def elements(self) -> int:
+        """Return the elements in memory: a broadcast dimension counts as one."""
+        return math.prod(size for size, stride in zip(self.shape, self.stride, strict=True) if stride)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+class Event(NamedTuple):
+    """One dispatched operator."""
+
+    name: str
+    reads: tuple[TracedTensor, ...]
+    writes: tuple[TracedTensor, ...]
+    options: tuple[object, ...]
+    moment: Moment
+    module: int
+    recomputed: bool  # part of a forward that the backward runs again
+    source: int = -1  # in a backward: the event of the forward whose gradient this computes
+
+
+@dataclass
+class Storage:
+    """One piece of memory: its bytes, and the numbers of the events that made and freed it."""
+
+    size_bytes: int
+    made: int
+    freed: int | None = None
+    role: str = "activations"
+
+
+@dataclass
+class StepTrace:
+    """A traced step: its operators in order, and the storages they read and write."""
+
+    events: list[Event] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    parameters: dict[int, int] = field(default_factory=dict)  # elements by storage
+    gradients: dict[int, int] = field(default_factory=dict)  # storage of the gradient by storage of the parameter
+    uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
+    host_waits: set[int] = field(default_factory=set)  # events that the host waits for
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[misc]
-    """Writes down every operator, and when memory is taken and given back."""
+    """Records every operator, and when memory is allocated and freed."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and the check loads a compiler
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, module_names: dict[int, str]) -> None:
         super().__init__()
         self.trace = StepTrace()
         self.moment = Moment.FORWARD
-        self._names = names
-        self._module_of: dict[str, int] = {}
-        self._stack: list[int] = [self._module("")]
-        self._of_sequence: dict[int, int] = {}
-        self._known: dict[int, int] = {}
-        self._watches: dict[int, Any] = {}
-        self._owner: dict[int, int] = {}
-        self._last = 0
+        self._module_names = module_names
+        self._module_numbers: dict[str, int] = {}
+        self._stack: list[int] = [self._number_module("")]
+        self._event_of_node: dict[int, int] = {}  # by the sequence number of an autograd node
+        self._storage_numbers: dict[int, int] = {}
+        self._watches: dict[int, weakref.ref[Any]] = {}
+        self._owners: dict[int, int] = {}
+        self._last_source = 0
 
     # ---- modules --------------------------------------------------------------------------------------
 
-    def _module(self, name: str) -> int:
-        found = self._module_of.get(name)
-        if found is None:
-            found = self._module_of[name] = len(self.trace.modules)
+    def _number_module(self, name: str) -> int:
+        number = self._module_numbers.get(name)
+        if number is None:
+            number = self._module_numbers[name] = len(self.trace.modules)
             self.trace.modules.append(name)
-        return found
+        return number
 
-    def owns(self, name: str, parameter: Any) -> None:
-        """The module *name* has *parameter*; one that several have is counted once."""
-        module = self._module(name)
-        self._owner[id(parameter)] = module
-        self.adopt(parameter, "parameters")
-        self.trace.parameters[self._storage(parameter)] = parameter.numel()
+    def add_parameter(self, module: str, parameter: Tensor) -> None:
+        """Note that *module* owns *parameter*; one with several owners is counted once."""
+        self._owners[id(parameter)] = self._number_module(module)
+        self.add_tensor(parameter, "parameters")
+        self.trace.parameters[self._number_storage(parameter)] = parameter.numel()
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
-        """Keeps the module whose code runs, by hooks on all of them."""
+    def follow_modules(self) -> Iterator[None]:
+        """Track the module whose forward runs, by global hooks."""
         hooks = torch.nn.modules.module
 
-        def enter(module: Any, _: Any) -> None:
-            name = self._names.get(id(module))
-            self._stack.append(self._stack[-1] if name is None else self._module(name))
+        def enter(module: torch.nn.Module, _: object) -> None:
+            name = self._module_names.get(id(module))
+            self._stack.append(self._stack[-1] if name is None else self._number_module(name))
 
-        def leave(*_: Any) -> None:
+        def leave(*_: object) -> None:
             self._stack.pop()
 
         before = hooks.register_module_forward_pre_hook(enter)
@@ -103,53 +166,51 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             before.remove()
             after.remove()
 
-    def _place(self) -> tuple[int, bool, int]:
-        """The module of what is dispatched, whether it is a forward computed again, and whose gradient."""
+    def _locate(self) -> tuple[int, bool, int]:
+        """Return the module of the current operator, whether it is recomputed, and the event of its forward."""
         node = torch._C._current_autograd_node() if self.moment is Moment.BACKWARD else None
         if node is None or len(self._stack) > 1:
             if self.moment is not Moment.OPTIMIZER:
-                # The node that was made last is that of the first operator after it.
+                # The latest autograd node belongs to the first operator that runs after it was made.
                 number = torch.autograd._get_sequence_nr() - 1
-                self._of_sequence.setdefault(number, len(self.trace.events))
+                self._event_of_node.setdefault(number, len(self.trace.events))
             return self._stack[-1], node is not None, -1
         variable = getattr(node, "variable", None)
         if variable is not None:
-            return self._owner.get(id(variable), 0), False, -1
-        self._last = self._of_sequence.get(node._sequence_nr(), self._last)
-        module = self.trace.events[self._last].module if self.trace.events else 0
-        return module, False, self._last
+            return self._owners.get(id(variable), 0), False, -1
+        self._last_source = self._event_of_node.get(node._sequence_nr(), self._last_source)
+        module = self.trace.events[self._last_source].module if self.trace.events else 0
+        return module, False, self._last_source
 
     # ---- memory ---------------------------------------------------------------------------------------
 
-    def adopt(self, tensor: Any, role: str) -> None:
-        """A tensor that was there before the step."""
-        number = self._storage(tensor)
-        self.trace.storages[number].role = role
+    def add_tensor(self, tensor: Tensor, role: str) -> None:
+        """Note a tensor that exists before the step."""
+        self.trace.storages[self._number_storage(tensor)].role = role
 
-    def holds_gradient(self, parameter: Any) -> None:
-        """The gradient of *parameter* exists: its storage is one of gradients."""
-        number = self._known.get(parameter.grad.untyped_storage()._cdata)
+    def add_gradient(self, parameter: Tensor) -> None:
+        """Note that the gradient of *parameter* exists."""
+        number = self._storage_numbers.get(parameter.grad.untyped_storage()._cdata)
         if number is not None:
             self.trace.storages[number].role = "gradients"
-            self.trace.gradients[self._storage(parameter)] = number
+            self.trace.gradients[self._number_storage(parameter)] = number
 
-    def _storage(self, tensor: Any) -> int:
+    def _number_storage(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        found = self._known.get(key)
-        if found is None:
-            size = storage.nbytes()
-            size = -(-size // BLOCK_BYTES) * BLOCK_BYTES if tensor.device.type == "meta" else 0
-            found = self._known[key] = len(self.trace.storages)
+        number = self._storage_numbers.get(key)
+        if number is None:
+            size = round_up(storage.nbytes(), BLOCK_BYTES) if _is_meta(tensor) else 0
+            number = self._storage_numbers[key] = len(self.trace.storages)
             self.trace.storages.append(Storage(size, len(self.trace.events)))
-            self._watches[key] = weakref.ref(storage, self._freed(key, found))
-        return found
+            self._watches[key] = weakref.ref(storage, self._on_free(key, number))
+        return number
 
-    def _freed(self, key: int, number: int) -> Callable[[Any], None]:
-        def free(_: Any) -> None:
+    def _on_free(self, key: int, number: int) -> Callable[[object], None]:
+        def free(_: object) -> None:
             self.trace.storages[number].freed = len(self.trace.events)
-            if self._known.get(key) == number:
-                del self._known[key], self._watches[key]
+            if self._storage_numbers.get(key) == number:
+                del self._storage_numbers[key], self._watches[key]
 
         return free
 
@@ -159,131 +220,134 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if kwargs.get("device") not in (None, META) and self.moment is not Moment.OPTIMIZER:
             kwargs = {**kwargs, "device": META}
-        packet = func._schema.name.partition("::")[2]
-        read = _tensors(args) if not kwargs else [*_tensors(args), *_tensors(tuple(kwargs.values()))]
-        if packet in ("_local_scalar_dense", "item", "equal", "is_nonzero"):
-            return self._value(func, args, kwargs, read)
-        if packet == "_safe_softmax":
+        name = func._schema.name.partition("::")[2]
+        read = _list_tensors(args) if not kwargs else [*_list_tensors(args), *_list_tensors(kwargs.values())]
+        if name in READ_A_VALUE:
+            return self._read_value(func, args, kwargs, read)
+        if name == "_safe_softmax":
             with self:
                 return _safe_softmax(*args)
         # A GPU multiplies gradient and result first (aten/src/ATen/native/cuda/SoftMax.cu).
-        product = torch.empty_like(args[0]) if packet == "_softmax_backward_data" else None
+        product = torch.empty_like(args[0]) if name == "_softmax_backward_data" else None
         if product is not None:
-            self._storage(product)
-        found = self._run(func, packet, args, kwargs, read)
-        wrote = _tensors((found,)) if found is not None else []
-        if not wrote and packet.endswith("_"):
-            wrote = read
-        if self.moment is not Moment.OPTIMIZER or any(each.device.type == "meta" for each in read):
-            self._note(func, packet, args, read, wrote)
-            if _waits(packet, kwargs, read):
-                self._look()
-        return found
+            self._number_storage(product)
+        result = self._run(func, name, args, kwargs, read)
+        written = _list_tensors((result,)) if result is not None else []
+        if not written and name.endswith("_"):
+            written = read
+        if self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
+            self._add_event(name, args, read, written)
+            if _host_waits_for(name, kwargs, read):
+                self._add_host_wait()
+        return result
 
-    def _look(self) -> None:
-        """The host waits for what was issued last."""
+    def _add_host_wait(self) -> None:
+        """Note that the host waits for the last operator."""
         if self.moment is not Moment.OPTIMIZER and self.trace.events:
-            self.trace.looked.add(len(self.trace.events) - 1)
+            self.trace.host_waits.add(len(self.trace.events) - 1)
 
-    def _run(self, func: Any, packet: str, args: Any, kwargs: Any, read: list[Any]) -> Any:
-        if packet.startswith(LISTED) and read and read[0].device.type == "meta":
-            # Lists of tensors, changed in place or made anew, each as its first operand.
-            return None if packet.endswith("_") else [torch.empty_like(each) for each in args[0]]
-        if packet == "_grouped_mm":
-            return _grouped_product(*args, **kwargs)
-        shadows = self._shadows(read)
-        if shadows is None or packet in UNKNOWN:
-            if packet.endswith("_") and read and hasattr(read[0], SHADOW):
-                delattr(read[0], SHADOW)
-            found = func(*args, **kwargs)
-            if packet in CHOICES and self._computes():
-                _choose_evenly(CHOICES[packet](found), args[0].shape[-1])
-            return found
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
+        """Run the operator on meta tensors, and on the values of its operands where these are known."""
+        if name.startswith(LISTED) and read and _is_meta(read[0]):
+            # Lists of tensors, changed in place or made like the first list.
+            return None if name.endswith("_") else [torch.empty_like(tensor) for tensor in args[0]]
+        if name == "_grouped_mm":
+            return _grouped_mm(*args, **kwargs)
+        values = self._values_of(read)
+        if values is None or name in HAVE_UNKNOWN_VALUES:
+            if name.endswith("_") and read and hasattr(read[0], VALUES):
+                delattr(read[0], VALUES)
+            result = func(*args, **kwargs)
+            if name in CHOICES and self._runs_forward():
+                _choose_evenly(CHOICES[name](result), args[0].shape[-1])
+            return result
         try:
-            found = func(*args, **kwargs)
-            made = _tensors((found,))
-            if not all(_may_be_known(each) for each in made):
-                return found
-            real = self._known_values(func, args, kwargs, shadows)
-        except (RuntimeError, NotImplementedError):  # its shape follows from values, which are known
-            real = self._known_values(func, args, kwargs, shadows)
+            result = func(*args, **kwargs)
+            tensors = _list_tensors((result,))
+            if not all(map(_may_be_known, tensors)):
+                return result
+            real = _run_on_values(func, args, kwargs, values)
+        except (RuntimeError, NotImplementedError):  # the shape of the result depends on values, which are known
+            real = _run_on_values(func, args, kwargs, values)
             if real is None:
                 raise
-            found = torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: each.to(META), real)
-            made = _tensors((found,))
+            result = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(META), real)
+            tensors = _list_tensors((result,))
         if real is not None:
-            for each, value in zip(made, _tensors((real,)), strict=True):
-                setattr(each, SHADOW, value)
-        return found
+            for tensor, value in zip(tensors, _list_tensors((real,)), strict=True):
+                setattr(tensor, VALUES, value)
+        return result
 
-    def _known_values(self, func: Any, args: Any, kwargs: Any, shadows: dict[int, Any]) -> Any:
-        values = _replaced((args, kwargs), shadows)
-        try:
-            return func(*values[0], **values[1])
-        except (RuntimeError, NotImplementedError):
+    def _values_of(self, read: list[Tensor]) -> dict[int, Tensor] | None:
+        """Return the values of all tensors by id, or None where some are unknown."""
+        if not self._runs_forward():
             return None
-
-    def _shadows(self, read: list[Any]) -> dict[int, Any] | None:
-        """Values by tensor, where they are all known; floats of the data never are."""
-        if not self._computes():
-            return None
-        found = {}
-        for each in read:
-            value = each if each.device.type == "cpu" else getattr(each, SHADOW, None)
+        values = {}
+        for tensor in read:
+            value = tensor if tensor.device.type == "cpu" else getattr(tensor, VALUES, None)
             if value is None or not _may_be_known(value):
                 return None
-            found[id(each)] = value
-        return found
+            values[id(tensor)] = value
+        return values
 
-    def _computes(self) -> bool:
-        """Whether a forward runs, or runs again."""
+    def _runs_forward(self) -> bool:
+        """Return True while a forward runs, also one that the backward recomputes."""
         return self.moment is Moment.FORWARD or (self.moment is Moment.BACKWARD and len(self._stack) > 1)
 
-    def _value(self, func: Any, args: Any, kwargs: Any, read: list[Any]) -> Any:
-        shadows = self._shadows(read)
-        if shadows is None and all(each.device.type == "cpu" for each in read):
+    def _read_value(self, func: Any, args: Any, kwargs: Any, read: list[Tensor]) -> object:
+        values = self._values_of(read)
+        if values is None and all(tensor.device.type == "cpu" for tensor in read):
             return func(*args, **kwargs)
-        if shadows is None:
+        if values is None:
             module = self.trace.modules[self._stack[-1]] or "the program"
             raise CaptureError(
                 f"{module} looks at the value of a tensor that depends on weights or data, and a captured "
                 "step has none; leave that out"
             )
-        if any(each.device.type == "meta" for each in read):
-            self._look()
-        values = _replaced((args, kwargs), shadows)
-        return func(*values[0], **values[1])
+        if any(map(_is_meta, read)):
+            self._add_host_wait()
+        real_args, real_kwargs = _replace_tensors((args, kwargs), values)
+        return func(*real_args, **real_kwargs)
 
-    def _note(self, func: Any, packet: str, args: Any, read: list[Any], wrote: list[Any]) -> None:
-        module, again, source = self._place()
-        reads = tuple(map(self._tensor, read))
-        writes = reads if wrote is read else tuple(map(self._tensor, wrote))
-        options: tuple[Any, ...] = ()
-        if packet.startswith(LISTED):
-            options = tuple(len(each) for each in args if isinstance(each, list | tuple))
-        elif packet.startswith(OPTIONS):
-            options = tuple(each for each in args if isinstance(each, int))
-            if packet.startswith("attention"):
-                masked = args[3 if packet == "attention" else 4] is not None
-                options = (masked, *args[-2:])
-        elif packet in RECURRENT:
+    def _add_event(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
+        module, recomputed, source = self._locate()
+        reads = tuple(map(self._describe, read))
+        writes = reads if written is read else tuple(map(self._describe, written))
+        options: tuple[object, ...] = ()
+        if name.startswith(LISTED):
+            options = tuple(len(value) for value in args if isinstance(value, list | tuple))
+        elif name.startswith("attention"):
+            masked = args[3 if name == "attention" else 4] is not None
+            options = (masked, *args[-2:])
+        elif name.startswith("convolution"):
+            options = tuple(value for value in args if isinstance(value, int))
+        elif name in RECURRENT:
             options = tuple(args[-1])
-        if read and read[0].dtype is torch.float32 and _runs_as_tf32(packet):
+        if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
             options = (TF32, *options)
-        self.trace.events.append(Event(packet, reads, writes, options, self.moment, module, again, source))
+        self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source))
 
-    def _tensor(self, tensor: Any) -> Tensor:
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        return Tensor(shape, stride, DTYPES.get(tensor.dtype, "fp32"), self._storage(tensor))
+    def _describe(self, tensor: Tensor) -> TracedTensor:
+        dtype = DTYPES.get(tensor.dtype, "fp32")
+        return TracedTensor(tuple(tensor.shape), tensor.stride(), dtype, self._number_storage(tensor))
 
 
-def _runs_as_tf32(packet: str) -> bool:
-    """Whether PyTorch lets the tensor cores of a GPU round the operands of this operator to TF32."""
-    if packet in PRODUCTS:
+def _is_meta(tensor: Tensor) -> bool:
+    return bool(tensor.device.type == "meta")
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Return the smallest multiple of *multiple* that is at least *size*."""
+    return -(-size // multiple) * multiple
+
+
+def _runs_as_tf32(name: str) -> bool:
+    """Return True if PyTorch may round the fp32 operands of this operator to TF32 for the tensor cores."""
+    if name in PRODUCTS:
         own = legacy = torch.backends.cuda.matmul
-    elif packet.startswith("convolution") or packet in RECURRENT:
+    elif name.startswith("convolution") or name in RECURRENT:
         legacy = torch.backends.cudnn
-        own = getattr(legacy, "rnn" if packet in RECURRENT else "conv", legacy)
+        own = getattr(legacy, "rnn" if name in RECURRENT else "conv", legacy)
     else:
         return False
     try:  # since PyTorch 2.9, which refuses to read the older switch where a program sets the newer
@@ -292,60 +356,74 @@ def _runs_as_tf32(packet: str) -> bool:
         return bool(legacy.allow_tf32)
 
 
-def _grouped_product(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """Rows of each expert by its weight, or, of two matrices, the gradient of each expert's weight."""
-    groups = (offs.shape[0],) if left.dim() == right.dim() == 2 else ()
-    if left.dim() == 3:
-        groups = (left.shape[0],)
+def _grouped_mm(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Multiply the rows of each expert by its weight or, for two matrices, compute each expert's weight gradient."""
+    groups = (left.shape[0],) if left.dim() == 3 else ()
+    if offs is not None and left.dim() == right.dim() == 2:
+        groups = (offs.shape[0],)
     return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
 
 
-def _safe_softmax(scores: Any, dim: int, dtype: Any = None) -> Any:
-    """Rows of which nothing is left are zeros (aten/src/ATen/native/SoftMax.cpp, _safe_softmax)."""
-    found = torch.softmax(scores, dim, dtype)
+def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the softmax, with zeros for fully masked rows (aten/src/ATen/native/SoftMax.cpp, _safe_softmax)."""
+    shares = torch.softmax(scores, dim, dtype)
     empty = (scores == float("-inf")).all(dim, keepdim=True)
-    return torch.where(empty, torch.zeros((), dtype=found.dtype, device=META), found)
+    return torch.where(empty, torch.zeros((), dtype=shares.dtype, device=META), shares)
 
 
-def _waits(packet: str, kwargs: Any, read: list[Any]) -> bool:
-    """Whether a host waits for the operator: for the size of its result, or to have copied its numbers."""
-    if packet in COPIES:
-        copied = any(each.device.type == "cpu" for each in read[-1:])
-        return copied and not kwargs.get("non_blocking") and not torch.compiler._is_compiling_flag
-    return packet in MEASURED or (packet in INDEXED and any(each.dtype is torch.bool for each in read))
+def _host_waits_for(name: str, kwargs: dict[str, object], read: list[Tensor]) -> bool:
+    """Return True if the host waits for the size of the result, or for a copy from its memory."""
+    if name in COPIES:
+        from_host = any(tensor.device.type == "cpu" for tensor in read[-1:])
+        return from_host and not kwargs.get("non_blocking") and not torch.compiler._is_compiling_flag
+    return name in SIZED_BY_VALUES or (name in INDEXED and any(tensor.dtype is torch.bool for tensor in read))
 
 
-def _may_be_known(tensor: Any) -> bool:
-    chosen = tensor.dtype in (torch.int64, torch.bool)
-    return bool(tensor.numel() <= (KNOWN_CHOICES if chosen else KNOWN_ELEMENTS))
+def _may_be_known(tensor: Tensor) -> bool:
+    may_be_choice = tensor.dtype in (torch.int64, torch.bool)
+    return bool(tensor.numel() <= (KNOWN_CHOICES if may_be_choice else KNOWN_ELEMENTS))
 
 
-def _choose_evenly(indices: Any, among: int) -> None:
-    """What a router chose, whose scores nobody knows: row after row the next ones, so that all are chosen
-    alike often and none twice by a row.
+def _choose_evenly(indices: Tensor, count: int) -> None:
+    """Set the choices of a router whose scores are unknown: each row takes the next of *count* experts.
+
+    All experts are chosen equally often, and none twice by a row.
     """
-    if among and _may_be_known(indices):
-        chosen = torch.arange(indices.numel(), device="cpu").remainder(among).reshape(indices.shape)
-        setattr(indices, SHADOW, chosen)
+    if count and _may_be_known(indices):
+        chosen = torch.arange(indices.numel(), device="cpu").remainder(count).reshape(indices.shape)
+        setattr(indices, VALUES, chosen)
 
 
-def _tensors(values: Any) -> list[Any]:
-    found = []
-    for each in values:
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-        elif isinstance(each, list | tuple):
-            found += _tensors(each)
-    return found
+def _run_on_values(func: Any, args: Any, kwargs: Any, values: dict[int, Tensor]) -> Any:
+    real_args, real_kwargs = _replace_tensors((args, kwargs), values)
+    try:
+        return func(*real_args, **real_kwargs)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
-def _replaced(value: Any, known: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return known[id(value)]
+def _list_tensors(values: Iterable[object]) -> list[Tensor]:
+    tensors = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, list | tuple):
+            tensors += _list_tensors(value)
+    return tensors
+
+
+def _replace_tensors(value: Any, values: dict[int, Tensor]) -> Any:
+    """Return *value* with its tensors replaced by their values, on the CPU."""
+    if isinstance(value, Tensor):
+        return values[id(value)]
     if isinstance(value, list | tuple):
-        return type(value)(_replaced(each, known) for each in value)
+        return type(value)(_replace_tensors(item, values) for item in value)
     if isinstance(value, dict):
-        return {key: _replaced(each, known) for key, each in value.items()}
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    return value
+        return {key: _replace_tensors(item, values) for key, item in value.items()}
+    return torch.device("cpu") if isinstance(value, torch.device) else value

@@ -1,0 +1,436 @@
+"""A captured step as torch.compile runs it: memory-bound operators that are connected become one kernel.
+
+Operators are joined that read each other's results, or the same tensor, with no product in between (the scheduler of
+PyTorch's Inductor). Such a kernel reads what was written before it and writes what others read from memory; tensors
+with tiny inputs (positions, masks, cosines) are recomputed by their readers. The backward reads the saved tensors
+and recomputes the rest in its own kernels.
+
+The saved tensors are the fewest bytes from which the rest can be recomputed, by the rules of AOTAutograd's
+partitioner (torch/_functorch/partitioners.py, min_cut_rematerialization_partition): results of products and of sums
+along rows are not recomputed, nor random numbers, nor what a product of the backward reads (except casts of
+weights), nor what is read both before and after a product. For all else the cheapest cut is saved; a tensor that the
+forward writes to memory anyway counts half as much as one that it does not.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
+from stepcast.pytorch.capture.kernels import LOOKUPS, POINTWISE, bytes_of, pad_product, pass_over, works_of
+from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor
+
+K = ElementwiseKind
+# Kinds that a compiler joins: element by element, sums along rows, copies and lookups.
+FUSIBLE = frozenset((*POINTWISE, K.BROADCAST, K.STRIDED, K.JOIN, K.ROW_SUM, K.COLUMN_SUM, K.FILL, K.SOFTMAX,
+                     K.LAYER_NORM, K.RMS_NORM, K.DROPOUT, K.CROSS_ENTROPY, K.OTHER))  # fmt: skip
+NEVER_FUSED = ("cumsum", "sort", "topk", "argsort", "nonzero", "histc", "_unique2", "index_put", "scatter")
+LOSSES = {"_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"}
+TINY_INPUT_SHARE = 0.1  # of what is written: a kernel that reads less is recomputed by its readers
+UNWRITTEN_WEIGHT = 2.0
+REDUCTION = 4  # an operator that reads this many times as many elements as it writes is a sum
+INFINITE = float("inf")
+
+
+# ---- the cheapest cut ----------------------------------------------------------------------------------------------
+
+
+class FlowNetwork:
+    """A network of nodes and edges of limited capacity, cut by a maximum flow (Dinic 1970)."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._edges: list[list[int]] = []  # of each node, as indices into the next two
+        self._ends: list[int] = []
+        self._left: list[float] = []
+
+    def _number(self, name: Hashable) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self._edges)
+            self._edges.append([])
+        return self._numbers[name]
+
+    def join(self, begin: Hashable, end: Hashable, capacity: float) -> None:
+        first, second = self._number(begin), self._number(end)
+        for node, other, left in ((first, second, capacity), (second, first, 0.0)):
+            self._edges[node].append(len(self._ends))
+            self._ends.append(other)
+            self._left.append(left)
+
+    def reachable(self, source: Hashable, sink: Hashable) -> set[Hashable]:
+        """Return the nodes that *source* reaches under the maximum flow to *sink*: the near side of the cut."""
+        begin, end = self._number(source), self._number(sink)
+        while True:
+            depths = self._depths(begin)
+            if depths[end] < 0:
+                return {name for name, node in self._numbers.items() if depths[node] >= 0}
+            next_edges = [0] * len(self._edges)
+            while self._send(begin, end, depths, next_edges):
+                pass
+
+    def _depths(self, begin: int) -> list[int]:
+        depths = [-1] * len(self._edges)
+        depths[begin] = 0
+        waiting = deque([begin])
+        while waiting:
+            node = waiting.popleft()
+            for edge in self._edges[node]:
+                other = self._ends[edge]
+                if self._left[edge] > 0 and depths[other] < 0:
+                    depths[other] = depths[node] + 1
+                    waiting.append(other)
+        return depths
+
+    def _send(self, begin: int, end: int, depths: list[int], next_edges: list[int]) -> bool:
+        """Send flow along one more shortest path; return False if there is none.
+
+        The edges of *next_edges* advance past dead ends, which are not tried again.
+        """
+        path: list[int] = []
+        node = begin
+        while node != end:
+            edges = self._edges[node]
+            while next_edges[node] < len(edges):
+                edge = edges[next_edges[node]]
+                if self._left[edge] > 0 and depths[self._ends[edge]] == depths[node] + 1:
+                    break
+                next_edges[node] += 1
+            else:
+                if not path:
+                    return False
+                edge = path.pop()
+                node = self._ends[edge ^ 1]
+                next_edges[node] += 1
+                continue
+            path.append(edge)
+            node = self._ends[edge]
+        least = min(self._left[edge] for edge in path)
+        if least == INFINITE:
+            raise ValueError("nothing limits the flow")
+        for edge in path:
+            self._left[edge] -= least
+            self._left[edge ^ 1] += least
+        return True
+
+
+# ---- writers and readers of each storage ---------------------------------------------------------------------------
+
+
+@dataclass
+class KernelNode:
+    """One operator that runs a kernel."""
+
+    number: int  # of its event
+    event: Event
+    works: tuple[Compute, ...]
+    fusible: bool
+    backward: bool
+    level: int = 0  # number of products and the like that have to run before it
+    reads: dict[int, TracedTensor] = field(default_factory=dict)
+    writes: dict[int, TracedTensor] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Return the elements of the largest operand."""
+        return max((tensor.numel for tensor in (*self.reads.values(), *self.writes.values())), default=0)
+
+
+class Dataflow:
+    """Nodes in order, and for each storage its writers and readers."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        self.trace = trace
+        self.nodes: dict[int, KernelNode] = {}
+        self.maker: dict[int, KernelNode] = {}  # the first writer of a storage
+        self.makers: dict[int, list[KernelNode]] = defaultdict(list)  # all writers
+        self.readers: dict[int, list[KernelNode]] = defaultdict(list)
+        for number, event in enumerate(trace.events):
+            if event.moment is not Moment.OPTIMIZER and (works := works_of(event)):
+                self._add(number, event, works)
+        # A fused operator runs no sooner than the first that reads its result.
+        for node in reversed(self.nodes.values()):
+            if node.fusible:
+                levels = [
+                    reader.level
+                    for storage in node.writes
+                    for reader in self.readers[storage]
+                    if reader.backward == node.backward and reader.number > node.number
+                ]
+                node.level = max(node.level, min(levels, default=0))
+
+    def _add(self, number: int, event: Event, works: tuple[Compute, ...]) -> None:
+        uncompiled = self.trace.uncompiled
+        fusible = number not in uncompiled and event.name.rstrip("_") not in NEVER_FUSED
+        fusible = fusible and (
+            event.name in LOOKUPS or all(isinstance(work, Elementwise) and work.kind in FUSIBLE for work in works)
+        )
+        node = self.nodes[number] = KernelNode(number, event, works, fusible, event.moment is Moment.BACKWARD)
+        for tensor in event.reads:
+            node.reads.setdefault(tensor.storage, tensor)
+        inplace = event.name.endswith("_")
+        for tensor in event.reads[:1] if inplace else event.writes:
+            node.writes.setdefault(tensor.storage, tensor)
+        for storage in node.reads:
+            self.readers[storage].append(node)
+            for maker in self.makers[storage]:
+                delays = not maker.fusible and maker.number not in uncompiled
+                node.level = max(node.level, maker.level + delays)
+        for storage in node.writes:
+            self.maker.setdefault(storage, node)
+            self.makers[storage].append(node)
+
+    def size_bytes(self, storage: int) -> int:
+        return self.trace.storages[storage].size_bytes
+
+    def exists_before(self, storage: int) -> bool:
+        """Return True if the storage existed before the step, or no operator makes it."""
+        return self.trace.storages[storage].role != "activations" or storage not in self.maker
+
+
+# ---- tensors that the forward saves --------------------------------------------------------------------------------
+
+
+def choose_saved(flow: Dataflow) -> set[int]:
+    """Return the storages of the forward that are saved for the backward."""
+    needed, needed_by_products = set(), set()
+    for node in flow.nodes.values():
+        for storage in node.reads if node.backward else ():
+            if not flow.exists_before(storage) and not flow.maker[storage].backward:
+                needed.add(storage)
+                if not node.fusible:
+                    needed_by_products.add(storage)
+    network = FlowNetwork()
+    waiting, seen = sorted(needed), set(needed)
+    for storage in needed:
+        network.join(("out", storage), "needed", INFINITE)
+    while waiting:
+        storage = waiting.pop()
+        maker = flow.maker[storage]
+        # The forward writes a tensor that an unfused operator reads.
+        is_written = any(not node.fusible and not node.backward for node in flow.readers[storage])
+        weight = flow.size_bytes(storage) * (1.0 if is_written else UNWRITTEN_WEIGHT)
+        network.join(("in", storage), ("out", storage), max(1.0, weight))
+        from_weights = all(flow.exists_before(source) for source in maker.reads)
+        if (storage in needed_by_products and not from_weights) or not _can_recompute(flow, maker, storage):
+            network.join("available", ("in", storage), INFINITE)
+            continue
+        for node in flow.makers[storage]:
+            for source in node.reads:
+                if flow.exists_before(source) or source == storage:
+                    continue
+                network.join(("out", source), ("in", storage), INFINITE)
+                if source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+    near = network.reachable("available", "needed")
+    return {storage for storage in seen if ("in", storage) in near and ("out", storage) not in near}
+
+
+def _can_recompute(flow: Dataflow, maker: KernelNode, storage: int) -> bool:
+    """Return True if *maker* may run again in the backward."""
+    levels = {node.level for node in flow.readers[storage] if node.fusible and not node.backward}
+    if not maker.fusible or len(levels) > 1:  # read both before and after a product
+        return False
+    kinds = {work.kind for work in maker.works if isinstance(work, Elementwise)}
+    if K.DROPOUT in kinds and storage != next(iter(maker.writes)):
+        return False  # the random mask; the product with it may be recomputed
+    sources = [tensor.numel for source, tensor in maker.reads.items() if not flow.exists_before(source)]
+    return maker.writes[storage].numel * REDUCTION > max(sources, default=0)
+
+
+# ---- kernels -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FusedKernel:
+    """Operators that run as one kernel, at the place of the last."""
+
+    nodes: list[KernelNode] = field(default_factory=list)
+
+    @property
+    def backward(self) -> bool:
+        return self.nodes[0].backward
+
+
+class Fusion:
+    """The kernels of a trace by the number of their event, and the storages that are in memory."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        self._trace = trace
+        self._flow = Dataflow(trace)
+        self._saved = choose_saved(self._flow)
+        kernels = self._join_nodes()
+        self._kernel_of = {node.number: kernel for kernel in kernels for node in kernel.nodes}
+        self._written = {storage for storage in self._flow.maker if self._is_written(storage)}
+        self._sources: dict[tuple[int, bool], frozenset[int]] = {}
+        self.works = {kernel.nodes[-1].number: self._works_of(kernel) for kernel in kernels}
+        self.joined = set(self._kernel_of) - set(self.works)
+        for node in self._flow.nodes.values():
+            if not node.fusible:
+                recomputed = self._recompute_inputs(node) if node.backward else ()
+                padded = (part for work in node.works for part in pad_product(work))
+                self.works[node.number] = (*recomputed, *padded)
+
+    def _join_nodes(self) -> list[FusedKernel]:
+        """Join fusible operators of one moment and level where one reads what another makes."""
+        parents: dict[int, int] = {}
+
+        def root(number: int) -> int:
+            while parents[number] != number:
+                parents[number] = parents[parents[number]]
+                number = parents[number]
+            return number
+
+        nodes = [node for node in self._flow.nodes.values() if node.fusible]
+        readers: dict[tuple[int, int, bool, int], int] = {}
+        for node in nodes:
+            parents[node.number] = node.number
+            for storage, tensor in node.reads.items():
+                for maker in self._flow.makers[storage]:
+                    together = maker.backward == node.backward and maker.level == node.level
+                    if maker.fusible and together and maker.number in parents:
+                        parents[root(node.number)] = root(maker.number)
+                # So are those that pass over the same tensor, element by element.
+                if tensor.numel == node.size:
+                    other = readers.setdefault((storage, node.level, node.backward, node.size), node.number)
+                    parents[root(node.number)] = root(other)
+        kernels: dict[int, FusedKernel] = defaultdict(FusedKernel)
+        for node in nodes:
+            kernels[root(node.number)].nodes.append(node)
+        return list(kernels.values())
+
+    # ---- memory ---------------------------------------------------------------------------------------
+
+    def _is_written(self, storage: int) -> bool:
+        """Return True if the storage is in memory: it is saved, or another kernel reads it."""
+        flow = self._flow
+        maker = flow.maker[storage]
+        if not maker.fusible or flow.exists_before(storage) or storage in self._saved:
+            return True
+        kernel = self._kernel_of[maker.number]
+        for node in flow.readers[storage]:
+            if node.backward != maker.backward:
+                continue  # what the backward reads of the forward is saved or recomputed
+            if not node.fusible:
+                return True
+            if self._kernel_of[node.number] is not kernel and not self.is_recomputed_by_readers(storage, kernel):
+                return True
+        return False
+
+    def is_recomputed_by_readers(self, storage: int, kernel: FusedKernel) -> bool:
+        """Return True if torch.compile recomputes this tensor in every kernel that reads it (its inputs are tiny)."""
+        read = {source: tensor for node in kernel.nodes for source, tensor in node.reads.items()}
+        written = {source for node in kernel.nodes for source in node.writes}
+        inputs = bytes_of(*(tensor for source, tensor in read.items() if source not in written))
+        return inputs < TINY_INPUT_SHARE * self._flow.size_bytes(storage)
+
+    def _sources_of(self, storage: int, backward: bool) -> frozenset[int]:
+        """Return the storages to read for *storage*: itself where it is in memory, else its inputs."""
+        key = (storage, backward)
+        if key not in self._sources:
+            flow, sources = self._flow, {storage}
+            recomputed = backward and storage in flow.maker and not flow.maker[storage].backward
+            in_memory = storage in (self._saved if recomputed else self._written)
+            if not (in_memory or flow.exists_before(storage) or not flow.maker[storage].fusible):
+                self._sources[key] = frozenset()  # an operator that works in place reads its own result
+                inputs = {source for node in flow.makers[storage] for source in node.reads} - {storage}
+                sources = {source for read in inputs for source in self._sources_of(read, backward)}
+            self._sources[key] = frozenset(sources)
+        return self._sources[key]
+
+    def settle_memory(self) -> None:
+        """Set the sizes and lifetimes of storages: only saved tensors outlive the forward."""
+        flow, storages = self._flow, self._trace.storages
+        last_use: dict[int, int] = {}
+        end = max((number for number, node in flow.nodes.items() if not node.backward), default=0)
+        for node in flow.nodes.values():
+            for read in node.reads:
+                for storage in self._sources_of(read, node.backward):
+                    last_use[storage] = max(last_use.get(storage, 0), node.number)
+        for storage, maker in flow.maker.items():
+            if flow.exists_before(storage):
+                continue
+            if storage not in self._written:
+                storages[storage].size_bytes = 0
+            elif not maker.backward:
+                used = last_use.get(storage, maker.number)
+                if storage not in self._saved and maker.fusible:
+                    used = min(used, end)
+                storages[storage].freed = max(used, maker.number) + 1
+
+    # ---- works ----------------------------------------------------------------------------------------
+
+    def _recompute_inputs(self, node: KernelNode) -> Iterator[Compute]:
+        """Yield the kernels for what *node* of the backward reads from memory and the forward did not save."""
+        for storage, tensor in node.reads.items():
+            maker = self._flow.maker.get(storage)
+            if maker is None or maker.backward or not maker.fusible or storage in self._saved:
+                continue
+            if not self._flow.exists_before(storage):
+                yield pass_over(K.ADD, tensor, bytes_of(*maker.reads.values()), bytes_of(tensor))
+
+    def _works_of(self, kernel: FusedKernel) -> tuple[Compute, ...]:
+        flow = self._flow
+        results = {storage: tensor for node in kernel.nodes for storage, tensor in node.writes.items()}
+        writes = [tensor for storage, tensor in results.items() if storage in self._written]
+        if not writes:
+            return ()
+        reads: dict[int, TracedTensor] = {}
+        for node in kernel.nodes:
+            for storage, tensor in node.reads.items():
+                if storage in results and not flow.exists_before(storage):
+                    continue
+                for source in self._sources_of(storage, kernel.backward):
+                    maker = flow.maker.get(source)
+                    operand = tensor if source == storage or maker is None else maker.writes[source]
+                    reads.setdefault(source, operand)
+        gathered = _gathered_bytes(kernel.nodes)
+        kind = self._kind_of(kernel)
+        operands = [tensor for storage, tensor in reads.items() if storage not in gathered and kind is not K.ROTARY]
+        largest = max((*writes, *operands), key=lambda tensor: tensor.numel)
+        read = sum(gathered.get(storage, bytes_of(tensor)) for storage, tensor in reads.items())
+        work = pass_over(kind, largest, read, bytes_of(*writes), kernel.backward and kind is K.FUSED_LOSS)
+        if kind is K.RMS_NORM and any(node.event.name == "native_dropout" for node in kernel.nodes):
+            return work, replace(work, kind=K.DROPOUT)  # random numbers are drawn for each pass over a row
+        return (work,)
+
+    def _kind_of(self, kernel: FusedKernel) -> ElementwiseKind:
+        names = {node.event.name for node in kernel.nodes}
+        if names & LOSSES:
+            return K.FUSED_LOSS
+        if self._computes_rotation(kernel):
+            return K.ROTARY
+        kinds = {work.kind for node in kernel.nodes for work in node.works if isinstance(work, Elementwise)}
+        if kinds & {K.ROW_SUM, K.LAYER_NORM, K.RMS_NORM, K.SOFTMAX}:
+            return K.RMS_NORM
+        return K.DROPOUT if "native_dropout" in names else K.ADD
+
+    def _computes_rotation(self, kernel: FusedKernel) -> bool:
+        """Return True if the kernel computes sines and cosines on the way."""
+        makers = (
+            self._flow.maker.get(storage)
+            for node in kernel.nodes
+            for storage in node.reads
+            if storage not in self._written
+        )
+        return any(maker is not None and self._is_rotation(maker, 0) for maker in makers)
+
+    def _is_rotation(self, maker: KernelNode, depth: int) -> bool:
+        if maker.event.name in ("sin", "cos"):
+            return True
+        if depth == 4 or not maker.fusible:
+            return False
+        sources = (self._flow.maker.get(storage) for storage in maker.reads)
+        return any(
+            source is not None and source.level < maker.level + 1 and self._is_rotation(source, depth + 1)
+            for source in sources
+        )
+
+
+def _gathered_bytes(nodes: Iterable[KernelNode]) -> dict[int, float]:
+    """Return the bytes read of each table from which rows are taken."""
+    return {
+        node.event.reads[0].storage: bytes_of(*node.event.writes)
+        for node in nodes
+        if node.event.name in LOOKUPS and node.event.reads
+    }

@@ -1,0 +1,374 @@
+"""Emulate a GPU on tensors without data: their device, mixed precision, and operators that a GPU runs as one kernel.
+
+On meta tensors PyTorch would choose the kernels of a CPU, or decompose an operator into many. On a GPU attention is
+one kernel that saves queries, keys, values, its result and a number for each row (the logarithm of its sum);
+RMSNorm is one kernel forward and one operator backward (ATen/native/cuda/layer_norm_kernel.cu); LSTM, GRU and RNN
+are one call of cuDNN in each direction (ATen/native/cudnn/RNN.cpp).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+F, T = torch.nn.functional, Tensor
+Tensors = list[Tensor]
+META = torch.device("meta")
+VALUES = "_stepcast_values"  # attribute of a tensor whose values are known
+GPU = "cuda"
+ATTENTION, DROPOUT = F.scaled_dot_product_attention, F.dropout
+
+# ---- mixed precision: the lists of CUDA in aten/src/ATen/autocast_mode.h -------------------------------------------
+
+RUN_IN_BF16 = frozenset((
+    F.linear, torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.mm, T.mm, torch.bmm, T.bmm,
+    torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.einsum, F.conv1d, F.conv2d, F.conv3d,
+    F.conv_transpose1d, F.conv_transpose2d, F.multi_head_attention_forward, torch.mv, torch.addmv,
+    torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
+))  # fmt: skip
+RUN_IN_FP32 = frozenset((
+    torch.pow, T.pow, T.__pow__, T.__rpow__, torch.rsqrt, T.rsqrt, torch.exp, T.exp, torch.log, T.log,
+    torch.softmax, T.softmax, F.softmax, F.log_softmax, torch.log_softmax, T.log_softmax, F.layer_norm,
+    F.rms_norm, torch.rms_norm,
+    F.group_norm, F.cross_entropy, F.nll_loss, torch.cumsum, T.cumsum, torch.sum, T.sum, torch.prod, T.prod,
+    torch.norm, T.norm, F.mse_loss, F.smooth_l1_loss, F.kl_div, torch.cosh, torch.sinh, torch.tan, torch.acos,
+    torch.asin, torch.expm1, torch.log1p, torch.reciprocal, T.reciprocal, F.binary_cross_entropy_with_logits,
+))  # fmt: skip
+
+
+class Autocast:
+    """Casts operands where a program has ``torch.autocast("cuda")`` on.
+
+    A weight is cast once in a forward, and the cast is cached (autocast_mode.cpp, cached_cast).
+    """
+
+    def __init__(self) -> None:
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def clear_cache(self) -> None:
+        """Forget the casts of weights at the end of a forward."""
+        self._cache.clear()
+
+    def cast_for(self, func: Callable[..., object], values: Any) -> Any:
+        """Return the arguments *values* of *func* in the format that it runs in."""
+        if not torch.is_autocast_enabled(GPU) or not (func in RUN_IN_BF16 or func in RUN_IN_FP32):
+            return values
+        return self._cast(values, torch.float32 if func in RUN_IN_FP32 else torch.get_autocast_dtype(GPU))
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return *value* with its floating-point tensors as *dtype*."""
+        if isinstance(value, Tensor):
+            if not value.is_floating_point() or value.dtype in (dtype, torch.float64):
+                return value
+            is_weight = value.is_leaf and value.requires_grad and dtype is not torch.float32
+            if not is_weight or torch._C._current_autograd_node() is not None:
+                return value.to(dtype)
+            if id(value) not in self._cache:
+                self._cache[id(value)] = (value, value.to(dtype))
+            return self._cache[id(value)][1]
+        if isinstance(value, tuple | list):
+            return type(value)(self._cast(item, dtype) for item in value)
+        if isinstance(value, dict):
+            return {key: self._cast(item, dtype) for key, item in value.items()}
+        return value
+
+
+# ---- operators that a GPU runs as one kernel -----------------------------------------------------------------------
+
+# Gates of a cell, and the elements that cuDNN saves for each element of its result: measured as the memory that a
+# forward leaves behind on an H200 with cuDNN 9.19, for one to four layers, both directions, fp32 and bf16.
+CELLS = {"lstm": (4, 6), "gru": (3, 7), "rnn_tanh": (1, 2), "rnn_relu": (1, 2)}
+# While it runs backward, cuDNN holds the gradients of the gates twice (measured in the same runs).
+GATE_GRADIENTS = 2
+RECURRENT = {getattr(torch, name): name for name in CELLS}
+
+
+class RecurrentSizes(NamedTuple):
+    """The sizes of a recurrent network, in the order of the operator's list of integers."""
+
+    gates: int
+    saved: int  # elements for each element of a layer's result
+    steps: int
+    batch: int
+    inputs: int
+    hidden: int
+    layers: int
+    directions: int
+    projected: int  # width of a cell's projected result; 0 without a projection
+
+    @property
+    def width(self) -> int:
+        """Return the width of a layer's result in one direction."""
+        return self.projected or self.hidden
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    # The result has the memory layout of the queries (ATen/native/cudnn/MHA.cpp).
+    shape = (*query.shape[:3], value.shape[-1])
+    order = sorted(range(4), key=lambda axis: (-query.stride(axis), axis))
+    out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
+    return out, query.new_empty(shape[:3], dtype=torch.float32)
+
+
+def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+
+
+def _rms_norm(data: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows = data.shape[:-1] if weight is None else data.shape[: data.dim() - weight.dim()]
+    return torch.empty_like(data), data.new_empty(rows, dtype=torch.float32)
+
+
+def _rms_norm_backward(grad: Tensor, data: Tensor, sums: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(data), data.new_empty(0) if weight is None else torch.empty_like(weight)
+
+
+def _recurrent(data: Tensor, states: Tensors, weights: Tensors, numbers: Sequence[int]) -> Tensors:
+    sizes, rows = RecurrentSizes(*numbers), math.prod(data.shape[:-1])
+    out = data.new_empty((*data.shape[:-1], sizes.directions * sizes.width))
+    reserve = (sizes.saved * sizes.layers * sizes.hidden - sizes.width) * sizes.directions * rows
+    return [out, data.new_empty(max(0, reserve)), *map(torch.empty_like, states)]
+
+
+def _recurrent_backward(
+    grad: Tensor, data: Tensor, out: Tensor, reserve: Tensor, states: Tensors, weights: Tensors, numbers: Sequence[int]
+) -> Tensors:
+    sizes, rows = RecurrentSizes(*numbers), math.prod(data.shape[:-1])
+    scratch = data.new_empty(GATE_GRADIENTS * sizes.gates * sizes.hidden * sizes.directions * rows)
+    return [torch.empty_like(data), scratch, *map(torch.empty_like, (*states, *weights))]
+
+
+OPERATORS = {
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) -> (Tensor, Tensor)":
+        _attention,
+    "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor sums, "
+    "bool causal, bool drops) -> (Tensor, Tensor, Tensor)": _attention_backward,
+    "rms_norm(Tensor input, Tensor? weight) -> (Tensor, Tensor)": _rms_norm,
+    "rms_norm_backward(Tensor grad, Tensor input, Tensor sums, Tensor? weight) -> (Tensor, Tensor)":
+        _rms_norm_backward,
+    "recurrent(Tensor input, Tensor[] states, Tensor[] weights, int[] sizes) -> Tensor[]": _recurrent,
+    "recurrent_backward(Tensor grad, Tensor input, Tensor out, Tensor reserve, Tensor[] states, Tensor[] weights, "
+    "int[] sizes) -> Tensor[]": _recurrent_backward,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def define_operators() -> Any:
+    """Define the operators once; they last as long as the library that is returned."""
+    library = torch.library.Library("stepcast", "DEF")
+    for schema, implementation in OPERATORS.items():
+        library.define(schema)
+        library.impl(schema.partition("(")[0], implementation, "Meta")
+    return library
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(context: Any, *inputs: Any) -> Tensor:
+        out, sums = torch.ops.stepcast.attention(*inputs)
+        context.save_for_backward(*inputs[:4], out, sums)
+        context.options = inputs[4:]
+        context.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = torch.ops.stepcast.attention_backward(grad, *context.saved_tensors, *context.options)
+        return (*gradients, None, None, None)
+
+
+class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(context: Any, data: Tensor, weight: Tensor | None) -> Tensor:
+        out, sums = torch.ops.stepcast.rms_norm(data, weight)
+        context.save_for_backward(data, sums, weight)
+        return out
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        data, sums, weight = context.saved_tensors
+        of_data, of_weight = torch.ops.stepcast.rms_norm_backward(grad, data, sums, weight)
+        return of_data, None if weight is None else of_weight
+
+
+class _RecurrentNet(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(context: Any, sizes: RecurrentSizes, state_count: int, data: Tensor, *rest: Tensor) -> Any:
+        states, weights = list(rest[:state_count]), list(rest[state_count:])
+        out, reserve, *new_states = torch.ops.stepcast.recurrent(data, states, weights, list(sizes))
+        context.sizes, context.state_count = sizes, state_count
+        context.save_for_backward(data, out, reserve, *states, *weights)
+        context.set_materialize_grads(False)
+        return (out, *new_states)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        data, out, reserve, *rest = context.saved_tensors
+        states, weights = rest[: context.state_count], rest[context.state_count :]
+        grad = torch.zeros_like(out) if grad is None else grad
+        of_data, scratch, *others = torch.ops.stepcast.recurrent_backward(
+            grad, data, out, reserve, states, weights, list(context.sizes)
+        )
+        del scratch
+        return (None, None, of_data, *others)
+
+
+def rms_norm(input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """Run ``torch.nn.functional.rms_norm`` as a GPU does; the work does not depend on *eps*."""
+    define_operators()
+    return _RmsNorm.apply(input, weight)
+
+
+def run_recurrent_net(name: str, *args: Any) -> Any:
+    """Run ``torch.lstm`` and the like (*name*) as cuDNN does.
+
+    Sequences are padded: packed ones have lengths, which are values of a tensor.
+    """
+    define_operators()
+    gates, saved = CELLS[name]
+    data, states, weights, _, layers, _, _, both, batch_first = args
+    steps, batch = (data.shape[1], data.shape[0]) if batch_first else (data.shape[0], data.shape[1])
+    states = list(states) if isinstance(states, list | tuple) else [states]
+    hidden = weights[0].shape[0] // gates
+    projected = states[0].shape[-1] if states[0].shape[-1] != hidden else 0
+    sizes = RecurrentSizes(gates, saved, steps, batch, data.shape[-1], hidden, layers, 2 if both else 1, projected)
+    return _RecurrentNet.apply(sizes, len(states), data, *states, *weights)
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Run ``scaled_dot_product_attention`` as the kernel that a GPU would choose."""
+    define_operators()
+    if query.dim() != 4:
+        four = [t.reshape(1, math.prod(t.shape[:-2]), *t.shape[-2:]) for t in (query, key, value)]
+        mask = None if attn_mask is None else attn_mask.reshape(1, -1, *attn_mask.shape[-2:])
+        out = fused_attention(four[0], four[1], four[2], mask, dropout_p, is_causal, scale, enable_gqa)
+        return out.reshape(*query.shape[:-2], *out.shape[-2:])
+    shares_keys = query.shape[1] != key.shape[1]
+    takes_shared_keys = enable_gqa and query.dtype in (torch.bfloat16, torch.float16)
+    learns_mask = attn_mask is not None and attn_mask.requires_grad
+    if not learns_mask and (takes_shared_keys or not shares_keys):
+        return _Attention.apply(query, key, value, attn_mask, is_causal, dropout_p > 0)
+    # Flash attention and cuDNN only take half precision, and shared keys only with enable_gqa; the other fused kernel
+    # takes as many keys as queries (ATen/native/transformers/cuda/sdp_utils.cpp). A learnt mask, such as the
+    # positions of T5, has a gradient in neither. What is left runs in fp32, operator by operator, with the dropout of
+    # a GPU (ATen's _scaled_dot_product_attention_math).
+    wide = [tensor.float() for tensor in (query, key, value)]
+    half = math.sqrt(scale if scale is not None else query.shape[-1] ** -0.5)
+    if is_causal:
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        attn_mask = torch.where(causal, 0.0, float("-inf")).to(torch.float32)
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1 and key.shape[1] > 1:
+        wide[1:] = [tensor.repeat_interleave(repeats, 1) for tensor in wide[1:]]
+    scores = torch.matmul(wide[0] * half, wide[1].transpose(-2, -1) * half)
+    if attn_mask is not None:
+        scores.add_(attn_mask)
+    shares = torch.ops.aten._safe_softmax(scores, -1)
+    if dropout_p:
+        shares = torch.native_dropout(shares, dropout_p, True)[0]
+    return torch.matmul(shares, wide[2]).to(query.dtype)
+
+
+def run_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Run dropout as a GPU does: one kernel, which saves a mask of bytes."""
+    return torch.native_dropout(input, p, True)[0] if training and p != 0.0 else input
+
+
+# ---- the mode under which a program runs ---------------------------------------------------------------------------
+
+
+class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
+    """Places all tensors of a program on the meta device and runs a GPU's operators.
+
+    Attention and dropout are also called inside functions of PyTorch, where a mode does not see them: they are
+    replaced.
+    """
+
+    def __init__(self, compiled: bool = False) -> None:
+        super().__init__()
+        self.autocast = Autocast()
+        self._masks: dict[int, tuple[Tensor, Tensor]] | None = {} if compiled else None
+
+    def __enter__(self) -> Any:
+        F.scaled_dot_product_attention, F.dropout = self._attend, run_dropout
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        F.scaled_dot_product_attention, F.dropout = ATTENTION, DROPOUT
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        query, key, value = self.autocast.cast_for(torch.matmul, (query, key, value))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = self._additive_mask(attn_mask, query.dtype)
+        return fused_attention(query, key, value, attn_mask, *args, **kwargs)
+
+    def _additive_mask(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return *mask* as numbers to add; eager code converts it in every call (transformers/attention.cpp,
+        convert_boolean_attn_mask), compiled code once.
+        """
+        if self._masks is not None and id(mask) in self._masks:
+            return self._masks[id(mask)][1]
+        added = torch.where(mask, 0.0, float("-inf")).to(dtype)
+        if self._masks is not None:
+            self._masks[id(mask)] = (mask, added)
+        return added
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.autocast.cast_for(func, (args, kwargs or {}))
+        if func is ATTENTION:
+            return self._attend(*args, **kwargs)
+        if func is DROPOUT:
+            return run_dropout(*args, **kwargs)
+        if func is F.rms_norm or func is torch.rms_norm:
+            return rms_norm(*args, **kwargs)
+        if func in RECURRENT:
+            return run_recurrent_net(RECURRENT[func], *args)
+        if func is torch.tensor or func is torch.as_tensor:
+            return _tensor_of_numbers(func, args, kwargs)
+        if func is T.cuda or func is T.cpu:
+            return args[0]
+        if func is T.to:
+            args = tuple(META if _names_device(value) else value for value in args)
+        if "device" in kwargs or func in _device_constructors():
+            kwargs = {**kwargs, "device": META}
+        return func(*args, **kwargs)
+
+
+def _names_device(value: object) -> bool:
+    devices = ("cuda", "cpu", "meta")
+    return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in devices)
+
+
+def _tensor_of_numbers(func: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
+    """Make a tensor of given numbers: on a GPU a copy that the host waits for, on the host no operator."""
+    real = func(*args, **{**kwargs, "device": "cpu"})
+    if real.device.type != "cpu":
+        return real
+    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+        return real.to(META)
+    with torch._C._DisableTorchDispatch():
+        return with_known_values(real)
+
+
+def with_known_values(real: Tensor) -> Tensor:
+    """Return *real* on the meta device, with its values attached."""
+    tensor = real.to(META)
+    setattr(tensor, VALUES, real)
+    return tensor
