@@ -1,27 +1,50 @@
-"""``stepcast demo``: the shipped examples, each understood, with one file written to look at."""
+"""``stepcast demo``: a forecast with its page, then the shipped example files with theirs."""
 
 import argparse
+import contextlib
+import io
+import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepcast.cli.demo_pages import write_pages
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, terminal_width, write_trace
+from stepcast.cli.output import print_json, terminal_width, write_file, write_trace
 from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.units import format_seconds
+from stepcast.version import __version__
 from stepcast.views.text import bullet, table, wrap
 
+CLUSTER = ("--cluster", "dgx-h100")
+FORECAST = ("predict", "--model", "llama-3.1-8b", *CLUSTER, "--gpus", "8", "--sharding", "fsdp", "--micro-batch", "1")
+# The question for each format of the examples; formats without an entry have no page.
+QUESTION_OF_FORMAT = {
+    "simai": ("simulate", CLUSTER),
+    "optable": ("simulate", (*CLUSTER, "--repeat-layers", "36", "--backward-factor", "2")),
+    "megatron": ("analyze", ()),
+    "kineto": ("analyze", ()),
+    "optimus": ("analyze", ()),
+    "nccl-tests": ("analyze", CLUSTER),
+}
 NEXT_STEPS = (
-    ("a model that has no file yet", "predict --model llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2"),
-    ("where a measured run's time went", "analyze examples/megatron-rank7.txt"),
-    ("everything in one file, or as JSON", "show examples/simai-llama-405b.txt --json"),
-    ("a workload for other simulators", "convert examples/simai-gpt-13b.txt gpt.et --to chakra"),
-    ("your own file", "show FILE"),
+    ("which strategy is best?", "search llama-3.1-8b --cluster dgx-h100 --gpus 16 --global-batch 64"),
+    ("how long and how expensive is the run?", "plan llama-3.1-8b --cluster dgx-h100 --gpus 64 --tokens 1T --tp 2"),
+    ("where did the time of a measured run go?", "analyze examples/megatron-rank7.txt"),
+    ("what is in a file?", "show FILE"),
 )
+
+
+class DemoPage(NamedTuple):
+    """A page that the demo wrote, and what the command printed."""
+
+    title: str
+    file: str
+    command: str
+    printed: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,28 +67,29 @@ def run(args: argparse.Namespace) -> int:
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; name a folder to write to with --output")
     output.mkdir(parents=True, exist_ok=True)
-    documents = [_document(path) for path in sorted(folder.iterdir()) if path.is_file()]
-    trace = _write_trace(folder, output)
+    forecast = _write_page(FORECAST, "A forecast: Llama 3.1 8B on eight H100", output / "prediction.html")
     width = terminal_width()
-    simulated, forecast = _forecast(folder, output, width)
-    index = write_pages([(found["file"], found["format"]) for found in documents], output)
+    if not args.json:
+        print(heading("A forecast: how long does a training step take, and does it fit?"))
+        print(f"\n$ {forecast.command}\n{forecast.printed.rstrip()}\n", flush=True)
+    documents = [_describe_document(path) for path in sorted(folder.iterdir()) if path.is_file()]
+    trace = _write_trace(folder, output)
+    index = _write_pages(forecast, documents, output)
     if args.json:
-        print_json({"documents": documents, "written": [str(trace), str(simulated), str(index)]})
+        print_json({"documents": documents, "written": [str(trace), str(index)]})
         return 0
-    print(heading("What stepcast understood"))
+    print(heading("The example files, recognised by their content"))
     print()
-    print(table(("document", "format", "layout", "what it holds"), map(_row, documents), width))
+    print(table(("document", "format", "layout", "contents"), map(_row, documents), width))
     print()
-    for found in documents:
-        for warning in found["warnings"]:
-            print(bullet(f"{Path(found['file']).name}: {warning}", "note: ", width))
+    for document in documents:
+        for warning in document["warnings"]:
+            print(bullet(f"{Path(document['file']).name}: {warning}", "note: ", width))
     print()
-    print(heading("A forecast: the Llama-405B workload on 1,024 H100s"))
-    print()
-    print(forecast)
-    print()
-    print("\n".join(wrap(f"wrote {trace} and {simulated}: open them at ui.perfetto.dev", width)))
-    print(f"wrote {index}: pages of every document and of a prediction, to open in a browser")
+    print(
+        "\n".join(wrap(f"wrote {index}: open it in a browser; it links a page of the forecast and of each file", width))
+    )
+    print(f"wrote {trace}: open it at ui.perfetto.dev")
     print()
     print(heading("Try next"))
     print()
@@ -76,13 +100,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shipped_examples() -> Path:
-    """The folder of the examples: of this checkout, else the one inside the package."""
+    """Return the folder of the examples: in this checkout, else inside the package."""
     package = Path(__file__).resolve().parents[1]
     places = (Path("examples"), package / "examples", package.parents[1] / "examples")
     return next((place for place in places if place.is_dir()), places[0])
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _describe_document(path: Path) -> dict[str, Any]:
     source = Source(path)
     entry = recognise(source)
     document = read_sources([source], entry)
@@ -97,39 +121,65 @@ def _write_trace(folder: Path, output: Path) -> Path:
     return path
 
 
-def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
-    """Simulate the shipped workload; the trace it wrote, and the result as text."""
-    from stepcast.forecast.simulate import simulate
-    from stepcast.hardware import load_cluster
-    from stepcast.views.gantt import gantt
-    from stepcast.views.step import step_view
-    from stepcast.views.terminal import render_text
-
-    source = Source(folder / "simai-llama-405b.txt")
-    prediction = simulate(read_sources([source], recognise(source)), load_cluster("dgx-h100"))
-    path = output / "simai-llama-405b.perfetto.json"
-    write_trace(prediction.timeline, str(path))
-    found = prediction.report.facts() | {"stages": []}
-    return path, render_text(step_view(found), width) + "\n\n" + gantt(prediction.timeline, width)
+def _row(document: dict[str, Any]) -> tuple[str, str, str, str]:
+    layout = " ".join(f"{name}{document[name]}" for name in ("tp", "pp", "dp") if document.get(name)) or "-"
+    return Path(document["file"]).name, document["format"], layout, _summarise(document)
 
 
-def _row(found: dict[str, Any]) -> tuple[str, str, str, str]:
-    layout = " ".join(f"{name}{found[name]}" for name in ("tp", "pp", "dp") if found.get(name)) or "-"
-    return Path(found["file"]).name, found["format"], layout, _essence(found)
-
-
-def _essence(found: dict[str, Any]) -> str:
-    """A few words that a person can check against the file."""
-    match found["kind"]:
+def _summarise(document: dict[str, Any]) -> str:
+    """Return a few words that a person can check against the file."""
+    match document["kind"]:
         case "workload":
-            return f"{found['lines']} lines, compute {format_seconds(found['compute_s'])}"
+            return f"{document['lines']} lines, compute {format_seconds(document['compute_s'])}"
         case "timeline":
-            return f"{found['spans']} spans over {format_seconds(found['span_s'])}"
+            return f"{document['spans']} spans over {format_seconds(document['span_s'])}"
         case "run log":
-            return f"{found['layer_records']} layer times, batch {format_seconds(found['median_batch_s'])}"
+            return f"{document['layer_records']} layer times, batch {format_seconds(document['median_batch_s'])}"
         case "sweep":
-            return f"{found['collective']}, {found['ranks']} ranks, {found['sizes']} sizes"
+            return f"{document['collective']}, {document['ranks']} ranks, {document['sizes']} sizes"
         case "model":
-            return f"{found['parameters']:,} parameters"
+            return f"{document['parameters']:,} parameters"
         case kind:
             return str(kind)
+
+
+def _write_pages(forecast: DemoPage, documents: list[dict[str, Any]], output: Path) -> Path:
+    """Write a page for each document and one that links them all; return the latter."""
+    pages = [forecast]
+    for document in documents:
+        if document["format"] in QUESTION_OF_FORMAT:
+            verb, options = QUESTION_OF_FORMAT[document["format"]]
+            name = Path(document["file"]).name
+            path = output / f"{name.split('.')[0]}.html"
+            pages.append(_write_page((verb, document["file"], *options), name, path))
+    index = output / "index.html"
+    write_file(str(index), _render_index(pages))
+    return index
+
+
+def _write_page(words: tuple[str, ...], title: str, path: Path) -> DemoPage:
+    """Run a verb as a user would, with ``--html``."""
+    from stepcast.cli.main import build_parser
+    from stepcast.cli.verbs import Verb
+
+    command = shlex.join(["stepcast", *words])
+    args = build_parser([Verb(words[0], "")]).parse_args([*words, "--html", str(path)])
+    args.command = command
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
+        import_module(f"stepcast.cli.{words[0]}").run(args)
+    return DemoPage(title, path.name, command, printed.getvalue())
+
+
+def _render_index(pages: list[DemoPage]) -> bytes:
+    from stepcast.views.document import About, Page, Section, render
+    from stepcast.views.markup import join, tag
+
+    rows = [
+        tag("li", tag("a", tag("strong", page.title), href=f"./{page.file}"), tag("code", page.command))
+        for page in pages
+    ]
+    count = tag("h1", tag("span", str(len(pages)), class_="number"), " ", tag("span", "pages", class_="unit"))
+    lead = "Each page is self-contained HTML and works offline. The command below its title reproduces it."
+    head = join((tag("p", tag("strong", "stepcast demo"), class_="about"), count, tag("p", lead, class_="lead")))
+    sections = [Section("Pages", tag("ul", rows, class_="links"), wide=True)]
+    return render(Page("The demo", head, sections, About("demo", "stepcast demo", __version__)))
