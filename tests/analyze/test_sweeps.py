@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from stepcast.analyze.faults import BETTER, FAULTS, SHORT, UNEXPLAINED, Fault, findings
-from stepcast.analyze.sweeps import MeasuredSweep, Range
+from stepcast.analyze.sweeps import BETTER, FAULTS, SHORT, UNEXPLAINED, Fault, MeasuredSweep, Range, find_shortfalls
 from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
 from stepcast.inputs.nccl_tests import read
@@ -30,7 +29,7 @@ MIDDLING = tuple(2**power for power in range(10, 21))
 def causes(text: str, cluster: str) -> list[str]:
     log = MeasuredSweep(read(Source("made.log", text.encode())), load_cluster(cluster))
     log.check()
-    return [one["cause"] for one in findings(log)]
+    return [finding.cause for finding in find_shortfalls(log)]
 
 
 def analyze(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -192,7 +191,7 @@ def test_sockets_are_told_from_rdma() -> None:
     timed = tuple(SweepRow(int(row["size_bytes"]), float(row["time_us"]) * US, None) for row in rows)
     sweep = CollectiveSweep(CollectiveKind.ALL_REDUCE, 16, 2, "A100-SXM4-40GB", None, timed)
     log = MeasuredSweep(sweep, load_cluster("dgx-a100"))
-    assert [one["cause"] for one in findings(log)] == ["tcp"]
+    assert [finding.cause for finding in find_shortfalls(log)] == ["tcp"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.cause))

@@ -4,8 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from stepcast.analyze.faults import findings
-from stepcast.analyze.sweeps import MeasuredSweep
+from stepcast.analyze.sweeps import MeasuredSweep, find_shortfalls
 from stepcast.calibrate.collectives import fit_collectives
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
@@ -45,7 +44,7 @@ def tables() -> dict[str, list[TableRow]]:
 
 
 def causes(rows: list[TableRow]) -> list[str]:
-    return [one["cause"] for one in findings(log_of(rows))]
+    return [finding.cause for finding in find_shortfalls(log_of(rows))]
 
 
 @needs_data("collectives")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.analyze.logs import analyze_collective_log, analyze_step_log
-from stepcast.analyze.streams import analyze_streams
+from stepcast.analyze.logs import analyze_collective_log, analyze_step_log, analyze_streams
 from stepcast.cli.main import main
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, read_as_one, recognise

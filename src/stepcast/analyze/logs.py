@@ -1,154 +1,333 @@
-"""Steps and collectives that programs logged: usual times, slow ones, and ranks that stayed behind."""
+"""Job logs and kernel databases: steps that programs printed, collectives that NCCL recorded, kernels by GPU."""
 
-import statistics
+import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from stepcast.analyze.intervals import Intervals, union_of
+from stepcast.analyze.result import AnalysisResult, find_slow, median_of_known
+from stepcast.ir.arrays import BoolArray
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, LoggedStep, StepLog
+from stepcast.ir.timeline import SpanKind, Timeline
 
-WARM = 2  # steps at the start that compile and connect
-SLOW = 1.5  # of the usual step
-MOST_TOLD = 20
-DONE = "completed"
+WARM_UP_STEPS = 2  # at the start of a log: they compile and connect
+SLOW_STEP = 1.5  # times the median step
+MOST_ROWS = 20
+COMPLETED = "completed"
+NUMBERS = re.compile(r"\d+")
+FEWEST_STEPS = 3  # ranges of one name that count as steps
+STEP_NAME = re.compile(r"step|iter|batch", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class StepLogAnalysis:
-    log: StepLog
+class SlowStep(msgspec.Struct, frozen=True):
+    step: int
+    seconds: float
+    factor: float
+
+
+class StepLogResult(AnalysisResult, frozen=True):
+    """The steps of a log without its warm-up."""
+
+    program: str
+    steps: int
+    step_s: float | None
+    p10_s: float | None
+    p90_s: float | None
+    tflops_per_gpu: float | None
+    tokens_per_s_per_gpu: float | None
+    global_batch: float | None
+    peak_memory_bytes: float | None
+    last_loss: float | None
+    slow_steps: list[SlowStep]
+    lost_s: float
+    program_facts: dict[str, Any]  # what else the program printed; keys of their own in the JSON
+    warnings: list[str]
 
     def facts(self) -> dict[str, Any]:
-        steps = self.log.steps
-        warm = steps[WARM:] if len(steps) > 2 * WARM else steps
-        timed = [step.seconds for step in warm if step.seconds is not None]
-        usual = statistics.median(timed) if timed else None
-        return {
-            "program": self.log.program,
-            "steps": len(steps),
-            "step_s": usual,
-            "p10_s": float(np.percentile(timed, 10)) if timed else None,
-            "p90_s": float(np.percentile(timed, 90)) if timed else None,
-            "tflops_per_gpu": _median(step.tflops_per_gpu for step in warm),
-            "tokens_per_s_per_gpu": _median(step.tokens_per_s_per_gpu for step in warm),
-            "global_batch": next((step.samples for step in reversed(warm) if step.samples), None),
-            "peak_memory_bytes": self.log.peak_bytes,
-            "last_loss": next((step.loss for step in reversed(steps) if step.loss is not None), None),
-            "slow_steps": [
-                {"step": step.step, "seconds": step.seconds, "factor": step.seconds / usual}
-                for step in warm
-                if usual and step.seconds is not None and step.seconds > SLOW * usual
-            ][:MOST_TOLD],
-            "lost_s": sum(max(0.0, each - usual) for each in timed) if usual else 0.0,
-            **dict(self.log.facts),
-            "warnings": [*self.log.warnings, *_doubts(steps, timed)],
-        }
+        facts = AnalysisResult.facts(self)
+        printed, warnings = facts.pop("program_facts"), facts.pop("warnings")
+        return {**facts, **printed, "warnings": warnings}
 
 
-def _median(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+def analyze_step_log(log: StepLog) -> StepLogResult:
+    steps = log.steps
+    warm = steps[WARM_UP_STEPS:] if len(steps) > 2 * WARM_UP_STEPS else steps
+    timed = [step.seconds for step in warm if step.seconds is not None]
+    usual_s = median(timed) if timed else None
+    slow_steps = [
+        SlowStep(step.step, step.seconds, step.seconds / usual_s)
+        for step in warm
+        if usual_s and step.seconds is not None and step.seconds > SLOW_STEP * usual_s
+    ]
+    return StepLogResult(
+        program=log.program,
+        steps=len(steps),
+        step_s=usual_s,
+        p10_s=float(np.percentile(timed, 10)) if timed else None,
+        p90_s=float(np.percentile(timed, 90)) if timed else None,
+        tflops_per_gpu=median_of_known(step.tflops_per_gpu for step in warm),
+        tokens_per_s_per_gpu=median_of_known(step.tokens_per_s_per_gpu for step in warm),
+        global_batch=next((step.samples for step in reversed(warm) if step.samples), None),
+        peak_memory_bytes=log.peak_bytes,
+        last_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
+        slow_steps=slow_steps[:MOST_ROWS],
+        lost_s=sum(max(0.0, seconds - usual_s) for seconds in timed) if usual_s else 0.0,
+        program_facts=dict(log.facts),
+        warnings=[*log.warnings, *_step_warnings(steps, timed)],
+    )
 
 
-def _doubts(steps: Sequence[LoggedStep], timed: Sequence[float]) -> list[str]:
+def _step_warnings(steps: Sequence[LoggedStep], timed: Sequence[float]) -> list[str]:
     if not timed:
-        return ["no line tells how long a step took"]
-    return [f"{len(steps)} steps are too few to leave out the first ones"] if len(steps) <= 2 * WARM else []
+        return ["no line states how long a step took"]
+    return [f"{len(steps)} steps are too few to leave out the first ones"] if len(steps) <= 2 * WARM_UP_STEPS else []
 
 
-@dataclass(frozen=True)
-class CollectiveLogAnalysis:
-    """Collectives by kind and size, and where ranks disagree: the first call that not all have finished."""
+class LoggedKind(msgspec.Struct, frozen=True):
+    """All calls of one collective of one size over one group."""
 
-    log: CollectiveLog
+    kind: str
+    group: str
+    size_bytes: int
+    calls: int
+    median_s: float | None
+    total_s: float
+    busbw_bytes_per_s: float | None
 
-    def facts(self) -> dict[str, Any]:
-        calls = self.log.calls
-        return {
-            "program": self.log.program,
-            "ranks": list(self.log.ranks),
-            "calls": len(calls),
-            "groups": {name: list(ranks) for name, ranks in self.log.members.items()},
-            "collectives": self._kinds(),
-            "unfinished": self._unfinished(),
-            "mismatched": self._mismatched(),
-            "stragglers": self._late(),
-            "warnings": list(self.log.warnings),
-        }
 
-    def _kinds(self) -> list[dict[str, Any]]:
-        found: dict[tuple[str, str, int], list[LoggedCollective]] = defaultdict(list)
-        for call in self.log.calls:
-            found[call.kind, call.group, call.size_bytes].append(call)
-        rows = []
-        for (kind, group, size), calls in found.items():
-            seconds = [call.seconds for call in calls if call.seconds is not None]
-            rates = [call.bus_bytes_per_s for call in calls if call.bus_bytes_per_s is not None]
-            rows.append(
-                {
-                    "kind": kind,
-                    "group": group,
-                    "size_bytes": size,
-                    "calls": len(calls),
-                    "median_s": statistics.median(seconds) if seconds else None,
-                    "total_s": sum(seconds),
-                    "busbw_bytes_per_s": statistics.median(rates) if rates else None,
-                }
-            )
-        return sorted(rows, key=lambda row: (-row["total_s"], -row["calls"]))
+class UnfinishedCall(msgspec.Struct, frozen=True):
+    """A call that some ranks have not finished, and the ranks that never called it."""
 
-    def _by_turn(self) -> dict[tuple[str, int], list[LoggedCollective]]:
-        found: dict[tuple[str, int], list[LoggedCollective]] = defaultdict(list)
-        for call in self.log.calls:
-            found[call.group, call.turn].append(call)
-        return found
+    group: str
+    turn: int
+    kind: str
+    size_bytes: int
+    waiting: list[int]
+    absent: list[int]
 
-    def _unfinished(self) -> list[dict[str, Any]]:
-        """Calls that some rank has not finished, and the ranks that did not come to them."""
-        last: dict[tuple[str, int], int] = defaultdict(lambda: -1)
-        for call in self.log.calls:
-            last[call.group, call.rank] = max(last[call.group, call.rank], call.turn)
-        rows = []
-        for (group, turn), calls in sorted(self._by_turn().items()):
-            waiting = sorted({call.rank for call in calls if call.state != DONE})
-            if not waiting:
-                continue
-            known = set(self.log.members.get(group, self.log.ranks)) & set(self.log.ranks)
+
+class MismatchedCall(msgspec.Struct, frozen=True):
+    """A turn at which ranks called different collectives, or different sizes."""
+
+    group: str
+    turn: int
+    called: list[list[str | int]]
+
+
+class LateRank(msgspec.Struct, frozen=True):
+    """How often a rank was the last to arrive, and how long the others waited for it."""
+
+    rank: int
+    last: int
+    waited_s: float
+    factor: None = None
+
+
+class CollectiveLogResult(AnalysisResult, frozen=True):
+    """Collectives by kind and size, and calls on which ranks disagree."""
+
+    program: str
+    ranks: list[int]
+    calls: int
+    groups: dict[str, list[int]]
+    collectives: list[LoggedKind]
+    unfinished: list[UnfinishedCall]
+    mismatched: list[MismatchedCall]
+    stragglers: list[LateRank]
+    warnings: list[str]
+
+
+def analyze_collective_log(log: CollectiveLog) -> CollectiveLogResult:
+    by_turn: dict[tuple[str, int], list[LoggedCollective]] = defaultdict(list)
+    for call in log.calls:
+        by_turn[call.group, call.turn].append(call)
+    turns = sorted(by_turn.items())
+    called = [
+        (turn, {(call.kind, call.size_bytes) for call in calls if call.kind not in ("send", "recv")})
+        for turn, calls in turns
+    ]
+    mismatched = [MismatchedCall(*turn, sorted(map(list, kinds), key=str)) for turn, kinds in called if len(kinds) > 1]
+    return CollectiveLogResult(
+        program=log.program,
+        ranks=list(log.ranks),
+        calls=len(log.calls),
+        groups={name: list(ranks) for name, ranks in log.members.items()},
+        collectives=_logged_kinds(log),
+        unfinished=_unfinished(log, turns)[:MOST_ROWS],
+        mismatched=mismatched[:MOST_ROWS],
+        stragglers=_late_ranks(by_turn.values()),
+        warnings=list(log.warnings),
+    )
+
+
+def _logged_kinds(log: CollectiveLog) -> list[LoggedKind]:
+    by_kind: dict[tuple[str, str, int], list[LoggedCollective]] = defaultdict(list)
+    for call in log.calls:
+        by_kind[call.kind, call.group, call.size_bytes].append(call)
+    rows = [
+        LoggedKind(
+            *kind,
+            len(calls),
+            median_of_known(call.seconds for call in calls),
+            sum(call.seconds for call in calls if call.seconds is not None),
+            median_of_known(call.bus_bytes_per_s for call in calls),
+        )
+        for kind, calls in by_kind.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.total_s, -row.calls))
+
+
+def _unfinished(
+    log: CollectiveLog, turns: Sequence[tuple[tuple[str, int], list[LoggedCollective]]]
+) -> list[UnfinishedCall]:
+    last: dict[tuple[str, int], int] = defaultdict(lambda: -1)
+    for call in log.calls:
+        last[call.group, call.rank] = max(last[call.group, call.rank], call.turn)
+    rows = []
+    for (group, turn), calls in turns:
+        waiting = sorted({call.rank for call in calls if call.state != COMPLETED})
+        if waiting:
+            known = set(log.members.get(group, log.ranks)) & set(log.ranks)
             absent = sorted(rank for rank in known if last[group, rank] < turn)
-            rows.append(
-                {"group": group, "turn": turn, "kind": calls[0].kind, "size_bytes": calls[0].size_bytes,
-                 "waiting": waiting, "absent": absent}
-            )  # fmt: skip
-        return rows[:MOST_TOLD]
-
-    def _mismatched(self) -> list[dict[str, Any]]:
-        """Turns at which ranks called different collectives, or of different sizes."""
-        rows = []
-        for (group, turn), calls in sorted(self._by_turn().items()):
-            kinds = {(call.kind, call.size_bytes) for call in calls if call.kind not in ("send", "recv")}
-            if len(kinds) > 1:
-                rows.append({"group": group, "turn": turn, "called": sorted(map(list, kinds), key=str)})
-        return rows[:MOST_TOLD]
-
-    def _late(self) -> list[dict[str, Any]]:
-        """How often each rank was the last to come, and how long the others waited for it."""
-        late: dict[int, list[float]] = defaultdict(list)
-        for calls in self._by_turn().values():
-            issued = sorted((call.issued_s, call.rank) for call in calls if call.issued_s is not None)
-            if len(issued) > 1:
-                waited = issued[-1][0] - issued[-2][0]
-                late[issued[-1][1]].append(waited)
-        rows: list[dict[str, Any]] = [
-            {"rank": rank, "last": len(waits), "waited_s": sum(waits), "factor": None} for rank, waits in late.items()
-        ]
-        return sorted(rows, key=lambda row: -row["waited_s"])
+            rows.append(UnfinishedCall(group, turn, calls[0].kind, calls[0].size_bytes, waiting, absent))
+    return rows
 
 
-def analyze_step_log(log: StepLog) -> StepLogAnalysis:
-    return StepLogAnalysis(log)
+def _late_ranks(turns: Iterable[list[LoggedCollective]]) -> list[LateRank]:
+    late: dict[int, list[float]] = defaultdict(list)
+    for calls in turns:
+        issued = sorted((call.issued_s, call.rank) for call in calls if call.issued_s is not None)
+        if len(issued) > 1:
+            late[issued[-1][1]].append(issued[-1][0] - issued[-2][0])
+    rows = [LateRank(rank, len(waits), sum(waits)) for rank, waits in late.items()]
+    return sorted(rows, key=lambda row: -row.waited_s)
 
 
-def analyze_collective_log(log: CollectiveLog) -> CollectiveLogAnalysis:
-    return CollectiveLogAnalysis(log)
+class DeviceTime(msgspec.Struct, frozen=True):
+    """The time of one GPU; computation, exposed communication, copies and idle time sum to the elapsed time."""
+
+    device: int
+    elapsed_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    copy_s: float
+    idle_s: float
+
+
+class SlowDevice(msgspec.Struct, frozen=True):
+    rank: int
+    factor: float
+    extra_s: float
+
+
+class NamedRuns(msgspec.Struct, frozen=True):
+    """All runs of one kernel or range."""
+
+    name: str
+    runs: int
+    total_s: float
+
+
+class MarkedRanges(msgspec.Struct, frozen=True):
+    """Ranges named like steps, from the start of one to the start of the next."""
+
+    name: str
+    count: int
+    median_s: float
+
+
+class StreamsResult(AnalysisResult, frozen=True):
+    """The kernels on the streams of GPUs."""
+
+    devices: list[DeviceTime]
+    elapsed_s: float
+    step_s: float | None
+    steps: MarkedRanges | None
+    operations_s: dict[str, float]
+    exposed_comm_s: float
+    bubble_s: float
+    kernels: list[NamedRuns]
+    ranges: list[NamedRuns]
+    stragglers: list[SlowDevice]
+    critical_path: list[str]
+    warnings: list[str]
+
+
+def analyze_streams(timeline: Timeline) -> StreamsResult:
+    on_gpu = np.isin(timeline.kind_of, [SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY])
+    devices = [_device_time(timeline, device) for device in sorted({int(rank) for rank in timeline.rank_of[on_gpu]})]
+    count = max(1, len(devices))
+    ranges: dict[str, list[int]] = defaultdict(list)  # rows by name, numbers within names replaced
+    for row in np.flatnonzero(timeline.kind_of == SpanKind.HOST).tolist():
+        ranges[NUMBERS.sub("*", timeline.names[timeline.name_of[row]])].append(row)
+    steps = _marked_ranges(timeline, ranges)
+    operations_s = {
+        "compute": sum(device.compute_s for device in devices) / count,
+        "exposed": sum(device.exposed_s for device in devices) / count,
+        "copy": sum(device.copy_s for device in devices) / count,
+        "idle": sum(device.idle_s for device in devices) / count,
+    }
+    named = [NamedRuns(name, len(rows), float(timeline.duration_s[rows].sum())) for name, rows in ranges.items()]
+    compute_s = {device.device: device.compute_s for device in devices}
+    return StreamsResult(
+        devices=devices,
+        elapsed_s=timeline.span_s,
+        step_s=steps.median_s if steps else None,
+        steps=steps,
+        operations_s=operations_s,
+        exposed_comm_s=operations_s["exposed"],
+        bubble_s=operations_s["idle"],
+        kernels=_kernel_runs(timeline, on_gpu),
+        ranges=sorted(named, key=lambda row: -row.total_s)[:MOST_ROWS],
+        stragglers=[SlowDevice(rank, factor, compute_s[rank] - usual) for rank, factor, usual in find_slow(compute_s)],
+        critical_path=[],
+        warnings=list(timeline.warnings),
+    )
+
+
+def _device_time(timeline: Timeline, device: int) -> DeviceTime:
+    own = timeline.rank_of == device
+
+    def covered(*kinds: SpanKind) -> Intervals:
+        rows = own & np.isin(timeline.kind_of, list(kinds))
+        return union_of(timeline.start_s[rows], timeline.end_s[rows])
+
+    every = covered(SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY)
+    elapsed_s = float(every.end_s.max() - every.start_s.min()) if len(every) else 0.0
+    compute_s = covered(SpanKind.COMPUTE).length_s
+    both_s = covered(SpanKind.COMPUTE, SpanKind.COMMUNICATION).length_s
+    return DeviceTime(
+        device,
+        elapsed_s,
+        compute_s,
+        covered(SpanKind.COMMUNICATION).length_s,
+        both_s - compute_s,
+        every.length_s - both_s,
+        elapsed_s - every.length_s,
+    )
+
+
+def _kernel_runs(timeline: Timeline, on_gpu: BoolArray) -> list[NamedRuns]:
+    totals = np.bincount(timeline.name_of[on_gpu], timeline.duration_s[on_gpu], len(timeline.names))
+    counts = np.bincount(timeline.name_of[on_gpu], minlength=len(timeline.names))
+    return [
+        NamedRuns(timeline.names[name], int(counts[name]), float(totals[name]))
+        for name in np.argsort(-totals)[:MOST_ROWS].tolist()
+        if counts[name]
+    ]
+
+
+def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRanges | None:
+    named = {name: rows for name, rows in ranges.items() if STEP_NAME.search(name)}
+    if not named:
+        return None
+    name, rows = max(named.items(), key=lambda pair: len(pair[1]))
+    if len(rows) < FEWEST_STEPS:
+        return None
+    return MarkedRanges(name, len(rows), float(np.median(np.diff(sorted(timeline.start_s[rows].tolist())))))

@@ -66,13 +66,13 @@ def analysed(args: argparse.Namespace) -> "tuple[dict[str, Any], list[View]]":
 
 def _recorded(paths: list[str], found: dict[str, Any]) -> dict[str, Any] | None:
     """What ``stepcast record`` left beside the traces, where *paths* is its folder."""
-    from stepcast.analyze.recorded import recorded_facts
+    from stepcast.analyze.recorded import join_recorded
     from stepcast.inputs.recorded import STEPS, read_logs, read_steps
 
     ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
     if not ranks:
         return None
-    return recorded_facts([rank.facts() for rank in ranks], read_logs(paths[0]), found["collectives"])
+    return join_recorded([rank.facts() for rank in ranks], read_logs(paths[0]), found["collectives"]).facts()
 
 
 def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> "tuple[dict[str, Any], list[View]] | None":
@@ -154,7 +154,7 @@ ANALYSES: dict[str, tuple[Analyze, ViewOf]] = {
     "kineto": (_facts_of("analyze.kineto.analysis:analyze_kineto"), loaded("views.traces:kineto_view")),
     "optimus": (loaded("cli.optimus:optimus_facts"), loaded("views.traces:optimus_view")),
     "nccl-tests": (loaded("cli.sweeps:sweep_facts"), loaded("views.traces:link_sweep_view")),
-    "nsys": (_facts_of("analyze.streams:analyze_streams"), loaded("views.jobs:streams_view")),
+    "nsys": (_facts_of("analyze.logs:analyze_streams"), loaded("views.jobs:streams_view")),
     "stragglers": (_facts_of("analyze.stragglers:analyze_stragglers"), loaded("views.jobs:stragglers_view")),
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
     **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),

@@ -3,8 +3,7 @@
 import argparse
 from typing import Any
 
-from stepcast.analyze.faults import findings
-from stepcast.analyze.sweeps import MeasuredSweep
+from stepcast.analyze.sweeps import analyze_sweep
 from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
 from stepcast.ir.measured import CollectiveSweep
 
@@ -16,10 +15,7 @@ def sweep_facts(sweep: CollectiveSweep, args: argparse.Namespace) -> dict[str, A
             f"{sweep.source}: say with --cluster what it ran on, which its times are compared with"
             f"{_candidates(sweep.device)}"
         )
-
-    log = MeasuredSweep(sweep, load_cluster(args.cluster, args.set))
-    log.check()
-    return {**log.facts(), "findings": findings(log), "warnings": list(sweep.warnings)}
+    return analyze_sweep(sweep, load_cluster(args.cluster, args.set)).facts()
 
 
 def _candidates(device: str) -> str:

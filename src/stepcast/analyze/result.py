@@ -1,0 +1,49 @@
+"""What all analyses share: the base of their results, slow ranks, bus bandwidth and medians."""
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+import msgspec
+
+SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median of the others is a straggler
+RING_KINDS = ("all-gather", "reduce-scatter", "all-to-all")
+
+
+class AnalysisResult(msgspec.Struct, frozen=True):
+    """The result of an analysis; its fields are the keys of the JSON."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the result as plain values with the keys of its JSON."""
+        facts: dict[str, Any] = msgspec.to_builtins(self)
+        return facts
+
+
+def find_slow(compute_s: Mapping[int, float]) -> list[tuple[int, float, float]]:
+    """Return (rank, factor, median of the other ranks) of each straggler, the slowest first."""
+    slow = []
+    for rank, seconds in compute_s.items():
+        others = [other_s for other, other_s in compute_s.items() if other != rank]
+        usual_s = median(others) if others else 0.0
+        if usual_s and seconds >= SLOW_FACTOR * usual_s:
+            slow.append((rank, seconds / usual_s, usual_s))
+    return sorted(slow, key=lambda straggler: -straggler[1])
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Return the share of the buffer that each link carries (nccl-tests, doc/PERFORMANCE.md)."""
+    if kind == "all-reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if kind in RING_KINDS else 1.0
+
+
+def median_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Return the first eight ranks as text."""
+    listed = list(ranks)
+    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
