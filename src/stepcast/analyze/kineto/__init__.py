@@ -1,1 +1,1 @@
-"""PyTorch profiler (Kineto) traces explained. ``analysis`` is where to begin."""
+"""Analysis of PyTorch profiler (Kineto) traces; ``analysis`` is the entry point."""

@@ -1,41 +1,45 @@
-"""A PyTorch profiler trace, of one rank or many, taken apart."""
+"""A PyTorch profiler (Kineto) trace of one rank or many: kernels by class, matched collectives, stragglers.
+
+A collective moves data only once its last member has arrived. That member waits for nobody, so the shortest of the
+members' times is the transfer, and the rest of a member's time is its wait. This compares durations, not starts: it
+holds whatever the clocks of the hosts say.
+"""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
-from typing import Any
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from stepcast.analyze.kineto.rank import RankLanes, RankTime, class_times, marked_steps, rank_time
-from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
+from stepcast.analyze.result import AnalysisResult, bus_factor, find_slow, list_ranks
+from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Transfer
+from stepcast.ir.work import Collective, Transfer
 from stepcast.units import format_seconds
+
+LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is reported
+TOP_KERNELS = 15
 
 MATMUL, ATTENTION, NORM, LOSS = "matmul", "attention", "norm", "softmax and loss"
 OPTIMIZER, EMBEDDING, ELEMENTWISE, OTHER = "optimizer", "embedding and sort", "element-wise", "other"
 
-# Which class of work a GPU kernel is, by its name.
-
 SCAN = "state-space scan"
 COPY, COMMUNICATION = "copy", "communication"
 
-# Libraries whose own names hold the word of a class: FBGEMM's tables and quantisation are no products (its
-# products say gemm once more), nor are FlashInfer's norms attention.
+# Libraries whose names contain the word of a class: FBGEMM's tables and quantisation are no matmuls (its matmuls
+# contain gemm once more), and FlashInfer's norms are not attention.
 LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer", re.IGNORECASE)
-# Inductor names a kernel after the operators it came from, products too, but says first what it is: only a
-# template ("tem") multiplies; pointwise ("poi"), for each tensor ("for"), reductions ("red", "per").
+# Inductor names a kernel after the operators it came from, but its prefix states the kind: only a template ("tem")
+# is a matmul; others are pointwise ("poi"), for each tensor ("for") or reductions ("red", "per").
 INDUCTOR = re.compile(r"triton_(poi|for|red|per|split_scan)_")
 POINTWISE = ("poi", "for")
 PRODUCTS = (MATMUL, ATTENTION)
 
-# The first that fits: attention kernels are matmuls too, optimizers element-wise. Names of cuBLAS (nvjet,
-# gemm, xmma), CUTLASS, cuDNN, FlashAttention, FlashInfer, PyTorch's own, FBGEMM, Apex, Transformer Engine,
-# Mamba, Triton and AMD's Tensile (Cijk) and CK.
+# The first match counts: attention kernels are matmuls too, optimizers element-wise. Names of cuBLAS (nvjet, gemm,
+# xmma), CUTLASS, cuDNN, FlashAttention, FlashInfer, PyTorch, FBGEMM, Apex, Transformer Engine, Mamba, Triton and
+# AMD's Tensile (Cijk) and CK.
 CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
@@ -67,6 +71,7 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 @cache
 def kernel_class(name: str) -> str:
+    """Return the class of work of a GPU kernel by its name."""
     inductor = INDUCTOR.match(name)
     if inductor is not None and inductor[1] in POINTWISE:
         return ELEMENTWISE
@@ -75,30 +80,7 @@ def kernel_class(name: str) -> str:
     return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
 
 
-def class_of_names(timeline: Timeline) -> tuple[str, ...]:
-    """The class of every name of *timeline*, as far as it names computation."""
-    return tuple(map(kernel_class, timeline.names))
-
-
-def label(name_class: str, kind: int) -> str:
-    """The class of a row: communication and copies are told by their kind, not by their name."""
-    if kind == SpanKind.COMMUNICATION:
-        return COMMUNICATION
-    return COPY if kind == SpanKind.COPY else name_class
-
-
-# Collectives of several ranks matched with each other: who came last, and what the others waited.
-#
-# A collective moves data only once its last member has come. The member that came last waits for nobody,
-# so the shortest of the members' times is the transfer, and what a member took longer is its wait. That
-# compares durations, not starts: it holds whatever the clocks of the hosts say.
-
-# Bus bytes over buffer bytes, as nccl-tests defines bus bandwidth (doc/PERFORMANCE.md).
-RING = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveRow:
+class CollectiveRow(msgspec.Struct, frozen=True):
     """All runs of one collective of one size over one group; times are sums over ranks and runs."""
 
     kind: str
@@ -112,78 +94,77 @@ class CollectiveRow:
     wait_s: float  # in matched runs
     busbw_bytes_per_s: float | None
 
-    def facts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
-class Matching:
-    rows: tuple[CollectiveRow, ...]
+class MatchedCollectives:
+    rows: list[CollectiveRow]
     wait_s: dict[int, float]  # by rank, in matched collectives
     transfer_s: dict[int, float]
-    last: dict[int, int]  # how often a rank came last
+    last: dict[int, int]  # how often a rank arrived last
     matched: int
     unmatched: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a detail of the timeline says of its rows."""
+class _CollectiveKind:
+    """A kind of communication as the details of the timeline describe it."""
 
     key: tuple[str, str, str]  # collective, group, members
     members: int
 
 
-def match_collectives(timeline: Timeline) -> Matching:
+def match_collectives(timeline: Timeline) -> MatchedCollectives:
+    """Match the collectives of several ranks with each other."""
     rows = np.flatnonzero(timeline.kind_of == SpanKind.COMMUNICATION).astype(np.int64)
     rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
-    kinds, key_of, sequence_of = _keys(timeline)
+    kinds, key_of, sequence_of = _find_kinds(timeline)
     if not len(rows):
-        return Matching((), {}, {}, {}, 0, 0)
+        return MatchedCollectives([], {}, {}, {}, 0, 0)
     detail = timeline.detail_of[rows]
     key = np.where(detail == NONE, len(kinds), key_of[detail])
-    rank = timeline.rank_of[rows]
+    rank, duration_s = timeline.rank_of[rows], timeline.duration_s[rows]
     # Buffers of another size are another collective: streams may run two at once, in either order.
     sized = (key * (len(timeline.works) + 1) + timeline.work_of[rows] + 1).astype(np.int64)
-    instance, duration_s = (_instances(sized, _ordinals(rank, sized, sequence_of[detail])), timeline.duration_s[rows])
+    ordinal = _ordinals(rank, sized, sequence_of[detail])
+    instance = np.unique(np.stack([sized, ordinal]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
     count = np.bincount(instance)
     shortest = np.full(len(count), np.inf)
     np.minimum.at(shortest, instance, duration_s)
-    # Gloo names no group: then it is taken to be all ranks, where all are in the trace.
+    # Gloo names no group: then it is assumed to be all ranks, if all are in the trace.
     everyone = 0 if timeline.facts.get("missing_ranks") else len(timeline.ranks)
     members = np.array([*(kind.members for kind in kinds), 0], dtype=np.int64)[key]
     unnamed = np.array([*(not any(kind.key[1:]) for kind in kinds), True])[key]
     members = np.where((members == 0) & unnamed, everyone, members)
     message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[timeline.work_of[rows]]
-    whole = (members > 1) & (count[instance] == members) & ~message
-    wait_s = np.where(whole, duration_s - shortest[instance], 0.0)
+    complete = (members > 1) & (count[instance] == members) & ~message
+    wait_s = np.where(complete, duration_s - shortest[instance], 0.0)
     first_of = np.zeros(len(count), dtype=np.int64)
     first_of[instance[::-1]] = np.arange(len(rows))[::-1]
-    last = whole & (duration_s == shortest[instance])
-    return Matching(
-        rows=_table(timeline, rows, kinds, key, members, whole, instance, shortest, wait_s),
-        wait_s=_by_rank(rank[whole], wait_s[whole]),
-        transfer_s=_by_rank(rank[whole], shortest[instance][whole]),
-        last={int(one): int(times) for one, times in zip(*np.unique(rank[last], return_counts=True), strict=True)},
-        matched=int(whole[first_of].sum()),
-        unmatched=int((~whole)[first_of].sum()),
+    last, times = np.unique(rank[complete & (duration_s == shortest[instance])], return_counts=True)
+    return MatchedCollectives(
+        rows=_collective_rows(timeline, rows, kinds, key, members, complete, instance, shortest, wait_s),
+        wait_s=_sum_by_rank(rank[complete], wait_s[complete]),
+        transfer_s=_sum_by_rank(rank[complete], shortest[instance][complete]),
+        last=dict(zip(last.tolist(), times.tolist(), strict=True)),
+        matched=int(complete[first_of].sum()),
+        unmatched=int((~complete)[first_of].sum()),
     )
 
 
-def _keys(timeline: Timeline) -> tuple[list[_Kind], IntArray, IntArray]:
-    """Distinct kinds of communication; for each detail its kind and its sequence number (-1: none)."""
+def _find_kinds(timeline: Timeline) -> tuple[list[_CollectiveKind], IntArray, IntArray]:
+    """Return the distinct kinds of communication; for each detail its kind and sequence number (-1: none)."""
     numbers: dict[tuple[str, str, str], int] = {}
-    kinds: list[_Kind] = []
+    kinds: list[_CollectiveKind] = []
     key_of, sequence_of = [], []
     for detail in timeline.details:
         ranks, name = detail.get("ranks", ""), detail.get("group", "")
-        # Long lists of ranks are cut short in the trace; the group's own name tells it apart then.
+        # Long lists of ranks are truncated in the trace; then the group's name identifies it.
         key = detail.get("collective", ""), detail.get("description") or name, ranks or name
         number = numbers.setdefault(key, len(kinds))
         if number == len(kinds):
             size = detail.get("group_size", "")
             members = int(size) if size.isdecimal() and len(size) < 9 else len(ranks.split(",")) if ranks else 0
-            kinds.append(_Kind(key, members))
+            kinds.append(_CollectiveKind(key, members))
         key_of.append(number)
         sequence = detail.get("sequence", "")
         sequence_of.append(int(sequence) if sequence.isdecimal() and len(sequence) < 18 else -1)
@@ -191,274 +172,201 @@ def _keys(timeline: Timeline) -> tuple[list[_Kind], IntArray, IntArray]:
     return kinds, np.array([*key_of, len(kinds)], np.int64), np.array([*sequence_of, -1], np.int64)
 
 
-def _ordinals(rank: npt.NDArray[np.int32], key: IntArray, sequence: IntArray) -> IntArray:
-    """The sequence number, or where there is none, which of its kind a row is on its rank."""
+def _ordinals(rank: Int32Array, key: IntArray, sequence: IntArray) -> IntArray:
+    """Return the sequence number, or without one the ordinal of a row among its kind on its rank."""
     order = np.lexsort((np.arange(len(key)), key, rank))
     fresh = np.ones(len(key), dtype=bool)
     fresh[1:] = (rank[order][1:] != rank[order][:-1]) | (key[order][1:] != key[order][:-1])
-    place = np.arange(len(key)) - np.maximum.accumulate(np.where(fresh, np.arange(len(key)), 0))
     ordinal = np.empty(len(key), np.int64)
-    ordinal[order] = place
-    # Apart from real sequence numbers, which are never negative.
+    ordinal[order] = np.arange(len(key)) - np.maximum.accumulate(np.where(fresh, np.arange(len(key)), 0))
+    # Negative, to differ from real sequence numbers.
     return np.where(sequence >= 0, sequence, -1 - ordinal)
 
 
-def _instances(key: IntArray, order: IntArray) -> IntArray:
-    _, instance = np.unique(np.stack([key, order]), axis=1, return_inverse=True)
-    return instance.reshape(-1).astype(np.int64)
-
-
-def _by_rank(rank: npt.NDArray[np.int32], seconds: FloatArray) -> dict[int, float]:
+def _sum_by_rank(rank: Int32Array, seconds: FloatArray) -> dict[int, float]:
     ranks, inverse = np.unique(rank, return_inverse=True)
     sums = np.bincount(inverse, weights=seconds, minlength=len(ranks))
-    return {int(one): float(total) for one, total in zip(ranks, sums, strict=True)}
+    return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
 
 
-def _table(
+def _collective_rows(
     timeline: Timeline,
     rows: IntArray,
-    kinds: Sequence[_Kind],
+    kinds: list[_CollectiveKind],
     key: IntArray,
     members_of: IntArray,
-    whole: npt.NDArray[np.bool_],
+    complete: BoolArray,
     instance: IntArray,
     shortest: FloatArray,
     wait_s: FloatArray,
-) -> tuple[CollectiveRow, ...]:
-    work = timeline.work_of[rows]
-    groups, inverse = np.unique(np.stack([key, work]), axis=1, return_inverse=True)
+) -> list[CollectiveRow]:
+    groups, inverse = np.unique(np.stack([key, timeline.work_of[rows]]), axis=1, return_inverse=True)
     inverse = inverse.reshape(-1)
     table = []
     for number, (kind, work_index) in enumerate(groups.T.tolist()):
         mine = inverse == number
         known = kinds[kind] if kind < len(kinds) else None
-        done = timeline.works[work_index] if work_index != NONE else None
-        matched = np.unique(instance[mine & whole])
+        work = timeline.works[work_index] if work_index != NONE else None
+        matched = np.unique(instance[mine & complete])
         transfer_s = float(np.median(shortest[matched])) if len(matched) else None
-        members = int(members_of[mine][0])
-        size = done.size_bytes if isinstance(done, Collective | Transfer) else None
+        members, seconds = int(members_of[mine][0]), timeline.duration_s[rows[mine]]
         table.append(
             CollectiveRow(
-                kind=str(done.kind) if isinstance(done, Collective) else known.key[0] if known else "unknown",
+                kind=str(work.kind) if isinstance(work, Collective) else known.key[0] if known else "unknown",
                 group=known.key[1] if known else "",
                 ranks=members,
-                size_bytes=size,
+                size_bytes=work.size_bytes if isinstance(work, Collective | Transfer) else None,
                 count=int(mine.sum()),
-                total_s=float(timeline.duration_s[rows[mine]].sum()),
+                total_s=float(seconds.sum()),
                 matched=len(matched),
                 transfer_s=transfer_s,
                 wait_s=float(wait_s[mine].sum()),
-                busbw_bytes_per_s=_busbw(done, members, transfer_s or _fastest(timeline, rows[mine])),
+                # On one rank alone, the shortest run waited least.
+                busbw_bytes_per_s=_busbw(work, members, transfer_s or float(seconds.min())),
             )
         )
-    return tuple(sorted(table, key=lambda row: -row.total_s))
-
-
-def _fastest(timeline: Timeline, rows: IntArray) -> float:
-    """Of one rank alone the shortest run is the one that waited least."""
-    return float(timeline.duration_s[rows].min())
+    return sorted(table, key=lambda row: -row.total_s)
 
 
 def _busbw(work: object, ranks: int, seconds: float) -> float | None:
     if seconds <= 0 or not isinstance(work, Collective | Transfer) or not work.size_bytes:
         return None
-    factor = 1.0
-    if isinstance(work, Collective):
-        if ranks < 2:
-            return None
-        if work.kind is CollectiveKind.ALL_REDUCE:
-            factor = 2 * (ranks - 1) / ranks
-        elif work.kind in RING:
-            factor = (ranks - 1) / ranks
-    return factor * work.size_bytes / seconds
+    if isinstance(work, Transfer):
+        return work.size_bytes / seconds
+    return None if ranks < 2 else bus_factor(str(work.kind), ranks) * work.size_bytes / seconds
 
 
-# A rank whose computation takes this much longer than the usual rank's holds the others up.
-SLOW_RANK = 1.1
-# Share of the window above which launching is named as what limits the run.
-LAUNCH_BOUND = 0.1
-TOP_KERNELS = 15
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelRow(msgspec.Struct, frozen=True):
     """All runs of one kernel, over all ranks."""
 
     name: str
-    label: str
+    label: str = msgspec.field(name="class")
     count: int
     total_s: float
     share: float  # of all kernels' time
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "class": self.label,
-            "count": self.count,
-            "total_s": self.total_s,
-            "share": self.share,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class TraceStraggler:
-    """*last* is how often it was the last to come to a collective, of *meetings*; *waits_s* what each other
-    rank waited on average in those it took part in."""
+class TraceStraggler(msgspec.Struct, frozen=True):
+    """A rank that computes longer than the others."""
 
     rank: int
     factor: float
     compute_s: float
-    last: int
+    last: int  # how often it was the last to arrive at a collective
     meetings: int
-    waits_s: float
-
-    def facts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    waits_s: float  # mean over the other ranks in the collectives they took part in
 
 
-@dataclass(frozen=True, slots=True)
-class KinetoAnalysis:
+class PathPart(msgspec.Struct, frozen=True):
+    rank: int
+    part: str
+    seconds: float
+
+
+class KinetoAnalysis(AnalysisResult, frozen=True):
+    """A profiler trace; times are per step, mean over ranks."""
+
+    kind: str
     source: str
-    ranks: tuple[RankTime, ...]
-    classes_s: dict[str, float]  # per rank and step
-    kernels: tuple[Kernel, ...]
-    collectives: Matching
-    stragglers: tuple[TraceStraggler, ...]
-    gpus: int | None  # of the whole job, where its traces say
-    warnings: tuple[str, ...]
+    gpus: int | None  # of the whole job, if its traces say
+    step_s: float
+    operations_s: dict[str, float]
+    bubble_s: float
+    compute_s: float
+    communication_s: float
+    exposed_comm_s: float
+    overlapped_comm_s: float
+    copy_s: float
+    communication_by_group_s: dict[str, dict[str, float]]
+    ranks: list[RankTime]
+    kernels: list[KernelRow]
+    collectives: list[CollectiveRow]
+    matched_collectives: int
+    unmatched_collectives: int
+    stragglers: list[TraceStraggler]
+    critical_path: list[PathPart]
+    warnings: list[str]
 
     def __repr__(self) -> str:
-        step = format_seconds(max(rank.step_s for rank in self.ranks))
-        return f"KinetoAnalysis({len(self.ranks)} ranks, {step} a step)"
+        return f"KinetoAnalysis({len(self.ranks)} ranks, {format_seconds(self.step_s)} a step)"
 
     def _repr_html_(self) -> str:
         from stepcast.views.notebook import measured_html
 
         return measured_html(self.facts())
 
-    @property
-    def slowest(self) -> RankTime:
-        """The rank that waits least for others: the one that the step waits for."""
-        return max(self.ranks, key=lambda rank: rank.compute_s + rank.idle.host_s)
-
-    def _mean(self, name: str) -> float:
-        """Per step, mean over ranks."""
-        per_step = [float(getattr(rank, name)) / max(rank.steps, 1) for rank in self.ranks]
-        return sum(per_step) / len(per_step)
-
-    def facts(self) -> dict[str, Any]:
-        idle_s = sum(rank.idle.total_s / max(rank.steps, 1) for rank in self.ranks) / len(self.ranks)
-        return {
-            "kind": "kineto run",
-            "source": self.source,
-            "gpus": self.gpus,
-            "step_s": max(rank.step_s for rank in self.ranks),
-            "operations_s": self.classes_s,
-            "bubble_s": idle_s,
-            "compute_s": self._mean("compute_s"),
-            "communication_s": self._mean("communication_s"),
-            "exposed_comm_s": self._mean("exposed_communication_s"),
-            "overlapped_comm_s": self._mean("overlapped_communication_s"),
-            "copy_s": self._mean("copy_s"),
-            "communication_by_group_s": self._groups(),
-            "ranks": [_rank_facts(rank, self.collectives) for rank in self.ranks],
-            "kernels": [kernel.facts() for kernel in self.kernels],
-            "collectives": [row.facts() for row in self.collectives.rows],
-            "matched_collectives": self.collectives.matched,
-            "unmatched_collectives": self.collectives.unmatched,
-            "stragglers": [one.facts() for one in self.stragglers],
-            "critical_path": self._critical_path(),
-            "warnings": list(self.warnings),
-        }
-
-    def _groups(self) -> dict[str, dict[str, float]]:
-        """Per step, mean over the ranks that take part."""
-        names = sorted({name for rank in self.ranks for name in rank.groups})
-        found = {}
-        for name in names:
-            parts = [(rank.groups[name], max(rank.steps, 1)) for rank in self.ranks if name in rank.groups]
-            found[name] = {
-                "total": sum(part.total_s / steps for part, steps in parts) / len(parts),
-                "exposed": sum(part.exposed_s / steps for part, steps in parts) / len(parts),
-            }
-        return found
-
-    def _critical_path(self) -> list[dict[str, Any]]:
-        slowest = self.slowest
-        count = max(slowest.steps, 1)
-        parts = [(part, seconds / count) for part, seconds in breakdown(slowest).items() if seconds > 0]
-        ordered = sorted(parts, key=lambda item: -item[1])
-        return [{"rank": slowest.rank, "part": part, "seconds": seconds} for part, seconds in ordered]
-
-
-def breakdown(rank: RankTime) -> dict[str, float]:
-    """Seconds of the window by part; they sum to it."""
-    return {
-        "compute": rank.compute_s,
-        "exposed communication": rank.exposed_communication_s,
-        "exposed copies": rank.exposed_copy_s,
-        "idle: host": rank.idle.host_s,
-        "idle: between kernels": rank.idle.queue_s,
-        "idle: dependency": rank.idle.dependency_s,
-    }
-
 
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
-    """Where the time of the traced ranks went."""
+    """Return where the time of the traced ranks went."""
     timeline, steps = marked_steps(timeline)
-    lanes = RankLanes(timeline)
-    times = [time for rank in timeline.ranks if (time := rank_time(lanes, rank, steps.get(rank))) is not None]
+    lanes, matching = RankLanes(timeline), match_collectives(timeline)
+    times = [
+        time
+        for rank in timeline.ranks
+        if (time := rank_time(lanes, rank, steps.get(rank), matching.wait_s.get(rank), matching.transfer_s.get(rank)))
+    ]
     if not times:
         raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
-    matching = match_collectives(timeline)
-    classes_s, kernels = _kernels(timeline, lanes, times, matching)
-    stragglers = _stragglers(times, matching)
+    ranks = [rank for rank, _ in times]
+
+    def mean(name: str) -> float:
+        return sum(rank.per_step(getattr(rank, name)) for rank in ranks) / len(ranks)
+
+    # The rank that waits least for others sets the pace of the step.
+    slowest = max(ranks, key=lambda rank: rank.compute_s + rank.host_idle_s)
+    path = [(part, slowest.per_step(seconds)) for part, seconds in slowest.breakdown_s.items() if seconds > 0]
+    path.sort(key=lambda part: -part[1])
     return KinetoAnalysis(
+        kind="kineto run",
         source=timeline.source,
-        ranks=tuple(times),
-        classes_s=classes_s,
-        kernels=kernels,
-        collectives=matching,
-        stragglers=stragglers,
         gpus=timeline.facts.get("world_size"),
-        warnings=(*timeline.warnings, *_doubts(timeline, times, matching)),
+        step_s=max(rank.step_s for rank in ranks),
+        operations_s=_class_seconds(timeline, lanes, ranks, matching),
+        bubble_s=mean("idle_s"),
+        compute_s=mean("compute_s"),
+        communication_s=mean("communication_s"),
+        exposed_comm_s=mean("exposed_communication_s"),
+        overlapped_comm_s=mean("overlapped_communication_s"),
+        copy_s=mean("copy_s"),
+        communication_by_group_s=_mean_groups(times),
+        ranks=ranks,
+        kernels=_top_kernels(timeline),
+        collectives=matching.rows,
+        matched_collectives=matching.matched,
+        unmatched_collectives=matching.unmatched,
+        stragglers=_find_stragglers(ranks, matching),
+        critical_path=[
+            PathPart(slowest.rank, name, slowest.per_step(seconds)) for name, seconds in path if seconds > 0
+        ],
+        warnings=[*timeline.warnings, *_doubts(timeline, lanes, ranks, matching)],
     )
 
 
-def _rank_facts(rank: RankTime, matching: Matching) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "step_s": rank.step_s,
-        "steps": rank.steps,
-        "window_s": rank.window_s,
-        "busy_s": rank.busy_s,
-        "idle_s": rank.idle.total_s,
-        "breakdown_s": breakdown(rank),
-        "communication_s": rank.communication_s,
-        "overlapped_communication_s": rank.overlapped_communication_s,
-        "copy_s": rank.copy_s,
-        "wait_s": matching.wait_s.get(rank.rank),
-        "transfer_s": matching.transfer_s.get(rank.rank),
-        "launches_per_step": rank.launches,
-        "launch_lag_s": rank.launch_lag_s,
-        "launch_bound_share": rank.launch_bound_share,
-        "streams": [{name: getattr(stream, name) for name in stream.__slots__} for stream in rank.streams],
-    }
+def _mean_groups(times: list[tuple[RankTime, dict[str, GroupTime]]]) -> dict[str, dict[str, float]]:
+    """Return total and exposed communication by group, per step, mean over the ranks that take part."""
+    means = {}
+    for name in sorted({name for _, groups in times for name in groups}):
+        parts = [(rank, groups[name]) for rank, groups in times if name in groups]
+        means[name] = {
+            "total": sum(rank.per_step(part.total_s) for rank, part in parts) / len(parts),
+            "exposed": sum(rank.per_step(part.exposed_s) for rank, part in parts) / len(parts),
+        }
+    return means
 
 
-def _kernels(
-    timeline: Timeline, lanes: RankLanes, times: list[RankTime], matching: Matching
-) -> tuple[dict[str, float], tuple[Kernel, ...]]:
-    """Time by class, per rank and step, and the kernels that take most."""
-    by_name = class_of_names(timeline)
+def _class_seconds(
+    timeline: Timeline, lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives
+) -> dict[str, float]:
+    """Return the time by class of kernel, per rank and step."""
+    by_name = tuple(map(kernel_class, timeline.names))
     labels = tuple(dict.fromkeys(by_name))
     numbers = {name: index for index, name in enumerate(labels)}
     class_of = [numbers[name] for name in by_name]
     per_step = np.zeros(len(labels))
-    for time in times:
-        per_step += class_times(lanes, time.rank, class_of, len(labels)) / max(time.steps, 1) / len(times)
+    for rank in ranks:
+        per_step += class_times(lanes, rank.rank, class_of, len(labels)) / max(rank.steps, 1) / len(ranks)
     classes_s = {name: float(seconds) for name, seconds in zip(labels, per_step, strict=True) if seconds > 0}
-    count = sum(max(time.steps, 1) for time in times)
+    count = sum(max(rank.steps, 1) for rank in ranks)
     for row in matching.rows:
         name = f"{COMMUNICATION}: {row.kind}"
         classes_s[name] = classes_s.get(name, 0.0) + row.total_s / count
@@ -468,81 +376,69 @@ def _kernels(
     ordered = dict(sorted(classes_s.items(), key=lambda item: -item[1]))
     if OTHER in ordered:
         ordered[OTHER] = ordered.pop(OTHER)
-    return ordered, _top(timeline, by_name)
+    return ordered
 
 
-def _top(timeline: Timeline, by_name: tuple[str, ...]) -> tuple[Kernel, ...]:
-    device = timeline.kind_of <= SpanKind.COPY
-    names, kinds = timeline.name_of[device], timeline.kind_of[device]
-    seconds = np.bincount(names, weights=timeline.duration_s[device], minlength=len(by_name))
-    counts = np.bincount(names, minlength=len(by_name))
-    kind_of = np.zeros(len(by_name), dtype=np.int32)
-    kind_of[names] = kinds
-    order = np.argsort(-seconds, kind="stable")[:TOP_KERNELS]
-    whole = float(seconds.sum()) or 1.0
-    return tuple(
-        Kernel(
-            name=timeline.names[at],
-            label=label(by_name[at], int(kind_of[at])),
-            count=int(counts[at]),
-            total_s=float(seconds[at]),
-            share=float(seconds[at]) / whole,
+def _top_kernels(timeline: Timeline) -> list[KernelRow]:
+    device, count = timeline.kind_of <= SpanKind.COPY, len(timeline.names)
+    names = timeline.name_of[device]
+    seconds = np.bincount(names, weights=timeline.duration_s[device], minlength=count)
+    counts = np.bincount(names, minlength=count)
+    kind_of = np.zeros(count, dtype=np.int32)
+    kind_of[names] = timeline.kind_of[device]
+    total_s = float(seconds.sum()) or 1.0
+    # Communication and copies are recognised by their kind, not by their name.
+    labels = {int(SpanKind.COMMUNICATION): COMMUNICATION, int(SpanKind.COPY): COPY}
+    return [
+        KernelRow(
+            timeline.names[name],
+            labels.get(int(kind_of[name])) or kernel_class(timeline.names[name]),
+            int(counts[name]),
+            float(seconds[name]),
+            float(seconds[name]) / total_s,
         )
-        for at in order.tolist()
-        if counts[at]
-    )
+        for name in np.argsort(-seconds, kind="stable")[:TOP_KERNELS].tolist()
+        if counts[name]
+    ]
 
 
-def _stragglers(times: list[RankTime], matching: Matching) -> tuple[TraceStraggler, ...]:
-    """Ranks that compute longer than the usual one, and that the others are seen to wait for."""
-    if len(times) < 2:
-        return ()
-    per_step = {time.rank: time.compute_s / max(time.steps, 1) for time in times}
+def _find_stragglers(ranks: list[RankTime], matching: MatchedCollectives) -> list[TraceStraggler]:
+    compute_s = {rank.rank: rank.per_step(rank.compute_s) for rank in ranks}
     meetings = sum(matching.last.values())
-    found = []
-    for rank, seconds in per_step.items():
-        usual = median(other_s for other, other_s in per_step.items() if other != rank)
-        if not usual or seconds < SLOW_RANK * usual:
-            continue
-        others = [wait for other, wait in matching.wait_s.items() if other != rank]
-        found.append(
-            TraceStraggler(
-                rank=rank,
-                factor=seconds / usual,
-                compute_s=seconds,
-                last=matching.last.get(rank, 0),
-                meetings=meetings,
-                waits_s=sum(others) / len(others) if others else 0.0,
-            )
+    stragglers = []
+    for rank, factor, _ in find_slow(compute_s):
+        waits = [wait for other, wait in matching.wait_s.items() if other != rank]
+        mean_wait_s = sum(waits) / len(waits) if waits else 0.0
+        stragglers.append(
+            TraceStraggler(rank, factor, compute_s[rank], matching.last.get(rank, 0), meetings, mean_wait_s)
         )
-    return tuple(sorted(found, key=lambda one: -one.factor))
+    return stragglers
 
 
-def _doubts(timeline: Timeline, times: list[RankTime], matching: Matching) -> list[str]:
+def _doubts(timeline: Timeline, lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives) -> list[str]:
     doubts = []
-    if not any(time.steps for time in times):
+    if not any(rank.steps for rank in ranks):
         doubts.append("no ProfilerStep is marked: the whole trace counts as one step")
-    if len(times) == 1:
+    if len(ranks) == 1:
         doubts.append(
             "one rank cannot tell waiting for other ranks from transfer, nor a slow GPU from slow work; "
             "give the traces of all ranks"
         )
     elif timeline.facts.get("missing_ranks"):
         doubts.append(f"{timeline.facts['missing_ranks']} ranks are missing: their collectives are not matched")
-    if matching.unmatched and len(times) > 1:
+    if matching.unmatched and len(ranks) > 1:
         doubts.append(f"{matching.unmatched} collectives lack a member, a group or a partner: waits not split")
-    if on_host := [time.rank for time in times if time.on_host]:
-        doubts.append(f"no GPU work on {_ranks(on_host)}: operators of CPU threads count as computation")
-    bound = [time for time in times if not time.on_host and time.launch_bound_share > LAUNCH_BOUND]
+    if on_host := [rank.rank for rank in ranks if not lanes.streams(rank.rank)]:
+        doubts.append(f"no GPU work on {_named_ranks(on_host)}: operators of CPU threads count as computation")
+    bound = [rank for rank in ranks if rank.rank not in on_host and rank.launch_bound_share > LAUNCH_BOUND]
     if bound:
-        most = max(time.launch_bound_share for time in bound)
+        most = max(rank.launch_bound_share for rank in bound)
         doubts.append(
             f"launch-bound: the GPU had nothing queued for up to {most:.0%} of the time on "
-            f"{_ranks([time.rank for time in bound])}"
+            f"{_named_ranks([rank.rank for rank in bound])}"
         )
     return doubts
 
 
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+def _named_ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}"

@@ -1,37 +1,51 @@
-"""One rank of a profiler trace: what its GPU did, hid and waited for.
+"""One rank of a profiler trace: its marked steps, and how long its GPU computed, communicated and idled.
 
-Times are of the whole window: the marked steps, each until its last kernel has ended, or where no step is
-marked, from the first work on the GPU to the last.
+The profiler marks what the host did in a step. The host runs ahead of its GPU, so a kernel belongs to the step in
+which it was launched, and a step lasts until the last of its kernels has ended. The window is all marked steps, or
+without marks the time from the first work on the GPU to the last.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from stepcast.analyze.intervals import Intervals, union_of
-from stepcast.ir.arrays import FloatArray, Int32Array, IntArray
+from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
-# The marked steps of each rank: which rows belong to them, and when each began and ended.
-#
-# The profiler marks what the host did in a step. The host runs ahead of its GPU, so a kernel belongs to the
-# step in which it was launched, whenever it runs, and a step lasts until the last of its kernels has ended.
-
 STREAM = "stream "
 STEPS = "steps"
+# Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
+QUEUE_GAP_S = 10e-6
 
 
 def is_stream(lane_name: str) -> bool:
-    """Annotations of streams repeat their work and are none."""
+    """Return True for streams, but not for their annotations, which repeat their work."""
     return STREAM in lane_name and not lane_name.startswith("annotations")
+
+
+def rows_by_lane(timeline: Timeline) -> list[IntArray]:
+    order = np.argsort(timeline.lane_of, kind="stable")
+    bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
+    return [order[bounds[lane] : bounds[lane + 1]] for lane in range(len(timeline.lanes))]
+
+
+def launch_times(timeline: Timeline) -> FloatArray:
+    """Return when each row was launched; NaN if the trace does not say."""
+    launched_s = np.full(len(timeline), np.nan)
+    calls, rows = timeline.flows[:, 0], timeline.flows[:, 1]
+    host = timeline.kind_of[calls] == SpanKind.HOST
+    launched_s[rows[host]] = timeline.start_s[calls[host]]
+    return launched_s
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedSteps:
-    """When the steps of one rank began and ended, in order; they do not overlap."""
+    """The begin and end of the steps of one rank, in order and without overlap."""
 
     start_s: FloatArray
     end_s: FloatArray
@@ -45,107 +59,80 @@ class MarkedSteps:
 
 
 def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, MarkedSteps]]:
-    """The timeline without what no marked step launched, and the steps of each rank that marks any."""
-    order = np.argsort(timeline.lane_of, kind="stable")
-    bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
+    """Return the timeline without rows that no marked step launched, and the steps of each rank with marks."""
     lanes_of: dict[int, list[tuple[str, IntArray]]] = {}
-    for at, lane in enumerate(timeline.lanes):
-        rows = order[bounds[at] : bounds[at + 1]]
+    for lane, rows in zip(timeline.lanes, rows_by_lane(timeline), strict=True):
         lanes_of.setdefault(lane.rank, []).append((lane.name, rows))
-    called_s = launch_s(timeline)
+    launched_s = launch_times(timeline)
     kept = np.ones(len(timeline), dtype=bool)
-    found = {}
+    steps = {}
     for rank, lanes in lanes_of.items():
         marks = [rows for name, rows in lanes if name == STEPS and len(rows)]
         if marks:
-            found[rank] = _of_rank(timeline, np.concatenate(marks), lanes, called_s, kept)
-    return timeline.only(kept), found
+            steps[rank] = _steps_of_rank(timeline, np.concatenate(marks), lanes, launched_s, kept)
+    return timeline.only(kept), steps
 
 
-def launch_s(timeline: Timeline) -> FloatArray:
-    """When each row was launched; not a number where the trace does not tell."""
-    found = np.full(len(timeline), np.nan)
-    calls, rows = timeline.flows[:, 0], timeline.flows[:, 1]
-    host = timeline.kind_of[calls] == SpanKind.HOST
-    found[rows[host]] = timeline.start_s[calls[host]]
-    return found
-
-
-def _of_rank(
-    timeline: Timeline,
-    marks: IntArray,
-    lanes: list[tuple[str, IntArray]],
-    called_s: FloatArray,
-    kept: npt.NDArray[np.bool_],
+def _steps_of_rank(
+    timeline: Timeline, marks: IntArray, lanes: list[tuple[str, IntArray]], launched_s: FloatArray, kept: BoolArray
 ) -> MarkedSteps:
-    """The steps that *marks* are the host's part of; *kept* loses the rows of *lanes* outside them."""
+    """Return the steps that *marks* are the host's part of; clear *kept* for rows of *lanes* outside them."""
     marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     first_s, last_s = timeline.start_s[marks], timeline.end_s[marks]
-    until_s = last_s.copy()
+    end_s = last_s.copy()
     streams: list[tuple[IntArray, FloatArray]] = []
     for name, rows in lanes:
         if name == STEPS:
             continue
-        when_s = _when(timeline, rows, called_s) if is_stream(name) else timeline.start_s[rows]
-        step = _step_at(when_s, first_s, last_s)
-        kept[rows] = inside = step != NONE
+        when_s = _stream_launches(timeline, rows, launched_s) if is_stream(name) else timeline.start_s[rows]
+        step = np.searchsorted(first_s, when_s, side="right").astype(np.int32) - 1
+        outside = (step < 0) | (when_s > last_s[step])
+        kept[rows] = inside = ~outside
         if is_stream(name):
             streams.append((rows, when_s))
         if is_stream(name) or name.startswith("cpu thread"):
-            np.maximum.at(until_s, step[inside], timeline.end_s[rows[inside]])
-    start_s, end_s = first_s.copy(), until_s
+            np.maximum.at(end_s, step[inside], timeline.end_s[rows[inside]])
+    start_s = first_s.copy()
     start_s[0] = max(first_s[0], _backlog_s(timeline, streams, kept, float(first_s[0])))
-    for at in range(len(marks)):
-        if at:
-            start_s[at] = max(start_s[at], end_s[at - 1])
-        end_s[at] = max(end_s[at], start_s[at])
+    for step_index in range(len(marks)):
+        if step_index:
+            start_s[step_index] = max(start_s[step_index], end_s[step_index - 1])
+        end_s[step_index] = max(end_s[step_index], start_s[step_index])
     return MarkedSteps(start_s, end_s)
 
 
-def _when(timeline: Timeline, rows: IntArray, called_s: FloatArray) -> FloatArray:
-    """When the host launched each row of one stream.
+def _stream_launches(timeline: Timeline, rows: IntArray, launched_s: FloatArray) -> FloatArray:
+    """Return when the host launched each row of one stream.
 
-    A stream runs in the order of its launches: a row of unknown launch goes with the one before it, and
-    those before the first known one were launched before the trace began. Where none is known, a row counts
-    when it starts.
+    A stream runs in the order of its launches: a row of unknown launch goes with the one before it, and those before
+    the first known one were launched before the trace began. If none is known, a row counts when it starts.
     """
     order = np.argsort(timeline.start_s[rows], kind="stable")
-    launched_s = called_s[rows[order]]
-    known = ~np.isnan(launched_s)
+    ordered_s = launched_s[rows[order]]
+    known = ~np.isnan(ordered_s)
     if not known.any():
         return timeline.start_s[rows]
     before = np.maximum.accumulate(np.where(known, np.arange(len(rows)), NONE))
     when_s = np.empty(len(rows))
-    when_s[order] = np.where(before == NONE, -np.inf, launched_s[before])
+    when_s[order] = np.where(before == NONE, -np.inf, ordered_s[before])
     return when_s
 
 
-def _step_at(when_s: FloatArray, first_s: FloatArray, last_s: FloatArray) -> Int32Array:
-    step = np.searchsorted(first_s, when_s, side="right").astype(np.int32) - 1
-    outside = (step < 0) | (when_s > last_s[step])
-    return np.where(outside, np.int32(NONE), step)
-
-
 def _backlog_s(
-    timeline: Timeline, streams: list[tuple[IntArray, FloatArray]], kept: npt.NDArray[np.bool_], first_s: float
+    timeline: Timeline, streams: list[tuple[IntArray, FloatArray]], kept: BoolArray, first_s: float
 ) -> float:
-    """When the busiest stream had run what was launched before the first mark: the step begins no sooner."""
+    """Return when the busiest stream had run what was launched before the first mark: the step begins then."""
     if not streams:
         return first_s
-    rows, when_s = max(streams, key=lambda one: float(timeline.duration_s[one[0][kept[one[0]]]].sum()))
+    rows, when_s = max(streams, key=lambda stream: float(timeline.duration_s[stream[0][kept[stream[0]]]].sum()))
     earlier, own = rows[when_s < first_s], rows[kept[rows]]
     if not len(earlier) or not len(own):
         return first_s
     return float(min(timeline.end_s[earlier].max(), timeline.start_s[own].min()))
 
 
-# Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
-QUEUE_GAP_S = 10e-6
-
-
-@dataclass(frozen=True, slots=True)
-class StreamTime:
-    """One GPU stream of a rank, seconds: exposed communication is what no computation covers."""
+class StreamTime(msgspec.Struct, frozen=True):
+    """One GPU stream of a rank, in seconds; no computation covers exposed communication."""
 
     name: str
     spans: int
@@ -156,204 +143,193 @@ class StreamTime:
     copy_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTime:
-    """Communication of one family of groups (tp, dp, ...), seconds."""
+class RankTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank. The breakdown sums to the window: compute, exposed communication and copies, idle time by cause.
+
+    A GPU is idle because the host had launched nothing (host), for short rests between queued kernels, or because
+    queued work was held back by an event, another stream or another rank (dependency).
+    """
+
+    rank: int
+    step_s: float
+    steps: int
+    window_s: float
+    busy_s: float
+    idle_s: float
+    breakdown_s: dict[str, float]
+    communication_s: float
+    overlapped_communication_s: float
+    copy_s: float
+    wait_s: float | None  # in matched collectives
+    transfer_s: float | None  # in matched collectives
+    launches_per_step: int
+    launch_lag_s: float | None  # median from a launch to the start of its work; None if unknown
+    launch_bound_share: float
+    streams: list[StreamTime]
+
+    @property
+    def compute_s(self) -> float:
+        return self.breakdown_s["compute"]
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return self.breakdown_s["exposed communication"]
+
+    @property
+    def host_idle_s(self) -> float:
+        return self.breakdown_s["idle: host"]
+
+    def per_step(self, seconds: float) -> float:
+        return seconds / max(self.steps, 1)
+
+
+class GroupTime(NamedTuple):
+    """Communication of one kind of group (tp, dp, ...), in seconds."""
 
     total_s: float
     exposed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Time in which no stream ran anything, by what it waited for."""
-
-    host_s: float  # nothing was queued: the host had not launched it yet
-    queue_s: float  # short rests between queued kernels
-    dependency_s: float  # queued, but held back: an event, another stream, another rank
-
-    @property
-    def total_s(self) -> float:
-        return self.host_s + self.queue_s + self.dependency_s
-
-
-@dataclass(frozen=True, slots=True)
-class RankTime:
-    """*window_s* is compute + exposed communication + exposed copies + idle, to the last digit."""
-
-    rank: int
-    window_s: float
-    steps: int
-    step_s: float
-    compute_s: float
-    communication_s: float
-    exposed_communication_s: float
-    copy_s: float
-    exposed_copy_s: float
-    idle: Idle
-    streams: tuple[StreamTime, ...]
-    groups: dict[str, GroupTime]
-    launches: int
-    launch_lag_s: float | None  # from a launch to the start of its work, median; None where it cannot be told
-    on_host: bool  # no GPU in the trace: operators and collectives of CPU threads
-
-    @property
-    def busy_s(self) -> float:
-        return self.window_s - self.idle.total_s
-
-    @property
-    def overlapped_communication_s(self) -> float:
-        return self.communication_s - self.exposed_communication_s
-
-    @property
-    def launch_bound_share(self) -> float:
-        return self.idle.host_s / self.window_s if self.window_s else 0.0
-
-
 class RankLanes:
-    """The rows of each lane, found once for all ranks."""
+    """The rows of each lane, sorted once for all ranks."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        order = np.argsort(timeline.lane_of, kind="stable")
-        bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
-        self._order, self._bounds = order, bounds
-        self.launch_s = launch_s(timeline)
+        self.rows = rows_by_lane(timeline)
+        self.launch_s = launch_times(timeline)
         self.calls = np.full(len(timeline), -1, np.int64)
         self.calls[timeline.flows[:, 1]] = timeline.flows[:, 0]
-        families = [str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works]
-        self.families = tuple(dict.fromkeys(families))
-        self.family_of_work = np.array([self.families.index(name) for name in families] + [-1], np.int64)
+        groups = [str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works]
+        self.groups = tuple(dict.fromkeys(groups))
+        self.group_of_work = np.array([self.groups.index(name) for name in groups] + [-1], np.int64)
         self._of_rank: dict[int, list[int]] = {}
         for index, lane in enumerate(timeline.lanes):
             self._of_rank.setdefault(lane.rank, []).append(index)
 
-    def rows(self, lane: int) -> IntArray:
-        return self._order[self._bounds[lane] : self._bounds[lane + 1]]
-
-    def of_rank(self, rank: int) -> list[int]:
-        return self._of_rank.get(rank, [])
-
     def streams(self, rank: int) -> list[int]:
-        return [lane for lane in self.of_rank(rank) if is_stream(self.timeline.lanes[lane].name)]
+        return [lane for lane in self._of_rank.get(rank, []) if is_stream(self.timeline.lanes[lane].name)]
 
     def threads(self, rank: int) -> list[int]:
-        return [lane for lane in self.of_rank(rank) if self.timeline.lanes[lane].name.startswith("cpu thread")]
+        names = self.timeline.lanes
+        return [lane for lane in self._of_rank.get(rank, []) if names[lane].name.startswith("cpu thread")]
 
 
-def rank_time(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankTime | None:
-    """None for a rank without any work."""
+def rank_time(
+    lanes: RankLanes, rank: int, steps: MarkedSteps | None, wait_s: float | None = None, transfer_s: float | None = None
+) -> tuple[RankTime, dict[str, GroupTime]] | None:
+    """Return the times of a rank and of its communication by group; None for a rank without any work."""
     timeline = lanes.timeline
     streams = lanes.streams(rank)
     working = streams or lanes.threads(rank)
-    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in working)])
+    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows[lane] for lane in working)])
     if not len(rows) and not (working and steps):
         return None
-    start_s, end_s = _window(timeline, rows, steps)
-    sets = _sets(timeline, rows, not streams, start_s, end_s)
-    compute, communication, copies = sets
+    if steps:
+        window = float(steps.start_s[0]), float(steps.end_s[-1])
+    else:
+        window = float(timeline.start_s[rows].min()), float(timeline.end_s[rows].max())
+    compute, communication, copies = _busy_times(timeline, rows, not streams, window)
     busy = compute.union(communication).union(copies)
-    exposed = communication.without(compute)
-    exposed_copies = copies.without(compute.union(communication))
+    exposed_s = communication.without(compute).length_s
     paired = rows[~np.isnan(lanes.launch_s[rows])]
     queued_s, launched_s = timeline.start_s[paired], lanes.launch_s[paired]
-    idle = _idle(busy.gaps(start_s, end_s), np.sort(queued_s), np.sort(launched_s))
-    window_s = end_s - start_s
-    return RankTime(
+    host_s, queue_s, dependency_s = _idle_times(busy.gaps(*window), np.sort(queued_s), np.sort(launched_s))
+    idle_s = host_s + queue_s + dependency_s
+    if not streams:
+        host_s, queue_s, dependency_s = idle_s, 0.0, 0.0
+    window_s = window[1] - window[0]
+    time = RankTime(
         rank=rank,
-        window_s=window_s,
-        steps=len(steps) if steps else 0,
         step_s=steps.mean_s if steps else window_s,
+        steps=len(steps) if steps else 0,
+        window_s=window_s,
+        busy_s=window_s - idle_s,
+        idle_s=idle_s,
+        breakdown_s={
+            "compute": compute.length_s,
+            "exposed communication": exposed_s,
+            "exposed copies": copies.without(compute.union(communication)).length_s,
+            "idle: host": host_s,
+            "idle: between kernels": queue_s,
+            "idle: dependency": dependency_s,
+        },
+        communication_s=communication.length_s,
+        overlapped_communication_s=communication.length_s - exposed_s,
+        copy_s=copies.length_s,
+        wait_s=wait_s,
+        transfer_s=transfer_s,
+        launches_per_step=len(np.unique(lanes.calls[paired])) // (len(steps) if steps else 1),
+        launch_lag_s=float(np.median(np.maximum(queued_s - launched_s, 0.0))) if len(paired) else None,
+        launch_bound_share=host_s / window_s if window_s else 0.0,
+        streams=[_stream_time(lanes, lane, compute, window) for lane in streams],
+    )
+    return time, _group_times(lanes, rows, compute, window)
+
+
+def _busy_times(
+    timeline: Timeline, rows: IntArray, on_host: bool, window: tuple[float, float]
+) -> tuple[Intervals, Intervals, Intervals]:
+    """Return the times of computation, communication and copies within the window."""
+    kind = timeline.kind_of[rows]
+    kinds = (SpanKind.HOST if on_host else SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY)
+    compute, communication, copies = (_covered(timeline, rows[kind == each], window) for each in kinds)
+    return compute, communication, copies
+
+
+def _covered(timeline: Timeline, rows: IntArray, window: tuple[float, float]) -> Intervals:
+    return union_of(np.clip(timeline.start_s[rows], *window), np.clip(timeline.end_s[rows], *window))
+
+
+def _stream_time(lanes: RankLanes, lane: int, rank_compute: Intervals, window: tuple[float, float]) -> StreamTime:
+    rows = lanes.rows[lane]
+    compute, communication, copies = _busy_times(lanes.timeline, rows, False, window)
+    return StreamTime(
+        name=lanes.timeline.lanes[lane].name,
+        spans=len(rows),
+        busy_s=compute.union(communication).union(copies).length_s,
         compute_s=compute.length_s,
         communication_s=communication.length_s,
-        exposed_communication_s=exposed.length_s,
-        copy_s=copies.length_s,
-        exposed_copy_s=exposed_copies.length_s,
-        idle=idle if streams else Idle(idle.total_s, 0.0, 0.0),
-        streams=tuple(_stream(timeline, lanes, lane, compute, start_s, end_s) for lane in streams),
-        groups=_groups(lanes, rows, compute, start_s, end_s),
-        launches=len(np.unique(lanes.calls[paired])) // (len(steps) if steps else 1),
-        launch_lag_s=float(np.median(np.maximum(queued_s - launched_s, 0.0))) if len(paired) else None,
-        on_host=not streams,
-    )
-
-
-def _window(timeline: Timeline, rows: IntArray, steps: MarkedSteps | None) -> tuple[float, float]:
-    if steps:
-        return float(steps.start_s[0]), float(steps.end_s[-1])
-    return float(timeline.start_s[rows].min()), float(timeline.end_s[rows].max())
-
-
-def _sets(
-    timeline: Timeline, rows: IntArray, on_host: bool, start_s: float, end_s: float
-) -> tuple[Intervals, Intervals, Intervals]:
-    """Times of computation, communication and copies within the window."""
-    kind = timeline.kind_of[rows]
-    compute = kind == (SpanKind.HOST if on_host else SpanKind.COMPUTE)
-    return (
-        _union(timeline, rows[compute], start_s, end_s),
-        _union(timeline, rows[kind == SpanKind.COMMUNICATION], start_s, end_s),
-        _union(timeline, rows[kind == SpanKind.COPY], start_s, end_s),
-    )
-
-
-def _union(timeline: Timeline, rows: IntArray, start_s: float, end_s: float) -> Intervals:
-    starts, ends = timeline.start_s[rows], timeline.end_s[rows]
-    return union_of(np.clip(starts, start_s, end_s), np.clip(ends, start_s, end_s))
-
-
-def _stream(
-    timeline: Timeline, lanes: RankLanes, lane: int, compute: Intervals, start_s: float, end_s: float
-) -> StreamTime:
-    rows = lanes.rows(lane)
-    own, communication, copies = _sets(timeline, rows, False, start_s, end_s)
-    return StreamTime(
-        name=timeline.lanes[lane].name,
-        spans=len(rows),
-        busy_s=own.union(communication).union(copies).length_s,
-        compute_s=own.length_s,
-        communication_s=communication.length_s,
-        exposed_communication_s=communication.without(compute).length_s,
+        exposed_communication_s=communication.without(rank_compute).length_s,
         copy_s=copies.length_s,
     )
 
 
-def _groups(lanes: RankLanes, rows: IntArray, compute: Intervals, start_s: float, end_s: float) -> dict[str, GroupTime]:
-    """By family, as far as the trace says what its communication is for."""
-    timeline = lanes.timeline
-    family = lanes.family_of_work[timeline.work_of[rows]]
-    found = {}
-    for number, name in enumerate(lanes.families):
-        times = _union(timeline, rows[family == number], start_s, end_s)
-        if name and len(times):
-            found[name] = GroupTime(times.length_s, times.without(compute).length_s)
-    return found
+def _group_times(
+    lanes: RankLanes, rows: IntArray, compute: Intervals, window: tuple[float, float]
+) -> dict[str, GroupTime]:
+    """Return the communication by group, as far as the trace names groups."""
+    group_of = lanes.group_of_work[lanes.timeline.work_of[rows]]
+    times = {}
+    for number, name in enumerate(lanes.groups):
+        covered = _covered(lanes.timeline, rows[group_of == number], window)
+        if name and len(covered):
+            times[name] = GroupTime(covered.length_s, covered.without(compute).length_s)
+    return times
 
 
-def _idle(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> Idle:
-    """A gap is the host's where every launch made before it began has also been run by then."""
+def _idle_times(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> tuple[float, float, float]:
+    """Return idle time by cause: host, queue, dependency.
+
+    A gap is the host's if every launch before it has started to run by then.
+    """
     lengths = gaps.durations_s
     short = lengths < QUEUE_GAP_S
     if not len(launched):
-        return Idle(0.0, float(lengths[short].sum()), float(lengths[~short].sum()))
-    waiting = np.searchsorted(launched, gaps.start_s, side="right") - np.searchsorted(
-        queued, gaps.start_s, side="right"
-    )
-    starved = waiting <= 0
-    return Idle(
-        host_s=float(lengths[starved].sum()),
-        queue_s=float(lengths[~starved & short].sum()),
-        dependency_s=float(lengths[~starved & ~short].sum()),
-    )
+        return 0.0, float(lengths[short].sum()), float(lengths[~short].sum())
+    issued = np.searchsorted(launched, gaps.start_s, side="right")
+    starved = issued - np.searchsorted(queued, gaps.start_s, side="right") <= 0
+    causes = (starved, ~starved & short, ~starved & ~short)
+    host_s, queue_s, dependency_s = (float(lengths[cause].sum()) for cause in causes)
+    return host_s, queue_s, dependency_s
 
 
 def class_times(lanes: RankLanes, rank: int, class_of: Sequence[int], classes: int) -> FloatArray:
-    """Summed kernel time of each class on one rank; *class_of* by name."""
+    """Return the summed kernel time of each class on one rank; *class_of* is by name."""
     timeline = lanes.timeline
     table: Int32Array = np.asarray(class_of, dtype=np.int32)
     total: FloatArray = np.zeros(classes)
     for lane in lanes.streams(rank):
-        rows = lanes.rows(lane)
+        rows = lanes.rows[lane]
         rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]
         total += np.bincount(table[timeline.name_of[rows]], weights=timeline.duration_s[rows], minlength=classes)
     return total
