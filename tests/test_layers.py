@@ -189,7 +189,7 @@ RUNS_OR_SENDS = {"pickle", "marshal", "shelve", "subprocess", "ctypes", "urllib"
 
 
 # record starts the job that a user names; the recorder's pickles are read by a reader that knows no class.
-NEEDED = {"cli/record.py": "subprocess", "inputs/flight_recorder.py": "pickle"}
+NEEDED = {"cli/record.py": "subprocess", "inputs/collective_logs.py": "pickle"}
 
 
 @each_package

@@ -10,7 +10,7 @@ import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
-from stepcast.inputs.optimus.beside import read_logs
+from stepcast.inputs.optimus_log import read_logs
 from stepcast.units import GIB
 from stepcast.validate.h200 import Record, row_framework, row_model, row_strategy
 from stepcast.validate.optimus import peaks

@@ -140,7 +140,7 @@ def _others() -> Iterator[Target]:
     """Files that stand beside others."""
     from stepcast.inputs.chakra.rank_files import read_groups
     from stepcast.inputs.kineto.ops import read_operators
-    from stepcast.inputs.optimus.beside import read_gpustat
+    from stepcast.inputs.optimus_log import read_gpustat
     from stepcast.inputs.rows import csv_records
     from stepcast.optimus.calibration import calibrated_of
     from stepcast.pytorch.profile.measure import read_document

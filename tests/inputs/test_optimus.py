@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.optimus.reader import looks_like, read
+from stepcast.inputs.optimus_log import looks_like, read
 from stepcast.inputs.source import HEAD_BYTES, FormatError, Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.measured import RunLog

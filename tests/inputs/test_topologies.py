@@ -7,7 +7,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.hardware import Cluster, load_cluster
-from stepcast.inputs.slurm_topology import expanded
+from stepcast.inputs.topologies import expand_hostlist
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.ir.wiring import Wiring
@@ -71,8 +71,8 @@ def test_slurm_tells_leaves_and_pods() -> None:
 
 
 def test_names_of_hosts_are_written_out() -> None:
-    assert expanded("tux[0-3,12],x") == ["tux0", "tux1", "tux2", "tux3", "tux12", "x"]
-    assert expanded("r[0-1]n[08-10]") == ["r0n08", "r0n09", "r0n10", "r1n08", "r1n09", "r1n10"]
+    assert expand_hostlist("tux[0-3,12],x") == ["tux0", "tux1", "tux2", "tux3", "tux12", "x"]
+    assert expand_hostlist("r[0-1]n[08-10]") == ["r0n08", "r0n09", "r0n10", "r1n08", "r1n09", "r1n10"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
-from stepcast.inputs.optimus.beside import read_logs
+from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepcast.hardware import Cluster, load_cluster
-from stepcast.inputs.optimus.beside import read_logs
+from stepcast.inputs.optimus_log import read_logs
 from stepcast.models.catalog import load_model
 from stepcast.optimus.calibration import CLUSTER, TITLES, Fit, Observation, fit, lengths_of, observed
 from stepcast.optimus.cost import machine_of

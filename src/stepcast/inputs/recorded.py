@@ -84,11 +84,11 @@ def read_steps(folder: str) -> list[RecordedRank]:
 
 def read_logs(folder: str) -> list[CollectiveLog]:
     """What the flight recorder and NCCL's Inspector wrote, where the recorded *folder* holds it."""
-    from stepcast.inputs import flight_recorder, nccl_inspector
+    from stepcast.inputs.collective_logs import read_run_flight_recorder, read_run_inspector
 
     readers: dict[str, Callable[[Sequence[Source]], CollectiveLog]] = {
-        FLIGHT: flight_recorder.read_run,
-        INSPECTOR: nccl_inspector.read_run,
+        FLIGHT: read_run_flight_recorder,
+        INSPECTOR: read_run_inspector,
     }
     found = []
     for name, read in readers.items():

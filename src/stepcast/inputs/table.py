@@ -1,13 +1,14 @@
 """Every format stepcast reads, in one plain table, and the function that reads any of them.
 
-A reader module has two functions: ``looks_like(head)`` says whether a file that begins so is of its
-format, and ``read(source)`` (or ``read_run(sources)``, where several files make one run) returns a noun.
-Modules are imported only when needed, so that reading a small text file does not load numpy.
+A reader module has two functions: ``looks_like(head)`` says whether a file that begins so is of its format, and
+``read(source)`` (or ``read_run(sources)``, where several files make one run) returns what it holds. In a module
+of several formats their names end with the format's variant: ``read_slurm``. Modules are imported only when
+needed.
 """
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,7 +20,7 @@ from stepcast.inputs.source import FormatError, Source
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format: its name, what it is, and the reader module."""
+    """One format: its name, its title, the kind of document it gives, and its reader."""
 
     name: str
     title: str
@@ -29,33 +30,49 @@ class Format:
     joins: bool = False
     # Recognised by its first bytes, not by text.
     binary: bool = False
+    variant: str = ""
 
     def load(self) -> ModuleType:
         return import_module(f"stepcast.inputs.{self.module}")
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function of the reader: ``looks_like``, ``read`` or ``read_run``."""
+        reader: Callable[..., Any] = getattr(self.load(), f"{name}_{self.variant}" if self.variant else name)
+        return reader
+
+    def matches(self, source: Source) -> bool:
+        return bool(self.function("looks_like")(source.head_bytes if self.binary else source.head))
 
 
 # Order matters where one format's text could pass for another's: the stricter recogniser first.
 FORMATS: tuple[Format, ...] = (
     Format("nsys", "Nsight Systems export (SQLite)", "timeline", "nsys", binary=True),
-    Format("flight-recorder", "NCCL flight-recorder dump (JSON, pickle)", "collectives", "flight_recorder", True, True),
-    Format("nccl-topo", "NCCL topology dump (XML)", "wiring", "nccl_topo"),
-    Format("nvidia-smi-topo", "nvidia-smi topo -m", "wiring", "gpu_matrix"),
-    Format("slurm-topology", "Slurm topology.conf", "wiring", "slurm_topology"),
-    Format("nccl-inspector", "NCCL Inspector JSON", "collectives", "nccl_inspector", joins=True),
-    Format("mlperf-log", "MLPerf Training result log", "step log", "mlperf_log"),
-    Format("megatron-log", "Megatron-LM standard output", "step log", "megatron_log"),
-    Format("torchtitan-log", "torchtitan standard output", "step log", "torchtitan_log"),
+    Format(
+        *("flight-recorder", "NCCL flight-recorder dump (JSON, pickle)", "collectives", "collective_logs"),
+        joins=True,
+        binary=True,
+        variant="flight_recorder",
+    ),
+    Format("nccl-topo", "NCCL topology dump (XML)", "wiring", "topologies", variant="nccl"),
+    Format("nvidia-smi-topo", "nvidia-smi topo -m", "wiring", "topologies", variant="matrix"),
+    Format("slurm-topology", "Slurm topology.conf", "wiring", "topologies", variant="slurm"),
+    Format(
+        "nccl-inspector", "NCCL Inspector JSON", "collectives", "collective_logs", joins=True, variant="inspector"
+    ),
+    Format("mlperf-log", "MLPerf Training result log", "step log", "step_logs", variant="mlperf"),
+    Format("megatron-log", "Megatron-LM standard output", "step log", "step_logs", variant="megatron"),
+    Format("torchtitan-log", "torchtitan standard output", "step log", "step_logs", variant="torchtitan"),
     Format("stragglers", "StragglerAnalysis trace (comma separated)", "worker steps", "stragglers"),
     Format("simai", "SimAI / AICB workload text", "workload", "simai"),
     Format("optable", "operator table (tab or comma separated)", "workload", "optable"),
     Format("op-times", "measured operator times (tab or comma separated)", "operator times", "op_times"),
     Format("megatron", "Megatron-LM per-rank trace", "timeline", "megatron.reader", joins=True),
     Format("nccl-tests", "nccl-tests log", "sweep", "nccl_tests"),
-    Format("optimus", "OptimusPrime training log", "run log", "optimus.reader"),
+    Format("optimus", "OptimusPrime training log", "run log", "optimus_log"),
     Format("captured", "captured PyTorch program (stepcast capture)", "captured", "captured"),
     Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
     Format("huggingface", "Hugging Face config.json", "model", "huggingface.reader"),
-    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", True, True),
+    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", joins=True, binary=True),
 )
 
 
@@ -67,13 +84,11 @@ def format_named(name: str) -> Format:
 
 
 def recognise(source: Source) -> Format:
-    """The format of *source*, by its content."""
+    """Return the format of *source*, by its content."""
     if not source.head_bytes.strip():
         raise FormatError("is empty; expected a workload, trace, log or model file", source.path)
     for entry in FORMATS:
-        module = entry.load()
-        head: str | bytes = source.head_bytes if entry.binary else source.head
-        if module.looks_like(head):
+        if entry.matches(source):
             return entry
     known = ", ".join(entry.name for entry in FORMATS)
     kind = "binary data" if b"\0" in source.head_bytes else "text"
@@ -81,22 +96,21 @@ def recognise(source: Source) -> Format:
 
 
 def read_sources(sources: Sequence[Source], entry: Format) -> Any:
-    """The noun in files of one format."""
-    module = entry.load()
+    """Return the document in files of one format."""
     try:
         with _collector_paused():
-            return module.read_run(sources) if entry.joins else module.read(sources[0])
+            return entry.function("read_run")(sources) if entry.joins else entry.function("read")(sources[0])
     except FormatError as error:
         raise error.at(sources[0].path) from None
     except RecursionError:
         raise FormatError("is nested too deeply", sources[0].path) from None
-    except ValueError as error:  # a check that a noun makes of itself
+    except ValueError as error:  # a check that a document makes of itself
         raise FormatError(str(error), sources[0].path) from None
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Readers build millions of objects and no cycles; the collector would scan them again and again."""
+    """Pause garbage collection: readers build millions of objects and no cycles, which it would scan again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -107,14 +121,14 @@ def _collector_paused() -> Iterator[None]:
 
 
 def read(path: str | os.PathLike[str], format_name: str | None = None) -> Any:
-    """What is in a file, or in a folder that holds one run, or in a set of files by its prefix."""
+    """Read a file, a folder that holds one run, or a set of files by its prefix."""
     path = os.fspath(path)
     files = folder_files(path) if os.path.isdir(path) else set_files(path)
     return read_as_one([Source(file) for file in files], format_name)[1]
 
 
 def folder_files(path: str) -> list[str]:
-    """The files of a run's folder, hidden ones left out."""
+    """Return the files of a run's folder, hidden ones left out."""
     names = sorted(name for name in os.listdir(path) if not name.startswith("."))
     files = [file for name in names if os.path.isfile(file := os.path.join(path, name))]
     if not files:
@@ -124,24 +138,24 @@ def folder_files(path: str) -> list[str]:
 
 
 def set_files(path: str) -> list[str]:
-    """The file at *path*; where there is none, the files PREFIX.RANK.et of the set that it names."""
+    """Return the file at *path*; where there is none, the files PREFIX.RANK.et of the set that it names."""
     if os.path.exists(path):
         return [path]
-    from stepcast.inputs.chakra.rank_files import prefix_of, rank_of, run_of
+    from stepcast.inputs.chakra.reader import prefix_of, rank_of, run_of
 
     prefix = prefix_of(path)
     folder = os.path.dirname(prefix)
     try:
-        beside = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
+        siblings = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
     except OSError:
         return [path]
-    ranks = {rank: file for file in beside if run_of(file) == prefix and (rank := rank_of(file)) is not None}
-    groups = [file for file in beside if file == f"{prefix}.comm_group.json"]
+    ranks = {rank: file for file in siblings if run_of(file) == prefix and (rank := rank_of(file)) is not None}
+    groups = [file for file in siblings if file == f"{prefix}.comm_group.json"]
     return [ranks[rank] for rank in sorted(ranks)] + groups if ranks else [path]
 
 
 def read_as_one(sources: Sequence[Source], format_name: str | None = None) -> tuple[Format, Any]:
-    """The one document that *sources* hold, and its format; several files are the ranks of one run."""
+    """Return the format and the one document of *sources*; several files are the ranks of one run."""
     entry = format_named(format_name) if format_name else recognise(sources[0])
     for source in sources[1:]:
         other = entry if format_name else recognise(source)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.inputs.optimus.beside import lengths_beside
+from stepcast.inputs.optimus_log import read_step_lengths
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
@@ -275,7 +275,7 @@ def model_with(parameters: int) -> Model:
 
 def lengths_of(log: RunLog) -> tuple[float, ...]:
     """The steps' padded lengths from the file beside a log; the shipped ones where there is none."""
-    return lengths_beside(log.source) or shipped().lengths_of(log)
+    return read_step_lengths(log.source) or shipped().lengths_of(log)
 
 
 def planned(log: RunLog, lengths: Sequence[float] = (), model: Model | None = None) -> OptimusPlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stepcast.hardware import load_cluster
 from stepcast.hardware.gpu import Gpu
-from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside, read_gpustat, read_logs
+from stepcast.inputs.optimus_log import LOG_END, find_gpustat, read_gpustat, read_logs
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files
 from stepcast.ir.measured import RunLog
@@ -37,7 +37,7 @@ class StagePeak:
 
 def stage_peaks(log: RunLog, gpu: Gpu) -> tuple[StagePeak, ...]:
     """Every stage of *log*; nothing where no gpustat log lies beside it, or data parallelism is used."""
-    file = gpustat_beside(log.source)
+    file = find_gpustat(log.source)
     if file is None or log.layout.dp > 1:
         return ()
     try:

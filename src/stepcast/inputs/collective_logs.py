@@ -1,0 +1,205 @@
+"""Collectives that NCCL's flight recorder (PyTorch) and its Inspector wrote down.
+
+``torch._C._distributed_c10d._dump_nccl_trace`` writes a pickle for each rank, ``_dump_nccl_trace_json`` the
+same as JSON (torch/csrc/distributed/c10d/FlightRecorder.hpp). A pickle is read without running any of its
+code. The Inspector writes a JSON object for each collective (NVIDIA/nccl, ext-profiler/inspector).
+"""
+
+import io
+import math
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.limits import GPUS, RESULT
+from stepcast.ir.measured import CollectiveLog, LoggedCollective
+from stepcast.units import GB, MS, NS, US
+
+ITEM_BYTES = {
+    "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Byte": 1, "Char": 1,
+    "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+}  # fmt: skip
+UNREADABLE = (
+    *(pickle.UnpicklingError, msgspec.DecodeError, EOFError, ValueError, TypeError, KeyError, IndexError),
+    *(AttributeError, MemoryError, OverflowError, UnicodeDecodeError),
+)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, text, lists and dictionaries; nothing that could run."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"names {module}.{name}, and plain values alone are read")
+
+
+def looks_like_flight_recorder(head: bytes) -> bool:
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return b"entries" in head or b"pg_config" in head
+    start = head.lstrip()[:1]
+    return start == b"{" and b'"entries"' in head and (b'"pg_config"' in head or b'"profiling_name"' in head)
+
+
+def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
+    calls: list[LoggedCollective] = []
+    members: dict[str, tuple[int, ...]] = {}
+    ranks, warnings = [], []
+    for place, source in enumerate(sources):
+        dump = _decode_dump(source)
+        rank = dump.get("rank")
+        if not isinstance(rank, int):
+            named = re.search(r"(\d+)(?:\.(?:json|pkl|pickle))?$", source.path)  # as TORCH_FR_DUMP_TEMP_FILE ends
+            rank = int(named[1]) if named else place
+        if rank in ranks:
+            raise FormatError(f"is of rank {rank}, as another file is", source.path)
+        ranks.append(int(rank))
+        members |= _group_members(dump.get("pg_config"))
+        entries = dump.get("entries")
+        if not isinstance(entries, list):
+            raise FormatError("has no list of entries", source.path)
+        for number, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                raise FormatError(f"entry {number} is no object", source.path)
+            calls.append(_recorded_call(entry, int(rank), number))
+        if not entries:
+            warnings.append(f"{source.path}: the recorder was empty; was TORCH_FR_BUFFER_SIZE set?")
+    return CollectiveLog(
+        tuple(calls), tuple(sorted(ranks)), members, sources[0].path, "NCCL flight recorder", tuple(warnings)
+    )
+
+
+def _decode_dump(source: Source) -> dict[str, object]:
+    data = source.raw(RESULT)
+    try:
+        dump = _PlainUnpickler(io.BytesIO(data)).load() if data[:1] == b"\x80" else msgspec.json.decode(data)
+    except UNREADABLE as error:
+        reason = " ".join(str(error).split())
+        raise FormatError(f"no dump of the flight recorder: {reason}", source.path) from None
+    if not isinstance(dump, dict):
+        raise FormatError("no dump of the flight recorder: expected an object", source.path)
+    return dump
+
+
+def _group_members(config: object) -> dict[str, tuple[int, ...]]:
+    members: dict[str, tuple[int, ...]] = {}
+    for name, entry in config.items() if isinstance(config, dict) else ():
+        ranks = entry.get("ranks") if isinstance(entry, dict) else None
+        numbers = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks
+        if isinstance(numbers, list):
+            members[str(name)] = tuple(int(number) for number in numbers if str(number).isdigit())
+    return members
+
+
+def _recorded_call(entry: Mapping[str, object], rank: int, number: int) -> LoggedCollective:
+    group = entry.get("process_group")
+    label = str(entry.get("profiling_name", ""))
+    turn = entry.get("collective_seq_id", entry.get("record_id", number))
+    milliseconds = entry.get("duration_ms")
+    if not isinstance(milliseconds, int | float):
+        began, ended = entry.get("time_discovered_started_ns"), entry.get("time_discovered_completed_ns")
+        # Both are zero where nobody watched when it ran, as with gloo.
+        is_timed = isinstance(began, int) and isinstance(ended, int) and ended
+        milliseconds = (ended - began) * 1e-6 if is_timed else None  # type: ignore[operator]
+    issued = entry.get("time_created_ns")
+    return LoggedCollective(
+        rank=rank,
+        group=str(group[0]) if isinstance(group, list | tuple) and group else str(entry.get("pg_name", "")),
+        turn=int(turn) if isinstance(turn, int) else number,
+        kind=label.partition(":")[2] or label,
+        size_bytes=max(_total_bytes(entry, "input"), _total_bytes(entry, "output")),
+        state="completed" if entry.get("retired") is True else str(entry.get("state", "")),
+        issued_s=issued * NS if isinstance(issued, int | float) else None,
+        seconds=milliseconds * MS if milliseconds is not None and milliseconds >= 0 else None,
+    )
+
+
+def _total_bytes(entry: Mapping[str, object], side: str) -> int:
+    sizes, types = entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")
+    total = 0
+    for index, shape in enumerate(sizes if isinstance(sizes, list | tuple) else ()):
+        lengths = shape if isinstance(shape, list | tuple) else ()
+        kind = types[index] if isinstance(types, list | tuple) and index < len(types) else "Float"
+        elements = math.prod(length for length in lengths if isinstance(length, int))
+        total += elements * ITEM_BYTES.get(str(kind), 4)
+    return total
+
+
+INSPECTOR_KINDS = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast", "Reduce": "reduce", "AlltoAll": "all_to_all", "SendRecv": "send_recv",
+    "Send": "send", "Recv": "recv",
+}  # fmt: skip
+
+
+def looks_like_inspector(head: str) -> bool:
+    return '"coll_perf"' in head and '"header"' in head
+
+
+def read_run_inspector(sources: Sequence[Source]) -> CollectiveLog:
+    calls: list[LoggedCollective] = []
+    sizes: dict[str, int] = {}
+    warnings = []
+    for source in sources:
+        damaged = 0
+        for event in _inspector_events(source):
+            if event is None:
+                damaged += 1
+                continue
+            header, call = event.get("header"), event.get("coll_perf")
+            if not isinstance(header, dict) or not isinstance(call, dict):
+                continue
+            group, rank = str(header.get("id", "")), header.get("rank", 0)
+            if not isinstance(rank, int):
+                raise FormatError("a header has no rank", source.path)
+            sizes[group] = _group_size(header.get("n_ranks"), source.path)
+            calls.append(_inspected_call(call, group, rank, len(calls)))
+        if damaged:
+            warnings.append(f"{source.path}: {damaged} lines are no JSON and were left out")
+    if not calls:
+        raise FormatError("holds no collective of the NCCL Inspector", sources[0].path)
+    members = {group: tuple(range(size)) for group, size in sizes.items() if size}
+    ranks = tuple(sorted({call.rank for call in calls}))
+    return CollectiveLog(tuple(calls), ranks, members, sources[0].path, "NCCL Inspector", tuple(warnings))
+
+
+def _group_size(size: object, path: str) -> int:
+    """Return the ranks of a communicator; 0 where the header does not state them."""
+    if size is None:
+        return 0
+    if not isinstance(size, int) or size < 0:
+        raise FormatError(f"n_ranks {size!r} is no number of ranks", path)
+    GPUS.check(size)
+    return size
+
+
+def _inspector_events(source: Source) -> Iterator[dict[str, object] | None]:
+    """Yield the object of each line, None for a line that has none."""
+    for line in source.each_line(errors="replace"):
+        text = line.strip().rstrip(",")
+        if not text or text in "[]":
+            continue
+        try:
+            event = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            event = None
+        yield event if isinstance(event, dict) else None
+
+
+def _inspected_call(call: Mapping[str, object], group: str, rank: int, number: int) -> LoggedCollective:
+    size, microseconds, rate = (
+        value if isinstance(value := call.get(name), int | float) and value >= 0 else None
+        for name in ("coll_msg_size_bytes", "coll_exec_time_us", "coll_busbw_gbs")
+    )
+    turn, kind = call.get("coll_sn"), str(call.get("coll", ""))
+    return LoggedCollective(
+        rank=rank,
+        group=group,
+        turn=turn if isinstance(turn, int) else number,
+        kind=INSPECTOR_KINDS.get(kind, kind.lower()),
+        size_bytes=int(size or 0),
+        seconds=None if microseconds is None else microseconds * US,
+        bus_bytes_per_s=None if rate is None else rate * GB,
+    )

@@ -1,1 +1,0 @@
-"""OptimusPrime training logs. ``reader`` is what the table of formats loads."""

@@ -1,0 +1,463 @@
+"""OptimusPrime training logs: the standard output of a pipeline-parallel PyTorch run, all ranks mixed.
+
+The reader uses the settings printed at the start, ``[rank:R stage:S] ... forward time ... - step K`` with one
+``layer[NAME]: total=T ms`` record per layer, and ``| epoch .. | ms/batch ..`` lines. The rest (warnings of
+torchrun and NCCL, the graph) is skipped. Prints of two ranks are glued but never cut, so the text is searched
+for complete patterns and line ends mean nothing.
+"""
+
+import json
+import os
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.table import read_as_one, recognise
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.layout import Layout
+from stepcast.ir.limits import LENGTHS, OPTIMUS
+from stepcast.ir.measured import BatchTime, LayerTimes, RunLog
+from stepcast.units import MIB, MS
+
+# Every print that carries a value, found by pattern and held as columns.
+
+NUMBER = r"[0-9]{1,12}\.?[0-9]{0,9}"
+# Few groups, because each one costs time for every print: a header is one, taken apart later.
+REPORT = re.compile(
+    r"layer\[([A-Za-z0-9_.]{1,80})\]: total=(" + NUMBER + r")ms, ops=([0-9]{1,9}), avg/op=" + NUMBER + "ms"
+    r"|(\[rank:[0-9]{1,7} stage:[0-9]{1,7}\] transformer-block\(module\) forward time \(no send/recv\)"
+    r" - step [0-9]{1,9})",
+    re.ASCII,
+)
+RANK_AND_STAGE = re.compile(r"\[rank:([0-9]+) stage:([0-9]+)\]", re.ASCII)
+BATCH = re.compile(
+    r"\| epoch +([0-9]{1,9}) \| +([0-9]{1,9})/ *[0-9]{1,9} batches \| lr +[^|]{1,40}\| ms/batch +("
+    + NUMBER
+    + r") \| loss +("
+    + NUMBER
+    + r"|nan|inf) \|",
+    re.ASCII,
+)
+# The beginning of each kind of print, to count those that are damaged.
+BEGINNINGS = {
+    "reports": "transformer-block(module) forward time",
+    "layer records": "]: total=",
+    "batch lines": "| ms/batch",
+}
+SETTINGS = {"world": "World size", "gas": "GAS", "gbs": "GBS", "mbs": "MBS", "tp": "TP", "dp": "DP", "pp": "PP"}
+# Prints that are made once, by name.
+ONCE = {name: re.compile(rf"> {title}: +([0-9]{{1,9}})(?![0-9])", re.ASCII) for name, title in SETTINGS.items()} | {
+    "parameters": re.compile(r"> Total parameters in model: +([0-9]{1,3}(?:,[0-9]{3}){0,5})(?![0-9,])", re.ASCII),
+    "data_size": re.compile(r"data_size=([0-9]{1,12})", re.ASCII),
+    # Printed with --debug-batch: the samples that all ranks of the first stage took in a step.
+    "taken": re.compile(
+        r"effective_global_batch_used_by_stage0\(sum over stage0 ranks\)=([0-9]{1,12})(?![0-9])", re.ASCII
+    ),
+    "batches_per_epoch": re.compile(r"nbatches=([0-9]{1,12})", re.ASCII),
+    "model_class": re.compile(r">> model class name: (\w{1,80})", re.ASCII),
+    "elapsed_s": re.compile(r"Time elapsed: (" + NUMBER + ") sec", re.ASCII),
+    "stage_ends": re.compile(r"first metadata_range: \[([^\]]{1,100000})\]"),
+}
+FINISHED = re.compile(r"\[rank:([0-9]{1,7}), run completed", re.ASCII)
+STAGE_END = re.compile(r"\(([0-9]{1,6}), '([A-Za-z0-9_.]{1,200})'\)")
+MARKS = re.compile(
+    r"> Total parameters in model: [0-9]|> GAS: [0-9]|transformer-block\(module\) forward time"
+    r"|\| epoch +[0-9]+ \| +[0-9]+/ *[0-9]+ batches \|"
+)
+NO_REPORT = -1
+# Enough to learn from; a long log repeats itself.
+MOST_LEARNT_FROM = 1000
+# More reports than this are never open at once; what is older was damaged.
+MOST_OPEN = 256
+# A damaged log may have no more headers at all.
+LONGEST_REPORT = 4096
+
+
+def looks_like(head: str) -> bool:
+    """Return whether the text has a print that only this program makes."""
+    return MARKS.search(head) is not None
+
+
+def read(source: Source) -> RunLog:
+    scan = _LogScan(source.slabs(errors="replace"))
+    tokens = scan.tokens()
+    if not len(tokens.ranks) and not scan.batches:
+        raise FormatError(
+            "holds no usable record; expected '[rank:R stage:S] transformer-block(module) forward time' with "
+            "layer[...] records, or '| epoch ... | ms/batch ...' lines",
+            source.path,
+        )
+    attribution = _attribute_records(tokens)
+    warnings = [f"{count} damaged {name} left out" for name, count in scan.damaged().items()]
+    warnings += _attribution_warnings(tokens, attribution)
+    layout, sizes = _read_settings(scan.once, tokens, warnings)
+    if "parameters" not in scan.once:
+        warnings.append("the number of parameters is not printed")
+    ends = {int(stage): name for stage, name in STAGE_END.findall(scan.once.get("stage_ends", ""))}
+    return RunLog(
+        layout=layout,
+        micro_batch=sizes["micro_batch"],
+        micro_batches=sizes["micro_batches"],
+        global_batch=sizes["global_batch"],
+        parameters=int(scan.once.get("parameters", "0").replace(",", "")),
+        layer_times=scan.layer_times(tokens, attribution.report_of),
+        batches=tuple(scan.batches),
+        blocks=len(tokens.ranks),
+        stage_ends=tuple(ends[stage] for stage in sorted(ends)),
+        source=source.path,
+        facts=scan.facts(),
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass(frozen=True)
+class _LogTokens:
+    """Headers and records in the order of the log; ``sign`` numbers a record's (layer, ops), -1: a header.
+
+    *header_of* numbers each token's header if it is one; *ranks*, *stages* and *steps* are by header.
+    """
+
+    sign: IntArray
+    header_of: IntArray
+    ranks: IntArray
+    stages: IntArray
+    steps: IntArray
+
+
+class _RecordSigns(dict[tuple[str, str], int]):
+    """A number for each (layer, ops) of a record; -1 for a header, which has neither."""
+
+    def __init__(self) -> None:
+        super().__init__({("", ""): -1})
+        self.layers: dict[str, int] = {}
+        self.layer_of: list[int] = []
+        self.ops_of: list[int] = []
+
+    def __missing__(self, key: tuple[str, str]) -> int:
+        number = self[key] = len(self.layer_of)
+        self.layer_of.append(self.layers.setdefault(key[0], len(self.layers)))
+        self.ops_of.append(int(key[1]))
+        return number
+
+
+class _HeaderOrigins(dict[str, tuple[int, int]]):
+    """Rank and stage of a header, by its text before the step."""
+
+    def __missing__(self, text: str) -> tuple[int, int]:
+        match = RANK_AND_STAGE.match(text)
+        assert match is not None
+        origin = self[text] = (int(match[1]), int(match[2]))
+        return origin
+
+
+class _LogScan:
+    """All prints of a log, in order."""
+
+    def __init__(self, pieces: Iterable[str]) -> None:
+        self.batches: list[BatchTime] = []
+        self.once: dict[str, str] = {}
+        self._finished: set[int] = set()
+        self._begun = dict.fromkeys(BEGINNINGS, 0)
+        self._signs, self._origins = _RecordSigns(), _HeaderOrigins()
+        self._sign, self._total_ms = array("q"), array("d")
+        self._ranks, self._stages, self._steps = array("q"), array("q"), array("q")
+        for piece in pieces:
+            self._add(piece)
+
+    def _add(self, text: str) -> None:
+        if reports := REPORT.findall(text):
+            self._sign.extend([self._signs[row[0], row[2]] for row in reports])
+            self._total_ms.extend([float(row[1]) if row[1] else 0.0 for row in reports])
+            headers = [row[3].rpartition(" ") for row in reports if row[3]]
+            self._ranks.extend([self._origins[front][0] for front, _, _ in headers])
+            self._stages.extend([self._origins[front][1] for front, _, _ in headers])
+            self._steps.extend([int(step) for _, _, step in headers])
+        for epoch, index, batch_ms, loss in BATCH.findall(text):
+            self.batches.append(BatchTime(int(epoch), int(index), float(batch_ms) * MS, float(loss)))
+        for name, pattern in ONCE.items():
+            if name not in self.once and (match := pattern.search(text)):
+                self.once[name] = match[1]
+        self._finished.update(map(int, FINISHED.findall(text)))
+        for name, mark in BEGINNINGS.items():
+            self._begun[name] += text.count(mark)
+
+    def tokens(self) -> _LogTokens:
+        sign, ranks, stages, steps = (
+            np.array(values, dtype=np.int64) for values in (self._sign, self._ranks, self._stages, self._steps)
+        )
+        return _LogTokens(sign, np.cumsum(sign < 0) - 1, ranks, stages, steps)
+
+    def damaged(self) -> dict[str, int]:
+        """Count the prints that were begun but are incomplete."""
+        records = len(self._sign) - len(self._ranks)
+        complete = {"reports": len(self._ranks), "layer records": records, "batch lines": len(self.batches)}
+        return {name: lost for name, count in self._begun.items() if (lost := count - complete[name]) > 0}
+
+    def layer_times(self, tokens: _LogTokens, report_of: IntArray) -> LayerTimes:
+        used = np.flatnonzero(report_of != NO_REPORT)
+        report_of, sign = report_of[used], tokens.sign[used]
+        total_ms: FloatArray = np.array(self._total_ms, dtype=np.float64)
+        return LayerTimes(
+            layers=tuple(self._signs.layers),
+            rank_of=tokens.ranks[report_of].astype(np.int32),
+            stage_of=tokens.stages[report_of].astype(np.int32),
+            step_of=tokens.steps[report_of].astype(np.int32),
+            layer_of=np.array(self._signs.layer_of, dtype=np.int32)[sign],
+            block_of=report_of.astype(np.int32),
+            ops_of=np.array(self._signs.ops_of, dtype=np.int32)[sign],
+            total_s=total_ms[used] * MS,
+        )
+
+    def facts(self) -> dict[str, object]:
+        kinds: dict[str, type] = {name: int for name in ("world", "data_size", "batches_per_epoch")}
+        kinds |= {"elapsed_s": float, "model_class": str}
+        values = {name: kind(self.once[name]) for name, kind in kinds.items() if name in self.once}
+        return {"finished_ranks": len(self._finished), **values}
+
+
+# Which report each layer record belongs to. Ranks print into one stream. A report is a header and one record
+# per layer of its stage, but two ranks' prints are glued together, so that headers and records of several
+# reports mix. The signature of a stage is the sequence of (layer, ops) that it reports every step. It is
+# learnt from reports that are not mixed; a glued record then belongs to the oldest open report that expects it.
+
+
+@dataclass(frozen=True)
+class _Attribution:
+    """The report of each token (-1: none, or itself a header), and the doubtful records."""
+
+    report_of: IntArray
+    signatures: dict[int, tuple[int, ...]]
+    ambiguous: int
+    orphans: int
+
+
+@dataclass(slots=True)
+class _OpenReport:
+    number: int
+    rank: int
+    expected: tuple[int, ...]
+    next: int = 0
+
+
+def _attribute_records(tokens: _LogTokens) -> _Attribution:
+    headers = np.flatnonzero(tokens.sign < 0)
+    # After another header, records may be the other's.
+    is_separate: BoolArray = np.diff(headers, prepend=-2) > 1
+    signatures = _learn_signatures(tokens, headers, is_separate)
+    report_of = np.full(len(tokens.sign), NO_REPORT, dtype=np.int64)
+    taken = np.zeros(len(tokens.sign), dtype=bool)
+    for stage, signature in signatures.items():
+        starts = headers[is_separate & (tokens.stages == stage)]
+        starts = starts[starts + len(signature) < len(tokens.sign)]
+        places = starts[:, None] + 1 + np.arange(len(signature))
+        complete = (tokens.sign[places] == np.array(signature)).all(axis=1)
+        starts, places = starts[complete], places[complete]
+        report_of[places] = tokens.header_of[starts][:, None]
+        taken[places] = True
+        taken[starts] = True
+    ambiguous, orphans = _attribute_glued(tokens, signatures, report_of, np.flatnonzero(~taken))
+    return _Attribution(report_of, signatures, ambiguous, orphans)
+
+
+def _learn_signatures(tokens: _LogTokens, headers: IntArray, is_separate: BoolArray) -> dict[int, tuple[int, ...]]:
+    """Return the commonest sequence of records between two headers of each stage."""
+    if not len(headers):
+        return {}
+    ends = np.append(headers[1:], len(tokens.sign))
+    signatures = {}
+    for stage in np.unique(tokens.stages).tolist():
+        sequences: Counter[tuple[int, ...]] = Counter()
+        rows = np.flatnonzero(is_separate & (ends - headers > 1) & (tokens.stages == stage))[:MOST_LEARNT_FROM]
+        for start, end in zip(headers[rows].tolist(), ends[rows].tolist(), strict=True):
+            if end - start <= LONGEST_REPORT:
+                sequences[tuple(tokens.sign[start + 1 : end].tolist())] += 1
+        if sequences:
+            # Of equally common ones the first.
+            signatures[stage] = max(sequences, key=sequences.__getitem__)
+    return signatures
+
+
+def _attribute_glued(
+    tokens: _LogTokens, signatures: dict[int, tuple[int, ...]], report_of: IntArray, rest: IntArray
+) -> tuple[int, int]:
+    """Attribute the *rest* one by one; return how many were ambiguous, and how many belong to no report."""
+    ambiguous = orphans = 0
+    open_reports: list[_OpenReport] = []
+    for place, sign in zip(rest.tolist(), tokens.sign[rest].tolist(), strict=True):
+        if sign < 0:
+            number = int(tokens.header_of[place])
+            rank = int(tokens.ranks[number])
+            # A rank prints one report at a time.
+            open_reports = [report for report in open_reports if report.rank != rank][-MOST_OPEN:]
+            open_reports.append(_OpenReport(number, rank, signatures.get(int(tokens.stages[number]), ())))
+            continue
+        waiting = [r for r in open_reports if r.next < len(r.expected) and r.expected[r.next] == sign]
+        if not waiting:
+            # A record of this report was lost, or nothing is known of its stage.
+            waiting = [r for r in open_reports if sign in r.expected[r.next :]]
+            waiting = waiting or [r for r in open_reports[-1:] if not r.expected]
+        if not waiting:
+            orphans += 1
+            continue
+        report = waiting[0]
+        ambiguous += len(waiting) > 1
+        report_of[place] = report.number
+        if report.expected:
+            report.next = report.expected.index(sign, report.next) + 1
+            if report.next == len(report.expected):
+                open_reports.remove(report)
+    return ambiguous, orphans
+
+
+def _attribution_warnings(tokens: _LogTokens, attribution: _Attribution) -> list[str]:
+    """Describe what is missing or could not be attributed for certain."""
+    reports = len(tokens.ranks)
+    warnings = []
+    if attribution.orphans:
+        warnings.append(f"{attribution.orphans} layer records belong to no report and are left out")
+    if attribution.ambiguous:
+        warnings.append(f"{attribution.ambiguous} glued records could be of several ranks of one stage; taken in order")
+    if not reports:
+        return [*warnings, "no layer times are printed"]
+    counts = np.bincount(attribution.report_of[attribution.report_of >= 0], minlength=reports)
+    wanted = {stage: len(signature) for stage, signature in attribution.signatures.items()}
+    short = int((counts < np.array([wanted.get(stage, 1) for stage in tokens.stages.tolist()])).sum())
+    if short:
+        warnings.append(f"{short} of {reports} reports lack a layer record")
+    # Every rank that reports at all should do so every step.
+    expected = len(set(tokens.ranks.tolist())) * len(set(tokens.steps.tolist()))
+    distinct = len(set((tokens.ranks * 10**9 + tokens.steps).tolist()))
+    if distinct < expected:
+        warnings.append(f"{expected - distinct} of {expected} reports (rank and step) are missing")
+    if reports > distinct:
+        warnings.append(f"{reports - distinct} reports (rank and step) are printed twice")
+    return warnings
+
+
+def _read_settings(once: dict[str, str], tokens: _LogTokens, warnings: list[str]) -> tuple[Layout, dict[str, int]]:
+    """Return layout and batch sizes as printed; what is missing follows from the rest, with a warning."""
+    stages = int(tokens.stages.max()) + 1 if len(tokens.stages) else 1
+    names = ("world", "tp", "dp", "pp", "mbs", "gbs", "gas")
+    printed = {name: int(once[name]) for name in names if int(once.get(name, "0")) > 0}
+    tp, dp, pp = printed.get("tp", 1), printed.get("dp", 1), printed.get("pp", stages)
+    micro_batch = printed.get("mbs", 1)
+    micro_batches = printed.get("gas", max(1, printed.get("gbs", 1) // (micro_batch * dp)))
+    global_batch = printed.get("gbs", micro_batch * micro_batches * dp)
+    missing = [name.upper() for name in names if name not in printed]
+    if missing:
+        warnings.append(f"not printed, taken from the rest or as 1: {', '.join(missing)}")
+    if printed.get("world", tp * dp * pp) != tp * dp * pp:
+        warnings.append(f"world size {printed['world']} is not TP {tp} x DP {dp} x PP {pp}")
+    if stages > pp:
+        warnings.append(f"stage {stages - 1} reported, but PP is {pp}")
+    samples = _samples_per_step(once, dp, global_batch)
+    if global_batch != micro_batch * micro_batches * dp:
+        warnings.append(f"GBS {global_batch} is not MBS {micro_batch} x GAS {micro_batches} x DP {dp}")
+    if samples != global_batch:
+        # A rank cuts what it takes into GAS micro-batches, whatever MBS says (get_input of schedule.py).
+        micro_batch = ceil(samples / (dp * micro_batches))
+        warnings.append(
+            f"GBS {global_batch} and MBS {printed.get('mbs', 1)} are printed, but a step took {samples} samples: "
+            f"read as {micro_batches} micro-batches of {micro_batch}"
+        )
+    sizes = {"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": samples}
+    try:
+        OPTIMUS.check(pp * micro_batches)
+        return Layout(tp=tp, dp=dp, pp=pp), sizes
+    except ValueError as error:
+        raise FormatError(str(error)) from None
+
+
+def _samples_per_step(once: dict[str, str], dp: int, global_batch: int) -> int:
+    """Return the samples of all ranks in a step: as a rank counted them, or as the length of an epoch shows.
+
+    A loader over one of *dp* equal shares of the data has as many batches as its batch size makes of them;
+    *global_batch* where that is one such size.
+    """
+    if int(once.get("taken", "0")) > 0:
+        return int(once["taken"])
+    batches = int(once.get("batches_per_epoch", "0"))
+    share = ceil(int(once.get("data_size", "0")) / dp)
+    if not 0 < batches <= share or batches == ceil(share / max(1, global_batch // dp)):
+        return global_batch
+    return dp * ceil(share / batches)
+
+
+# Files next to a log.
+
+# Padded lengths of steps 1, 2, ..., {"S": [...]}: the log does not print them.
+LENGTHS_FILE = "seqlen_per_step.json"
+# ``20251224_105911_TP1_DP1_PP8_MBS1_GBS32_log.txt`` comes with ``20251224_105911_gpustat_TP1_..._GBS32.log``.
+LOG_END, GPUSTAT_END, GPUSTAT = "_log.txt", ".log", "gpustat_"
+STAMP_WORDS = 2
+# A ``gpustat`` call prints a line per GPU: ``[0] NVIDIA A40 | 48'C,   0 % |  8745 / 46068 MB |``. Its MB are
+# MiB: it divides NVML's bytes by 1024 x 1024 (gpustat/core.py).
+GPUSTAT_LINE = re.compile(
+    r"^\[([0-9]{1,4})\] [^|\n]*\|[^|\n]*\| *([0-9]{1,9}) */ *([0-9]{1,9}) MB", re.MULTILINE | re.ASCII
+)
+
+
+def read_logs(paths: Sequence[str], skip: Callable[[str, str], None]) -> list[RunLog]:
+    """Return the OptimusPrime logs among *paths*; files of other kinds are passed over, bad logs are skipped."""
+    logs = []
+    for path in paths:
+        source = Source(path)
+        try:
+            if recognise(source).name != "optimus":
+                continue
+        except FormatError:
+            continue
+        try:
+            logs.append(read_as_one([source], "optimus")[1])
+        except FormatError as error:
+            skip(path, error.message)
+    return logs
+
+
+def read_step_lengths(path: str) -> tuple[float, ...]:
+    """Return the steps' padded lengths from the file next to a log; none where there is none."""
+    file = os.path.join(os.path.dirname(path), LENGTHS_FILE)
+    if not os.path.exists(file):
+        return ()
+    try:
+        lengths = tuple(float(value) for value in json.loads(Source(file).data(LENGTHS))["S"])
+    except FormatError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f'is no list of lengths ({error}); expected {{"S": [88, 109, ...]}}', file) from None
+    if not all(0 < length < 1e9 for length in lengths):
+        raise FormatError("has a length that is not above zero", file)
+    return lengths
+
+
+def find_gpustat(path: str) -> str | None:
+    """Return the gpustat log that belongs to the training log at *path*, if there is one."""
+    folder, name = os.path.split(path)
+    words = name.removesuffix(LOG_END).split("_")
+    stamp, rest = words[:STAMP_WORDS], words[STAMP_WORDS:]
+    file = os.path.join(folder, "_".join([*stamp, GPUSTAT + "_".join(rest)]) + GPUSTAT_END)
+    return file if name.endswith(LOG_END) and os.path.exists(file) else None
+
+
+def read_gpustat(source: Source) -> tuple[int, ...]:
+    """Return the most bytes in use on each GPU, by GPU number."""
+    peaks_mib: dict[int, int] = {}
+    for text in source.slabs(errors="replace"):
+        for gpu, used, total in GPUSTAT_LINE.findall(text):
+            if int(used) > int(total):
+                raise FormatError(f"GPU {gpu} uses {used} of {total} MB; expected at most all", source.path)
+            peaks_mib[int(gpu)] = max(peaks_mib.get(int(gpu), 0), int(used))
+    if not peaks_mib:
+        raise FormatError(
+            "holds no GPU; expected lines like '[0] NVIDIA A40 | 48'C, 0 % | 0 / 46068 MB |'", source.path
+        )
+    absent = sorted(set(range(max(peaks_mib) + 1)) - set(peaks_mib))
+    if absent:
+        raise FormatError(f"GPU {absent[0]} is never shown, but GPU {max(peaks_mib)} is", source.path)
+    return tuple(peaks_mib[gpu] * MIB for gpu in sorted(peaks_mib))

@@ -1,0 +1,435 @@
+"""How nodes and their network are wired, as NCCL, nvidia-smi and Slurm describe it."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from xml.parsers import expat
+
+from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.limits import CONFIG, GPUS, RESULT
+from stepcast.ir.wiring import Wiring, fabric_of
+
+# NCCL's own view of a node, which NCCL_TOPO_DUMP_FILE writes: XML of CPUs, PCI devices, GPUs and NICs.
+# NVIDIA/nccl, src/graph/xml.cc and topo.cc: ``speed`` of a net is in Mb/s, ``tclass`` 0x068000 of an nvlink is
+# an NVSwitch, and the count of links is of that target.
+
+SWITCH_CLASS = "0x068000"
+MEGABIT = 1e6 / 8
+DEEPEST = 64
+# PCI device -> GPU of the catalogue (NVIDIA/open-gpu-kernel-modules, README.md; the PCI ID repository).
+PCI_DEVICES = {
+    "0x1db1": "v100-sxm-16gb", "0x1db4": "v100-pcie-16gb", "0x1db5": "v100-sxm-32gb", "0x1db6": "v100-pcie-32gb",
+    "0x1eb8": "t4", "0x20b0": "a100-sxm-40gb", "0x20b2": "a100-sxm-80gb", "0x20b5": "a100-pcie-80gb",
+    "0x20b7": "a30", "0x20f1": "a100-pcie-40gb", "0x20f3": "a800-sxm-80gb", "0x2204": "rtx-3090",
+    "0x2230": "rtx-a6000", "0x2235": "a40", "0x2236": "a10", "0x2324": "h800-sxm", "0x2329": "h20",
+    "0x2330": "h100-sxm", "0x2331": "h100-pcie", "0x2335": "h200", "0x2342": "gh200", "0x2348": "gh200-144gb",
+    "0x2684": "rtx-4090", "0x26b1": "rtx-6000-ada", "0x26b5": "l40", "0x26b9": "l40s", "0x27b8": "l4",
+    "0x2901": "b200", "0x2941": "gb200", "0x2b85": "rtx-5090", "0x3182": "b300", "0x31c2": "gb300",
+    "0x74a1": "mi300x", "0x74a5": "mi325x",
+}  # fmt: skip
+# Compute capability -> one NVLink, each way (NVIDIA's datasheets: 2.0 to 4.0 25 GB/s, 5.0 50 GB/s).
+LINK_BYTES_PER_S = {"60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9}
+
+
+def looks_like_nccl(head: str) -> bool:
+    return re.search(r"<system\b[^>]*\bversion=", head[:4096]) is not None and "<cpu" in head
+
+
+def read_nccl(source: Source) -> Wiring:
+    dump = _NcclDump()
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = dump.start
+    parser.EndElementHandler = dump.end
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    try:
+        parser.Parse(source.text(CONFIG), True)
+    except expat.ExpatError as error:
+        raise FormatError(f"is not XML: {expat.ErrorString(error.code)}", source.path, error.lineno) from None
+    return dump.wiring()
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise FormatError("declares a document type; a topology that NCCL wrote has none")
+
+
+class _NcclDump:
+    """The elements read so far: GPUs, their NVLinks, and NICs."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[str, dict[str, str]]] = []
+        self.gpus: list[tuple[str, str, str]] = []  # bus id, device, compute capability
+        self.links: list[tuple[int, str, str, int]] = []  # GPU, target, its class, count
+        self.nets: dict[tuple[str, str, str], tuple[float, bool]] = {}  # host, name, port -> rate, direct
+        self.hosts: Counter[str] = Counter()
+        self.sockets: set[tuple[str, str]] = set()
+        self.slot_bytes_per_s = 0.0
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        if len(self.open) == DEEPEST:
+            raise FormatError(f"has more than {DEEPEST} elements inside each other")
+        self.open.append((name, attributes))
+        match name:
+            case "gpu":
+                self._add_gpu(attributes)
+            case "nvlink" if self.gpus:
+                count = attributes.get("count", "0")
+                if not re.fullmatch(r"[0-9]{1,4}", count):
+                    raise FormatError(f"count of an nvlink is {count[:20]!r}; expected a whole number")
+                target, kind = attributes.get("target", ""), attributes.get("tclass", "")
+                self.links.append((len(self.gpus) - 1, target, kind, int(count)))
+            case "net":
+                rate = _parse_number(attributes.get("speed", "0")) * MEGABIT
+                host = self._inside("cpu").get("host_hash", "")
+                if rate > 0:
+                    key = (host, attributes.get("name", ""), attributes.get("port", ""))
+                    self.nets[key] = (rate, attributes.get("gdr", "0") == "1")
+
+    def end(self, name: str) -> None:
+        self.open.pop()
+
+    def _inside(self, tag: str) -> dict[str, str]:
+        """Return the attributes of the nearest open element called *tag*."""
+        return next((attributes for name, attributes in reversed(self.open) if name == tag), {})
+
+    def _add_gpu(self, attributes: dict[str, str]) -> None:
+        device, cpu = self._inside("pci"), self._inside("cpu")
+        host = cpu.get("host_hash", "")
+        self.hosts[host] += 1
+        self.sockets.add((host, cpu.get("numaid", "")))
+        self.gpus.append((device.get("busid", ""), device.get("device", "").lower(), attributes.get("sm", "")))
+        speed = re.match(r"([0-9.]{1,8}) GT/s", device.get("link_speed", ""))
+        width = device.get("link_width", "0")
+        if speed and width.isdigit() and _parse_number(speed[1]) >= 8:
+            # From PCIe 3.0 on 128 of 130 bits are data.
+            self.slot_bytes_per_s = _parse_number(speed[1]) * 1e9 / 8 * int(width[:3]) * 128 / 130
+
+    def wiring(self) -> Wiring:
+        if not self.gpus:
+            raise FormatError("holds no GPU; expected a topology of NCCL_TOPO_DUMP_FILE")
+        hosts, counts = len(self.hosts), self.hosts.values()
+        if len(set(counts)) > 1:
+            raise FormatError(f"its {hosts} hosts have {min(counts)} to {max(counts)} GPUs")
+        warnings = []
+        gpus = len(self.gpus) // hosts
+        device = Counter(device for _, device, _ in self.gpus).most_common(1)[0][0]
+        if device not in PCI_DEVICES:
+            warnings.append(f"its GPUs (PCI device {device or 'not told'}) are not in the catalogue")
+        fabric, links, fabric_warnings = self._fabric(gpus)
+        warnings += fabric_warnings
+        link_bytes_per_s = LINK_BYTES_PER_S.get(self.gpus[0][2])
+        rate = self.slot_bytes_per_s or None
+        if fabric != "pcie":
+            rate = links * link_bytes_per_s if link_bytes_per_s else None
+        nets = [rate for rate, is_direct in self.nets.values() if is_direct]
+        nets = nets or [rate for rate, _ in self.nets.values()]
+        if len(set(nets)) > 1:
+            warnings.append("its NICs differ in speed: taken as the one that most have")
+        return Wiring(
+            told_by="nccl-topo",
+            gpu=PCI_DEVICES.get(device),
+            gpus=gpus,
+            fabric=fabric,
+            fabric_links=links or None,
+            fabric_bytes_per_s=rate,
+            sockets=max(1, len(self.sockets) // hosts),
+            nics=len(nets) // hosts,
+            nic_bytes_per_s=Counter(nets).most_common(1)[0][0] if nets else None,
+            scale_up_nodes=hosts if hosts > 1 and fabric == "nvswitch" else None,
+            warnings=tuple(warnings),
+        )
+
+    def _fabric(self, gpus: int) -> tuple[str, float, tuple[str, ...]]:
+        switched: Counter[int] = Counter()
+        number = {bus: index for index, (bus, _, _) in enumerate(self.gpus)}
+        between: dict[tuple[int, int], int] = {}
+        for gpu, target, kind, count in self.links:
+            if kind == SWITCH_CLASS:
+                switched[gpu] += count
+            elif target in number and number[target] < gpus and gpu < gpus:
+                pair = (min(gpu, number[target]), max(gpu, number[target]))
+                between[pair] = max(count, between.get(pair, 0))
+        if not switched:
+            return fabric_of(between, gpus)
+        counts = [switched[gpu] for gpu in range(len(self.gpus))]
+        fewest, most = min(counts), max(counts)
+        if fewest == most:
+            return "nvswitch", float(most), ()
+        worst = f"GPU {counts.index(fewest)} has {fewest} NVLinks to the switch, others {most}"
+        return "nvswitch", float(most), (f"{worst}: taken as all having {most}",)
+
+
+def _parse_number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0 <= value < 1e12 else 0.0
+
+
+# ``nvidia-smi topo -m``: the connection between each two GPUs and NICs of a host. NV# is so many NVLinks; PIX
+# and PXB stay below a PCIe host bridge, PHB passes it, NODE passes between host bridges of a socket, SYS
+# between sockets (the legend below the table explains them).
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]{0,8}m")
+MATRIX_HEADER = re.compile(r"^(?:\x1b\[[0-9;]{0,8}m)?[ \t]*GPU0(?:[ \t]|$)", re.MULTILINE)
+FIRST_ROW = re.compile(r"^GPU0[ \t]+X\b", re.MULTILINE)
+DEVICE = re.compile(r"(GPU|NIC)[0-9]{1,4}|mlx[0-9]_[0-9a-z_]{1,24}|(?:bnxt_re|rdmap|irdma|hfi)[0-9a-z_]{1,24}")
+CONNECTION = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|PSB|C2C|DIS|N/A")
+BELOW_ONE_BRIDGE = ("PIX", "PXB", "PHB")
+BETWEEN_SOCKETS = ("SYS", "SOC")
+
+
+def looks_like_matrix(head: str) -> bool:
+    return MATRIX_HEADER.search(head) is not None and FIRST_ROW.search(head) is not None
+
+
+def read_matrix(source: Source) -> Wiring:
+    rows = _matrix_rows(source)
+    gpus = [name for name in rows if name.startswith("GPU")]
+    links = {
+        (a, b): int(connection[2:])
+        for a, first in enumerate(gpus)
+        for b, second in enumerate(gpus)
+        if a < b and (connection := rows[first].get(second, "")).startswith("NV")
+    }
+    fabric, count, fabric_warnings = fabric_of(links, len(gpus))
+    nics = [name for name in rows[gpus[0]] if not name.startswith("GPU")]
+    near = [nic for nic in nics if any(rows[gpu].get(nic) in BELOW_ONE_BRIDGE for gpu in gpus)]
+    warnings = list(fabric_warnings)
+    if near and len(near) < len(nics):
+        warnings.append(f"{len(nics) - len(near)} of {len(nics)} NICs are near no GPU: not counted")
+    return Wiring(
+        told_by="nvidia-smi-topo",
+        gpus=len(gpus),
+        fabric=fabric,
+        fabric_links=count or None,
+        sockets=_count_sockets(gpus, nics, rows),
+        nics=len(near or nics),
+        warnings=tuple(warnings),
+    )
+
+
+def _matrix_rows(source: Source) -> dict[str, dict[str, str]]:
+    """Return the table: device -> device -> the connection between them."""
+    columns: list[str] = []
+    rows: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(source.text(CONFIG, errors="replace").split("\n"), 1):
+        words = ESCAPE.sub("", line).split()
+        if not columns:
+            if words and words[0] == "GPU0" and words[1:2] != ["X"]:
+                columns = [word for word in words if DEVICE.fullmatch(word)]
+            continue
+        if not words or not DEVICE.fullmatch(words[0]):
+            if rows:
+                break
+            continue
+        cells = words[1 : 1 + len(columns)]
+        wrong = next((cell for cell in cells if not CONNECTION.fullmatch(cell)), None)
+        if wrong is not None or len(cells) < len(columns):
+            fault = f"{wrong[:20]!r} is no way between devices" if wrong else f"{len(cells)} of {len(columns)} ways"
+            raise FormatError(f"{words[0]}: {fault}; expected such as NV18, PIX or SYS", source.path, number)
+        if words[0] in rows:
+            raise FormatError(f"{words[0]} has a second row", source.path, number)
+        rows[words[0]] = dict(zip(columns, cells, strict=True))
+    gpus = [name for name in columns if name.startswith("GPU")]
+    absent = next((name for name in gpus if name not in rows), None)
+    if not gpus or absent:
+        missing = f"the row of {absent}" if absent else "a table that begins with GPU0"
+        raise FormatError(f"lacks {missing}; expected what nvidia-smi topo -m prints", source.path)
+    return rows
+
+
+def _count_sockets(gpus: list[str], nics: list[str], rows: dict[str, dict[str, str]]) -> int:
+    """Count the sets of GPUs that reach each other without SYS; where NVLinks hide it, NICs may show it."""
+    connections = {cell for gpu in gpus for name, cell in rows[gpu].items() if name in gpus and name != gpu}
+    if nics and all(cell in BETWEEN_SOCKETS or cell.startswith("NV") for cell in connections):
+        local_nics = {frozenset(nic for nic in nics if rows[gpu].get(nic) not in BETWEEN_SOCKETS) for gpu in gpus}
+        return max(1, len(local_nics))
+    firsts: list[str] = []  # one GPU of each socket
+    for gpu in gpus:
+        if all(rows[gpu].get(first) in BETWEEN_SOCKETS for first in firsts):
+            firsts.append(gpu)
+    return len(firsts)
+
+
+# Slurm's ``topology.conf``: which nodes are under which switch (topology/tree), or in which block. Names are
+# hostlist expressions, ``tux[0-3,12]``; words are ``Key=value``, whatever their letter case; a backslash at
+# its end continues a line (https://slurm.schedmd.com/topology.conf.html).
+
+ENTRY = re.compile(r"^[ \t]*(?:SwitchName|BlockName)[ \t]*=", re.MULTILINE | re.IGNORECASE)
+WORD = re.compile(r"([A-Za-z]{1,32})\s*=\s*([^\s=]{1,1048576})")
+RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+class _SlurmSwitch(NamedTuple):
+    line: int
+    nodes: list[str]
+    switches: list[str]
+
+
+def looks_like_slurm(head: str) -> bool:
+    return ENTRY.search(head) is not None
+
+
+def read_slurm(source: Source) -> Wiring:
+    switches: dict[str, _SlurmSwitch] = {}
+    blocks: dict[str, int] = {}
+    sizes: list[int] = []
+    for number, line in _slurm_lines(source):
+        words = {key.lower(): value for key, value in WORD.findall(line)}
+        if "switchname" in words:
+            nodes, below = (expand_hostlist(words.get(key, ""), number) for key in ("nodes", "switches"))
+            for name in expand_hostlist(words["switchname"], number):
+                if name in switches:
+                    raise FormatError(f"switch {name} is described twice", line=number)
+                switches[name] = _SlurmSwitch(number, nodes, below)
+        elif "blockname" in words:
+            blocks[words["blockname"]] = len(expand_hostlist(words.get("nodes", ""), number))
+            if not blocks[words["blockname"]]:
+                raise FormatError(f"block {words['blockname']} has no nodes", line=number)
+        elif "blocksizes" in words:
+            sizes = [int(size) for size in words["blocksizes"].split(",") if re.fullmatch("[0-9]{1,6}", size)]
+    if switches and blocks:
+        raise FormatError("has switches and blocks; Slurm takes one or the other")
+    GPUS.check(sum(len(switch.nodes) for switch in switches.values()) + sum(blocks.values()))
+    if blocks:
+        return _blocks_wiring(list(blocks.values()), sizes)
+    if not switches:
+        raise FormatError("names no switch; expected lines such as SwitchName=s0 Nodes=tux[0-3]")
+    return _tree_wiring(switches)
+
+
+def _slurm_lines(source: Source) -> Iterator[tuple[int, str]]:
+    """Yield lines without comments, continued ones joined, with the number of their first."""
+    held, first = "", 0
+    for number, line in enumerate(source.text(RESULT).split("\n"), 1):
+        text = line.partition("#")[0].rstrip()
+        first = first or number
+        if text.endswith("\\"):
+            held += text[:-1] + " "
+            continue
+        if (held + text).strip():
+            yield first, held + text
+        held, first = "", 0
+    if held.strip():
+        yield first, held
+
+
+def expand_hostlist(expression: str, line: int | None = None) -> list[str]:
+    """Return the names of a hostlist expression."""
+    names: list[str] = []
+    for part in _split_hostlist(expression, line):
+        heads = [""]
+        for piece in re.split(r"(\[[^\[\]]*\])", part):
+            if piece.startswith("["):
+                numbers = list(_range_numbers(piece[1:-1], line))
+                GPUS.check(len(heads) * len(numbers) + len(names))
+                heads = [head + number for head in heads for number in numbers]
+            elif "[" in piece or "]" in piece:
+                raise FormatError(f"{part[:40]!r} has a bracket without its other", line=line)
+            else:
+                heads = [head + piece for head in heads]
+        names += heads
+    return names
+
+
+def _split_hostlist(expression: str, line: int | None) -> Iterator[str]:
+    """Cut at commas outside of brackets."""
+    depth, start = 0, 0
+    for index, letter in enumerate(expression):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            yield expression[start:index]
+            start = index + 1
+    if depth:
+        raise FormatError(f"{expression[:40]!r} has a bracket without its other", line=line)
+    if expression[start:]:
+        yield expression[start:]
+
+
+def _range_numbers(ranges: str, line: int | None) -> Iterator[str]:
+    for part in ranges.split(","):
+        match = RANGE.fullmatch(part)
+        if match is None:
+            raise FormatError(f"{part[:40]!r} is no range; expected such as 0-3", line=line)
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise FormatError(f"{part} counts down", line=line)
+        GPUS.check(int(last) - int(first))
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+def _blocks_wiring(blocks: list[int], sizes: list[int]) -> Wiring:
+    """Describe blocks; each is one NVLink domain."""
+    size, count = Counter(blocks).most_common(1)[0]
+    warnings = []
+    if count < len(blocks):
+        warnings.append(f"blocks have {min(blocks)} to {max(blocks)} nodes: taken as {size}")
+    if sizes and sizes[0] > size:
+        warnings.append(f"BlockSizes begins with {sizes[0]}, more than a block's {size} nodes")
+    return Wiring(told_by="slurm-topology", nodes=sum(blocks), scale_up_nodes=size, warnings=tuple(warnings))
+
+
+def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
+    parents: dict[str, str] = {}
+    for name, switch in switches.items():
+        for below in switch.switches:
+            if below not in switches:
+                raise FormatError(f"switch {name} names {below}, which no line describes", line=switch.line)
+            parents.setdefault(below, name)
+    for name in switches:
+        _check_cycle(switches, name)
+    roots = [name for name in switches if name not in parents]
+    if len(roots) > 1:
+        raise FormatError(
+            f"no switch joins {roots[0]} and {roots[1]}: nodes under one cannot reach those under the other",
+            line=switches[roots[1]].line,
+        )
+    leaves = {name: len(switch.nodes) for name, switch in switches.items() if switch.nodes}
+    if not leaves:
+        raise FormatError("no switch has nodes; expected SwitchName=... Nodes=...")
+    for name, switch in switches.items():
+        if not (switch.nodes or switch.switches):
+            raise FormatError(f"switch {name} has neither nodes nor switches", line=switch.line)
+    switches_of_node = Counter(node for switch in switches.values() for node in switch.nodes)
+    warnings = []
+    if repeated := sum(count > 1 for count in switches_of_node.values()):
+        warnings.append(f"{repeated} nodes are on several switches: counted on each, as a leaf has them")
+    size = max(leaves.values())
+    if min(leaves.values()) < size:
+        warnings.append(f"leaf switches have {min(leaves.values())} to {size} nodes: taken as {size}")
+    above = {parents[leaf] for leaf in leaves if leaf in parents}
+    pods = [sum(1 for below in switches[name].switches if below in leaves) for name in above if name in parents]
+    depths = {_depth(parents, leaf) for leaf in leaves}
+    if len(depths) > 1:
+        warnings.append("leaf switches lie at different depths: pods are those of the lowest")
+    if max(depths) > 2:
+        warnings.append("more than three tiers of switches: those above the third are left out")
+    return Wiring(
+        told_by="slurm-topology",
+        nodes=len(switches_of_node),
+        leaf_nodes=size if len(leaves) > 1 else None,
+        pod_nodes=size * max(pods) if pods else None,
+        warnings=tuple(warnings),
+    )
+
+
+def _depth(parents: Mapping[str, str], name: str) -> int:
+    depth = 0
+    while name in parents:
+        name, depth = parents[name], depth + 1
+    return depth
+
+
+def _check_cycle(switches: Mapping[str, _SlurmSwitch], start: str) -> None:
+    """Raise a FormatError where a path down from *start* leads back to it."""
+    seen, ahead = set[str](), list(switches[start].switches)
+    while ahead:
+        name = ahead.pop()
+        if name == start:
+            raise FormatError(f"switch {start} is below itself", line=switches[start].line)
+        if name not in seen:
+            seen.add(name)
+            ahead += switches[name].switches
