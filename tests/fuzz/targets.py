@@ -138,7 +138,7 @@ def _described() -> Iterator[Target]:
 
 def _others() -> Iterator[Target]:
     """Files that stand beside others."""
-    from stepcast.inputs.chakra.rank_files import read_groups
+    from stepcast.inputs.chakra.reader import read_groups
     from stepcast.inputs.kineto.ops import read_operators
     from stepcast.inputs.optimus_log import read_gpustat
     from stepcast.inputs.rows import csv_records

@@ -60,8 +60,12 @@ def coll(kind: int, size: int, group: str = "") -> tuple[bytes, ...]:
     return (*found, attribute("pg_name", AttributeKind.STRING, group)) if group else tuple(found)
 
 
+def read_trace(source: Source) -> Workload:
+    return chakra.read_run([source])
+
+
 def read(*messages: bytes) -> Workload:
-    return chakra.read(Source("trace.et", METADATA + b"".join(messages)))
+    return read_trace(Source("trace.et", METADATA + b"".join(messages)))
 
 
 def layers(workload: Workload) -> tuple[Layer, ...]:
@@ -248,15 +252,15 @@ def own(record: bytes) -> Source:
 def test_changed_nodes_of_our_own_trace_are_an_error() -> None:
     data = write(example())
     with pytest.raises(FormatError, match=r"w\.et: its nodes were changed"):
-        chakra.read(Source("w.et", data[:-1] + bytes([data[-1] ^ 1])))
+        read_trace(Source("w.et", data[:-1] + bytes([data[-1] ^ 1])))
     with pytest.raises(FormatError, match=r"w\.et: its nodes were changed"):
-        chakra.read(Source("w.et", data + node(99, COMP, us=1)))
+        read_trace(Source("w.et", data + node(99, COMP, us=1)))
 
 
 def test_a_trace_of_an_earlier_stepcast_is_to_be_written_again() -> None:
     head = delimited(bytes_field(2, attribute("stepcast.workload", AttributeKind.STRING, '{"version":1}')))
     with pytest.raises(FormatError, match=r"earlier version of stepcast.*write it again"):
-        chakra.read(Source("w.et", head + node(1, COMP, us=1)))
+        read_trace(Source("w.et", head + node(1, COMP, us=1)))
 
 
 RECORDED = json.loads(zlib.decompress(encode_workload(example())))
@@ -278,7 +282,7 @@ RECORDED = json.loads(zlib.decompress(encode_workload(example())))
 )
 def test_a_damaged_record_is_refused_in_one_line(changes: dict[str, object], expected: str) -> None:
     with pytest.raises(FormatError, match=rf"^w\.et: .*({expected})") as caught:
-        chakra.read(own(zlib.compress(json.dumps(RECORDED | changes).encode())))
+        read_trace(own(zlib.compress(json.dumps(RECORDED | changes).encode())))
     assert "\n" not in str(caught.value)
 
 
@@ -286,10 +290,10 @@ def test_a_record_that_is_cut_off_or_too_large_is_refused(monkeypatch: pytest.Mo
     record = encode_workload(example())
     for damaged in (record[:-1], b"", b"\0" * 9):
         with pytest.raises(FormatError, match=r"^w\.et: stepcast\.workload is damaged"):
-            chakra.read(own(damaged))
+            read_trace(own(damaged))
     monkeypatch.setattr("stepcast.inputs.chakra.record.UNPACKED", replace(UNPACKED, most=100))
     with pytest.raises(FormatError, match="compressed file, unpacked"):
-        chakra.read(own(record))
+        read_trace(own(record))
 
 
 def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
@@ -325,7 +329,7 @@ def test_lengths_that_look_like_byte_order_marks() -> None:
             1, COMP, us=1
         )
         if data.startswith(b"\xff\xfe"):
-            assert len(layers(chakra.read(Source("t.et", data)))) == 1
+            assert len(layers(read_trace(Source("t.et", data)))) == 1
             return
     raise AssertionError("no length was hit")
 
@@ -371,7 +375,7 @@ def test_a_damaged_file_of_a_set_gives_a_workload_or_a_format_error(data: st.Dat
 @given(mutations(OWN) | mutations(FOREIGN))
 def test_damaged_files_give_a_workload_or_a_format_error(data: bytes) -> None:
     chakra.looks_like(data)
-    check_reader(chakra.read, data, Workload)
+    check_reader(read_trace, data, Workload)
 
 
 def sources(given_files: Sequence[tuple[str, bytes]]) -> list[Source]:

@@ -7,9 +7,9 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.hardware import Cluster, load_cluster
-from stepcast.inputs.topologies import expand_hostlist
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_sources, recognise
+from stepcast.inputs.topologies import expand_hostlist
 from stepcast.ir.wiring import Wiring
 from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, SLURM_TWO_TIERS, gpu_matrix, nccl_topo
 

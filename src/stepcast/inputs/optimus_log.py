@@ -215,7 +215,7 @@ class _LogScan:
         )
 
     def facts(self) -> dict[str, object]:
-        kinds: dict[str, type] = {name: int for name in ("world", "data_size", "batches_per_epoch")}
+        kinds: dict[str, type] = dict.fromkeys(("world", "data_size", "batches_per_epoch"), int)
         kinds |= {"elapsed_s": float, "model_class": str}
         values = {name: kind(self.once[name]) for name, kind in kinds.items() if name in self.once}
         return {"finished_ranks": len(self._finished), **values}

@@ -56,9 +56,7 @@ FORMATS: tuple[Format, ...] = (
     Format("nccl-topo", "NCCL topology dump (XML)", "wiring", "topologies", variant="nccl"),
     Format("nvidia-smi-topo", "nvidia-smi topo -m", "wiring", "topologies", variant="matrix"),
     Format("slurm-topology", "Slurm topology.conf", "wiring", "topologies", variant="slurm"),
-    Format(
-        "nccl-inspector", "NCCL Inspector JSON", "collectives", "collective_logs", joins=True, variant="inspector"
-    ),
+    Format("nccl-inspector", "NCCL Inspector JSON", "collectives", "collective_logs", joins=True, variant="inspector"),
     Format("mlperf-log", "MLPerf Training result log", "step log", "step_logs", variant="mlperf"),
     Format("megatron-log", "Megatron-LM standard output", "step log", "step_logs", variant="megatron"),
     Format("torchtitan-log", "torchtitan standard output", "step log", "step_logs", variant="torchtitan"),

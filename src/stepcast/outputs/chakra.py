@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited
-from stepcast.inputs.chakra.rank_files import prefix_of
+from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.group import Group
 from stepcast.ir.limits import CHAKRA_SET, NODES

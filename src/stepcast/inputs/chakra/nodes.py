@@ -1,8 +1,8 @@
 """Nodes of a Chakra execution trace, decoded into columns.
 
 Messages and field numbers are those of schema 0.0.4 (mlcommons/chakra, schema/protobuf/et_def.proto).
-`chakra_walk` decodes the nodes that have their fields in order, as every protobuf library writes them; the
-rest, and those that are damaged, are decoded one by one here.
+numpy decodes the nodes that have their fields in order, as every protobuf library writes them; the rest, and
+those that are damaged, are decoded one by one.
 """
 
 import heapq
@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,21 +31,11 @@ from stepcast.ir.work import CollectiveKind
 
 NONE = -1
 
-# Attributes that are used or kept; others (rf_id, tid, op_schema ...) are passed over.
+# Attributes that are used or noted; others (rf_id, tid, op_schema ...) are passed over.
 KNOWN_ATTRIBUTES = (
-    "comm_type",
-    "comm_size",
-    "comm_src",
-    "comm_dst",
-    "comm_tag",
-    "pg_name",
-    "involved_dim",
-    "is_cpu_op",
-    "num_ops",
-    "tensor_size",
+    *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag"),
+    *("pg_name", "involved_dim", "is_cpu_op", "num_ops", "tensor_size"),
 )
-
-
 COLLECTIVE_OF_TYPE = {
     0: CollectiveKind.ALL_REDUCE,
     1: CollectiveKind.REDUCE,
@@ -72,7 +63,7 @@ class NodeType(IntEnum):
 
 
 @dataclass(slots=True)
-class Column:
+class AttributeColumn:
     """One attribute of every node: an index into its distinct values, -1 where a node lacks it."""
 
     of: Int32Array
@@ -95,7 +86,7 @@ class Nodes:
     # Dependencies of node i are those before ``dependency_ends[i]`` and from ``dependency_ends[i - 1]`` on.
     dependencies: UIntArray
     dependency_ends: IntArray
-    attributes: Mapping[str, Column]
+    attributes: Mapping[str, AttributeColumn]
     # Values of metadata nodes' inputs, where PyTorch lists its process groups.
     inputs: dict[int, str] = field(default_factory=dict)
 
@@ -103,9 +94,11 @@ class Nodes:
         return len(self.ids)
 
     def between(self, first: int, stop: int) -> "Nodes":
-        """The nodes from *first* up to *stop*; names and values stay those of all."""
-        begin, end = (int(self.dependency_ends[at - 1]) if at else 0 for at in (first, stop))
-        columns = ((name, Column(each.of[first:stop], each.values)) for name, each in self.attributes.items())
+        """Return the nodes from *first* up to *stop*; names and values stay those of all."""
+        begin, end = (int(self.dependency_ends[node - 1]) if node else 0 for node in (first, stop))
+        attributes = {
+            name: AttributeColumn(column.of[first:stop], column.values) for name, column in self.attributes.items()
+        }
         return Nodes(
             ids=self.ids[first:stop],
             types=self.types[first:stop],
@@ -114,13 +107,13 @@ class Nodes:
             names=self.names,
             dependencies=self.dependencies[begin:end],
             dependency_ends=self.dependency_ends[first:stop] - begin,
-            attributes={name: each for name, each in columns if (each.of != NONE).any()},
+            attributes={name: column for name, column in attributes.items() if (column.of != NONE).any()},
             inputs={row - first: text for row, text in self.inputs.items() if first <= row < stop},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class ChakraTrace:
     """A decoded file."""
 
     version: str
@@ -141,7 +134,7 @@ class TraceNode:
 
 
 def read_node(message: bytes) -> TraceNode:
-    """A node whose fields may stand in any order."""
+    """Read a node whose fields may come in any order."""
     node = TraceNode()
     for number, wire, content in fields(message):
         if isinstance(content, int):
@@ -158,9 +151,9 @@ def read_node(message: bytes) -> TraceNode:
         elif number == 2:
             node.name = content
         elif number == 5:
-            at = 0
-            while at < len(content):
-                value, at = read_varint(content, at)
+            position = 0
+            while position < len(content):
+                value, position = read_varint(content, position)
                 node.dependencies.append(value)
         elif number == 10:
             node.attributes[read_attribute(content)[0]] = content
@@ -172,7 +165,7 @@ def read_node(message: bytes) -> TraceNode:
 
 
 def read_inputs(message: bytes) -> str:
-    """The values of a node's inputs."""
+    """Return the values of a node's inputs."""
     for number, _, content in fields(message):
         if number == 8 and isinstance(content, bytes):
             for inner, _, value in fields(content):
@@ -182,7 +175,7 @@ def read_inputs(message: bytes) -> str:
 
 
 def read_metadata(message: bytes) -> tuple[str, dict[str, Value]]:
-    """Version and attributes of a GlobalMetadata message."""
+    """Return version and attributes of a GlobalMetadata message."""
     version, attributes = "", {}
     for number, _, content in fields(message):
         if number == 1 and isinstance(content, bytes):
@@ -193,39 +186,39 @@ def read_metadata(message: bytes) -> tuple[str, dict[str, Value]]:
     return version, attributes
 
 
-def failure(message: int, at: int, reason: str, path: str) -> FormatError:
-    return FormatError(f"message {message + 1} at byte {at}: {reason}; expected a Chakra node", path)
+def _node_error(message: int, position: int, reason: object, path: str) -> FormatError:
+    return FormatError(f"message {message + 1} at byte {position}: {reason}; expected a Chakra node", path)
 
 
 def message_bounds(data: bytes, path: str) -> tuple[IntArray, IntArray]:
-    """Where each length-delimited message of the file begins and ends."""
+    """Return where each length-delimited message of the file begins and ends."""
     starts, ends = array("q"), array("q")
-    at, size = 0, len(data)
+    position, size = 0, len(data)
     add_start, add_end = starts.append, ends.append
-    while at < size:
-        length = data[at]
-        at += 1
+    while position < size:
+        length = data[position]
+        position += 1
         if length > 127:
             # Lengths of two bytes are the usual ones.
-            if at < size and data[at] < 128:
-                length += (data[at] - 1) * 128
-                at += 1
+            if position < size and data[position] < 128:
+                length += (data[position] - 1) * 128
+                position += 1
             else:
                 try:
-                    length, at = read_varint(data, at - 1)
+                    length, position = read_varint(data, position - 1)
                 except WireError as error:
-                    raise failure(len(starts), at - 1, str(error), path) from None
-        if at + length > size:
-            short = f"needs {length} bytes but the file has {size - at} more"
-            raise failure(len(starts), at, short, path)
-        add_start(at)
-        at += length
-        add_end(at)
+                    raise _node_error(len(starts), position - 1, error, path) from None
+        if position + length > size:
+            reason = f"needs {length} bytes but the file has {size - position} more"
+            raise _node_error(len(starts), position, reason, path)
+        add_start(position)
+        position += length
+        add_end(position)
     return np.frombuffer(starts, dtype=np.int64), np.frombuffer(ends, dtype=np.int64)
 
 
 def has_metadata(message: bytes) -> bool:
-    """Whether a file's first message is its GlobalMetadata; old traces begin with a node instead."""
+    """Return whether a file's first message is its GlobalMetadata; old traces begin with a node instead."""
     # A node begins with its id, a varint, or, where that is 0, has its type after its name.
     numbers = [(number, wire) for number, wire, _ in fields(message)]
     return not numbers or not (numbers[0] == (1, 0) or any(number > 2 for number, _ in numbers))
@@ -235,7 +228,7 @@ def has_metadata(message: bytes) -> bool:
 
 
 def dependency_indices(nodes: Nodes, path: str) -> IntArray:
-    """The nodes that ``nodes.dependencies`` names, as indices; each id must be there, and once."""
+    """Return the nodes that ``nodes.dependencies`` names, as indices; each id must be there, and once."""
     order = np.argsort(nodes.ids, kind="stable")
     ids = nodes.ids[order]
     twice = np.flatnonzero(ids[1:] == ids[:-1])
@@ -255,19 +248,17 @@ def dependency_indices(nodes: Nodes, path: str) -> IntArray:
 
 
 def owners(nodes: Nodes) -> IntArray:
-    """The node that each dependency belongs to, as an index."""
+    """Return the node that each dependency belongs to, as an index."""
     return np.repeat(np.arange(len(nodes)), np.diff(nodes.dependency_ends, prepend=0))
 
 
 def execution_order(nodes: Nodes, dependencies: IntArray, path: str) -> IntArray:
-    """Indices of the nodes, each after those it depends on; file order where that does."""
+    """Return indices of the nodes, each after those it depends on; file order where that does.
+
+    Kahn's algorithm: of the nodes that may run, the first in the file runs first.
+    """
     if bool((dependencies < owners(nodes)).all()):
         return np.arange(len(nodes))
-    return np.array(_sorted(nodes, dependencies, path), dtype=np.int64)
-
-
-def _sorted(nodes: Nodes, dependencies: IntArray, path: str) -> list[int]:
-    """Kahn's algorithm; of the nodes that may run, the first in the file runs first."""
     waiting = np.diff(nodes.dependency_ends, prepend=0).tolist()
     dependents: list[list[int]] = [[] for _ in waiting]
     for dependency, owner in zip(dependencies.tolist(), owners(nodes).tolist(), strict=True):
@@ -284,7 +275,7 @@ def _sorted(nodes: Nodes, dependencies: IntArray, path: str) -> list[int]:
     if len(order) < len(nodes):
         stuck = next(index for index, count in enumerate(waiting) if count)
         raise FormatError(f"node {nodes.ids[stuck]} depends on itself by way of others; expected no cycle", path)
-    return order
+    return np.array(order, dtype=np.int64)
 
 
 # Decodes all nodes of a trace at once: numpy walks their fields side by side.
@@ -303,9 +294,8 @@ MOST_STEPS = 64
 HIGH_BITS = np.uint64(0x8080808080808080)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A file before its nodes are read: what it says of itself, and where its nodes are."""
+class _TraceHead(NamedTuple):
+    """A file before its nodes are read: its version and metadata, and where its nodes are."""
 
     version: str
     metadata: dict[str, Value]
@@ -314,52 +304,46 @@ class _Opened:
     first: int  # messages before the nodes
 
 
-def decode(data: bytes, path: str) -> Trace:
-    """Every message of a file: GlobalMetadata, then nodes."""
-    opened = _opened(data, path)
-    walk = _Walk(ByteView(data), opened.starts, opened.ends)
-    walk.run()
-    return Trace(opened.version, opened.metadata, _nodes(data, walk, opened.first, path))
+def decode(data: bytes, path: str) -> ChakraTrace:
+    """Decode every message of a file: GlobalMetadata, then nodes."""
+    return decode_together([(data, path)])[0]
 
 
-def decode_together(files: Sequence[tuple[bytes, str]]) -> list[Trace]:
-    """Several files in one walk, which takes no longer to begin for many than for one; values that they have
-    in common are one object.
+def decode_together(files: Sequence[tuple[bytes, str]]) -> list[ChakraTrace]:
+    """Decode several files in one walk, which takes no longer to begin for many than for one.
+
+    Values that they have in common are one object.
     """
-    if len(files) == 1:
-        return [decode(*files[0])]
-    opened = [_opened(data, path) for data, path in files]
+    heads = [_read_head(data, path) for data, path in files]
     offsets = np.cumsum([0, *(len(data) for data, _ in files)])[:-1].tolist()
-    starts, ends = (
-        np.concatenate([getattr(each, name) + offset for each, offset in zip(opened, offsets, strict=True)])
-        for name in ("starts", "ends")
-    )
+    starts = np.concatenate([head.starts + offset for head, offset in zip(heads, offsets, strict=True)])
+    ends = np.concatenate([head.ends + offset for head, offset in zip(heads, offsets, strict=True)])
     data = b"".join(data for data, _ in files)
     walk = _Walk(ByteView(data), starts, ends)
     walk.run()
+    if len(files) == 1:
+        nodes = _read_nodes(data, walk, heads[0].first, files[0][1])
+        return [ChakraTrace(heads[0].version, heads[0].metadata, nodes)]
     try:
-        nodes = _nodes(data, walk, 0, "")
+        nodes = _read_nodes(data, walk, 0, "")
     except FormatError:
-        return [decode(data, path) for data, path in files]  # one by one, which tells whose fault it is
-    stops = np.cumsum([len(each.starts) for each in opened]).tolist()
+        return [decode(data, path) for data, path in files]  # one by one, so that the error names the file
+    stops = np.cumsum([len(head.starts) for head in heads]).tolist()
     return [
-        Trace(each.version, each.metadata, nodes.between(stop - len(each.starts), stop))
-        for each, stop in zip(opened, stops, strict=True)
+        ChakraTrace(head.version, head.metadata, nodes.between(stop - len(head.starts), stop))
+        for head, stop in zip(heads, stops, strict=True)
     ]
 
 
-def _opened(data: bytes, path: str) -> _Opened:
+def _read_head(data: bytes, path: str) -> _TraceHead:
     starts, ends = message_bounds(data, path)
-    version, metadata = "", dict[str, Value]()
-    first = 0
-    if len(starts):
-        try:
-            if has_metadata(data[starts[0] : ends[0]]):
-                version, metadata = read_metadata(data[starts[0] : ends[0]])
-                first = 1
-        except WireError as error:
-            raise failure(0, int(starts[0]), str(error), path) from None
-    return _Opened(version, metadata, starts[first:], ends[first:], first)
+    try:
+        if len(starts) and has_metadata(data[starts[0] : ends[0]]):
+            version, metadata = read_metadata(data[starts[0] : ends[0]])
+            return _TraceHead(version, metadata, starts[1:], ends[1:], 1)
+    except WireError as error:
+        raise _node_error(0, int(starts[0]), error, path) from None
+    return _TraceHead("", {}, starts, ends, 0)
 
 
 class _Walk:
@@ -375,8 +359,8 @@ class _Walk:
         self.name_starts, self.name_ends = starts.copy(), starts.copy()
         self.dependency_rows: list[IntArray] = []
         self.dependencies: list[UIntArray] = []
-        # Row, start and end of each attribute found, by its place in KNOWN_ATTRIBUTES.
-        self.found: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
+        # Row, start and end of each attribute, by its index in KNOWN_ATTRIBUTES.
+        self.attributes: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
 
     def run(self) -> None:
         self._number(ID, self.ids)
@@ -392,11 +376,11 @@ class _Walk:
         self.regular &= (self.at == self.ends) & (self.types <= NodeType.COMM_COLL)
 
     def _rows(self, tag: int) -> IntArray:
-        """Nodes whose next field has *tag*."""
+        """Return the nodes whose next field has *tag*."""
         return np.flatnonzero((self.view.bytes(self.at) == tag) & (self.at < self.ends))
 
     def _varints(self, at: IntArray, rows: IntArray) -> tuple[UIntArray, IntArray]:
-        """Numbers at *at*, and where they end. Those of nine bytes and more make their node irregular."""
+        """Return the numbers at *at*, and where they end. Those of nine bytes and more make their node irregular."""
         words = self.view.words(at)
         stops = ~words & HIGH_BITS
         long = stops == 0
@@ -459,36 +443,36 @@ class _Walk:
             begin, stop = begin[rows], stop[rows]
             self.regular[rows[self.view.bytes(begin) != ATTRIBUTE_NAME]] = False
             name_at = begin + 2
-            found = self.view.hashes(name_at, name_at + self.view.bytes(begin + 1))
-            places = np.searchsorted(keys, found)
-            matches = np.flatnonzero(keys[np.minimum(places, len(keys) - 1)] == found)
-            for place in np.unique(places[matches]):
-                chosen = matches[places[matches] == place]
-                self.found.setdefault(int(order[place]), []).append((rows[chosen], begin[chosen], stop[chosen]))
+            hashes = self.view.hashes(name_at, name_at + self.view.bytes(begin + 1))
+            indices = np.searchsorted(keys, hashes)
+            matches = np.flatnonzero(keys[np.minimum(indices, len(keys) - 1)] == hashes)
+            for index in np.unique(indices[matches]):
+                chosen = matches[indices[matches] == index]
+                self.attributes.setdefault(int(order[index]), []).append((rows[chosen], begin[chosen], stop[chosen]))
 
 
-def _nodes(data: bytes, walk: _Walk, first: int, path: str) -> Nodes:
-    """The walk's findings as columns, with irregular nodes put in."""
+def _read_nodes(data: bytes, walk: _Walk, first: int, path: str) -> Nodes:
+    """Return the walk's results as columns, with irregular nodes put in."""
     count = len(walk.starts)
     names: dict[bytes, int] = {}
-    name_of = _interned(data, walk.view, walk.name_starts, walk.name_ends, names)
+    name_of = _intern(data, walk.view, walk.name_starts, walk.name_ends, names)
     columns: dict[str, tuple[Int32Array, dict[bytes, int]]] = {}
-    for place, parts in walk.found.items():
+    for index, parts in walk.attributes.items():
         rows, begin, stop = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         bodies: dict[bytes, int] = {}
         of = np.full(count, NONE, dtype=np.int32)
-        of[rows] = _interned(data, walk.view, begin, stop, bodies)
-        columns[KNOWN_ATTRIBUTES[place]] = of, bodies
+        of[rows] = _intern(data, walk.view, begin, stop, bodies)
+        columns[KNOWN_ATTRIBUTES[index]] = of, bodies
     rows = np.concatenate([np.zeros(0, dtype=np.int64), *walk.dependency_rows])
     values = np.concatenate([np.zeros(0, dtype=np.uint64), *walk.dependencies])
-    kept = walk.regular[rows]
-    rows, values = rows[kept], values[kept]
+    is_regular = walk.regular[rows]
+    rows, values = rows[is_regular], values[is_regular]
     more_rows, more_values = [], []
     for row in np.flatnonzero(~walk.regular).tolist():
         try:
             node = read_node(data[walk.starts[row] : walk.ends[row]])
         except WireError as error:
-            raise failure(first + row, int(walk.starts[row]), str(error), path) from None
+            raise _node_error(first + row, int(walk.starts[row]), error, path) from None
         walk.ids[row], walk.types[row], walk.durations_us[row] = node.number, node.kind, node.duration_us
         name_of[row] = names.setdefault(node.name, len(names))
         more_rows += [row] * len(node.dependencies)
@@ -508,29 +492,29 @@ def _nodes(data: bytes, walk: _Walk, first: int, path: str) -> Nodes:
             names=[text(name) for name in names],
             dependencies=values[np.argsort(rows, kind="stable")],
             dependency_ends=np.cumsum(np.bincount(rows, minlength=count)).astype(np.int64),
-            attributes=dict(_decoded(columns)),
+            attributes=dict(_decode_columns(columns)),
             inputs={
                 int(row): read_inputs(data[walk.starts[row] : walk.ends[row]])
                 for row in np.flatnonzero(walk.types == NodeType.METADATA)
             },
         )
     except WireError as error:
-        raise failure(first, 0, f"in a node from here on, {error}", path) from None
+        raise _node_error(first, 0, f"in a node from here on, {error}", path) from None
 
 
-def _decoded(columns: dict[str, tuple[Int32Array, dict[bytes, int]]]) -> Iterator[tuple[str, Column]]:
+def _decode_columns(columns: dict[str, tuple[Int32Array, dict[bytes, int]]]) -> Iterator[tuple[str, AttributeColumn]]:
     for name, (of, bodies) in columns.items():
         values = []
         for body in bodies:
-            found, value = read_attribute(body)
-            if found != name:
-                raise WireError(f"attribute {found!r} is not {name}")
+            own_name, value = read_attribute(body)
+            if own_name != name:
+                raise WireError(f"attribute {own_name!r} is not {name}")
             values.append(value)
-        yield name, Column(of, values)
+        yield name, AttributeColumn(of, values)
 
 
-def _interned(data: bytes, view: ByteView, starts: IntArray, ends: IntArray, known: dict[bytes, int]) -> Int32Array:
-    """An index for each distinct run of bytes."""
+def _intern(data: bytes, view: ByteView, starts: IntArray, ends: IntArray, known: dict[bytes, int]) -> Int32Array:
+    """Return an index for each distinct run of bytes."""
     _, firsts, inverse = np.unique(view.hashes(starts, ends), return_index=True, return_inverse=True)
     indices = [
         known.setdefault(data[start:end], len(known))

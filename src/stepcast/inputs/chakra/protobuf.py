@@ -22,8 +22,8 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 
 
-def mixed(hashes: UIntArray, more: UIntArray) -> UIntArray:
-    """Hashes that also depend on *more*."""
+def mix_hashes(hashes: UIntArray, more: UIntArray) -> UIntArray:
+    """Return hashes that also depend on *more*."""
     hashes = (hashes ^ more) * MULTIPLIER
     hashes ^= hashes >> HALF
     return hashes
@@ -45,7 +45,7 @@ class ByteView:
         return self._bytes[np.minimum(at, len(self._bytes) - 1)]
 
     def words(self, at: IntArray) -> UIntArray:
-        """The eight bytes from each place on, little-endian."""
+        """Return the eight bytes from each place on, little-endian."""
         words = self._words[np.minimum(at, self._last)]
         late = np.flatnonzero(at > self._last)
         if len(late):
@@ -53,7 +53,7 @@ class ByteView:
         return words
 
     def hashes(self, starts: IntArray, ends: IntArray) -> UIntArray:
-        """A hash of each run of bytes; equal runs, and hardly any others, have equal ones."""
+        """Return a hash of each run of bytes; equal runs, and hardly any others, have equal ones."""
         lengths = ends - starts
         hashes = lengths.astype(np.uint64)
         rows = np.arange(len(starts))
@@ -68,12 +68,12 @@ class ByteView:
             short = np.flatnonzero(left < WORD)
             if len(short):
                 words[short] &= (np.uint64(1) << (left[short] * WORD).astype(np.uint64)) - np.uint64(1)
-            hashes[rows] = mixed(hashes[rows], words)
+            hashes[rows] = mix_hashes(hashes[rows], words)
             at, left = at + WORD, left - WORD
 
 
 def name_hashes(names: Sequence[str]) -> UIntArray:
-    """The hashes that runs of bytes with these names have."""
+    """Return the hashes that runs of bytes with these names have."""
     encoded = [name.encode() for name in names]
     ends = np.cumsum([len(name) for name in encoded])
     starts = ends - [len(name) for name in encoded]
@@ -81,17 +81,15 @@ def name_hashes(names: Sequence[str]) -> UIntArray:
 
 
 def row_hashes(columns: Sequence[npt.NDArray[np.generic]]) -> UIntArray:
-    """A hash of each row of some columns of whole numbers."""
+    """Return a hash of each row of some columns of whole numbers."""
     hashes = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
-        hashes = mixed(hashes, column.astype(np.uint64, copy=False))
-        # Zero would swallow the columns before it.
-        hashes += MULTIPLIER
+        hashes = mix_hashes(hashes, column.astype(np.uint64, copy=False))
+        hashes += MULTIPLIER  # zero would swallow the columns before it
     return hashes
 
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-TWO_64, TWO_63, TWO_32, TWO_31 = 2**64, 2**63, 2**32, 2**31
 
 
 class WireError(ValueError):
@@ -130,13 +128,15 @@ STRUCTS = {
     AttributeKind.SFIXED64: struct.Struct("<q"),
 }
 RANGES = {
-    AttributeKind.INT32: (-TWO_31, TWO_31),
-    AttributeKind.INT64: (-TWO_63, TWO_63),
-    AttributeKind.UINT32: (0, TWO_32),
-    AttributeKind.UINT64: (0, TWO_64),
-    AttributeKind.SINT32: (-TWO_31, TWO_31),
-    AttributeKind.SINT64: (-TWO_63, TWO_63),
+    AttributeKind.INT32: (-(2**31), 2**31),
+    AttributeKind.INT64: (-(2**63), 2**63),
+    AttributeKind.UINT32: (0, 2**32),
+    AttributeKind.UINT64: (0, 2**64),
+    AttributeKind.SINT32: (-(2**31), 2**31),
+    AttributeKind.SINT64: (-(2**63), 2**63),
+    AttributeKind.BOOL: (0, 2),
 }
+SIGNED = (AttributeKind.SINT32, AttributeKind.SINT64)
 
 
 def varint(value: int) -> bytes:
@@ -150,24 +150,24 @@ def varint(value: int) -> bytes:
     return bytes(parts)
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at *at*, and where it ends."""
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number at *position*, and where it ends."""
     value = shift = 0
     while True:
-        if at >= len(data):
+        if position >= len(data):
             raise WireError("ends within a number")
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value & (TWO_64 - 1), at
+            return value & (2**64 - 1), position
         shift += 7
         if shift > 63:
             raise WireError("a number is longer than ten bytes")
 
 
 def field(number: int, wire: int) -> bytes:
-    """The tag that precedes a field."""
+    """Return the tag that precedes a field."""
     return varint(number << 3 | wire)
 
 
@@ -180,61 +180,57 @@ def bytes_field(number: int, value: bytes) -> bytes:
 
 
 def delimited(message: bytes) -> bytes:
-    """A message as it stands in a file of many."""
+    """Return a message as a file of many holds it."""
     return varint(len(message)) + message
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Every field of a message: number, wire type, and its number or bytes."""
-    at, end = 0, len(data)
-    while at < end:
-        tag, at = read_varint(data, at)
+    """Yield every field of a message: number, wire type, and its number or bytes."""
+    position, end = 0, len(data)
+    while position < end:
+        tag, position = read_varint(data, position)
         number, wire = tag >> 3, tag & 7
         if number == 0:
             raise WireError("has a field numbered 0")
-        value: int | bytes
         if wire == VARINT:
-            value, at = read_varint(data, at)
+            value, position = read_varint(data, position)
+            yield number, wire, value
+            continue
+        if wire == LENGTH:
+            length, position = read_varint(data, position)
+        elif wire in (FIXED64, FIXED32):
+            length = 8 if wire == FIXED64 else 4
         else:
-            if wire == LENGTH:
-                length, at = read_varint(data, at)
-            elif wire in (FIXED64, FIXED32):
-                length = 8 if wire == FIXED64 else 4
-            else:
-                raise WireError(f"has a field of wire type {wire}")
-            if at + length > end:
-                raise WireError("a field is longer than its message")
-            value = data[at : at + length]
-            at += length
-        yield number, wire, value
+            raise WireError(f"has a field of wire type {wire}")
+        if position + length > end:
+            raise WireError("a field is longer than its message")
+        yield number, wire, data[position : position + length]
+        position += length
 
 
 def attribute(name: str, kind: AttributeKind, value: Scalar | Sequence[Scalar]) -> bytes:
-    """An AttributeProto message."""
+    """Return an AttributeProto message."""
     head = bytes_field(1, name.encode())
     if isinstance(value, list | tuple):
-        return head + bytes_field(kind + 1, _packed(kind, value))
+        # Strings of a list are fields of their own, numbers are packed.
+        items = [_encode_scalar(kind, item) for item in value]
+        if kind < AttributeKind.STRING:
+            items = [b"".join(items)] if items else []
+        return head + bytes_field(kind + 1, b"".join(bytes_field(1, item) for item in items))
     assert not isinstance(value, Sequence) or isinstance(value, str | bytes)
-    wire = LENGTH if kind >= AttributeKind.STRING else _wire(kind)
-    body = _single(kind, value)
-    return head + field(kind, wire) + (varint(len(body)) + body if wire == LENGTH else body)
+    body = _encode_scalar(kind, value)
+    return head + (bytes_field(kind, body) if _wire(kind) == LENGTH else field(kind, _wire(kind)) + body)
 
 
 def _wire(kind: AttributeKind) -> int:
+    if kind >= AttributeKind.STRING:
+        return LENGTH
     if kind in STRUCTS:
         return FIXED64 if STRUCTS[kind].size == 8 else FIXED32
     return VARINT
 
 
-def _packed(kind: AttributeKind, values: Sequence[Scalar]) -> bytes:
-    """The list message of *kind*: strings one by one, numbers packed."""
-    if kind >= AttributeKind.STRING:
-        return b"".join(bytes_field(1, _single(kind, value)) for value in values)
-    packed = b"".join(_single(kind, value) for value in values)
-    return bytes_field(1, packed) if packed else b""
-
-
-def _single(kind: AttributeKind, value: Scalar) -> bytes:
+def _encode_scalar(kind: AttributeKind, value: Scalar) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
@@ -245,16 +241,16 @@ def _single(kind: AttributeKind, value: Scalar) -> bytes:
         except struct.error as error:
             raise WireError(f"{value} does not fit {kind.name.lower()}: {error}") from None
     number = int(value)
-    low, high = RANGES.get(kind, (0, 2))
+    low, high = RANGES[kind]
     if not low <= number < high:
         raise WireError(f"{number} does not fit {kind.name.lower()}")
-    if kind in (AttributeKind.SINT32, AttributeKind.SINT64):
+    if kind in SIGNED:
         return varint(number * 2 if number >= 0 else -number * 2 - 1)
-    return varint(number & (TWO_64 - 1))
+    return varint(number & (2**64 - 1))
 
 
 def read_attribute(data: bytes) -> tuple[str, Value]:
-    """Name and value of an AttributeProto; the last value wins, as protobuf says."""
+    """Return name and value of an AttributeProto; the last value wins, as protobuf says."""
     name, value = "", None
     for number, wire, content in fields(data):
         if number == 1 and isinstance(content, bytes):
@@ -276,32 +272,29 @@ def _read_value(number: int, wire: int, content: int | bytes) -> Value:
     if number != kind:
         if not isinstance(content, bytes):
             raise WireError(f"attribute field {number} should be a list message")
-        return tuple(value for item in fields(content) if item[0] == 1 for value in _items(kind, *item[1:]))
-    expected = LENGTH if kind >= AttributeKind.STRING else _wire(kind)
-    if wire != expected:
-        raise WireError(f"attribute field {number} has wire type {wire}; expected {expected}")
+        return tuple(value for item in fields(content) if item[0] == 1 for value in _read_items(kind, *item[1:]))
+    if wire != _wire(kind):
+        raise WireError(f"attribute field {number} has wire type {wire}; expected {_wire(kind)}")
     return _read_scalar(kind, content)
 
 
-def _items(kind: AttributeKind, wire: int, content: int | bytes) -> Iterator[Scalar]:
-    """The values of one entry of a list: one, or packed ones."""
-    expected = LENGTH if kind >= AttributeKind.STRING else _wire(kind)
-    if wire == expected:
+def _read_items(kind: AttributeKind, wire: int, content: int | bytes) -> Iterator[Scalar]:
+    """Yield the values of one entry of a list: one, or packed ones."""
+    if wire == _wire(kind):
         yield _read_scalar(kind, content)
-    elif wire == LENGTH and isinstance(content, bytes):
-        at = 0
-        size = STRUCTS[kind].size if kind in STRUCTS else 0
-        if size and len(content) % size:
-            raise WireError("a packed list ends within a value")
-        while at < len(content):
-            if size:
-                yield _read_scalar(kind, content[at : at + size])
-                at += size
-            else:
-                value, at = read_varint(content, at)
-                yield _read_scalar(kind, value)
-    else:
+    elif wire != LENGTH or not isinstance(content, bytes):
         raise WireError(f"a list entry has wire type {wire}")
+    elif kind in STRUCTS:
+        size = STRUCTS[kind].size
+        if len(content) % size:
+            raise WireError("a packed list ends within a value")
+        for position in range(0, len(content), size):
+            yield _read_scalar(kind, content[position : position + size])
+    else:
+        position = 0
+        while position < len(content):
+            value, position = read_varint(content, position)
+            yield _read_scalar(kind, value)
 
 
 def _read_scalar(kind: AttributeKind, content: int | bytes) -> Scalar:
@@ -312,11 +305,10 @@ def _read_scalar(kind: AttributeKind, content: int | bytes) -> Scalar:
             return content
         value: float | int = STRUCTS[kind].unpack(content)[0]
         return value
-    match kind:
-        case AttributeKind.BOOL:
-            return content != 0
-        case AttributeKind.SINT32 | AttributeKind.SINT64:
-            return content >> 1 if not content & 1 else -(content >> 1) - 1
-        case AttributeKind.INT32 | AttributeKind.INT64:
-            return content - TWO_64 if content >= TWO_63 else content
+    if kind is AttributeKind.BOOL:
+        return content != 0
+    if kind in SIGNED:
+        return content >> 1 if not content & 1 else -(content >> 1) - 1
+    if kind in (AttributeKind.INT32, AttributeKind.INT64):
+        return content - 2**64 if content >= 2**63 else content
     return content

@@ -1,19 +1,24 @@
-"""Chakra execution traces (protobuf, schema 0.0.4): stepcast's own and other programs'."""
+"""Chakra execution traces (protobuf, schema 0.0.4): stepcast's own and other programs'.
+
+The files of a set are named as ASTRA-sim names them: PREFIX.RANK.et, and a list of each communicator's ranks.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+import msgspec
+
+from stepcast.inputs.chakra.foreign import MOST_RANK, find_ranks, join_workloads, read_workload
+from stepcast.inputs.chakra.nodes import decode_together, dependency_indices, execution_order
 from stepcast.inputs.chakra.protobuf import WireError, fields, read_attribute, read_varint, text
-from stepcast.inputs.chakra.rank_files import lists_groups, rank_of, ranks_of_set, read_groups, run_of
+from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.limits import MIB, TRACE
+from stepcast.ir.limits import GROUPS, MIB, TRACE
+from stepcast.ir.workload import Workload
 
-if TYPE_CHECKING:
-    from stepcast.ir.workload import Workload
-
-__all__ = ["looks_like", "read", "read_run", "run_of"]
-
+RANK_FILE = re.compile(r"(.*)\.([0-9]{1,7})\.et(?:\.gz)?", re.DOTALL)
+# {"1": [0, 1], ...}: the list that --comm-group-configuration takes.
+GROUPS_HEAD = re.compile(rb'\s*\{\s*"[0-9]{1,9}"\s*:\s*\[[0-9,\s]*(?:\]|\Z)')
 VERSION = re.compile(r"v?\d{1,4}(?:\.\d{1,6}){0,3}(?:[-+.][\w.+-]{1,40})?")
 ATTRIBUTE_NAME = re.compile(rb"\x0a[\x01-\x60][A-Za-z_][ -~]*")
 # Wire types of Node's fields 1 to 10; dependencies may be packed.
@@ -24,47 +29,63 @@ VERSION_TAG, ATTRIBUTE_TAG = 0x0A, 0x12
 TOGETHER_BYTES = 8 * MIB
 
 
+def prefix_of(path: str) -> str:
+    """Return the prefix of a set's files, where *path* is a name for all of them."""
+    return re.sub(r"(\.et)?(\.gz)?\Z", "", path)
+
+
+def rank_of(path: str) -> int | None:
+    match = RANK_FILE.fullmatch(path)
+    return int(match[2]) if match else None
+
+
+def run_of(path: str) -> str:
+    """Return what the files of one set have in common; a file that names no rank is a set of its own."""
+    match = RANK_FILE.fullmatch(path)
+    return match[1] if match else path.removesuffix(".comm_group.json")
+
+
 def looks_like(head: bytes) -> bool:
-    """The first message is a GlobalMetadata, or after an empty one comes a node; or a list of groups."""
-    if lists_groups(head):
+    """Return whether a GlobalMetadata, or an empty one and a node, or a list of groups comes first."""
+    if GROUPS_HEAD.match(head):
         return True
     try:
-        message, rest, cut = _message(head)
+        message, rest, is_cut = _first_message(head)
         if message:
-            return _is_metadata(message, cut) or (not cut and _is_node(message))
-        message, rest, cut = _message(rest)
-        return bool(message) and not cut and _is_node(message)
+            return _is_metadata(message, is_cut) or (not is_cut and _is_node(message))
+        message, rest, is_cut = _first_message(rest)
+        return bool(message) and not is_cut and _is_node(message)
     except WireError:
         return False
 
 
-def _message(data: bytes) -> tuple[bytes, bytes, bool]:
-    """The first message, what follows it, and whether *data* ends within it."""
+def _first_message(data: bytes) -> tuple[bytes, bytes, bool]:
+    """Return the first message, what follows it, and whether *data* ends within it."""
     length, start = read_varint(data, 0)
     return data[start : start + length], data[start + length :], start + length > len(data)
 
 
-def _is_metadata(message: bytes, cut: bool) -> bool:
-    """A version and attributes with proper names, nothing else; the last may be cut off with the head."""
-    at = 0
-    while at < len(message):
-        tag = message[at]
-        length, start = read_varint(message, at + 1)
-        content, at = message[start : start + length], start + length
-        if at > len(message) and not cut:
+def _is_metadata(message: bytes, is_cut: bool) -> bool:
+    """Return whether it holds a version and attributes with proper names; the last may be cut off with the head."""
+    position = 0
+    while position < len(message):
+        tag = message[position]
+        length, start = read_varint(message, position + 1)
+        content, position = message[start : start + length], start + length
+        if position > len(message) and not is_cut:
             return False
         if tag == VERSION_TAG:
             if content and not VERSION.fullmatch(text(content)):
                 return False
         elif tag != ATTRIBUTE_TAG or not ATTRIBUTE_NAME.match(content):
             return False
-        elif at <= len(message):
+        elif position <= len(message):
             read_attribute(content)
     return True
 
 
 def _is_node(message: bytes) -> bool:
-    """Only a node's fields, with a known type and a name that can be read."""
+    """Return whether it has a node's fields alone, with a known type and a name that can be read."""
     kind = name = None
     for number, wire, content in fields(message):
         if wire not in NODE_WIRES.get(number, ()):
@@ -78,57 +99,66 @@ def _is_node(message: bytes) -> bool:
     return isinstance(kind, int) and 0 < kind <= LAST_NODE_TYPE and name is not None and (name + "_").isprintable()
 
 
-def read(source: Source) -> "Workload":
-    """The workload in one trace."""
-    return read_run([source])
-
-
-def read_run(sources: Sequence[Source]) -> "Workload":
-    """The workload in the traces of ranks: as it was written, if by stepcast, else their nodes in order."""
-    # Here, so that recognising other formats does not load them.
-    from stepcast.inputs.chakra.foreign import foreign_workload, joined_workload, known_ranks
-    from stepcast.inputs.chakra.nodes import decode_together, dependency_indices, execution_order
-    from stepcast.inputs.chakra.record import RECORD
-
+def read_run(sources: Sequence[Source]) -> Workload:
+    """Return the workload in the traces of ranks: as it was written, if by stepcast, else their nodes in order."""
     groups: dict[str, tuple[int, ...]] = {}
     files: list[Source] = []
     for source in sources:
-        if lists_groups(source.head_bytes):
+        if GROUPS_HEAD.match(source.head_bytes):
             groups |= read_groups(source)
         else:
             files.append(source)
     if not files:
         raise FormatError("lists communicators and holds no trace; name the .et files with it", sources[0].path)
     paths = [source.path for source in files]
-    ranks = ranks_of_set(paths) if len(files) > 1 else (rank_of(paths[0]),)
+    ranks = _ranks_of_set(paths) if len(files) > 1 else (rank_of(paths[0]),)
     if any(RECORD.encode() in source.head_bytes for source in files):
-        workload = _own_workload(files)
+        workload = _read_own(files)
         if workload is not None:
             return workload
     traces, orders = [], []
-    for some in _handfuls(files):
-        for trace, (_, path) in zip(decode_together(some), some, strict=True):
+    for batch in _batches(files):
+        for trace, (_, path) in zip(decode_together(batch), batch, strict=True):
             dependencies = dependency_indices(trace.nodes, path)
             traces.append(trace)
             orders.append((dependencies, execution_order(trace.nodes, dependencies, path)))
-    known = known_ranks([trace.nodes for trace in traces], groups, ranks)
-    found = {
-        path: foreign_workload(trace, *order, path, known)
+    known = find_ranks([trace.nodes for trace in traces], groups, ranks)
+    workloads = {
+        path: read_workload(trace, *order, path, known)
         for trace, order, path in zip(traces, orders, paths, strict=True)
     }
-    return joined_workload(found, ranks)
+    return join_workloads(workloads, ranks)
 
 
-def _own_workload(files: Sequence[Source]) -> "Workload | None":
+def read_groups(source: Source) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each communicator by its number."""
+    try:
+        groups = msgspec.json.decode(source.raw(GROUPS), type=dict[str, tuple[int, ...]])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{error}; expected a list of ranks for each communicator", source.path) from None
+    for name, ranks in groups.items():
+        if not ranks or len(set(ranks)) < len(ranks) or not 0 <= min(ranks) <= max(ranks) < MOST_RANK:
+            raise FormatError(f"communicator {name!r} is {ranks[:4]!r}...; expected different ranks", source.path)
+    return groups
+
+
+def _ranks_of_set(paths: Sequence[str]) -> tuple[int, ...]:
+    ranks: dict[int, str] = {}
+    for path in paths:
+        rank = rank_of(path)
+        if rank is None:
+            raise FormatError("names no rank; the files of one run are PREFIX.0.et, PREFIX.1.et, ...", path)
+        if rank in ranks:
+            raise FormatError(f"is of rank {rank}, as is {ranks[rank]}; name the files of one run", path)
+        ranks[rank] = path
+    return tuple(ranks)
+
+
+def _read_own(files: Sequence[Source]) -> Workload | None:
     """Return the workload that all *files* record, None where another program wrote them."""
-    from stepcast.inputs.chakra.record import decode_workload, read_record
-
-    first: bytes | None = None
-    for source in files:
-        record = read_record(source.raw(TRACE), source.path)
-        if source is files[0]:
-            first = record
-        if record != first:
+    first = read_record(files[0].raw(TRACE), files[0].path)
+    for source in files[1:]:
+        if read_record(source.raw(TRACE), source.path) != first:
             raise FormatError(f"is of another set than {files[0].path}", source.path)
     try:
         return None if first is None else decode_workload(first)
@@ -136,17 +166,16 @@ def _own_workload(files: Sequence[Source]) -> "Workload | None":
         raise FormatError(f"{error}; expected a trace as stepcast writes it", files[0].path) from None
 
 
-def _handfuls(files: Sequence[Source]) -> Iterator[list[tuple[bytes, str]]]:
-    """What is in *files*, and their paths, as many at a time as are decoded together."""
-    some: list[tuple[bytes, str]] = []
+def _batches(files: Sequence[Source]) -> Iterator[list[tuple[bytes, str]]]:
+    """Yield the content and the path of as many *files* at a time as are decoded together."""
+    batch: list[tuple[bytes, str]] = []
     size = 0
     for source in files:
         # Not source.data(), which would take some lengths for the mark of UTF-16 text.
         data = source.raw(TRACE)
-        if some and size + len(data) > TOGETHER_BYTES:
-            yield some
-            some, size = [], 0
-        some.append((data, source.path))
+        if batch and size + len(data) > TOGETHER_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append((data, source.path))
         size += len(data)
-    if some:
-        yield some
+    yield batch

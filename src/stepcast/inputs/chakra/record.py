@@ -2,7 +2,7 @@
 
 The GlobalMetadata of each file holds `stepcast.workload`, the folded Workload as compressed JSON in which
 every distinct work, op and layer occurs once, and `stepcast.nodes`, the CRC-32 of the nodes that follow. The
-nodes are for other programs; the checksum tells when one of those changed them.
+nodes are for other programs; the checksum shows when one of those changed them.
 """
 
 import zlib
@@ -13,15 +13,7 @@ from typing import Annotated, TypeVar, get_args
 import msgspec
 
 from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
-from stepcast.inputs.chakra.protobuf import (
-    AttributeKind,
-    Value,
-    WireError,
-    attribute,
-    bytes_field,
-    delimited,
-    read_varint,
-)
+from stepcast.inputs.chakra.protobuf import AttributeKind, WireError, attribute, bytes_field, delimited, read_varint
 from stepcast.inputs.source import FormatError
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
@@ -207,7 +199,12 @@ def write_head(record: bytes, rank: int, nodes: bytes) -> bytes:
 
 def read_record(data: bytes, path: str) -> bytes | None:
     """Return the record in a trace that stepcast wrote and nobody changed, None in another program's."""
-    metadata, end = _read_head(data)
+    try:
+        length, start = read_varint(data, 0)
+        end = start + length
+        metadata = read_metadata(data[start:end])[1] if has_metadata(data[start:end]) else {}
+    except WireError:
+        return None  # decoding the trace reports the damage
     record = metadata.get(RECORD)
     if record is None:
         return None
@@ -218,13 +215,3 @@ def read_record(data: bytes, path: str) -> bytes | None:
             f"its nodes were changed after stepcast wrote it; remove the attribute {RECORD} to read them", path
         )
     return record
-
-
-def _read_head(data: bytes) -> tuple[dict[str, Value], int]:
-    """Return the attributes of a file's GlobalMetadata, if it begins with one, and where its nodes begin."""
-    try:
-        length, start = read_varint(data, 0)
-        message = data[start : start + length]
-        return (read_metadata(message)[1] if has_metadata(message) else {}), start + length
-    except WireError:
-        return {}, 0  # decoding the trace reports the damage
