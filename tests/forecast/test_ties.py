@@ -14,7 +14,7 @@ from stepcast.ir.captured import Captured, Tie
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Elementwise, ElementwiseKind
 from stepcast.ir.workload import Layer, Op
-from stepcast.outputs.captured import write
+from stepcast.outputs.plain import write_captured
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "captured" / "llama-3.2-1b.json"
 EMBEDDING_BYTES = 128256 * 2048 * 2
@@ -48,7 +48,7 @@ def test_the_embedding_is_tied_to_the_head(llama: Captured) -> None:
     (tie,) = llama.ties
     assert tie.size_bytes == EMBEDDING_BYTES
     assert tie.parts[0] == 0
-    assert reader.read(Source("again", data=write(llama))).ties == llama.ties
+    assert reader.read(Source("again", data=write_captured(llama))).ties == llama.ties
 
 
 def test_first_and_last_stage_sum_its_gradients(llama: Captured, cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.outputs.rows import columns_of, csv_bytes, table_bytes
+from stepcast.outputs.plain import columns_of, csv_bytes, table_bytes
 
 ROWS: list[dict[str, Any]] = [{"a": 1, "b": None, "parts": {"x": 1}}, {"a": 2.5, "b": "x,y", "parts": {}}]
 

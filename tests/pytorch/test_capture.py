@@ -20,7 +20,7 @@ from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.layout import Layout  # noqa: E402
 from stepcast.ir.work import GroupedMatmul, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
-from stepcast.outputs.captured import write  # noqa: E402
+from stepcast.outputs.plain import write_captured  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions, build_program  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 from stepcast.pytorch.capture.tracer import CaptureError  # noqa: E402
@@ -83,7 +83,7 @@ def test_memory_holds_what_there_is(tiny: Captured) -> None:
 
 
 def test_written_and_read_again(tiny: Captured) -> None:
-    assert reader.read(Source("x.json", write(tiny))) == tiny
+    assert reader.read(Source("x.json", write_captured(tiny))) == tiny
 
 
 def test_checkpoints_keep_less_and_compute_more(tiny: Captured, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.layout import Layout  # noqa: E402
 from stepcast.ir.work import Attention, Collective, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
-from stepcast.outputs.captured import write  # noqa: E402
+from stepcast.outputs.plain import write_captured  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 
@@ -112,7 +112,7 @@ def test_each_rank_has_its_share(llama: Captured) -> None:
 
 
 def test_written_and_read_again(llama: Captured) -> None:
-    assert reader.read(Source("x.json", write(llama))) == llama
+    assert reader.read(Source("x.json", write_captured(llama))) == llama
 
 
 def test_checkpointed_layers_are_split_too(path: str, llama: Captured) -> None:

@@ -16,7 +16,7 @@ from stepcast.inputs.source import Source  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
-from stepcast.outputs.captured import write  # noqa: E402
+from stepcast.outputs.plain import write_captured  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 
@@ -139,7 +139,7 @@ def test_the_host_waits_where_the_program_looks(name: str, waits: int) -> None:
     """At a value that a GPU has, and for numbers that are copied to it; numbers of the host are no copy."""
     found = of(name)
     assert sum(op.host_reads for op in ops(found)) == waits
-    assert reader.read(Source("again", data=write(found))) == found
+    assert reader.read(Source("again", data=write_captured(found))) == found
 
 
 def test_experts_in_a_loop_get_tokens_alike() -> None:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.predict and (given := [name for name in PREDICTING if name in args.given]):
         raise ValueError(f"{option_of(given[0])} has no effect without --predict")
     from stepcast.cli.captured import captured_facts, predicted
-    from stepcast.outputs.captured import write
+    from stepcast.outputs.plain import write_captured
     from stepcast.pytorch.load import load_torch
 
     load_torch("capture")
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     captured = capture(args.program, options)
     found = captured_facts(captured)
     if args.output:
-        write_file(args.output, write(captured))
+        write_file(args.output, write_captured(captured))
         found["output"] = args.output
     if args.predict:
         prediction, said = predicted(captured, args)

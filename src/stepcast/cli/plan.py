@@ -15,7 +15,7 @@ from stepcast.cli.predict import DOES_NOT_FIT
 from stepcast.cli.remedies import remedies
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.limits import STEPS
-from stepcast.outputs.rows import table_bytes
+from stepcast.outputs.plain import table_bytes
 from stepcast.questions.numbers import amount, check_multiple, count
 from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 from stepcast.version import __version__

@@ -127,7 +127,7 @@ def _check_output(name: str | None) -> None:
     if not name.endswith(WRITTEN):
         raise ValueError(f"{name}: name a file that ends in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}")
     if name.endswith(".parquet"):
-        from stepcast.outputs.rows import check_parquet
+        from stepcast.outputs.plain import check_parquet
 
         check_parquet()
 
@@ -137,6 +137,6 @@ def _document(name: str, found: dict[str, Any]) -> bytes:
         import msgspec
 
         return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-    from stepcast.outputs.rows import table_bytes
+    from stepcast.outputs.plain import table_bytes
 
     return table_bytes(name, found["rows"])

@@ -238,6 +238,6 @@ def _document(kind: str, name: str, rows: list[dict[str, Any]]) -> bytes:
         import msgspec
 
         return msgspec.json.encode(rows) + b"\n"
-    from stepcast.outputs.rows import table_bytes
+    from stepcast.outputs.plain import table_bytes
 
     return table_bytes(f"{name}.{kind}", rows)

@@ -248,7 +248,7 @@ def _ends(columns: "MeasuredColumns", at: int, banded: bool) -> tuple[str, ...]:
 
 def _write_csv(path: str, measured: Mapping[str, "MeasuredColumns"], units: Mapping[str, str]) -> None:
     """Sets of one unit share its two columns; those of the other are blank."""
-    from stepcast.outputs.rows import csv_bytes
+    from stepcast.outputs.plain import csv_bytes
 
     tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
     known = [unit for unit in ("s", "bytes") if unit in units.values()]

@@ -1,7 +1,8 @@
 """Captured programs (``stepcast capture -o FILE``): JSON of our own."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -11,26 +12,27 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED, LAYERS
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded, Work
-from stepcast.ir.workload import Block, Layer, Op, Phase, Role, Stage, Workload
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 
 FORMAT, VERSION = "stepcast-captured", 3
-WORKS = {
-    each.__name__.lower(): each for each in (Matmul, GroupedMatmul, Attention, RecurrentCells, Elementwise, Recorded)
+WORKS: dict[str, Callable[..., Work]] = {
+    kind.__name__.lower(): kind for kind in (Matmul, GroupedMatmul, Attention, RecurrentCells, Elementwise, Recorded)
 }
-ENUMS: dict[str, Any] = {"dtype": DType, "kind": ElementwiseKind}
+ENUMS: dict[str, type[DType | ElementwiseKind]] = {"dtype": DType, "kind": ElementwiseKind}
+
+# Its name, the number of its work, its kernels, and 1 where the host waits for them.
+OpRow = Annotated[list[str | int], msgspec.Meta(min_length=2, max_length=4)]
+Item = TypeVar("Item")
 
 
-Row = list[Any]  # name, number of its work, its kernels, and 1 where the host waits for them
-
-
-class _Layer(msgspec.Struct):
+class _CapturedLayer(msgspec.Struct):
     name: str
-    forward: list[Row]
-    input_gradient: list[Row] = msgspec.field(name="input-gradient")
-    weight_gradient: list[Row] = msgspec.field(name="weight-gradient")
+    forward: list[OpRow]
+    input_gradient: list[OpRow] = msgspec.field(name="input-gradient")
+    weight_gradient: list[OpRow] = msgspec.field(name="weight-gradient")
 
 
-class _File(msgspec.Struct):
+class _CapturedFile(msgspec.Struct):
     format: str
     version: int
     name: str
@@ -39,13 +41,13 @@ class _File(msgspec.Struct):
     batch: int
     precision: DType
     compiled: bool
-    memory: dict[str, int]
-    works: list[list[Any]]
-    layers: list[_Layer]
+    memory: CapturedMemory
+    works: list[list[object]]
+    layers: list[_CapturedLayer]
     body: list[tuple[list[int], int]]
     epilogue: list[int]
     parts: list[list[int | str]]
-    ties: list[tuple[list[int], int, int]] = []
+    ties: list[tuple[tuple[int, ...], int, int]] = []
     facts: dict[str, str] = {}
     warnings: list[str] = []
 
@@ -56,73 +58,66 @@ def looks_like(head: str) -> bool:
 
 def read(source: Source) -> Captured:
     try:
-        found = msgspec.json.decode(source.data(CAPTURED), type=_File)
+        file = msgspec.json.decode(source.data(CAPTURED), type=_CapturedFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"no captured program: {error}", source.path) from None
-    if found.version != VERSION:
+    if file.version != VERSION:
         raise FormatError(
-            f"version {found.version}; this stepcast reads version {VERSION}: capture the program again", source.path
+            f"version {file.version}; this stepcast reads version {VERSION}: capture the program again", source.path
         )
-    LAYERS.check(sum(len(numbers) * max(1, times) for numbers, times in found.body) // 100)
-    works = [_work(row) for row in found.works]
-    layers = [_layer(each, works) for each in found.layers]
-    body = tuple(Block(tuple(_at(layers, at) for at in numbers), times) for numbers, times in found.body)
-    epilogue = tuple(_at(layers, at) for at in found.epilogue)
-    workload = Workload(
-        (Stage(body, epilogue=epilogue),), name=found.name, source="captured", warnings=tuple(found.warnings)
-    )
+    LAYERS.check(sum(len(numbers) * max(1, times) for numbers, times in file.body) // 100)
+    works = [_read_work(row) for row in file.works]
+    layers = [_read_layer(layer, works) for layer in file.layers]
+    body = tuple(Block(tuple(_item(layers, number) for number in numbers), times) for numbers, times in file.body)
+    stage = Stage(body, epilogue=tuple(_item(layers, number) for number in file.epilogue))
     try:
-        memory = CapturedMemory(**found.memory)
-        parts = tuple(LayerPart(*row) for row in found.parts)  # type: ignore[arg-type]
+        parts = tuple(LayerPart(*row) for row in file.parts)  # type: ignore[arg-type]
     except TypeError as error:
         raise FormatError(f"no captured program: {error}", source.path) from None
     return Captured(
-        workload=workload,
+        workload=Workload((stage,), name=file.name, source="captured", warnings=tuple(file.warnings)),
         parts=parts,
-        memory=memory,
-        parameters=found.parameters,
-        tokens=found.tokens,
-        batch=found.batch,
-        precision=found.precision,
-        compiled=found.compiled,
-        facts=tuple(found.facts.items()),
-        ties=tuple(Tie(tuple(parts), size, split) for parts, size, split in found.ties),
+        memory=file.memory,
+        parameters=file.parameters,
+        tokens=file.tokens,
+        batch=file.batch,
+        precision=file.precision,
+        compiled=file.compiled,
+        facts=tuple(file.facts.items()),
+        ties=tuple(Tie(*tie) for tie in file.ties),
     )
 
 
-def _work(row: list[Any]) -> Work:
-    kind = WORKS.get(row[0]) if row and isinstance(row[0], str) else None
-    if kind is None:
+def _read_work(row: list[object]) -> Work:
+    name = row[0] if row and isinstance(row[0], str) else ""
+    if name not in WORKS:
         raise FormatError(f"unknown work {row[:1]}; known: {', '.join(WORKS)}")
-    names = [each.name for each in fields(kind)]
+    names = [field.name for field in fields(WORKS[name])]  # type: ignore[arg-type]
     if len(row) - 1 > len(names):
-        raise FormatError(f"a {row[0]} has {len(names)} numbers, not {len(row) - 1}")
+        raise FormatError(f"a {name} has {len(names)} numbers, not {len(row) - 1}")
     values = dict(zip(names, row[1:], strict=False))
     try:
-        return kind(**{name: ENUMS.get(name, lambda value: value)(value) for name, value in values.items()})
+        return WORKS[name](**{key: ENUMS[key](str(value)) if key in ENUMS else value for key, value in values.items()})
     except TypeError as error:
-        raise FormatError(f"no {row[0]}: {error}") from None
+        raise FormatError(f"no {name}: {error}") from None
 
 
-def _layer(found: _Layer, works: list[Work]) -> Layer:
-    ops = {
-        Phase.FORWARD: found.forward,
-        Phase.INPUT_GRADIENT: found.input_gradient,
-        Phase.WEIGHT_GRADIENT: found.weight_gradient,
-    }
-    forward, inputs, weights = (tuple(_op(row, works) for row in rows) for rows in ops.values())
-    role = Role.OPTIMIZER if found.name == Role.OPTIMIZER else None
-    return Layer(found.name, forward, inputs, weights, role=role)
+def _read_layer(layer: _CapturedLayer, works: Sequence[Work]) -> Layer:
+    rows = (layer.forward, layer.input_gradient, layer.weight_gradient)
+    forward, inputs, weights = (tuple(_read_op(row, works) for row in phase) for phase in rows)
+    role = Role.OPTIMIZER if layer.name == Role.OPTIMIZER else None
+    return Layer(layer.name, forward, inputs, weights, role=role)
 
 
-def _op(row: list[Any], works: list[Work]) -> Op:
-    if len(row) not in (2, 3, 4) or not isinstance(row[0], str) or not all(type(each) is int for each in row[1:]):
-        raise FormatError(f"no op: {row}")
-    kernels, *reads = row[2:] or [1]
-    return Op(row[0], _at(works, row[1]), kernels=kernels, host_reads=reads == [1])
+def _read_op(row: OpRow, works: Sequence[Work]) -> Op:
+    match row:
+        case [str(name), int(number), *rest] if all(type(value) is int for value in rest):
+            kernels, *host_reads = rest or [1]
+            return Op(name, _item(works, number), kernels=int(kernels), host_reads=host_reads == [1])
+    raise FormatError(f"no op: {row}")
 
 
-def _at(values: list[Any], at: int) -> Any:
-    if not 0 <= at < len(values):
-        raise FormatError(f"number {at} of {len(values)}")
-    return values[at]
+def _item(values: Sequence[Item], number: int) -> Item:
+    if not 0 <= number < len(values):
+        raise FormatError(f"number {number} of {len(values)}")
+    return values[number]

@@ -2,34 +2,86 @@
 
 PREFIX.0.et, PREFIX.1.et ... hold what each rank runs, in the order of the pipeline's schedule and with the
 messages between stages; PREFIX.comm_group.json lists the ranks of each communicator that they name.
+
+A node waits for the blocking one before, for the one before it in its lane (its group's communication) and
+for those it must come after; a non-blocking op is waited for by nothing else. What differs between the ranks
+of a stage, its communicator and its peers, is added for each rank.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
-from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited
+from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
 from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.ranks import grid_of, members, neighbour
-from stepcast.ir.work import COMPUTING, Collective, Direction, Recorded, Transfer
-from stepcast.ir.workload import Layer, Workload
-from stepcast.outputs.chakra_nodes import ATTRIBUTE_FIELD, NodeExchange, SharedNode, StageNodes
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
+from stepcast.ir.work import (
+    COMPUTING,
+    GATHERS,
+    Attention,
+    Collective,
+    Direction,
+    Elementwise,
+    GroupedMatmul,
+    HostCopy,
+    HostUpdate,
+    Matmul,
+    Recorded,
+    Transfer,
+    Work,
+)
+from stepcast.ir.workload import Layer, Op, Phase, Workload
+from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.simulation.schedules import schedule_for
-from stepcast.units import format_bytes
+from stepcast.simulation.step import model_copies
+from stepcast.units import US, format_bytes
+
+ATTRIBUTE_FIELD = 10
+DATA_DEPENDENCIES_FIELD = 5
+# Tags below are those of messages between stages.
+FIRST_TAG = 2**24
+SENDS = ("activations", "gradients")
+ON_DEVICE = attribute("is_cpu_op", AttributeKind.BOOL, False)
+
+
+class NodePeers(NamedTuple):
+    """With whom a node communicates: all of its group, or the peer *offset* places away."""
+
+    group: Group
+    offset: int | None = None
+    receives: bool = False
+
+
+class SharedNode(NamedTuple):
+    """A node's fields that are the same on every rank of a stage."""
+
+    message: bytes
+    peers: NodePeers | None
 
 
 def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
-    """The name and content of each file of the set, named after *output* without its .et."""
+    """Yield the name and content of each file of the set, named after *output* without its .et."""
     ranks = workload.layout.gpus
     if output == "-" and ranks > 1:
         raise ValueError(f"chakra is a file for each of {ranks} ranks; give a name to write them to")
-    prefix, packed = prefix_of(output), ".gz" if output.endswith(".gz") else ""
-    _check_nodes(workload)
+    prefix, suffix = prefix_of(output), ".gz" if output.endswith(".gz") else ""
+    # Nodes are written out, layer by layer and micro-batch by micro-batch.
+    count = sum(
+        len(layer.all_ops) * times
+        for stage in workload.stages
+        for layer, times in stage.counted_layers(workload.micro_batches)
+    )
+    NODES.check(count * (workload.layout.pp if workload.uniform else 1))
     communicators = _Communicators(workload)
-    answered = any(
+    has_receives = any(
         isinstance(op.work, Transfer) and op.work.direction is Direction.RECEIVE
         for layer in _layers(workload)
         for op in layer.all_ops
@@ -38,49 +90,35 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
     record = encode_workload(workload)
     per_stage = ranks // workload.layout.pp
     for coordinate in range(workload.layout.pp):
-        stage = StageNodes(workload, schedule, coordinate, answered)
-        parts = _joined(stage.nodes())
-        _check_size(len(record) + sum(len(fixed) for fixed, _ in parts), ranks)
+        parts = _join_shared(StageNodes(workload, schedule, coordinate, has_receives).nodes())
+        file_bytes = len(record) + sum(len(message) for message, _ in parts)
+        if file_bytes * ranks > CHAKRA_SET.most:
+            raise ValueError(
+                f"{ranks:,} ranks need a file of {format_bytes(file_bytes)} each; {CHAKRA_SET.said}: "
+                "write one with fewer replicas or micro-batches"
+            )
         for rank in range(coordinate * per_stage, (coordinate + 1) * per_stage):
             content = b"".join(
-                fixed if exchange is None else delimited(fixed + communicators.fields(exchange, rank))
-                for fixed, exchange in parts
+                message if peers is None else delimited(message + communicators.fields(peers, rank))
+                for message, peers in parts
             )
-            name = "-" if output == "-" else f"{prefix}.{rank}.et{packed}"
+            name = "-" if output == "-" else f"{prefix}.{rank}.et{suffix}"
             yield name, write_head(record, rank, content) + content
     if groups := communicators.listed():
         yield f"{prefix}.comm_group.json", groups
 
 
-def _check_size(file_bytes: int, ranks: int) -> None:
-    if file_bytes * ranks > CHAKRA_SET.most:
-        raise ValueError(
-            f"{ranks:,} ranks need a file of {format_bytes(file_bytes)} each; {CHAKRA_SET.said}: "
-            "write one with fewer replicas or micro-batches"
-        )
-
-
-def _check_nodes(workload: Workload) -> None:
-    """They are written out, layer by layer and micro-batch by micro-batch."""
-    found = sum(
-        len(layer.all_ops) * times
-        for stage in workload.stages
-        for layer, times in stage.counted_layers(workload.micro_batches)
-    )
-    NODES.check(found * (workload.layout.pp if workload.uniform else 1))
-
-
-def _joined(nodes: Iterator[SharedNode]) -> list[tuple[bytes, NodeExchange | None]]:
-    """Nodes that are the same on every rank in one piece, as they stand in a file."""
-    parts: list[tuple[bytes, NodeExchange | None]] = []
+def _join_shared(nodes: Iterator[SharedNode]) -> list[SharedNode]:
+    """Join nodes that are the same on every rank into one piece, as a file holds them."""
+    parts: list[SharedNode] = []
     same = bytearray()
     for node in nodes:
-        if node.exchange is None:
+        if node.peers is None:
             same += delimited(node.message)
             continue
-        parts += [(bytes(same), None), (node.message, node.exchange)]
+        parts += [SharedNode(bytes(same), None), node]
         same = bytearray()
-    return [*parts, (bytes(same), None)]
+    return [*parts, SharedNode(bytes(same), None)]
 
 
 class _Communicators:
@@ -89,7 +127,7 @@ class _Communicators:
     def __init__(self, workload: Workload) -> None:
         self._layout = workload.layout
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._known: dict[tuple[NodeExchange, int], bytes] = {}
+        self._known: dict[tuple[NodePeers, int], bytes] = {}
         used = {op.work.group for layer in _layers(workload) for op in layer.all_ops if isinstance(op.work, Collective)}
         for family in Group:
             if family in used and workload.layout.size(family) > 1:
@@ -98,23 +136,23 @@ class _Communicators:
                         self._numbers.setdefault(ranks, len(self._numbers) + 1)
 
     def listed(self) -> bytes:
-        """What ASTRA-sim takes as --comm-group-configuration; nothing where all ranks are one group."""
-        groups: Mapping[str, tuple[int, ...]] = {str(n): ranks for ranks, n in self._numbers.items()}
+        """Return the list that ASTRA-sim takes as --comm-group-configuration; nothing where all ranks are one group."""
+        groups = {str(number): ranks for ranks, number in self._numbers.items()}
         return msgspec.json.encode(groups) + b"\n" if groups else b""
 
-    def fields(self, exchange: NodeExchange, rank: int) -> bytes:
-        """What a communicating node says on *rank* alone."""
-        key = (exchange, rank)
+    def fields(self, peers: NodePeers, rank: int) -> bytes:
+        """Return the attributes that a communicating node has on *rank* alone."""
+        key = (peers, rank)
         if key not in self._known:
-            self._known[key] = b"".join(bytes_field(ATTRIBUTE_FIELD, each) for each in self._attributes(exchange, rank))
+            self._known[key] = _attribute_fields(self._attributes(peers, rank))
         return self._known[key]
 
-    def _attributes(self, exchange: NodeExchange, rank: int) -> list[bytes]:
-        if exchange.offset is None:
-            number = self._numbers.get(members(rank, exchange.group, self._layout))
+    def _attributes(self, peers: NodePeers, rank: int) -> list[bytes]:
+        if peers.offset is None:
+            number = self._numbers.get(members(rank, peers.group, self._layout))
             return [attribute("pg_name", AttributeKind.STRING, str(number))] if number else []
-        peer = neighbour(rank, exchange.offset, self._layout, exchange.group)
-        source, target = (peer, rank) if exchange.receives else (rank, peer)
+        peer = neighbour(rank, peers.offset, self._layout, peers.group)
+        source, target = (peer, rank) if peers.receives else (rank, peer)
         return [attribute("comm_src", AttributeKind.INT32, source), attribute("comm_dst", AttributeKind.INT32, target)]
 
 
@@ -144,3 +182,296 @@ def _layers(workload: Workload) -> Iterator[Layer]:
             yield from block.layers
         yield from (variation.layer for variation in stage.variations)
         yield from stage.epilogue
+
+
+class NodeChain:
+    """Writes the nodes of one stage."""
+
+    def __init__(self, layout: Layout, coordinate: int, has_receives: bool) -> None:
+        """*has_receives*: sends of the workload have receives of their own; else each rank gets what it sends."""
+        self._layout = layout
+        self._coordinate = coordinate
+        self._has_receives = has_receives
+        self._next_id = 1
+        self._next_tag = FIRST_TAG
+        self._last_blocking = 0
+        self._last_of_lane: dict[str, int] = {}
+        self._last_of_name: dict[str, int] = {}
+        self._finishing = False
+        # By identity: hashing a layer at each of its nodes would cost more than encoding it.
+        self._known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+
+    def layer(self, layer: Layer, phase: Phase) -> Iterator[SharedNode]:
+        """Yield the ops of one phase."""
+        for op in layer.ops(phase):
+            peers = self._peers(op.work)
+            key = (id(op), id(layer))
+            if key not in self._known:
+                self._known[key] = self._encode(op, layer, peers is not None)
+            head, attributes = self._known[key]
+            tag = b""
+            if isinstance(op.work, Transfer):
+                tag = _attribute_fields([attribute("comm_tag", AttributeKind.INT32, self._next_tag)])
+                self._next_tag += 1
+            lane = str(op.work.group) if isinstance(op.work, Collective | Transfer) else "compute"
+            named = {self._last_of_name.get(name, 0) for name in op.after}
+            waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, named)
+            yield SharedNode(self._number(head, waits, attributes + tag, lane), peers)
+            if not self._has_receives and isinstance(op.work, Transfer) and self._has_peer(op.work, -1):
+                yield self._mirror(op.work, tag, lane)
+            if op.blocking:
+                self._last_blocking = self._next_id - 1
+            else:
+                self._last_of_name[op.name] = self._next_id - 1
+
+    def receive(self, direction: int, source: int, size_bytes: int, tag: int) -> SharedNode:
+        """Receive what *source* sends, which all that follows waits for; after our own sends, which it may need."""
+        waits = self._waits(f"receive {SENDS[direction]}", {self._last_of_lane.get(lane, 0) for lane in SENDS})
+        node = self._message("receive", direction, size_bytes, tag, waits)
+        self._last_blocking = self._next_id - 1
+        return SharedNode(node, NodePeers(Group.PP, source - self._coordinate, receives=True))
+
+    def send(self, direction: int, target: int, size_bytes: int, tag: int) -> SharedNode:
+        """Send to *target* while all that follows runs."""
+        waits = self._waits(SENDS[direction], set())
+        node = self._message("send", direction, size_bytes, tag, waits)
+        return SharedNode(node, NodePeers(Group.PP, target - self._coordinate))
+
+    def finish(self) -> None:
+        """Let the next node wait for all communication."""
+        self._finishing = True
+
+    def _message(self, verb: str, direction: int, size_bytes: int, tag: int, waits: bytes) -> bytes:
+        lane, kind = SENDS[direction], NodeType.COMM_SEND
+        if verb == "receive":
+            lane, kind = f"receive {lane}", NodeType.COMM_RECV
+        head = bytes_field(2, f"{verb} {SENDS[direction]}".encode()) + number_field(3, kind)
+        attributes = [ON_DEVICE, _message_size(size_bytes), attribute("comm_tag", AttributeKind.INT32, tag)]
+        return self._number(head, waits, _attribute_fields(attributes), lane)
+
+    def _mirror(self, work: Transfer, tag: bytes, lane: str) -> SharedNode:
+        """Return the receive of what the peer on the other side sends at the same time."""
+        head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
+        attributes = _attribute_fields([ON_DEVICE, _message_size(work.size_bytes)])
+        node = self._number(head, _dependencies({self._next_id - 1}), attributes + tag, lane)
+        return SharedNode(node, NodePeers(work.group, -work.peer_offset, receives=True))
+
+    def _number(self, head: bytes, waits: bytes, rest: bytes, lane: str) -> bytes:
+        message = number_field(1, self._next_id) + head + waits + rest
+        self._last_of_lane[lane] = self._next_id
+        self._next_id += 1
+        return message
+
+    def _waits(self, lane: str, others: set[int]) -> bytes:
+        """Return the data dependencies of the node about to be written."""
+        before = {self._last_blocking, self._last_of_lane.get(lane, 0)} | others
+        if self._finishing:
+            before |= set(self._last_of_lane.values())
+            self._finishing = False
+        return _dependencies(before)
+
+    def _peers(self, work: Work) -> NodePeers | None:
+        """Return with whom *work* communicates; None where it computes, or has nobody to communicate with."""
+        if not isinstance(work, Collective | Transfer) or self._layout.size(work.group) == 1 or self._is_absent(work):
+            return None
+        if isinstance(work, Collective):
+            return NodePeers(work.group)
+        if not self._has_peer(work, 1):
+            return None
+        return NodePeers(work.group, work.peer_offset, work.direction is Direction.RECEIVE)
+
+    def _has_peer(self, work: Transfer, side: int) -> bool:
+        """Return whether there is a peer on that side; a pipeline does not close into a ring, other groups do."""
+        if work.group is Group.PP:
+            return work.peer_offset != 0 and 0 <= self._coordinate + side * work.peer_offset < self._layout.pp
+        return not self._is_absent(work) and work.peer_offset % self._layout.size(work.group) != 0
+
+    def _is_absent(self, work: Collective | Transfer) -> bool:
+        """Return whether this stage has no part in what the first and the last stage do."""
+        return work.group is Group.EMBEDDING and self._coordinate not in (0, self._layout.pp - 1)
+
+    def _encode(self, op: Op, layer: Layer, communicates: bool) -> tuple[bytes, bytes]:
+        """Return the fields before the dependencies and those after: the same in each micro-batch."""
+        kind = _node_type(op.work) if communicates else NodeType.COMP
+        head = bytes_field(2, layer.op_name(op).encode()) + number_field(3, kind)
+        duration_us = round(op.work.duration_s / US) if isinstance(op.work, Recorded) else 0
+        duration = number_field(7, duration_us) if duration_us else b""
+        return head, duration + _attribute_fields([ON_DEVICE, *_work_attributes(op.work, self._layout)])
+
+
+def _attribute_fields(messages: Iterable[bytes]) -> bytes:
+    return b"".join(bytes_field(ATTRIBUTE_FIELD, message) for message in messages)
+
+
+def _dependencies(nodes: set[int]) -> bytes:
+    packed = b"".join(varint(node) for node in sorted(nodes - {0}))
+    return bytes_field(DATA_DEPENDENCIES_FIELD, packed) if packed else b""
+
+
+def _node_type(work: Work) -> NodeType:
+    match work:
+        case Collective():
+            return NodeType.COMM_COLL
+        case Transfer(direction=Direction.SEND):
+            return NodeType.COMM_SEND
+        case Transfer():
+            return NodeType.COMM_RECV
+    return NodeType.COMP
+
+
+def _work_attributes(work: Work, layout: Layout) -> list[bytes]:
+    """Return the attributes by which Chakra describes *work*."""
+    match work:
+        case Recorded():
+            return []
+        case Collective():
+            size_bytes = work.total_bytes
+            if work.kind in GATHERS:
+                # Chakra counts the share of a rank (ASTRA-sim, Ring.cc), stepcast the complete buffer.
+                size_bytes = -(-size_bytes // layout.size(work.group))
+            kind = attribute("comm_type", AttributeKind.INT64, TYPE_OF_COLLECTIVE[work.kind])
+            return [kind, _message_size(size_bytes)]
+        case Transfer():
+            return [_message_size(work.size_bytes)]
+        case HostCopy():
+            return [attribute("tensor_size", AttributeKind.UINT64, work.size_bytes)]
+        case HostUpdate():
+            return [attribute("tensor_size", AttributeKind.UINT64, round(work.read_bytes + work.write_bytes))]
+    flops, touched_bytes = _amounts(work)
+    return [
+        attribute("num_ops", AttributeKind.INT64, flops),
+        attribute("tensor_size", AttributeKind.UINT64, touched_bytes),
+    ]
+
+
+def _message_size(size_bytes: int) -> bytes:
+    return attribute("comm_size", AttributeKind.INT64, size_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _amounts(
+    work: Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | RecurrentCells | Elementwise,
+) -> tuple[int, int]:
+    """Return the FLOPs and bytes that an op must at least move, for other programs' rooflines."""
+    if isinstance(work, Elementwise):
+        return work.elements, round(work.read_bytes + work.write_bytes)
+    passes = 1
+    match work:
+        case Matmul():
+            touched = work.batch * (work.m * work.k + work.k * work.n + work.m * work.n)
+        case GroupedMatmul():
+            touched = work.m * work.k + work.groups * work.k * work.n + work.m * work.n
+        case RecurrentCells():
+            states = 2 * work.steps * work.batch * (work.gates * work.hidden + work.width)
+            touched = work.gates * work.hidden * work.width + states
+        case Attention():
+            lengths = work.query_len * work.heads + work.key_len * work.kv_heads
+            touched = work.batch * lengths * (work.head_dim + work.value_dim)
+            passes += work.backward
+        case Scan():
+            # Input, gate and output, B and C; backward the gradients of all and the forward's result.
+            touched = 3 * work.inputs + 2 * work.shared
+            passes += work.backward
+        case DeltaRule():
+            touched = 2 * work.keys + 2 * work.inputs
+            passes += work.backward
+        case SelectiveScan():
+            touched = 4 * work.inputs + 2 * work.shared
+            passes += work.backward
+    return round(work.flops), round(touched * work.dtype.bytes * passes)
+
+
+# Slots of a stage in the order of the schedule, with their messages.
+
+ACTIVATIONS, GRADIENTS = 0, 1
+BACKWARD = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
+PHASES = {
+    SlotAction.FORWARD: (Phase.FORWARD,),
+    SlotAction.BACKWARD: BACKWARD,
+    SlotAction.INPUT: (Phase.INPUT_GRADIENT,),
+    SlotAction.WEIGHT: (Phase.WEIGHT_GRADIENT,),
+}
+# A piece of the workload: its stage, and the first and last layer of the body.
+Piece = tuple[int, int, int]
+
+
+class StageNodes:
+    """The nodes of the ranks at one place of the pipeline."""
+
+    def __init__(self, workload: Workload, schedule: Schedule, coordinate: int, has_receives: bool) -> None:
+        self._workload, self._schedule, self._coordinate = workload, schedule, coordinate
+        self._chain = NodeChain(workload.layout, coordinate, has_receives)
+        self._pieces = _pieces(workload, schedule, coordinate)
+        self._stages = sorted({piece[0] for piece in self._pieces.values()})
+        stated = workload.boundary_bytes
+        self._size_bytes = workload.largest_activation_bytes if stated is None else stated
+        self._usual = {index: workload.stages[index].body_layers() for index in self._stages}
+
+    def nodes(self) -> Iterator[SharedNode]:
+        stages = [self._workload.stages[index] for index in self._stages]
+        for stage in stages:
+            yield from self._once(stage.prologue, (Phase.FORWARD,))
+        for slot in self._schedule.orders[self._coordinate]:
+            yield from self._slot(slot)
+        self._chain.finish()
+        for stage in stages:
+            yield from self._once(reversed(stage.prologue), BACKWARD)
+            yield from self._once(stage.epilogue, tuple(Phase))
+
+    def _once(self, layers: Iterable[Layer], phases: tuple[Phase, ...]) -> Iterator[SharedNode]:
+        for layer in layers:
+            for phase in phases:
+                yield from self._chain.layer(layer, phase)
+
+    def _slot(self, slot: Slot) -> Iterator[SharedNode]:
+        """Yield what a slot receives, computes and sends; weight gradients exchange nothing."""
+        place = ChunkPlace(self._coordinate, slot.chunk)
+        source, target = self._schedule.previous(place), self._schedule.following(place)
+        direction = ACTIVATIONS
+        if slot.kind is not SlotAction.FORWARD:
+            source, target, direction = target, source, GRADIENTS
+        exchanges = slot.kind is not SlotAction.WEIGHT
+        if exchanges and source is not None and source.stage != self._coordinate:
+            tag = self._tag(slot, source, direction)
+            yield self._chain.receive(direction, source.stage, self._size_bytes, tag)
+        yield from self._ops(slot, place)
+        if exchanges and target is not None and target.stage != self._coordinate:
+            tag = self._tag(slot, place, direction)
+            yield self._chain.send(direction, target.stage, self._size_bytes, tag)
+
+    def _ops(self, slot: Slot, place: ChunkPlace) -> Iterator[SharedNode]:
+        index, start, stop = self._pieces[place]
+        stage, layers = self._workload.stages[index], self._usual[index]
+        if any(variation.micro_batch == slot.micro_batch for variation in stage.variations):
+            layers = stage.body_layers(slot.micro_batch)
+        positions = range(start, stop)
+        for position in positions if slot.kind is SlotAction.FORWARD else reversed(positions):
+            for phase in PHASES[slot.kind]:
+                yield from self._chain.layer(layers[position], phase)
+
+    def _tag(self, slot: Slot, source: ChunkPlace, direction: int) -> int:
+        """Return the tag that both sides use: of the micro-batch, and of the chunk it comes from."""
+        return (slot.micro_batch * self._schedule.chunks + source.chunk) * 2 + direction
+
+
+def _pieces(workload: Workload, schedule: Schedule, coordinate: int) -> dict[ChunkPlace, Piece]:
+    """Return the piece of the workload that each chunk runs; a stage given once for all is cut into its chunks."""
+    copies = model_copies(schedule)
+    if workload.uniform:
+        count = workload.stages[0].body_layer_count
+        parts = schedule.chunks // len(copies)
+        if count < parts > 1:
+            raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer chunks")
+        cuts = [round(count * part / parts) for part in range(parts + 1)]
+        return {
+            ChunkPlace(coordinate, chunk): (0, cuts[chunk % parts], cuts[chunk % parts + 1])
+            for chunk in range(schedule.chunks)
+        }
+    if len(workload.stages) != len(copies[0]):
+        raise ValueError(f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}")
+    return {
+        place: (index, 0, workload.stages[index].body_layer_count)
+        for copy in copies
+        for index, place in enumerate(copy)
+        if place.stage == coordinate
+    }

@@ -1,28 +1,135 @@
-"""Any noun as JSON: dataclasses become objects that name their type, arrays become lists."""
+"""Documents as JSON, captured programs as JSON of our own, and rows as csv or parquet."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+
+from stepcast.inputs.captured import FORMAT, VERSION
+from stepcast.ir.captured import Captured, LayerPart
+from stepcast.ir.work import Work
+from stepcast.ir.workload import Layer, Op, Phase
 
 
 def write(document: object) -> bytes:
+    """Return any document as JSON: dataclasses become objects that name their type, arrays become lists."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(to_plain(document)), indent=1) + b"\n"
 
 
-def to_plain(value: Any) -> Any:
-    """*value* as dicts, lists, numbers and strings."""
+def to_plain(value: object) -> object:
+    """Return *value* as dicts, lists, numbers and strings."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        listed = {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
-        return {"type": type(value).__name__} | listed
+        return {"type": type(value).__name__} | {
+            field.name: to_plain(getattr(value, field.name)) for field in fields(value)
+        }
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         return value.tolist()
+    assert isinstance(value, Iterable)
     return [to_plain(item) for item in value]
+
+
+PLAIN_PART = 7  # numbers of a part that nothing splits
+
+
+def write_captured(captured: Captured) -> bytes:
+    """Return a captured program: each distinct work and layer once, the repeats by their numbers."""
+    import msgspec
+
+    works: dict[Work, int] = {}
+    layers: dict[Layer, int] = {}
+    rows: list[dict[str, object]] = []
+
+    def op_row(op: Op) -> list[object]:
+        row = [op.name, works.setdefault(op.work, len(works))]
+        if op.host_reads:
+            return [*row, op.kernels, 1]
+        return [*row, op.kernels] if op.kernels > 1 else row
+
+    def number(layer: Layer) -> int:
+        if layer not in layers:
+            layers[layer] = len(layers)
+            rows.append({"name": layer.name, **{str(phase): list(map(op_row, layer.ops(phase))) for phase in Phase}})
+        return layers[layer]
+
+    body = [[list(map(number, block.layers)), block.repeat] for block in captured.stage.body]
+    epilogue = list(map(number, captured.stage.epilogue))
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": captured.name,
+        "parameters": captured.parameters,
+        "tokens": captured.tokens,
+        "batch": captured.batch,
+        "precision": str(captured.precision),
+        "compiled": captured.compiled,
+        "facts": dict(captured.facts),
+        "warnings": list(captured.warnings),
+        "memory": captured.memory,
+        "works": [[type(work).__name__.lower(), *_values(work)] for work in works],
+        "layers": rows,
+        "body": body,
+        "epilogue": epilogue,
+        "parts": [_part_row(part) for part in captured.parts],
+        "ties": [[list(tie.parts), tie.size_bytes, tie.split_bytes] for tie in captured.ties],
+    }
+    return msgspec.json.encode(record) + b"\n"
+
+
+def _part_row(part: LayerPart) -> list[object]:
+    row = _values(part)
+    return row if part.split_bytes or part.split else row[:PLAIN_PART]
+
+
+def _values(record: Work | LayerPart) -> list[object]:
+    return [getattr(record, field.name) for field in fields(record)]
+
+
+def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[object]]) -> bytes:
+    """Return a line of *names*, then one for each row; None is blank."""
+    import csv
+    import io
+
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the names of the values that rows hold which are neither lists nor mappings."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list | tuple)}
+    return [name for name in names if name not in nested]
+
+
+def table_bytes(path: str, rows: Sequence[Mapping[str, object]]) -> bytes:
+    """Return *rows* by the ending of *path*, .csv or .parquet."""
+    names = columns_of(rows)
+    if not path.endswith(".parquet"):
+        return csv_bytes(names, ([row.get(name) for name in names] for row in rows))
+    import io
+
+    check_parquet()
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    data = io.BytesIO()
+    pyarrow.parquet.write_table(table, data)
+    return data.getvalue()
+
+
+def check_parquet() -> None:
+    """Raise a ValueError before the work is done if parquet cannot be written."""
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        raise ValueError("parquet needs pyarrow: pip install 'stepcast[parquet]', or name a .csv file")
