@@ -1,4 +1,4 @@
-"""What the README says of our accuracy, measured as a user would."""
+"""The claims of docs/accuracy.md, measured as a user would."""
 
 import csv
 from collections.abc import Iterator, Mapping
