@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.views.charts import ChartFrame, nice_ticks, short
+from stepcast.views.charts import ChartFrame, nice_ticks, shorten
 from stepcast.views.document import data_block
 from stepcast.views.markup import Markup, join, tag, text
+from stepcast.views.view import Axis
 from tests.pages.parsed import parsed
 
 
@@ -64,7 +65,7 @@ def test_ticks_are_round_and_within(low: float, high: float, about: int) -> None
 
 
 def test_round_numbers_are_short() -> None:
-    assert [short(each) for each in ("250.00 ms", "1.500 s", "100", "0.5", "20 days")] == [
+    assert [shorten(each) for each in ("250.00 ms", "1.500 s", "100", "0.5", "20 days")] == [
         "250 ms",
         "1.5 s",
         "100",
@@ -74,9 +75,9 @@ def test_round_numbers_are_short() -> None:
 
 
 def test_points_lie_where_their_values_are() -> None:
-    frame = ChartFrame(1, 100, 10, 1000, str, str, "x", "y", log=True)
-    assert frame.x(10) == pytest.approx(0.5)
-    assert frame.y(1000) == pytest.approx(1.0)
+    frame = ChartFrame(Axis(1, 100, str, "x"), Axis(10, 1000, str, "y"), log=True)
+    assert frame.x(10) == pytest.approx(50)
+    assert frame.y(1000) == pytest.approx(0)
     dot = frame.dot(100, 10, "compute")
     assert 'cx="100.000%"' in dot
     assert 'cy="100.000%"' in dot

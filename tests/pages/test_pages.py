@@ -78,7 +78,18 @@ VERBS = {
     "network": ["network", *PREDICT[1:]],
     "plan": PLAN,
     "validate": VALIDATE,
-}
+    "op": ["op", "matmul", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", "h200"],
+    "op sweep": ["op", "attention", "--heads", "8", "--head-dim", "128", "--gpu", "h200", "--sweep"],
+    "collective": ["collective", "all-reduce", "--size", "1GiB", "--ranks", "16", "--cluster", "dgx-h100"],
+    "collective sweep": ["collective", "all-gather", "--ranks", "16", "--cluster", "dgx-h100", "--sweep"],
+    "collective on links": [
+        "collective", "all-reduce", "--size", "1GiB", "--ranks", "16", "--cluster", "dgx-h100", "--engine", "fluid",
+    ],
+    "list": ["list", "gpus"],
+    "show": ["show", str(EXAMPLES / "simai-gpt-13b.txt")],
+    "show several": ["show", MEGATRON, str(EXAMPLES / "optimus-llama-1b.txt"), "dgx-h100"],
+    "calibrate": ["calibrate", str(EXAMPLES / "operators-h200.csv"), "--gpu", "h200"],
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -85,9 +85,10 @@ class Comparison:
         return f"Comparison({first} vs {second} per step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import compare_html
+        from stepcast.views.compare import compare_view
+        from stepcast.views.html import render_notebook
 
-        return compare_html(self.facts())
+        return render_notebook(compare_view(self.facts()), "comparison")
 
     @property
     def same_run(self) -> bool:

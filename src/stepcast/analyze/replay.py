@@ -137,9 +137,10 @@ class Replay:
         return f"Replay({changes}: {was} to {then} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import replay_html
+        from stepcast.views.html import render_notebook
+        from stepcast.views.measured import replay_view
 
-        return replay_html(self.facts())
+        return render_notebook(replay_view(self.facts()), "replay")
 
     @property
     def error(self) -> float:

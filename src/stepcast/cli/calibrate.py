@@ -3,12 +3,12 @@
 import argparse
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepcast.cli.documents import expand
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_file
-from stepcast.cli.pages import show_answer
+from stepcast.cli.pages import show_view
 from stepcast.cli.progress import open_source
 from stepcast.cli.rules import check_applicable
 from stepcast.inputs.source import FormatError
@@ -18,21 +18,13 @@ Facts = dict[str, Any]
 Calibrate = Callable[[Sequence[str], argparse.Namespace], tuple[Facts, str]]
 
 
-class FitFunctions(NamedTuple):
-    """Where the functions for one source are: what fits, and what writes the result as text."""
-
-    calibrate: str  # a module with calibrate(paths, args) -> facts and the file to write
-    text: str  # the function of report.calibration that writes (facts, width)
-
-
-CLASSES = "calibration_text"
-# By format of the runs.
+# By format of the runs: a module with calibrate(paths, args), which returns facts and the file to write.
 CALIBRATIONS = {
-    "op-times": FitFunctions("stepcast.cli.calibrate_operators", CLASSES),
-    "kineto": FitFunctions("stepcast.cli.calibrate_kineto", CLASSES),
-    "megatron": FitFunctions("stepcast.cli.calibrate_megatron", CLASSES),
-    "optimus": FitFunctions("stepcast.cli.calibrate_optimus", "optimus_calibration_text"),
-    "nccl-tests": FitFunctions("stepcast.cli.calibrate_collectives", "collective_calibration_text"),
+    "op-times": "stepcast.cli.calibrate_operators",
+    "kineto": "stepcast.cli.calibrate_kineto",
+    "megatron": "stepcast.cli.calibrate_megatron",
+    "optimus": "stepcast.cli.calibrate_optimus",
+    "nccl-tests": "stepcast.cli.calibrate_collectives",
 }
 
 
@@ -48,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --model M            what was trained, where the runs do not tell
         --sequence N,N,...   padded lengths of steps 1, 2, ... (OptimusPrime: from seqlen_per_step.json beside
                              the logs)
+        --html
         --json
         """,
         runs={"nargs": "+"},
@@ -58,12 +51,13 @@ def run(args: argparse.Namespace) -> int:
     paths = expand(args.runs)
     source = _source_of(paths)
     check_applicable(args, source=source)
-    place = CALIBRATIONS[source]
-    calibrate: Calibrate = import_module(place.calibrate).calibrate
-    found, text = calibrate(paths, args)
+    calibrate: Calibrate = import_module(CALIBRATIONS[source]).calibrate
+    facts, text = calibrate(paths, args)
     if args.output:
         write_file(args.output, text.encode())
-    show_answer(args, found, getattr(import_module("stepcast.report.calibration"), place.text))
+    from stepcast.views.costs import fit_view
+
+    show_view(args, fit_view(facts))
     return 0
 
 

@@ -1,10 +1,7 @@
-"""Calibrations as facts and text for ``show``."""
+"""The facts of calibrations, for ``show``."""
 
 import re
 from typing import TYPE_CHECKING, Any
-
-from stepcast.units import format_percent, format_seconds
-from stepcast.views.text import table
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
@@ -33,18 +30,3 @@ def calibration_facts(calibration: "Calibration") -> Facts:
         },
         "constants": dict(calibration.constants),
     }
-
-
-def calibration_text(found: Facts, width: int) -> str:
-    rows = [
-        (name, f"{one['factor']:.3f}", format_seconds(one["least_s"]), format_percent(one["spread"]))
-        for name, one in found["classes"].items()
-    ]
-    blocks = []
-    if rows:
-        heads = ("class", "measured / predicted", "least time", "nine in ten within")
-        blocks += [f"prices of {found['gpu']} corrected by measurements", table(heads, rows, width)]
-    if found["constants"]:
-        constants = [(name, f"{value:.6g}") for name, value in found["constants"].items()]
-        blocks += [f"constants of runs on {found['gpu']}", table(("constant", "value"), constants, width)]
-    return "\n\n".join(blocks)

@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    from stepcast.report.show import captured_text
+    from stepcast.views.documents import captured_view
     from stepcast.views.step import step_view
     from stepcast.views.terminal import render_text
 
-    print(captured_text(found, terminal_width()))
+    print(render_text(captured_view(found), terminal_width()))
     if args.predict:
         print("\n" + render_text(step_view(found["prediction"]), terminal_width()))
         print_warnings(found["prediction"]["warnings"])

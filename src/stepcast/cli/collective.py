@@ -4,13 +4,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, option_of
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.pages import show_view
 from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.work import CollectiveKind
-from stepcast.units import GIB, format_rate, format_seconds, parse_size_bytes
-from stepcast.views.cells import cells
-from stepcast.views.text import facts, table
+from stepcast.units import GIB, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.cost.collectives import CollectivePrice, Route
@@ -20,8 +18,6 @@ SEND_RECEIVE = "send-receive"
 SMALLEST_OF_SWEEP, LARGEST_OF_SWEEP = 8, 16 * GIB
 # Written out, so that the help does not load the cost model; a test compares it with Algorithm.
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical", "pairwise", "direct")
-
-COLUMNS = "size_bytes time_s algbw_bytes_per_s busbw_bytes_per_s algorithm protocol"
 
 
 def _kind(text: str) -> str:
@@ -51,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --ranks-per-thread N  GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)
         --engine              fluid: as flows over the links of the network, with its routing and what failed
         --sweep               every power of two from 8 bytes up
-        --json                one JSON object on standard output
+        --html
+        --json
         """,
         kind={"choices": kinds, "type": _kind},
         size=_size,
@@ -67,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.cost.collectives import uneven_warning
     from stepcast.hardware import Place, load_cluster
+    from stepcast.views.costs import collective_view
 
     if args.size is None and not args.sweep and args.kind != CollectiveKind.BARRIER:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
@@ -80,22 +78,11 @@ def run(args: argparse.Namespace) -> int:
         return _run_fluid(args, sizes, cluster)
     prices = [_price(args, size, route) for size in sizes]
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": route.ranks, "nodes": route.nodes}
-    rows = [_record(each) for each in prices]
+    rows = [_record(price) for price in prices]
     uneven = uneven_warning("a group of", route, cluster, Place(args.place))
     warnings = [*uneven, *cluster.topology.doubts, *find_doubts({"rows": rows})]
-    if args.json:
-        found = {"rows": rows} if args.sweep else rows[0]
-        print_json({**about, **found, "warnings": warnings})
-        return 0
-    if args.sweep:
-        print(facts(about.items()))
-        print()
-        heads = ("size", "time", "algbw", "busbw", "algorithm", "protocol")
-        print(table(heads, cells(rows, COLUMNS), terminal_width()))
-    else:
-        names = ("size", "time", "algorithm bandwidth", "bus bandwidth", "algorithm", "protocol")
-        print(facts([*about.items(), *zip(names, cells(rows, COLUMNS)[0], strict=True)]))
-    print_warnings(warnings)
+    answer = {"rows": rows} if args.sweep else rows[0]
+    show_view(args, collective_view({**about, **answer, "warnings": warnings}))
     return 0
 
 
@@ -107,6 +94,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
     from stepcast.ir.group import Group
     from stepcast.ir.layout import Layout
     from stepcast.ir.work import Collective
+    from stepcast.views.costs import collective_view
 
     for option in ("sweep", "ranks_per_node"):
         if getattr(args, option):
@@ -117,31 +105,19 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
         raise ValueError(f"--ranks {args.ranks}: {cluster.name} has {cluster.gpus} GPUs")
     work = Collective(CollectiveKind(args.kind), sizes[0], Group.DP)
     algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
-    found = shared_collective(cluster, Layout(dp=args.ranks), work, algorithm, place=Place(args.place))
+    shared = shared_collective(cluster, Layout(dp=args.ranks), work, algorithm, place=Place(args.place))
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": args.ranks, "engine": "fluid"}
     row = {
-        **_record(found.alone),
-        "time_s": found.seconds,
-        "algbw_bytes_per_s": found.alone.algbw_bytes_per_s / found.slowdown,
-        "busbw_bytes_per_s": found.busbw_bytes_per_s,
-        "alone_s": found.alone.seconds,
-        "slowdown": found.slowdown,
-        "rates_within": found.near,
+        **_record(shared.alone),
+        "time_s": shared.seconds,
+        "algbw_bytes_per_s": shared.alone.algbw_bytes_per_s / shared.slowdown,
+        "busbw_bytes_per_s": shared.busbw_bytes_per_s,
+        "alone_s": shared.alone.seconds,
+        "slowdown": shared.slowdown,
+        "rates_within": shared.near,
     }
-    busiest = found.busiest()
-    if args.json:
-        links = [{"link": name, "busy": share} for name, share in busiest]
-        print_json({**about, **row, "links": links, "warnings": find_doubts({"rows": [row]})})
-        return 0
-    told = [
-        ("time", format_seconds(found.seconds)),
-        ("alone", f"{format_seconds(found.alone.seconds)}, so {found.slowdown:.2f} times as long"),
-        ("bus bandwidth", format_rate(found.busbw_bytes_per_s)),
-        ("algorithm", found.alone.algorithm or "-"),
-        *([("rates", f"within {found.near:.1%}: too many flows to follow every change")] if found.near else []),
-        *((f"busy {share:.0%}", name) for name, share in busiest),
-    ]
-    print(facts([*about.items(), *told]))
+    links = [{"link": name, "busy": share} for name, share in shared.busiest()]
+    show_view(args, collective_view({**about, **row, "links": links, "warnings": find_doubts({"rows": [row]})}))
     return 0
 
 

@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.options import add_options, option_of
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.pages import show_view
 from stepcast.cli.rules import check_applicable, sizes_of
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
 from stepcast.questions.numbers import MOST_ELEMENTS, count
 from stepcast.questions.settle import check_gpu, load_calibration
-from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
-from stepcast.views.text import facts, table
+from stepcast.units import TFLOPS
 
 if TYPE_CHECKING:
     from stepcast.cost.price import Price
@@ -69,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --busy              in the midst of long matrix work: hot, queued
         --sweep             double m (or seq, or rows) up to 65,536
         --calibration FILE  your GPU as 'stepcast profile' measured it
-        --json              one JSON object on standard output
+        --html
+        --json
         """,
         to=[str(dtype) for dtype in DType],
     )
@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.cost.compute import ALONE, SUSTAINED, compute_price
     from stepcast.cost.fits import default_fit
     from stepcast.hardware import load_gpu
+    from stepcast.views.costs import operator_view
 
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
@@ -97,22 +98,8 @@ def run(args: argparse.Namespace) -> int:
     about = {"operator": args.kind, "gpu": gpu.name, "dtype": args.dtype, "backward": args.backward}
     records = [_record(work, price) for work, price in zip(works, prices, strict=True)]
     warnings += find_doubts({"rows": records}) + _speed_warnings(works, prices, gpu)
-    if args.json:
-        results: dict[str, Any] = {"rows": records} if args.sweep else records[0]
-        print_json({**about, **results, "warnings": warnings})
-        return 0
-    if args.sweep:
-        named = ("operator", "gpu", "dtype")
-        print(facts((name, about[name]) for name in named))
-        print()
-        heads = (_swept(args), "time", "bound", "efficiency", "rate", "range", "source")
-        print(table(heads, map(_cells, records), terminal_width()))
-    else:
-        names = ("size", "time", "bound", "efficiency", "rate", "nine times in ten", "source")
-        pairs = [("operator", args.kind + (" backward" if args.backward else "")), ("gpu", gpu.name)]
-        cells = (_size(works[0]), *_cells(records[0])[1:])
-        print(facts([*pairs, ("dtype", args.dtype), *zip(names, cells, strict=True)]))
-    print_warnings(warnings)
+    answer = {"rows": records} if args.sweep else records[0]
+    show_view(args, operator_view({**about, **answer, "warnings": warnings}))
     return 0
 
 
@@ -142,16 +129,12 @@ def _speed_warnings(works: list[Operator], prices: list["Price"], gpu: "Gpu") ->
     return []
 
 
-def _swept(args: argparse.Namespace) -> str:
-    return SWEPT.get(args.kind, "rows")
-
-
 def _works(args: argparse.Namespace) -> Iterator[Operator]:
     """The operator asked for, or the row of them that a sweep goes through."""
     if not args.sweep:
         yield _work(args)
         return
-    name = _swept(args)
+    name = SWEPT.get(args.kind, "rows")
     start = getattr(args, name) or max(128, args.groups or 0)
     if start > LARGEST_OF_SWEEP:
         raise ValueError(f"a sweep ends at {LARGEST_OF_SWEEP:,}; --{name} must be at most that")
@@ -231,23 +214,3 @@ def _sizes(work: Operator) -> dict[str, int]:
             heads = {"heads": work.heads, "kv_heads": work.kv_heads, "head_dim": work.head_dim}
             return {"seq": work.query_len, "keys": work.key_len, "batch": work.batch, **heads}
     return {"rows": work.rows, "columns": work.columns}
-
-
-def _size(work: Operator) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in _sizes(work).items())
-
-
-def _cells(record: dict[str, Any]) -> tuple[str, ...]:
-    rate = f"{record['flops_per_s'] / TFLOPS:.1f} TFLOP/s"
-    if record["bound"] != "compute" or not record["flops"]:
-        rate = format_rate(record["bytes_per_s"])
-    spread = record["uncertainty"]
-    return (
-        f"{next(iter(record['size'].values())):,}",
-        format_seconds(record["time_s"]),
-        record["bound"],
-        format_percent(record["efficiency"]),
-        rate,
-        f"{format_seconds(spread['low_s'])} to {format_seconds(spread['high_s'])}",
-        record["source"],
-    )

@@ -2,15 +2,14 @@
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.version import __version__
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
-    from stepcast.views.document import About, Page
+    from stepcast.views.document import About
     from stepcast.views.view import View
 
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")
@@ -27,24 +26,10 @@ def about(args: argparse.Namespace) -> "About":
     return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
 
 
-def write_page(args: argparse.Namespace, make: "Callable[[About], Page]") -> None:
-    """The page that *make* makes, where one was asked for."""
-    if not args.html:
-        return
-    from stepcast.views.document import render
-
-    write_file(args.html, render(make(about(args))))
-
-
-def show_answer(args: argparse.Namespace, found: Any, text: "Callable[[Any, int], str]") -> None:
-    """JSON alone; or the facts *found* as text, which page was written, and the warnings aside."""
-    if args.json:
-        print_json(found)
-        return
-    print(text(found, terminal_width()))
-    if getattr(args, "html", None):
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
+def show_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> None:
+    """Write the page of an answer where one was asked for, then print the answer."""
+    write_view(args, view)
+    print_view(args, view, verbose)
 
 
 def write_view(args: argparse.Namespace, view: "View") -> None:
@@ -56,14 +41,15 @@ def write_view(args: argparse.Namespace, view: "View") -> None:
 
 
 def print_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> None:
-    """Print JSON, or the answer as text, which page was written, and the warnings."""
+    """Print JSON, or the answer as text, the name of the page that was written, and the warnings."""
     if args.json:
         print_json(view.facts)
         return
     from stepcast.views.terminal import render_text
 
-    print(render_text(view, terminal_width(), verbose))
-    if getattr(args, "html", None):
+    if text := render_text(view, terminal_width(), verbose):
+        print(text)
+    if args.html:
         print(f"\n{told_page(args)}")
     print_warnings(view.warnings)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.documents import read_document
 from stepcast.cli.forecasting import add_forecast_arguments
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file, write_trace
+from stepcast.cli.output import write_file, write_trace
+from stepcast.cli.pages import show_view
 from stepcast.questions.numbers import count, gpu_count
 from stepcast.views.text import visible
 
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --device           cuda where there is a GPU
         --trace FILE       write when each op ran as Perfetto / Chrome JSON
         -o, --output FILE  write the result, for compare
+        --html
         --json
         """,
         steps={"type": count(1, MOST_STEPS), "default": 5},
@@ -65,16 +67,13 @@ def run(args: argparse.Namespace) -> int:
         import msgspec
 
         write_file(args.output, msgspec.json.encode(found))
-    if args.json:
-        print_json(found)
-        return 0
-    from stepcast.report.show import ran_text
+    from stepcast.views.costs import run_view
 
-    print(ran_text(found, terminal_width()))
-    for name in (args.trace, args.output):
-        if name:
-            print(f"wrote {visible(name)}")
-    print_warnings(found["warnings"])
+    show_view(args, run_view(found))
+    if not args.json:
+        for name in (args.trace, args.output):
+            if name:
+                print(f"wrote {visible(name)}")
     return 0
 
 

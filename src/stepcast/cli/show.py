@@ -10,12 +10,11 @@ from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
 from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.pages import told_page, write_view
 from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
-from stepcast.report.show import show_text
-from stepcast.views.text import facts
 
 if TYPE_CHECKING:
     from stepcast.hardware import Cluster
@@ -37,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """
         files FILE  files of any known format, the files of one run (or its folder) together; names of
                     clusters
+        --html
         --json
         """,
         files={"nargs": "+"},
@@ -57,24 +57,21 @@ def run(args: argparse.Namespace) -> int:
         }
         for where, entry, document in read
     ]
+    from stepcast.views.documents import document_view, documents_view
+    from stepcast.views.terminal import render_text
+
+    view = documents_view(documents)
+    write_view(args, view)
     if args.json:
-        print_json(documents[0] if len(documents) == 1 else {"documents": documents})
+        print_json(view.facts)
         return 0
-    width = terminal_width()
-    for found in documents:
-        print(heading(f"{found['file']}: {found['title']}"))
-        print()
-        print(_text(found, width))
-        print()
-        print_warnings(found["warnings"])
+    for document in documents:
+        print(heading(f"{document['file']}: {document['title']}"))
+        print(f"\n{render_text(document_view(document), terminal_width())}\n")
+        print_warnings(document["warnings"])
+    if args.html:
+        print(told_page(args))
     return 0
-
-
-def _text(found: dict[str, Any], width: int) -> str:
-    if tell := PAIRS.get(found["kind"]):
-        return facts(tell(found), width)
-    text: str = TEXTS.get(found["kind"], show_text)(found, width)
-    return text
 
 
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
@@ -150,20 +147,14 @@ def _logged(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
     return lambda document: {"kind": kind, **loaded(analyze)(document).facts()}
 
 
-def _viewed(view_of: str) -> Callable[[Any, int], str]:
-    """Return what writes the view of some facts as text."""
-    render: Callable[[Any, int], str] = loaded("views.terminal:render_text")
-    return lambda facts, width: render(loaded(view_of)(facts), width)
-
-
-# By noun its facts; by their kind, what tells them as pairs or as text. All else stands in report/show.py.
+# The facts of each noun.
 FACTS: Mapping[str, Callable[[Any], Any]] = {
-    "Workload": loaded("report.documents:workload_facts"),
-    "Timeline": loaded("report.documents:timeline_facts"),
-    "RunLog": loaded("report.documents:run_log_facts"),
-    "CollectiveSweep": loaded("report.documents:sweep_facts"),
-    "OperatorTimes": loaded("report.documents:operator_times_facts"),
-    "Model": loaded("report.documents:model_facts"),
+    "Workload": loaded("results.documents:workload_facts"),
+    "Timeline": loaded("results.documents:timeline_facts"),
+    "RunLog": loaded("results.documents:run_log_facts"),
+    "CollectiveSweep": loaded("results.documents:sweep_facts"),
+    "OperatorTimes": loaded("results.documents:operator_times_facts"),
+    "Model": loaded("results.documents:model_facts"),
     "StepLog": _logged("step log", "analyze.logs:analyze_step_log"),
     "CollectiveLog": _logged("collectives", "analyze.logs:analyze_collective_log"),
     "WorkerSteps": _logged("worker steps", "analyze.stragglers:analyze_stragglers"),
@@ -172,18 +163,6 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     "Cluster": loaded("hardware.facts:cluster_facts"),
     "Profile": loaded("cli.frameworks:profile_facts"),
     "Calibration": loaded("cli.calibrations:calibration_facts"),
-}
-PAIRS: Mapping[str, Callable[[Any], Any]] = {
-    "cluster": loaded("report.hardware:cluster_pairs"),
-    "framework": loaded("cli.frameworks:profile_pairs"),
-    "wiring": loaded("report.hardware:wiring_pairs"),
-}
-TEXTS: Mapping[str, Callable[..., Any]] = {
-    "calibration": loaded("cli.calibrations:calibration_text"),
-    "step log": _viewed("views.jobs:step_log_view"),
-    "collectives": _viewed("views.jobs:collective_log_view"),
-    "worker steps": _viewed("views.jobs:stragglers_view"),
-    "captured": loaded("report.show:captured_text"),
 }
 
 

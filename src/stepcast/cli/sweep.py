@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.options import add_options, option_of
-from stepcast.cli.output import print_json, print_notes, terminal_width, write_file
-from stepcast.cli.pages import write_page
+from stepcast.cli.output import print_notes, write_file
+from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.streams import show_status
 from stepcast.questions.numbers import count
 
@@ -105,7 +105,7 @@ def _ask(args: argparse.Namespace) -> int:
         points, exact = spec.counted()
         if not exact:
             print_notes([f"the points are counted from some of the {spec.size:,}, drawn at random"])
-        return _told(args, {"points": points, "of": spec.size})
+        return _show_counts(args, {"points": points, "of": spec.size})
     if args.output is None:
         raise ValueError("-o DIR is missing: the folder of the answers")
     workers = args.workers or _cores()
@@ -124,19 +124,20 @@ def _ask(args: argparse.Namespace) -> int:
     finally:
         show_status("")
     _write_page(args, args.output)
-    return _told(args, _progress_facts(found, args.output))
+    return _show_counts(args, _progress_facts(found, args.output))
 
 
 def _write_page(args: argparse.Namespace, folder: str) -> None:
+    """Write the page of all answers in *folder* where one was asked for."""
     if not args.html:
         return
     from stepcast.sweep.store import Store
     from stepcast.sweep.summary import page_facts
-    from stepcast.views.sweep import sweep_page
+    from stepcast.views.sweep import sweep_view
 
     with Store(folder) as store:
-        found = {"folder": folder, **page_facts(store)}
-    write_page(args, lambda about: sweep_page(found, about))
+        facts = {"folder": folder, **page_facts(store)}
+    write_view(args, sweep_view(facts))
 
 
 def _cores() -> int:
@@ -179,13 +180,10 @@ def _progress_facts(progress: "Progress", folder: str) -> dict[str, Any]:
     }
 
 
-def _told(args: argparse.Namespace, found: dict[str, Any]) -> int:
-    from stepcast.report.sweep import counted_text
+def _show_counts(args: argparse.Namespace, facts: dict[str, Any]) -> int:
+    from stepcast.views.sweep import counts_view
 
-    if args.json:
-        print_json(found)
-    else:
-        print(counted_text(found, terminal_width()))
+    print_view(args, counts_view(facts))
     return 0
 
 
@@ -198,22 +196,19 @@ def _status(args: argparse.Namespace) -> int:
 
     with Store(args.folder) as store:
         found = status_facts(store)
-    return _told(args, {"folder": args.folder, **found})
+    return _show_counts(args, {"folder": args.folder, **found})
 
 
 def _show(args: argparse.Namespace) -> int:
-    from stepcast.report.sweep import rows_text
     from stepcast.sweep.store import Store
     from stepcast.sweep.summary import rows_of
+    from stepcast.views.sweep import rows_view
 
     _write_page(args, args.folder)
     with Store(args.folder) as store:
-        found = rows_of(store, args.where, args.sort, args.top or 20, args.reverse)
-        counts = store.counts()
-    if args.json:
-        print_json({"folder": args.folder, **counts, "rows": found})
-    else:
-        print(rows_text(found, counts, terminal_width()))
+        rows = rows_of(store, args.where, args.sort, args.top or 20, args.reverse)
+        facts = {"folder": args.folder, **store.counts(), "rows": rows}
+    print_view(args, rows_view(facts))
     return 0
 
 
@@ -230,7 +225,7 @@ def _export(args: argparse.Namespace) -> int:
     with Store(args.folder) as store:
         rows = rows_of(store, args.where, args.sort or "position", args.top, args.reverse)
     write_file(name, _document(kind, name, rows))
-    return _told(args, {"written": name, "rows": len(rows)})
+    return _show_counts(args, {"written": name, "rows": len(rows)})
 
 
 def _document(kind: str, name: str, rows: list[dict[str, Any]]) -> bytes:

@@ -7,24 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, terminal_width, write_file
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.output import write_file
+from stepcast.cli.pages import show_view
 from stepcast.cli.progress import ProgressBar
 from stepcast.cli.rules import check_applicable
-from stepcast.cli.streams import heading, show_status
+from stepcast.cli.streams import show_status
 from stepcast.ir.progress import watch_progress
-from stepcast.units import format_bytes, format_count, format_percent, format_seconds
-from stepcast.views.text import bullet, facts, table
 
 if TYPE_CHECKING:
     from stepcast.ir.facts import PointFacts
-    from stepcast.validate.scoreboard import MeasuredColumns, Scoreboard, ScoredRow, Summary
+    from stepcast.validate.scoreboard import MeasuredColumns, Scoreboard, ScoredRow
     from stepcast.validate.sets import MeasurementSet
-    from stepcast.views.document import About, Page
-
-HEADS = ("rows", "mean", "median", "p90", "worst", "signed", "weighted")
-IN_BAND = "in band"
-SHOWN_REASONS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --calibration FILE  transformers: what 'stepcast profile' measured of its GPU, an H200
         -o, --output FILE   every row, measured and predicted, as csv
         --html
+        --json
         """,
         set={"action": "append"},
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     places, absent = _places(args)
     check_applicable(args, sets=[entry.name for entry, _ in places])
     for entry, found_at in places:
-        _progress(entry.name)
+        show_status(entry.name)
         with watch_progress(ProgressBar(entry.name, " rows")):
             found = entry.measure(*map(str, found_at), **_options(args, entry.name))
         board = scoreboard(found)
@@ -59,21 +52,16 @@ def run(args: argparse.Namespace) -> int:
             why = next(iter(board.skipped), "give a folder laid out like the set")
             raise ValueError(f"{found_at[0]}: no row of the set {entry.name} could be compared: {why}")
         boards[entry.name], measured[entry.name] = board, found.columns
-    _progress("")
+    show_status("")
     if args.output:
         _write_csv(args.output, measured, {name: board.unit for name, board in boards.items()})
+    from stepcast.views.validate import MOST_DOTS, validate_view
+
     sets = {name: board_facts(board) for name, board in boards.items()}
-    write_page(args, lambda about: _page(sets, measured, boards, about))
-    if args.json:
-        print_json({"sets": sets, "absent": [entry.name for entry in absent]})
-    else:
-        for name, board in boards.items():
-            print(board_text(name, board, terminal_width()))
-            print()
-        for entry in absent:
-            print(f"{entry.name}: not at hand ({entry.about}); give its folder with --data DIR")
-        if args.html:
-            print(told_page(args))
+    facts = {"sets": sets, "absent": [entry.name for entry in absent]}
+    points = {name: list(_points(columns, MOST_DOTS)) for name, columns in measured.items()} if args.html else {}
+    lines = [f"{entry.name}: not at hand ({entry.about}); give its folder with --data DIR" for entry in absent]
+    show_view(args, validate_view(facts, points, {name: board.unit for name, board in boards.items()}, lines))
     return 0
 
 
@@ -81,15 +69,6 @@ def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
     """What was asked for that the set *name* knows."""
     known = {"cluster": "nccl-tests", "calibration": "transformers"}
     return {option: value for option, own in known.items() if name == own and (value := getattr(args, option))}
-
-
-def _page(
-    sets: dict[str, Any], measured: Mapping[str, "MeasuredColumns"], boards: Mapping[str, "Scoreboard"], about: "About"
-) -> "Page":
-    from stepcast.views.validate import MOST_DOTS, validate_page
-
-    points = {name: list(_points(columns, MOST_DOTS)) for name, columns in measured.items()}
-    return validate_page(sets, points, {name: board.unit for name, board in boards.items()}, about)
 
 
 def _points(columns: "MeasuredColumns", most: int) -> Iterable["PointFacts"]:
@@ -105,10 +84,6 @@ def _points(columns: "MeasuredColumns", most: int) -> Iterable["PointFacts"]:
     for at in picked.tolist():
         row = columns.row(at)
         yield PointFacts(name=row.name, measured=row.measured_s, predicted=row.predicted_s)
-
-
-def _progress(name: str) -> None:
-    show_status(name)
 
 
 # ---- where the rows are --------------------------------------------------------------------------------
@@ -190,52 +165,6 @@ def _row_facts(row: "ScoredRow", unit: str) -> dict[str, Any]:
         "error": row.error,
         **row.tags,
     }
-
-
-def board_text(name: str, board: "Scoreboard", width: int) -> str:
-    parts = [heading(name), *(bullet(note, "  ", width) for note in board.notes)]
-    rows: list[tuple[str, ...]] = []
-    if board.summary is not None:
-        rows.append(("all", *_cells(board.summary)))
-    rows += [(label, *_cells(one)) for label, one in board.selections.items()]
-    heads = HEADS if board.summary is None or board.summary.coverage is None else (*HEADS, IN_BAND)
-    for tag, group in board.groups.items():
-        rows.append((f"by {tag}", *[""] * len(heads)))
-        rows += [(f"  {label}", *_cells(one)) for label, one in group.items()]
-    parts += ["", table(("errors", *heads), [(*row, *[""] * (len(heads) + 1 - len(row))) for row in rows], width)]
-    if board.figures:
-        figures = ((key.replace("_", " "), format_percent(value)) for key, value in board.figures.items())
-        parts += ["", facts(figures, width)]
-    parts += ["", *_skipped_text(board.skipped, width)]
-    if board.worst:
-        shown = format_bytes if board.unit == "bytes" else format_seconds
-        worst = [(row.name, shown(row.measured_s), shown(row.predicted_s), _signed(row.error)) for row in board.worst]
-        parts += ["", table((f"worst {len(worst)}", "measured", "predicted", "error"), worst, width)]
-    return "\n".join(parts)
-
-
-def _skipped_text(skipped: Mapping[str, int], width: int) -> Iterable[str]:
-    total = sum(skipped.values())
-    yield f"skipped {format_count(total)}"
-    for reason, count in list(skipped.items())[:SHOWN_REASONS]:
-        yield bullet(reason, f"  {format_count(count)}: ", width)
-    if len(skipped) > SHOWN_REASONS:
-        yield f"  and {len(skipped) - SHOWN_REASONS} more reasons; --json has them all"
-
-
-def _cells(one: "Summary") -> tuple[str, ...]:
-    errors = (one.mean_abs_error, one.median_abs_error, one.p90_abs_error, one.worst_abs_error)
-    return (
-        format_count(one.rows),
-        *(format_percent(error) for error in errors),
-        _signed(one.mean_error),
-        format_percent(one.time_weighted_error),
-        *(() if one.coverage is None else (format_percent(one.coverage),)),
-    )
-
-
-def _signed(error: float) -> str:
-    return f"{error * 100:+.1f} %"
 
 
 def _ends(columns: "MeasuredColumns", at: int, banded: bool) -> tuple[str, ...]:

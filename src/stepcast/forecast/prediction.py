@@ -350,9 +350,10 @@ class Prediction:
         return f"Prediction({named}on {layout.gpus:,} GPUs of {where}: {format_seconds(self.step_s)} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import step_html
+        from stepcast.views.html import render_notebook
+        from stepcast.views.step import step_view
 
-        return step_html(self.report.facts(), self.drawn, roofline(self))
+        return render_notebook(step_view(self.report.facts(), self.drawn, roofline(self)), "prediction")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As it was found: functions that led to it do not travel."""

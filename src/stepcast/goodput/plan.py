@@ -128,10 +128,18 @@ class Plan:
         return f"Plan({self.steps:,} steps on {gpus:,} GPUs: {days:,.1f} days, goodput {self.goodput:.1%})"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import plan_html
+        from stepcast.views.html import render_notebook
+        from stepcast.views.plan import plan_view
 
         about = {"failures": self.operation.failures.name, "checkpoint_bytes": self.operation.saving.size_bytes}
-        return plan_html({**self.facts(), **about})
+        absent: dict[str, object] = {
+            "step_band_days": None,
+            "choices": [],
+            "assumptions": [],
+            "warnings": [],
+            "spares": None,
+        }
+        return render_notebook(plan_view({**absent, **self.facts(), **about}), "plan")
 
     @property
     def fits(self) -> bool | None:

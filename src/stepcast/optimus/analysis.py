@@ -58,9 +58,10 @@ class OptimusAnalysis:
         return f"OptimusAnalysis({len(self.stages)} stages, {format_seconds(self.measured_s)} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import measured_html
+        from stepcast.views.html import render_notebook
+        from stepcast.views.traces import optimus_view
 
-        return measured_html(self.facts())
+        return render_notebook(optimus_view(self.facts()), "analysis")
 
     @property
     def breakdown_s(self) -> dict[str, float]:

@@ -108,12 +108,13 @@ class SearchResult:
         return f"SearchResult({self.counts.considered:,} candidates, {self.counts.simulated:,} simulated, {best})"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import found_html
+        from stepcast.views.html import render_notebook
+        from stepcast.views.search import strategies_view
 
         best, front = (
             [(each.strategy, each.step_s, each.memory_bytes) for each in some] for some in (self.best, self.front)
         )
-        return found_html(self.counts.facts(), best, front)
+        return render_notebook(strategies_view(self.counts.facts(), best, front), "search")
 
     @property
     def front(self) -> tuple[SimulatedCandidate, ...]:

@@ -5,21 +5,8 @@ from collections.abc import Sequence
 from stepcast.ir.facts import ComparisonFacts, RowFacts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds
+from stepcast.views import view as ui
 from stepcast.views.measured import PART_NAMES
-from stepcast.views.view import (
-    Figure,
-    Headline,
-    Mood,
-    PairTable,
-    Shown,
-    ValuePair,
-    View,
-    plain_table,
-    signed_percent,
-    signed_seconds,
-    text_line,
-    timeline_chart,
-)
 
 SMALLEST_SHARE = 5e-4
 MOST_BARS = 40
@@ -28,7 +15,7 @@ GOOD_ERROR = 0.1
 
 def compare_view(
     facts: ComparisonFacts, accounts: tuple[str, str] | None = None, timeline: Timeline | None = None
-) -> View:
+) -> ui.View:
     """Return the view of a comparison; *accounts* name its two sides, such as by their files."""
     sides = side_names(facts)
     names = accounts or sides
@@ -37,7 +24,7 @@ def compare_view(
     ]
     differing = [(one["name"], one["predicted"], one["measured"]) for one in facts["differences"]]
     parts: list[RowFacts] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
-    return View(
+    return ui.View(
         f"{format_seconds(facts['step_s'])} vs {format_seconds(facts['measured_step_s'])}",
         _headline(facts, names),
         _figures(facts, names),
@@ -45,15 +32,15 @@ def compare_view(
             _pairs("Parts of the step", "part of the step", parts, facts, names),
             _pairs("Stages", "stage", stages, facts, names),
             _pairs("Operations", "operation", facts["operations"], facts, names),
-            plain_table(
+            ui.plain_table(
                 "Settings that differ",
                 ("Setting", *sides),
                 differing,
                 caption="Settings that both accounts state",
                 lead="The two are different runs, so the difference between them is no error of either.",
-                shown=Shown.PAGE,
+                shown=ui.Shown.PAGE,
             ),
-            timeline_chart(timeline, "both runs, aligned at their start"),
+            ui.timeline_chart(timeline, "both runs, aligned at their start"),
         ],
         facts,
         warnings=facts["warnings"],
@@ -76,66 +63,66 @@ def _difference_heads(facts: ComparisonFacts) -> tuple[str, ...]:
     return (first, second) if facts["same_run"] else (first,)
 
 
-def _headline(facts: ComparisonFacts, names: tuple[str, str]) -> Headline:
+def _headline(facts: ComparisonFacts, names: tuple[str, str]) -> ui.Headline:
     first_s, second_s = facts["step_s"], facts["measured_step_s"]
     about = (names[0], "vs", names[1])
-    difference = signed_seconds(first_s - second_s)
+    difference = ui.signed_seconds(first_s - second_s)
     if not _is_one_kind(facts) and facts["error"] is not None:
-        number, unit = signed_percent(facts["error"]).split(" ")
-        return Headline(number, f"{unit} off: {difference}", about)
+        number, unit = ui.signed_percent(facts["error"]).split(" ")
+        return ui.Headline(number, f"{unit} off: {difference}", about)
     number, _, unit = difference.partition(" ")
     if not _is_one_kind(facts):
-        return Headline(number, f"{unit} between two different runs", about)
-    share = f" ({signed_percent(first_s / second_s - 1)})" if second_s else ""
-    return Headline(number, f"{unit}{share}: first minus second", about)
+        return ui.Headline(number, f"{unit} between two different runs", about)
+    share = f" ({ui.signed_percent(first_s / second_s - 1)})" if second_s else ""
+    return ui.Headline(number, f"{unit}{share}: first minus second", about)
 
 
-def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[Figure]:
+def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[ui.Figure]:
     sides, one_kind = side_names(facts), _is_one_kind(facts)
     first_s, second_s = facts["step_s"], facts["measured_step_s"]
     figures = [
-        text_line(name, f"{side['file']} ({side['what']})")
+        ui.text_line(name, f"{side['file']} ({side['what']})")
         for name, side in zip(sides, facts.get("sides", ()), strict=False)
     ]
     figures += [
-        Figure(f"{name} step", format_seconds(seconds), account, line=format_seconds(seconds))
+        ui.Figure(f"{name} step", format_seconds(seconds), account, line=format_seconds(seconds))
         for name, seconds, account in zip(sides, (first_s, second_s), names, strict=True)
     ]
     if one_kind:
-        share = f" ({signed_percent(first_s / second_s - 1)})" if second_s else ""
-        figures.append(text_line("first - second", signed_seconds(first_s - second_s) + share))
+        share = f" ({ui.signed_percent(first_s / second_s - 1)})" if second_s else ""
+        figures.append(ui.text_line("first - second", ui.signed_seconds(first_s - second_s) + share))
     elif facts["error"] is not None:
-        mood = Mood.GOOD if abs(facts["error"]) <= GOOD_ERROR else Mood.BAD
-        error = signed_percent(facts["error"])
-        figures.append(Figure("error", error, "of the measured step", line=error, mood=mood))
+        mood = ui.Mood.GOOD if abs(facts["error"]) <= GOOD_ERROR else ui.Mood.BAD
+        error = ui.signed_percent(facts["error"])
+        figures.append(ui.Figure("error", error, "of the measured step", line=error, mood=mood))
     elif facts["same_run"]:
-        figures.append(text_line("error", "-"))
+        figures.append(ui.text_line("error", "-"))
     if facts["differences"]:
         listed = [f"{one['name']} {one['predicted']} vs {one['measured']}" for one in facts["differences"]]
-        figures.append(text_line("settings that differ" if one_kind else "not the same run", "; ".join(listed)))
+        figures.append(ui.text_line("settings that differ" if one_kind else "not the same run", "; ".join(listed)))
     if changed := [row for row in facts["parts"] if row["difference_s"]]:
         largest = max(changed, key=lambda row: abs(row["difference_s"]))
         part = PART_NAMES.get(largest["name"], largest["name"])
-        difference = signed_seconds(largest["difference_s"])
-        figures.append(Figure("largest difference", part, difference, shown=Shown.PAGE))
+        difference = ui.signed_seconds(largest["difference_s"])
+        figures.append(ui.Figure("largest difference", part, difference, shown=ui.Shown.PAGE))
     return figures
 
 
 def _pairs(
     title: str, head: str, rows: Sequence[RowFacts], facts: ComparisonFacts, names: tuple[str, str]
-) -> PairTable:
+) -> ui.PairTable:
     """Return the rows that matter to the step; all of them are in the JSON."""
     least_s = SMALLEST_SHARE * max(facts["step_s"], facts["measured_step_s"])
     pairs = [
-        ValuePair(
+        ui.ValuePair(
             row["name"],
             row["predicted_s"],
             row["measured_s"],
-            signed_seconds(row["difference_s"]),
-            "-" if row["error"] is None else signed_percent(row["error"]),
+            ui.signed_seconds(row["difference_s"]),
+            "-" if row["error"] is None else ui.signed_percent(row["error"]),
         )
         for row in rows
         if max(row["predicted_s"], row["measured_s"]) >= least_s
     ]
     heads = (head, *side_names(facts), *_difference_heads(facts))
-    return PairTable(title, pairs, names, heads, most_bars=MOST_BARS)
+    return ui.PairTable(title, pairs, names, heads, most_bars=MOST_BARS)

@@ -1,4 +1,4 @@
-"""A view as a self-contained page: each part becomes a section."""
+"""A view as a self-contained page, each part a section; or as a frame in a notebook."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -6,18 +6,18 @@ from typing import Any
 
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
-from stepcast.views import blocks
 from stepcast.views import view as ui
-from stepcast.views.charts import BarPiece, BarRow, ChartFrame, axis_row, bars, legend
+from stepcast.views.charts import BarPiece, BarRow, ChartFrame, axis_row, draw_bars, legend
 from stepcast.views.document import About, Page, Section, render
 from stepcast.views.markup import Child, Markup, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
 
-SMALLEST_SHARE = 5e-4
+SMALLEST_SHARE = 5e-4  # of a breakdown, for a bar of its own
 CELL_HEIGHT = 16
 SHADES = 10
-MOST_TIMES = 32
+MOST_BARS, MOST_TIMES = 64, 32
+LONG_VALUE = 48
 NOTEBOOK_HEIGHT = 720
 NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 
@@ -25,7 +25,7 @@ NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 def page_of(view: ui.View, about: About) -> Page:
     """Return the page of an answer."""
     sections = [_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT]
-    return Page(view.title, _headline(view), sections, about, view.facts, view.assumptions, view.warnings)
+    return Page(view.title, _answer(view), sections, about, view.facts, view.assumptions, view.warnings)
 
 
 def render_page(view: ui.View, about: About) -> bytes:
@@ -39,32 +39,59 @@ def render_notebook(view: ui.View, verb: str) -> str:
     Its title comes first, for viewers that show no frames.
     """
     frame = tag(
-        "iframe",
-        srcdoc=None,
-        sandbox="allow-scripts",
-        width="100%",
-        height=NOTEBOOK_HEIGHT,
-        frameborder=0,
-        title=view.title,
+        "iframe", sandbox="allow-scripts", width="100%", height=NOTEBOOK_HEIGHT, frameborder=0, title=view.title
     )
     document = render_page(view, About(verb, version=__version__)).decode()
     document = document.replace("&", "&amp;").replace('"', "&quot;")
     return f"<p>{tag('strong', view.title)}</p>" + frame.replace("<iframe", f'<iframe srcdoc="{document}"', 1)
 
 
-def _headline(view: ui.View) -> Markup:
-    headline: ui.Headline = view.headline
+def _answer(view: ui.View) -> Markup:
+    """Return the headline with its interval, and the key figures as cards."""
+    headline = view.headline
     first, *others = headline.about or ("",)
-    about = join((tag("strong", first), *(tag("span", each) for each in others)))
-    band = headline.band
-    drawn = blocks.band(band.low, band.value, band.high, (band.low_text, band.high_text), band.words) if band else None
-    cards = [_card(each) for each in view.figures if each.shown is not ui.Shown.TEXT]
-    return blocks.answer(_minus(headline.number), _minus(headline.unit), about, drawn, cards)
+    cards = [_card(figure) for figure in view.figures if figure.shown is not ui.Shown.TEXT]
+    number = tag("span", _minus(headline.number), class_="number")
+    return tag(
+        "div",
+        tag("p", tag("strong", first), [tag("span", words) for words in others], class_="about"),
+        tag("h1", number, " ", tag("span", _minus(headline.unit), class_="unit")),
+        _interval(headline.band) if headline.band else None,
+        tag("ul", cards, class_="cards") if cards else None,
+    )
+
+
+def _interval(band: ui.HeadlineInterval) -> Markup:
+    """Return a line from low to high with the answer on it."""
+    span = (band.high - band.low) or 1.0
+    center = f"{4 + 92 * (band.value - band.low) / span:.2f}%"
+    line = tag(
+        "svg",
+        tag("rect", x="4%", y=9, width="92%", height=6, rx=3, class_="k-band"),
+        tag("circle", cx=center, cy=12, r=7, class_="k-point"),
+        class_="band-line",
+        width="100%",
+        height=24,
+        aria_hidden="true",
+    )
+    return tag(
+        "div",
+        tag("span", band.low_text, class_="low"),
+        line,
+        tag("span", band.high_text, class_="high"),
+        tag("span", band.words, class_="sure"),
+        class_="band",
+    )
 
 
 def _card(figure: ui.Figure) -> Markup:
-    name = figure.name[:1].upper() + figure.name[1:]
-    return blocks.card(name, _minus(figure.value or figure.line), _minus(figure.note), figure.mood.value)
+    return tag(
+        "li",
+        tag("span", figure.name[:1].upper() + figure.name[1:], class_="name"),
+        tag("strong", _minus(figure.value or figure.line)),
+        tag("span", _minus(figure.note), class_="note") if figure.note else None,
+        class_=f"card {figure.mood.value}".strip(),
+    )
 
 
 def _minus(text: str) -> str:
@@ -87,9 +114,47 @@ def render_body(part: ui.Part | None) -> Child:
 def _table(part: ui.Table) -> Markup | None:
     if not part.cells:
         return None
-    keys = [[cell.key for cell in row] for row in part.cells]
-    lines = [[_options(cell.text) if cell.code else _minus(cell.text) for cell in row] for row in part.cells]
-    return blocks.table(part.heads, lines, part.caption or part.title, keys, part.sortable, part.ids)
+    numeric = [all(_is_number(row[index].text) for row in part.cells) for index in range(len(part.heads))]
+    kinds = ["number" if is_number else None for is_number in numeric]
+    head = [
+        tag(
+            "th",
+            tag("button", text, type="button", class_="sort") if part.sortable else text,
+            scope="col",
+            class_=kind,
+            aria_sort="none" if part.sortable else None,
+        )
+        for text, kind in zip(part.heads, kinds, strict=True)
+    ]
+    body = [
+        tag(
+            "tr",
+            [
+                tag("td", _options(cell.text) if cell.code else _minus(cell.text), class_=kind, data_key=cell.key)
+                for cell, kind in zip(row, kinds, strict=True)
+            ],
+            data_row=number,
+        )
+        for row, number in zip(part.cells, part.ids or [None] * len(part.cells), strict=True)
+    ]
+    caption = part.caption or part.title
+    table = tag(
+        "table",
+        tag("caption", caption),
+        tag("thead", tag("tr", head)),
+        tag("tbody", body),
+        class_="sortable" if part.sortable else None,
+    )
+    return _scrollable(table, caption)
+
+
+def _scrollable(table: Markup, label: str) -> Markup:
+    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def _is_number(text: str) -> bool:
+    text = text.strip()
+    return text in ("", "-") or text[:1].isdigit() or (text[:1] in "+-" and text[1:2].isdigit())
 
 
 def _options(words: str) -> Markup:
@@ -100,14 +165,24 @@ def _options(words: str) -> Markup:
 
 
 def _breakdown(part: ui.Breakdown) -> Markup:
-    return blocks.waterfall(part.parts, part.total, part.whole, part.show, part.unit)
+    """Return the parts one behind the other, and the total below them."""
+    rows, pieces, start = [], [], 0.0
+    for kind, name, amount in part.parts:
+        if amount > 0 and amount >= SMALLEST_SHARE * part.total:
+            share = format_percent(amount / part.total) if part.total else "-"
+            piece = BarPiece(kind, start, amount, f"{name}: {part.show(amount)}, {share} of the {part.whole}")
+            rows.append(BarRow(name, (piece,), (part.show(amount), tag("small", share))))
+            pieces.append(piece)
+            start += amount
+    rows.append(BarRow(part.whole, pieces, (part.show(part.total), tag("small", "100 %")), strong=True))
+    return draw_bars(rows, part.total, part.show, part.unit)
 
 
 def _bars(part: ui.Bars) -> Markup | None:
     if not part.bars:
         return None
     rows, used = [], set()
-    for bar in part.bars[: 64 if part.kinds else MOST_TIMES]:
+    for bar in part.bars[: MOST_BARS if part.kinds else MOST_TIMES]:
         start, pieces = 0.0, []
         for kind, amount in bar.amounts.items():
             if amount > 0:
@@ -117,45 +192,53 @@ def _bars(part: ui.Bars) -> Markup | None:
                 start += amount
         value = (bar.value, tag("small", _minus(bar.note))) if bar.note else bar.value
         rows.append(BarRow(bar.label, pieces, value, part.marks, bar.strong))
-    drawn = bars(rows, part.most, part.show, part.unit)
     known = [(kind, words) for kind, words in part.kinds.items() if kind in used]
     commands = [tag("li", tag("code", command)) for command in part.commands]
     below = tag("details", tag("summary", "Their commands"), tag("ol", commands)) if commands else None
-    return join((legend(known) if known else None, drawn, below))
+    return join((legend(known) if known else None, draw_bars(rows, part.most, part.show, part.unit), below))
 
 
 def _pairs(part: ui.PairTable) -> Markup | None:
+    """Return two bars for each row, one above the other, on one scale."""
     if not part.rows:
         return None
     shown = part.rows[: part.most_bars]
-    drawn = blocks.paired(
-        ((row.name, row.first, row.second, (_minus(row.difference), tag("small", _minus(row.note)))) for row in shown),
-        part.sides,
-    )
-    if len(shown) == len(part.rows):
-        return drawn
+    bars = []
+    for row in shown:
+        value = (_minus(row.difference), tag("small", _minus(row.note)))
+        sides = zip(("first", "second"), part.sides, (row.first, row.second), (row.name, ""), (value, ""), strict=True)
+        for kind, side, seconds, label, text in sides:
+            piece = BarPiece(kind, 0, seconds, f"{row.name}, {side}: {format_seconds(seconds)}")
+            bars.append(BarRow(label, (piece,), text))
+    longest = max(max(row.first, row.second) for row in shown)
     left_out = len(part.rows) - len(shown)
-    return join((drawn, tag("p", f"{left_out} more are in the JSON.", class_="lead")))
+    return join(
+        (
+            legend(zip(("first", "second"), part.sides, strict=True)),
+            tag("div", draw_bars(bars, longest, format_seconds), class_="pairwise"),
+            tag("p", f"{left_out} more are in the JSON.", class_="lead") if left_out else None,
+        )
+    )
 
 
 def _exposure(part: ui.ExposureBars) -> Markup | None:
     """Return the seconds of each group, the costliest first: exposed, then hidden behind computation."""
-    listed = sorted(part.groups.items(), key=lambda each: -each[1]["exposed"])
-    listed = [each for each in listed if each[1]["total"] > 0]
-    if not listed:
+    groups = sorted(part.groups.items(), key=lambda item: -item[1]["exposed"])
+    groups = [(group, seconds) for group, seconds in groups if seconds["total"] > 0]
+    if not groups:
         return None
     rows = []
-    for group, each in listed:
+    for group, seconds in groups:
         name = part.names.get(group, group)
-        hidden_s = max(0.0, each["total"] - each["exposed"])
+        exposed_s, hidden_s = seconds["exposed"], max(0.0, seconds["total"] - seconds["exposed"])
         pieces = (
-            BarPiece("exposed", 0, each["exposed"], f"{name}, exposed: {format_seconds(each['exposed'])}"),
-            BarPiece("hidden", each["exposed"], hidden_s, f"{name}, hidden: {format_seconds(hidden_s)}"),
+            BarPiece("exposed", 0, exposed_s, f"{name}, exposed: {format_seconds(exposed_s)}"),
+            BarPiece("hidden", exposed_s, hidden_s, f"{name}, hidden: {format_seconds(hidden_s)}"),
         )
-        note = f"{format_percent(hidden_s / each['total'])} hidden"
-        rows.append(BarRow(name, pieces, (format_seconds(each["exposed"]), tag("small", note))))
+        note = f"{format_percent(hidden_s / seconds['total'])} hidden"
+        rows.append(BarRow(name, pieces, (format_seconds(exposed_s), tag("small", note))))
     key = legend((("exposed", "exposed: the step waits for it"), ("hidden", "hidden behind computation")))
-    return join((key, bars(rows, max(each["total"] for _, each in listed), format_seconds)))
+    return join((key, draw_bars(rows, max(seconds["total"] for _, seconds in groups), format_seconds)))
 
 
 def _heat_map(part: ui.HeatMap) -> Markup | None:
@@ -173,14 +256,14 @@ def _heat_map(part: ui.HeatMap) -> Markup | None:
 
 def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
     shades = [shade(share, SHADES) for share in shares]
-    borders = [at for at in range(1, len(shades)) if shades[at] != shades[at - 1]]
+    borders = [index for index in range(1, len(shades)) if shades[index] != shades[index - 1]]
     width = 100 / len(shares)
     cells: list[Child] = []
     for start, stop in zip([0, *borders], [*borders, len(shades)], strict=True):
         largest = max(shares[start:stop])
         if largest <= 0:
             continue
-        times = [format_seconds(span_s * at / len(shares)) for at in (start, stop)]
+        times = [format_seconds(span_s * index / len(shares)) for index in (start, stop)]
         cells.append(
             tag(
                 "rect",
@@ -192,37 +275,62 @@ def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
                 data_tip=f"{name}, {times[0]} to {times[1]}: {format_percent(largest)} used",
             )
         )
-    drawn = tag("svg", cells, class_="bar", width="100%", height=CELL_HEIGHT, aria_hidden="true")
+    row = tag("svg", cells, class_="bar", width="100%", height=CELL_HEIGHT, aria_hidden="true")
     mean = format_percent(sum(shares) / len(shares))
-    return tag("li", tag("span", name, class_="label"), drawn, tag("span", mean, class_="value"))
+    return tag("li", tag("span", name, class_="label"), row, tag("span", mean, class_="value"))
+
+
+def _grids(part: ui.GridCharts) -> Markup:
+    """Return a table for each grid; the darker a cell, the nearer to the largest of its grid."""
+    tables = []
+    for grid in part.grids:
+        largest = max((value for _, row in grid.rows for value in row if value is not None), default=1.0)
+        head = tag("tr", tag("th", grid.corner), [tag("th", name, scope="col") for name in grid.columns])
+        body = [
+            tag("tr", tag("th", name, scope="row"), [_shaded(value, largest, part.show) for value in row])
+            for name, row in grid.rows
+        ]
+        table = tag("table", tag("caption", grid.name), tag("thead", head), tag("tbody", body), class_="heat")
+        tables.append(_scrollable(table, grid.name))
+    return tag("div", tables, class_="maps")
+
+
+def _shaded(value: float | None, largest: float, show: ui.Show) -> Markup:
+    if value is None:
+        return tag("td", "")
+    tenth = max(0, min(9, int(10 * value / largest)))
+    return tag("td", show(value), class_=f"number h-{tenth}", data_tip=f"{value / largest:.0%} of the best here")
 
 
 def _scatter(part: ui.Scatter) -> Markup:
-    x, y = part.x, part.y
-    frame = ChartFrame(x.low, x.high, y.low, y.high, x.show, y.show, x.title, y.title, part.log)
-    drawn: list[Child] = []
+    frame = ChartFrame(part.x, part.y, part.log)
+    marks: list[Child] = []
     for mark in part.marks:
         if isinstance(mark, ui.Dot):
             focus = {"tabindex": 0, "role": "img", "aria_label": mark.label} if mark.label else {}
-            drawn.append(frame.dot(mark.x, mark.y, mark.kind, mark.tip, mark.radius, data_row=mark.row, **focus))
+            marks.append(frame.dot(mark.x, mark.y, mark.kind, mark.tip, mark.radius, data_row=mark.row, **focus))
         elif mark.area:
-            drawn.append(frame.area(mark.points, mark.kind, mark.tip))
+            marks.append(frame.area(mark.points, mark.kind, mark.tip))
         else:
-            drawn.append(frame.line(mark.points, mark.kind))
-    chart = frame.draw(drawn, label=part.label, key=part.key)
+            marks.append(frame.line(mark.points, mark.kind))
+    chart = frame.draw(marks, label=part.label, key=part.key)
     key = legend(part.legend) if part.legend else None
     note = tag("p", part.note, class_="lead") if part.note else None
     return join((key, tag("div", chart, class_="square") if part.square else chart, note))
 
 
 def _fact_list(part: ui.FactList) -> Markup | None:
-    return blocks.pairs(part.pairs) if part.pairs else None
+    items = [
+        tag("div", tag("dt", name), tag("dd", value), class_="long" if len(value) > LONG_VALUE else None)
+        for name, value in part.pairs
+    ]
+    return tag("dl", items, class_="pairs") if items else None
 
 
 def _remarks(part: ui.Remarks) -> Markup | None:
     if not part.remarks:
         return tag("p", part.none) if part.none else None
-    listed = [
+    items = [
         tag(
             "li",
             tag("strong", remark.strong),
@@ -231,7 +339,7 @@ def _remarks(part: ui.Remarks) -> Markup | None:
         )
         for remark in part.remarks
     ]
-    return tag("ul", listed, class_="advice")
+    return tag("ul", items, class_="advice")
 
 
 def _commands(part: ui.Commands) -> Markup | None:
@@ -240,7 +348,7 @@ def _commands(part: ui.Commands) -> Markup | None:
 
 def _columns(part: ui.Columns) -> Markup | None:
     sides = [
-        [render_body(each) for each in side if each and each.shown is not ui.Shown.TEXT]
+        [render_body(child) for child in side if child and child.shown is not ui.Shown.TEXT]
         for side in (part.left, part.right)
     ]
     return tag("div", [tag("div", side) for side in sides], class_="halves") if any(sides) else None
@@ -253,6 +361,7 @@ DRAWERS: dict[type[ui.Part], Callable[[Any], Child]] = {
     ui.PairTable: _pairs,
     ui.ExposureBars: _exposure,
     ui.HeatMap: _heat_map,
+    ui.GridCharts: _grids,
     ui.Scatter: _scatter,
     ui.FactList: _fact_list,
     ui.Remarks: _remarks,

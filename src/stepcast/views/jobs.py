@@ -5,25 +5,8 @@ from typing import Any
 
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.views import view as ui
 from stepcast.views.measured import bottleneck_figures
-from stepcast.views.view import (
-    Bar,
-    Bars,
-    Figure,
-    Headline,
-    Mood,
-    Part,
-    Remark,
-    Remarks,
-    Shown,
-    Source,
-    Table,
-    View,
-    plain_table,
-    table_of,
-    text_line,
-    timeline_chart,
-)
 
 Facts = Mapping[str, Any]
 MOST_LINES = 16
@@ -38,47 +21,49 @@ TITLES = {
 }
 
 
-def _view(facts: Facts, figures: Sequence[Figure], parts: Sequence[Part | None], timeline: Timeline | None) -> View:
+def _view(
+    facts: Facts, figures: Sequence[ui.Figure], parts: Sequence[ui.Part | None], timeline: Timeline | None
+) -> ui.View:
     """Return the view of a file that a job left, headed by its step or by how many calls it holds."""
     title, step_s = TITLES.get(facts.get("format", ""), "log"), facts.get("step_s")
     number, unit = format_seconds(step_s).split(" ") if step_s else (f"{facts.get('calls', 0):,}", "calls")
     about = (title, str(facts.get("source", "")))
-    return View(
+    return ui.View(
         f"{title}: {number} {unit}",
-        Headline(number, f"{unit} per step, measured" if step_s else unit, about),
+        ui.Headline(number, f"{unit} per step, measured" if step_s else unit, about),
         figures,
-        [*parts, timeline_chart(timeline)],
+        [*parts, ui.timeline_chart(timeline)],
         facts,
         warnings=facts["warnings"],
     )
 
 
-def step_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def step_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the steps that a training program logged."""
-    figures: list[Figure] = []
+    figures: list[ui.Figure] = []
     if facts["step_s"] is not None:
         step, p90 = format_seconds(facts["step_s"]), format_seconds(facts["p90_s"])
-        figures.append(Figure("step", step, "median", line=f"{step} (median), 90 % of steps within {p90}"))
-        figures.append(Figure("90 % of steps", p90, "or less", shown=Shown.PAGE))
+        figures.append(ui.Figure("step", step, "median", line=f"{step} (median), 90 % of steps within {p90}"))
+        figures.append(ui.Figure("90 % of steps", p90, "or less", shown=ui.Shown.PAGE))
     if facts["slow_steps"] or facts["lost_s"]:
         count, lost = len(facts["slow_steps"]), format_seconds(facts["lost_s"])
         line = f"{count} clearly slower than the median; steps above it cost {lost} in total"
-        figures.append(Figure("slow steps", str(count), f"steps above the median cost {lost}", line=line))
+        figures.append(ui.Figure("slow steps", str(count), f"steps above the median cost {lost}", line=line))
     if facts["tflops_per_gpu"] is not None:
-        figures.append(Figure("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU"))
+        figures.append(ui.Figure("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU"))
     if facts["tokens_per_s_per_gpu"] is not None:
-        figures.append(Figure("tokens", f"{facts['tokens_per_s_per_gpu']:,.0f} per second and GPU"))
+        figures.append(ui.Figure("tokens", f"{facts['tokens_per_s_per_gpu']:,.0f} per second and GPU"))
     if facts["peak_memory_bytes"] is not None:
-        figures.append(Figure("peak memory", format_bytes(facts["peak_memory_bytes"])))
+        figures.append(ui.Figure("peak memory", format_bytes(facts["peak_memory_bytes"])))
     if facts.get("run_s"):
-        figures.append(Figure("run", format_seconds(facts["run_s"])))
-    figures += [Figure("steps logged", str(facts["steps"])), Figure("program", str(facts["program"]))]
+        figures.append(ui.Figure("run", format_seconds(facts["run_s"])))
+    figures += [ui.Figure("steps logged", str(facts["steps"])), ui.Figure("program", str(facts["program"]))]
     rows = [(row["step"], format_seconds(row["seconds"]), f"{row['factor']:.2f}x") for row in facts["slow_steps"]]
     heads = ("slow step", "took", "of the median")
-    return _view(facts, figures, [plain_table("Slow steps", heads, rows[:MOST_LINES])], timeline)
+    return _view(facts, figures, [ui.plain_table("Slow steps", heads, rows[:MOST_LINES])], timeline)
 
 
-def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the collectives that NCCL recorded: what hangs, who came last, how fast each was."""
     unfinished, mismatched = facts["unfinished"], facts["mismatched"]
     wrong = bool(unfinished or mismatched)
@@ -87,19 +72,19 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
         if wrong
         else "all ranks finished the same calls"
     )
-    figures = [Figure("verdict", verdict, mood=Mood.BAD if wrong else Mood.GOOD)]
+    figures = [ui.Figure("verdict", verdict, mood=ui.Mood.BAD if wrong else ui.Mood.GOOD)]
     if late := [row for row in facts["stragglers"] if row["waited_s"] > 0][:1]:
         waited = format_seconds(late[0]["waited_s"])
         note = f"came last to {late[0]['last']:,} calls; the others waited {waited} for it"
         rank = f"rank {late[0]['rank']}"
-        figures.append(Figure("latest rank", rank, note, line=f"{rank} {note}"))
+        figures.append(ui.Figure("latest rank", rank, note, line=f"{rank} {note}"))
     figures += [
-        Figure("program", str(facts["program"])),
-        Figure("ranks", str(len(facts["ranks"]))),
-        Figure("calls", f"{facts['calls']:,}"),
+        ui.Figure("program", str(facts["program"])),
+        ui.Figure("ranks", str(len(facts["ranks"]))),
+        ui.Figure("calls", f"{facts['calls']:,}"),
     ]
     stuck = [
-        Remark(
+        ui.Remark(
             f"{row['kind']} {row['turn']} of group {row['group']}",
             f": ranks {row['waiting']} wait"
             + (f" for ranks {row['absent']}, which never called it" if row["absent"] else ""),
@@ -107,9 +92,10 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
         for row in unfinished
     ]
     different = [
-        Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}") for row in mismatched
+        ui.Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}")
+        for row in mismatched
     ]
-    columns: dict[str, Source] = {
+    columns: dict[str, ui.Source] = {
         "collective": "kind",
         "group": "group",
         "size": "size_bytes",
@@ -118,9 +104,9 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
         "bus bandwidth": lambda row: "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
     }
     parts = [
-        Remarks("Unfinished calls", stuck),
-        Remarks("Mismatched calls", different),
-        table_of("Collectives", facts["collectives"][:MOST_LINES], columns, wide=True),
+        ui.Remarks("Unfinished calls", stuck),
+        ui.Remarks("Mismatched calls", different),
+        ui.table_of("Collectives", facts["collectives"][:MOST_LINES], columns, wide=True),
     ]
     return _view(facts, figures, parts, timeline)
 
@@ -129,13 +115,13 @@ STREAM_PARTS = {"compute": "computation", "exposed": "exposed communication", "c
 STREAM_COLOURS = {"compute": "compute", "exposed": "exposed", "copy": "copy", "idle": "bubble"}
 
 
-def streams_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the kernels that Nsight Systems saw, by GPU."""
     step = facts["steps"]
     figures = []
     if step:
         median = format_seconds(step["median_s"])
-        figures.append(Figure("step", median, f"{step['count']} ranges {step['name']}"))
+        figures.append(ui.Figure("step", median, f"{step['count']} ranges {step['name']}"))
     named = {words: facts["operations_s"][part] for part, words in STREAM_PARTS.items()}
     total_s = sum(named.values())
     figures += bottleneck_figures(named, total_s, (STREAM_PARTS["compute"],), "the time of a GPU")
@@ -143,12 +129,12 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> View:
         more = format_seconds(one["extra_s"])
         note = f"computes {one['factor']:.2f}x as long as the median of the others ({more} more)"
         rank = f"GPU {one['rank']}"
-        figures.append(Figure("straggler", rank, note, line=f"{rank} {note}", mood=Mood.BAD))
+        figures.append(ui.Figure("straggler", rank, note, line=f"{rank} {note}", mood=ui.Mood.BAD))
     if not facts["stragglers"]:
-        figures.append(Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU"))
-    figures.append(Figure("elapsed", format_seconds(facts["elapsed_s"])))
+        figures.append(ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU"))
+    figures.append(ui.Figure("elapsed", format_seconds(facts["elapsed_s"])))
     bars = [
-        Bar(
+        ui.Bar(
             f"GPU {row['device']}",
             {STREAM_COLOURS[part]: row[f"{part}_s"] for part in STREAM_PARTS},
             format_seconds(row["compute_s"]),
@@ -156,7 +142,7 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> View:
         for row in facts["devices"]
     ]
     most_s = max((sum(bar.amounts.values()) for bar in bars), default=1.0)
-    columns: dict[str, Source] = {
+    columns: dict[str, ui.Source] = {
         "GPU": "device",
         "compute": "compute_s",
         "exposed communication": "exposed_s",
@@ -164,41 +150,41 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> View:
         "idle": "idle_s",
     }
     kinds = {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
-    devices = table_of("GPUs", facts["devices"], columns)
+    devices = ui.table_of("GPUs", facts["devices"], columns)
     parts = [
-        Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
+        ui.Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
         _runs("Kernels", "kernel", facts["kernels"]),
         _runs("NVTX ranges", "NVTX range", facts["ranges"]),
     ]
     return _view(facts, figures, parts, timeline)
 
 
-def _runs(title: str, head: str, rows: Sequence[Facts]) -> Table:
-    columns: dict[str, Source] = {head: "name", "runs": "runs", "total": "total_s"}
-    return table_of(title, rows[:MOST_LINES], columns, sortable=True, shown=Shown.DETAIL)
+def _runs(title: str, head: str, rows: Sequence[Facts]) -> ui.Table:
+    columns: dict[str, ui.Source] = {head: "name", "runs": "runs", "total": "total_s"}
+    return ui.table_of(title, rows[:MOST_LINES], columns, sortable=True, shown=ui.Shown.DETAIL)
 
 
-def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a straggler trace: what slow operations cost, who is slow, and each part alone."""
     cost_s = max(0.0, facts["undelayed_s"] - facts["ideal_s"])
     share = format_percent(cost_s / facts["step_s"]) if facts["step_s"] else "-"
     cost, slowdown = format_seconds(cost_s), f"{facts['slowdown']:.3f}x"
     figures = [
-        text_line("step", format_seconds(facts["step_s"])),
-        Figure("slow operations cost", cost, f"{share} of the step ({slowdown})"),
+        ui.text_line("step", format_seconds(facts["step_s"])),
+        ui.Figure("slow operations cost", cost, f"{share} of the step ({slowdown})"),
         *(
-            Figure("bottleneck", kind, f"it alone makes the step {factor:.3f}x as long",
+            ui.Figure("bottleneck", kind, f"it alone makes the step {factor:.3f}x as long",
                    line=f"{kind}: it alone makes the step {factor:.3f}x as long")
             for kind, factor in list(facts["by_kind"].items())[:1]
         ),
         _slowest_rank(facts["stragglers"]),
-        Figure("without CPU launch gaps", format_seconds(facts["undelayed_s"])),
-        Figure("with typical operations", format_seconds(facts["ideal_s"])),
-        Figure("due to the last stage", format_percent(facts["last_stage_share"])),
-        Figure("due to the slowest workers", format_percent(facts["worst_workers_share"])),
-        text_line("layout", f"dp {facts['dp']} x pp {facts['pp']}, {facts['steps']} steps"),
+        ui.Figure("without CPU launch gaps", format_seconds(facts["undelayed_s"])),
+        ui.Figure("with typical operations", format_seconds(facts["ideal_s"])),
+        ui.Figure("due to the last stage", format_percent(facts["last_stage_share"])),
+        ui.Figure("due to the slowest workers", format_percent(facts["worst_workers_share"])),
+        ui.text_line("layout", f"dp {facts['dp']} x pp {facts['pp']}, {facts['steps']} steps"),
     ]  # fmt: skip
-    columns: dict[str, Source] = {
+    columns: dict[str, ui.Source] = {
         "slow rank": "rank",
         "replica": "dp_rank",
         "stage": "stage",
@@ -210,21 +196,21 @@ def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> View:
         *((kind, f"{value:.3f}") for kind, value in facts["by_kind"].items()),
     ]
     parts = [
-        table_of("Slow ranks", facts["stragglers"][:MOST_LINES], columns),
-        plain_table(
+        ui.table_of("Slow ranks", facts["stragglers"][:MOST_LINES], columns),
+        ui.plain_table(
             "The slowdown by each stage, replica and kind of operation",
             ("with recorded times of this alone", "slowdown"),
             alone[:40],
-            shown=Shown.DETAIL,
+            shown=ui.Shown.DETAIL,
         ),
     ]
     return _view(facts, figures, parts, timeline)
 
 
-def _slowest_rank(slow: Sequence[Facts]) -> Figure:
+def _slowest_rank(slow: Sequence[Facts]) -> ui.Figure:
     if not slow:
-        return Figure("straggler", "none", mood=Mood.GOOD)
+        return ui.Figure("straggler", "none", mood=ui.Mood.GOOD)
     rank, where = f"rank {slow[0]['rank']}", f"replica {slow[0]['dp_rank']}, stage {slow[0]['stage']}"
     factor = f"{slow[0]['factor']:.3f}x"
     note = f"{where}: {factor}"
-    return Figure("straggler", rank, note, line=f"{rank} ({where}): {factor}", mood=Mood.BAD)
+    return ui.Figure("straggler", rank, note, line=f"{rank} ({where}): {factor}", mood=ui.Mood.BAD)

@@ -5,32 +5,7 @@ from typing import Any
 
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_percent, format_rate, format_seconds
-from stepcast.views.view import (
-    Bar,
-    Bars,
-    Breakdown,
-    Cell,
-    ExposureBars,
-    FactList,
-    Figure,
-    Headline,
-    Mood,
-    PairTable,
-    Remark,
-    Remarks,
-    Share,
-    Shown,
-    Source,
-    Table,
-    ValuePair,
-    View,
-    bars_of_times,
-    plain_table,
-    signed_seconds,
-    table_of,
-    text_line,
-    timeline_chart,
-)
+from stepcast.views import view as ui
 
 Facts = Mapping[str, Any]
 MOST_LINES = 16
@@ -77,14 +52,14 @@ KINDS = {
 STAGE_KINDS = {"compute": "compute", "optimizer": "optimizer", "hidden": "waiting within the stage", "bubble": "bubble"}
 
 
-def shares_of(breakdown_s: Mapping[str, float], names: Mapping[str, str] = PART_NAMES) -> list[Share]:
+def shares_of(breakdown_s: Mapping[str, float], names: Mapping[str, str] = PART_NAMES) -> list[ui.Share]:
     """Return the parts of a measured step with their colours and names."""
-    return [Share(KINDS.get(part, part), names.get(part, part), seconds) for part, seconds in breakdown_s.items()]
+    return [ui.Share(KINDS.get(part, part), names.get(part, part), seconds) for part, seconds in breakdown_s.items()]
 
 
 def bottleneck_figures(
     parts: Mapping[str, float], step_s: float, work: Sequence[str], of: str = "the step"
-) -> list[Figure]:
+) -> list[ui.Figure]:
     """Return the largest of the named *parts*, and where that is *work*, the largest of the others."""
     if not step_s or not parts:
         return []
@@ -93,47 +68,47 @@ def bottleneck_figures(
         return f"{name}: {format_seconds(parts[name])} ({format_percent(parts[name] / step_s)} of {of})"
 
     largest = max(parts, key=lambda name: parts[name])
-    figures = [text_line("bottleneck", words(largest))]
+    figures = [ui.text_line("bottleneck", words(largest))]
     others = [name for name in parts if name not in work and parts[name] > 0]
     if largest in work and others:
-        figures.append(text_line("largest overhead", words(max(others, key=lambda name: parts[name]))))
+        figures.append(ui.text_line("largest overhead", words(max(others, key=lambda name: parts[name]))))
     return figures
 
 
-def megatron_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a MegatronAnalysis."""
     step_s = facts["step_s"]
     layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']} = {facts['gpus']} GPUs"
     known = {name: facts["configuration"].get(name, "?") for name in ("layers", "hidden", "seq", "dtype")}
     model = "{layers} layers, hidden {hidden}, sequence {seq}, {dtype}".format(**known)
     about = (f"Megatron run on {facts['gpus']:,} GPUs", layout, model, _ranks_words(facts))
-    return View(
+    return ui.View(
         f"{format_seconds(step_s)} measured: tp {facts['tp']}, dp {facts['dp']}, pp {facts['pp']}",
-        Headline.of_seconds(step_s, "per step, measured", about),
+        ui.Headline.of_seconds(step_s, "per step, measured", about),
         _megatron_figures(facts, layout),
         [
             _breakdown(facts["breakdown_s"], step_s),
             _stages(facts),
             _stragglers(facts),
             _experts(facts),
-            bars_of_times(
+            ui.bars_of_times(
                 "Operations",
                 {**facts["operations_s"], "(between operations)": facts["gaps_s"]},
                 ("operation", "mean of ranks"),
                 lead="Mean of ranks.",
-                shown=Shown.DETAIL,
+                shown=ui.Shown.DETAIL,
             ),
-            ExposureBars("Exposed communication", facts["communication_s"], shown=Shown.PAGE),
+            ui.ExposureBars("Exposed communication", facts["communication_s"], shown=ui.Shown.PAGE),
             _communication(facts),
             _layers(facts),
             _critical_path(facts),
-            FactList(
+            ui.FactList(
                 "What ran",
                 plain_pairs(facts["configuration"]),
                 lead="Read or solved from the traces.",
-                shown=Shown.PAGE,
+                shown=ui.Shown.PAGE,
             ),
-            timeline_chart(timeline),
+            ui.timeline_chart(timeline),
         ],
         facts,
         warnings=facts["warnings"],
@@ -149,10 +124,10 @@ def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> Breakdown:
+def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Breakdown:
     head = "time breakdown (mean over ranks)"
     large = [each for each in shares_of(breakdown_s) if each.amount >= SMALLEST_SHARE * step_s]
-    return Breakdown("Time breakdown", large, step_s, head=head, lead="Mean over ranks.")
+    return ui.Breakdown("Time breakdown", large, step_s, head=head, lead="Mean over ranks.")
 
 
 def _ranks_words(facts: Facts) -> str:
@@ -160,7 +135,7 @@ def _ranks_words(facts: Facts) -> str:
     return f"{len(ranks)} of {facts['gpus']}" if len(ranks) > 1 else f"rank {ranks[0]} of {facts['gpus']}"
 
 
-def _megatron_figures(facts: Facts, layout: str) -> list[Figure]:
+def _megatron_figures(facts: Facts, layout: str) -> list[ui.Figure]:
     known, step_s = facts["configuration"], facts["step_s"]
     named = {PART_NAMES.get(part, part): seconds for part, seconds in facts["breakdown_s"].items()}
     layers = f"{known['layers']} layers, " if "layers" in known else ""
@@ -171,17 +146,17 @@ def _megatron_figures(facts: Facts, layout: str) -> list[Figure]:
     bubble_s, exposed_s = format_seconds(facts["bubble_s"]), format_seconds(facts["exposed_comm_s"])
     bubble = f"{bubble_s} ({format_percent(facts['bubble_share'])})"
     figures = [
-        text_line("step", format_seconds(step_s)),
+        ui.text_line("step", format_seconds(step_s)),
         *bottleneck_figures(named, step_s, [PART_NAMES[part] for part in WORK]),
         _straggler_figure(facts),
         *_expert_figures(facts),
-        Figure(
+        ui.Figure(
             "bubble",
             format_percent(facts["bubble_share"]),
             bubble_s,
             line=f"{bubble} in receives, transfers included" if only_rank else f"{bubble}, mean of ranks",
         ),
-        Figure(
+        ui.Figure(
             "exposed communication",
             format_percent(facts["exposed_comm_s"] / (step_s or 1.0)),
             exposed_s,
@@ -191,20 +166,20 @@ def _megatron_figures(facts: Facts, layout: str) -> list[Figure]:
     if facts["communication_s"]:
         group, worst = max(facts["communication_s"].items(), key=lambda each: each[1]["exposed"])
         exposed = f"{format_seconds(worst['exposed'])} exposed"
-        figures.append(Figure("costliest communication", group, exposed, shown=Shown.PAGE))
+        figures.append(ui.Figure("costliest communication", group, exposed, shown=ui.Shown.PAGE))
     if len(facts["stages"]) > 1:
         above = format_percent(facts["imbalance"])
         line = f"busiest stage {above} above the mean"
-        figures.append(Figure("stage imbalance", f"+{above}", "busiest stage above the mean", line=line))
+        figures.append(ui.Figure("stage imbalance", f"+{above}", "busiest stage above the mean", line=line))
     return [
         *figures,
-        text_line("layout", f"{layout}{experts}"),
-        text_line(
+        ui.text_line("layout", f"{layout}{experts}"),
+        ui.text_line(
             "model",
             f"{layers}{hidden}sequence {known.get('seq', '?')}, {count} of {known.get('micro_batch', '?')}, "
             f"{known.get('dtype', '?')}",
         ),
-        text_line("ranks read", _ranks_words(facts)),
+        ui.text_line("ranks read", _ranks_words(facts)),
     ]
 
 
@@ -228,13 +203,13 @@ def straggler_words(facts: Facts) -> str:
     return f"{named}{more}: costs {format_seconds(cost_s)}, {share} of the step"
 
 
-def _straggler_figure(facts: Facts) -> Figure:
+def _straggler_figure(facts: Facts) -> ui.Figure:
     slow, words = facts["stragglers"], straggler_words(facts)
     if not slow:
-        mood = Mood.GOOD if words == "none" else Mood.NEUTRAL
-        return Figure("straggler", words.capitalize(), line=words, mood=mood)
+        mood = ui.Mood.GOOD if words == "none" else ui.Mood.NEUTRAL
+        return ui.Figure("straggler", words.capitalize(), line=words, mood=mood)
     name = "straggler" if len(slow) == 1 else "stragglers"
-    return Figure(name, str(len(slow)), words, line=words, mood=Mood.BAD)
+    return ui.Figure(name, str(len(slow)), words, line=words, mood=ui.Mood.BAD)
 
 
 def _uneven(facts: Facts) -> list[Facts]:
@@ -246,7 +221,7 @@ def _uneven(facts: Facts) -> list[Facts]:
     ]
 
 
-def _expert_figures(facts: Facts) -> list[Figure]:
+def _expert_figures(facts: Facts) -> list[ui.Figure]:
     uneven = _uneven(facts)
     if not uneven:
         return []
@@ -254,10 +229,10 @@ def _expert_figures(facts: Facts) -> list[Figure]:
     waits_s = max(worst["waits_caused_s"].values(), default=0.0)
     waited = f"; others wait up to {format_seconds(waits_s)} for it" if waits_s else ""
     busiest = f"rank {worst['busiest_rank']} gets {worst['factor']:.2f}x the mean number of tokens"
-    return [Figure("expert imbalance", f"{worst['factor']:.2f}x", busiest, line=f"{busiest}{waited}")]
+    return [ui.Figure("expert imbalance", f"{worst['factor']:.2f}x", busiest, line=f"{busiest}{waited}")]
 
 
-def _experts(facts: Facts) -> Remarks:
+def _experts(facts: Facts) -> ui.Remarks:
     remarks = []
     for one in _uneven(facts)[:MOST_LINES]:
         tokens = ", ".join(map(str, one["tokens"].values()))
@@ -269,27 +244,27 @@ def _experts(facts: Facts) -> Remarks:
         if waits:
             evidence.append(f"waiting for it: {', '.join(waits[:8])}")
         words = f" has busy experts: {one['factor']:.2f}x the mean tokens of the ranks it shares them with"
-        remarks.append(Remark(f"rank {one['busiest_rank']}", words, evidence))
-    return Remarks("Expert imbalance", remarks)
+        remarks.append(ui.Remark(f"rank {one['busiest_rank']}", words, evidence))
+    return ui.Remarks("Expert imbalance", remarks)
 
 
-def _stragglers(facts: Facts) -> Remarks:
+def _stragglers(facts: Facts) -> ui.Remarks:
     remarks = [
-        Remark(
+        ui.Remark(
             f"rank {one['rank']}",
             f" is slow: {one['factor']:.2f}x as long as others for the same work",
             one["evidence"],
         )
         for one in facts["stragglers"]
     ]
-    return Remarks("Slow ranks", remarks, lead="What to look at first.")
+    return ui.Remarks("Slow ranks", remarks, lead="What to look at first.")
 
 
-def _stages(facts: Facts) -> Bars | None:
+def _stages(facts: Facts) -> ui.Bars | None:
     if len(facts["stages"]) < 2:
         return None
     bars = [
-        Bar(
+        ui.Bar(
             f"stage {row['stage']}",
             {
                 "compute": row["compute_s"],
@@ -302,19 +277,19 @@ def _stages(facts: Facts) -> Bars | None:
         )
         for row in facts["stages"]
     ]
-    columns: dict[str, Source] = {
+    columns: dict[str, ui.Source] = {
         "stage": "stage",
         "compute": "compute_s",
         "optimizer": "optimizer_s",
         "wait within": "wait_s",
         "bubble": "bubble_s",
     }
-    listed = table_of("Stages", facts["stages"], columns, most_lines=MOST_LINES)
-    return Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
+    listed = ui.table_of("Stages", facts["stages"], columns, most_lines=MOST_LINES)
+    return ui.Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
 
 
-def _communication(facts: Facts) -> Table:
-    columns: dict[str, Source] = {
+def _communication(facts: Facts) -> ui.Table:
+    columns: dict[str, ui.Source] = {
         "communication": ("name", _sent_name),
         "group": "group",
         "size": "size_bytes",
@@ -326,7 +301,7 @@ def _communication(facts: Facts) -> Table:
     }
     if all(row["cluster_busbw_bytes_per_s"] is None for row in facts["communication"]):
         del columns["cluster"]
-    return table_of(
+    return ui.table_of(
         "Communication",
         facts["communication"][:MOST_ROWS],
         columns,
@@ -334,7 +309,7 @@ def _communication(facts: Facts) -> Table:
         most_lines=MOST_LINES,
         sortable=True,
         wide=True,
-        shown=Shown.DETAIL,
+        shown=ui.Shown.DETAIL,
     )
 
 
@@ -344,23 +319,23 @@ def _sent_name(row: Facts) -> str:
     return name if name == row["operation"] else f"{row['operation']}: {name}"
 
 
-def _bus_bandwidth(row: Facts) -> Cell:
+def _bus_bandwidth(row: Facts) -> ui.Cell:
     rate = row["busbw_bytes_per_s"]
     words = "-" if rate is None else format_rate(rate)
-    return Cell("with work" if row["overlapped"] else words, rate)
+    return ui.Cell("with work" if row["overlapped"] else words, rate)
 
 
-def _layers(facts: Facts) -> Table:
-    columns: dict[str, Source] = {
+def _layers(facts: Facts) -> ui.Table:
+    columns: dict[str, ui.Source] = {
         "stage": "stage",
         "layers": "layers",
         "forward per layer": "forward_s",
         "backward per layer": "backward_s",
     }
-    return table_of("Layers", facts["layers"], columns, most_lines=MOST_LINES, shown=Shown.DETAIL)
+    return ui.table_of("Layers", facts["layers"], columns, most_lines=MOST_LINES, shown=ui.Shown.DETAIL)
 
 
-def _critical_path(facts: Facts) -> Table | None:
+def _critical_path(facts: Facts) -> ui.Table | None:
     """Return the long stretches of the path; short ones are summed."""
     path = facts["critical_path"]
     if not path:
@@ -384,25 +359,25 @@ def _critical_path(facts: Facts) -> Table | None:
     lead = f"{shortest} with every collective, message and optimizer at its shortest"
     heads = ("at", "where", "operation", "micro-batch", "time")
     caption = "As it ran; what takes less than a hundredth of the step is summed"
-    return plain_table(
+    return ui.plain_table(
         "The critical path",
         heads,
         rows,
         caption=caption,
         lead=f"{lead}.",
         above=f"critical path: {lead}; as it ran:",
-        shown=Shown.DETAIL,
+        shown=ui.Shown.DETAIL,
     )
 
 
-def replay_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a Replay: as measured, replayed, and changed."""
     changed = bool(facts["changes"])
     layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']}, {facts['micro_batches']} micro-batches"
     about = (", ".join(facts["changes"]) or "as it was measured", layout)
-    return View(
+    return ui.View(
         f"{format_seconds(facts['step_s'])} replayed",
-        Headline.of_seconds(facts["step_s"], f"per step{', if changed so' if changed else ''}", about),
+        ui.Headline.of_seconds(facts["step_s"], f"per step{', if changed so' if changed else ''}", about),
         _replay_figures(facts, layout),
         [
             *(
@@ -410,7 +385,7 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> View:
                 if changed
                 else (_breakdown(facts["breakdown_s"], facts["step_s"]),)
             ),
-            timeline_chart(timeline, "measured, replayed and changed, one below the other"),
+            ui.timeline_chart(timeline, "measured, replayed and changed, one below the other"),
         ],
         facts,
         assumptions=facts["assumptions"],
@@ -418,32 +393,32 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> View:
     )
 
 
-def _replay_figures(facts: Facts, layout: str) -> list[Figure]:
+def _replay_figures(facts: Facts, layout: str) -> list[ui.Figure]:
     replayed, error = (format_seconds(facts["replayed_step_s"]), f"{facts['error'] * 100:+.2f} % of the measured")
     figures = [
-        Figure("measured step", format_seconds(facts["measured_step_s"])),
-        Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
+        ui.Figure("measured step", format_seconds(facts["measured_step_s"])),
+        ui.Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
     ]
     if not facts["changes"]:
         return figures
-    step, change = format_seconds(facts["step_s"]), signed_seconds(facts["change_s"])
-    figures.append(text_line("changed", ", ".join(facts["changes"])))
+    step, change = format_seconds(facts["step_s"]), ui.signed_seconds(facts["change_s"])
+    figures.append(ui.text_line("changed", ", ".join(facts["changes"])))
     if facts["work_factor"] == 1:
-        figures.append(text_line("then", f"{step} ({facts['speedup']:.2f}x as fast, {change})"))
+        figures.append(ui.text_line("then", f"{step} ({facts['speedup']:.2f}x as fast, {change})"))
     else:
         sequences = f"for {facts['work_factor']:.3g}x the sequences"
-        figures.append(text_line("then", f"{step} ({facts['step_factor']:.2f}x as long, {change}) {sequences}"))
+        figures.append(ui.text_line("then", f"{step} ({facts['step_factor']:.2f}x as long, {change}) {sequences}"))
     if facts["speedup"] is not None:
         line = _throughput(facts)
-        shown = Shown.PAGE if facts["work_factor"] == 1 else Shown.ALWAYS
-        mood = Mood.GOOD if facts["speedup"] >= 1 else Mood.BAD
-        figures.append(Figure("throughput", f"{facts['speedup']:.2f}x", line=line, mood=mood, shown=shown))
-    figures.append(Figure("change", change, "of the step", shown=Shown.PAGE))
+        shown = ui.Shown.PAGE if facts["work_factor"] == 1 else ui.Shown.ALWAYS
+        mood = ui.Mood.GOOD if facts["speedup"] >= 1 else ui.Mood.BAD
+        figures.append(ui.Figure("throughput", f"{facts['speedup']:.2f}x", line=line, mood=mood, shown=shown))
+    figures.append(ui.Figure("change", change, "of the step", shown=ui.Shown.PAGE))
     layers = facts["layers"]
     if layers["before"] != layers["after"]:
         words = f"{layers['after']} layers in place of {layers['before']}: not the same work"
-        figures.append(text_line("model", words))
-    return [*figures, text_line("layout", layout)]
+        figures.append(ui.text_line("model", words))
+    return [*figures, ui.text_line("layout", layout)]
 
 
 def _throughput(facts: Facts) -> str:
@@ -459,29 +434,31 @@ def _throughput(facts: Facts) -> str:
 SIDES = ("before", "after")
 
 
-def _before_after(facts: Facts) -> PairTable:
+def _before_after(facts: Facts) -> ui.PairTable:
     before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
     rows = [
-        ValuePair(PART_NAMES.get(part, part), before[part], after[part], signed_seconds(after[part] - before[part]))
+        ui.ValuePair(
+            PART_NAMES.get(part, part), before[part], after[part], ui.signed_seconds(after[part] - before[part])
+        )
         for part in after
         if max(before[part], after[part]) >= SMALLEST_SHARE * facts["replayed_step_s"]
     ]
-    rows.append(ValuePair("step", facts["replayed_step_s"], facts["step_s"], signed_seconds(facts["change_s"])))
+    rows.append(ui.ValuePair("step", facts["replayed_step_s"], facts["step_s"], ui.signed_seconds(facts["change_s"])))
     heads = ("time breakdown (mean over ranks)", *SIDES, "change")
-    return PairTable("Time breakdown", rows, SIDES, heads, lead="Mean over ranks.")
+    return ui.PairTable("Time breakdown", rows, SIDES, heads, lead="Mean over ranks.")
 
 
-def _stages_before_after(facts: Facts) -> PairTable:
+def _stages_before_after(facts: Facts) -> ui.PairTable:
     before = {row["stage"]: row for row in facts["before"]["stages"]}
     rows = [
-        ValuePair(
+        ui.ValuePair(
             f"stage {row['stage']} {part}",
             before[row["stage"]][f"{part}_s"],
             row[f"{part}_s"],
-            signed_seconds(row[f"{part}_s"] - before[row["stage"]][f"{part}_s"]),
+            ui.signed_seconds(row[f"{part}_s"] - before[row["stage"]][f"{part}_s"]),
         )
         for row in facts["stages"][:MOST_LINES]
         if row["stage"] in before
         for part in ("busy", "bubble")
     ]
-    return PairTable("Stages", rows, SIDES, ("stage", *SIDES, "change"))
+    return ui.PairTable("Stages", rows, SIDES, ("stage", *SIDES, "change"))

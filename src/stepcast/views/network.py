@@ -4,22 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
-from stepcast.views.view import (
-    Bar,
-    Bars,
-    Cell,
-    Figure,
-    Headline,
-    HeatMap,
-    Mood,
-    Shown,
-    Source,
-    Table,
-    View,
-    table_of,
-    text_line,
-)
 
 Facts = Mapping[str, Any]
 MOST_LINKS = 10
@@ -42,22 +28,22 @@ class SlowedKind(NamedTuple):
         return self.took_s / self.alone_s if self.alone_s > 0 else 1.0
 
 
-def network_view(facts: Facts) -> View:
+def network_view(facts: Facts) -> ui.View:
     """Return the view of a step whose communication shares links."""
     step_s = facts["step_s"]
     tiers = [each for each in facts["tiers"] if each["bytes"] > 0]
     costs = f"sharing links costs {_sharing_cost(facts) * 100:.1f} %"
     what = facts.get("model") or facts.get("workload") or ""
     use = "use of the busiest link of each tier over time"
-    return View(
+    return ui.View(
         f"{format_seconds(step_s)} per step: {costs}",
-        Headline.of_seconds(
+        ui.Headline.of_seconds(
             step_s, "per step with shared links", (what, f"{facts['gpus']:,} GPUs of {facts['cluster']}")
         ),
         _figures(facts, costs, bool(tiers)),
         [
             _tiers(tiers),
-            HeatMap(
+            ui.HeatMap(
                 "Tiers over time",
                 [(each["tier"], each["busiest_over_time"]) for each in tiers],
                 step_s,
@@ -65,14 +51,14 @@ def network_view(facts: Facts) -> View:
                 lead="Use of the busiest link of each tier, from the start of the step to its end.",
                 wide=True,
             ),
-            HeatMap(
+            ui.HeatMap(
                 "The busiest links over time",
                 [(_link_name(each), each["share_over_time"]) for each in facts["hottest"]],
                 step_s,
                 "use of each link over time",
                 lead="A line for each link, the busiest first. Darker is more use; red is more than 94 %.",
                 wide=True,
-                shown=Shown.PAGE,
+                shown=ui.Shown.PAGE,
             ),
             _busiest_links(facts["hottest"], step_s) if tiers else None,
             _slowed(sum_by_kind(facts["operations"])),
@@ -89,13 +75,13 @@ def _sharing_cost(facts: Facts) -> float:
     return float(facts["step_s"] / facts["alone_step_s"] - 1) if facts["alone_step_s"] else 0.0
 
 
-def _figures(facts: Facts, costs: str, used: bool) -> list[Figure]:
+def _figures(facts: Facts, costs: str, used: bool) -> list[ui.Figure]:
     step_s, links = facts["step_s"], f"{facts['links']:,}"
     alone, fast = format_seconds(facts["alone_step_s"]), format_seconds(facts["fast_step_s"])
     routing = facts["routing"] if used else f"{facts['routing']}; none is used"
     figures = [
-        text_line("step", f"{format_seconds(step_s)} with shared links"),
-        Figure("without sharing", alone, costs, line=f"{alone}: {costs}"),
+        ui.text_line("step", f"{format_seconds(step_s)} with shared links"),
+        ui.Figure("without sharing", alone, costs, line=f"{alone}: {costs}"),
     ]
     if facts["hottest"]:
         link = facts["hottest"][0]
@@ -103,19 +89,19 @@ def _figures(facts: Facts, costs: str, used: bool) -> list[Figure]:
         use = f"mean use {format_percent(link['share'])}, at capacity "
         use += f"{format_percent(at_capacity) if at_capacity else '0 %'} of the step"
         alike = f" ({link['alike']:,} alike)" if link["alike"] > 1 else ""
-        mood = Mood.BAD if _sharing_cost(facts) >= COSTLY else Mood.NEUTRAL
+        mood = ui.Mood.BAD if _sharing_cost(facts) >= COSTLY else ui.Mood.NEUTRAL
         name = link["link"]
-        figures.append(Figure("busiest link", name, use, line=f"{name}{alike}: {use}", mood=mood))
+        figures.append(ui.Figure("busiest link", name, use, line=f"{name}{alike}: {use}", mood=mood))
     each = "times each collective by itself"
     return [
         *figures,
-        Figure("fast engine", fast, each, line=f"{fast}: it {each}"),
-        Figure("network", f"{links} links", routing),
+        ui.Figure("fast engine", fast, each, line=f"{fast}: it {each}"),
+        ui.Figure("network", f"{links} links", routing),
     ]
 
 
-def _tiers(tiers: Sequence[Facts]) -> Table:
-    columns: dict[str, Source] = {
+def _tiers(tiers: Sequence[Facts]) -> ui.Table:
+    columns: dict[str, ui.Source] = {
         "tier": "tier",
         "links": "links,",
         "each": "capacity_bytes_per_s",
@@ -124,7 +110,7 @@ def _tiers(tiers: Sequence[Facts]) -> Table:
         "peak use": "busiest_share",
     }
     caption = "Mean use is that of all links over the step; peak use is that of the busiest link"
-    return table_of("Tiers", tiers, columns, caption=caption, wide=True)
+    return ui.table_of("Tiers", tiers, columns, caption=caption, wide=True)
 
 
 def _link_name(link: Facts) -> str:
@@ -132,7 +118,7 @@ def _link_name(link: Facts) -> str:
     return f"{link['link']}, and {others:,} alike" if others else str(link["link"])
 
 
-def _busiest_links(links: Sequence[Facts], step_s: float) -> Bars | None:
+def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
     if not links:
         return None
     groups = sorted({name for each in links for name in each["users"]})
@@ -146,8 +132,8 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> Bars | None:
                 tips.append(f"{group} {format_bytes(size)}")
         at_capacity = f"at capacity {format_percent(each['full_s'] / step_s)}" if step_s else ""
         share, tip = format_percent(each["share"]), f"{each['link']}: {', '.join(tips)}"
-        bars.append(Bar(_link_name(each), amounts, share, at_capacity, tip))
-    columns: dict[str, Source] = {
+        bars.append(ui.Bar(_link_name(each), amounts, share, at_capacity, tip))
+    columns: dict[str, ui.Source] = {
         "busiest links": "link",
         "alike": "alike,",
         "mean use": "share",
@@ -158,14 +144,14 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> Bars | None:
     for group in groups:
         kind = _colour(group)
         kinds[kind] = f"{kinds[kind]}, {group}" if kind in kinds else group
-    return Bars(
+    return ui.Bars(
         "Who uses the busiest links",
         bars,
         kinds,
         max(each["share"] for each in links),
         show=format_percent,
         unit=0.01,
-        table=table_of("Busiest links", links[:MOST_LINKS], columns),
+        table=ui.table_of("Busiest links", links[:MOST_LINKS], columns),
         lead="Mean use of each link by the groups that use it, and the share of the step at capacity.",
         wide=True,
     )
@@ -199,19 +185,19 @@ def sum_by_kind(operations: Sequence[Facts]) -> list[SlowedKind]:
     return sorted(sums.values(), key=lambda kind: kind.alone_s - kind.took_s)
 
 
-def _slowed(kinds: Sequence[SlowedKind]) -> Table:
+def _slowed(kinds: Sequence[SlowedKind]) -> ui.Table:
     heads = ("communication", "group", "times", "alone", "shared", "slowdown", "worst")
     rows = [
         [
-            Cell(kind.operation, kind.operation),
-            Cell(kind.group, kind.group),
-            Cell(f"{kind.runs:,}", kind.runs),
-            Cell(format_seconds(kind.alone_s / kind.runs), kind.alone_s),
-            Cell(format_seconds(kind.took_s / kind.runs), kind.took_s),
-            Cell(f"{kind.slowdown:.2f} x", kind.slowdown),
-            Cell(f"{kind.slowest:.2f} x", kind.slowest),
+            ui.Cell(kind.operation, kind.operation),
+            ui.Cell(kind.group, kind.group),
+            ui.Cell(f"{kind.runs:,}", kind.runs),
+            ui.Cell(format_seconds(kind.alone_s / kind.runs), kind.alone_s),
+            ui.Cell(format_seconds(kind.took_s / kind.runs), kind.took_s),
+            ui.Cell(f"{kind.slowdown:.2f} x", kind.slowdown),
+            ui.Cell(f"{kind.slowest:.2f} x", kind.slowest),
         ]
         for kind in kinds
     ]
     caption = "Most time lost first; click a column header to sort"
-    return Table("Slowed down by shared links", heads, rows, caption=caption, sortable=True, wide=True)
+    return ui.Table("Slowed down by shared links", heads, rows, caption=caption, sortable=True, wide=True)

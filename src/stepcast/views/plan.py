@@ -14,27 +14,9 @@ from stepcast.units import (
     format_seconds,
     format_short_count,
 )
+from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import memory_words
-from stepcast.views.view import (
-    Axis,
-    Breakdown,
-    Dot,
-    Figure,
-    Headline,
-    HeadlineInterval,
-    Line,
-    Mood,
-    Scatter,
-    Share,
-    Shown,
-    Source,
-    Table,
-    View,
-    plain_table,
-    table_of,
-    text_line,
-)
 
 Facts = Mapping[str, Any]
 NOT_CHECKED = "not checked: --step-s gives a step without a model"
@@ -52,22 +34,22 @@ PARTS = {
 POINTS = 41
 
 
-def plan_view(facts: Facts) -> View:
+def plan_view(facts: Facts) -> ui.View:
     """Return the view of a Plan."""
     days, last = facts["days"], facts["phases"][-1]
     median = format_duration(days["median"] * DAY)
     number, _, unit = median.partition(" ")
-    return View(
+    return ui.View(
         f"{median} on {last['gpus']:,} GPUs",
-        Headline(number, f"{unit}, the median of {facts['runs']:,} simulated runs", _about(facts), _band(facts)),
+        ui.Headline(number, f"{unit}, the median of {facts['runs']:,} simulated runs", _about(facts), _band(facts)),
         _figures(facts),
         [
             _breakdown(facts),
             _lost(facts),
             _progress(facts),
             _phases(facts),
-            _choices(facts, Shown.TEXT),
-            _choices(facts, Shown.PAGE),
+            _choices(facts, ui.Shown.TEXT),
+            _choices(facts, ui.Shown.PAGE),
         ],
         facts,
         asked=asked_pairs(facts),
@@ -84,63 +66,63 @@ def _about(facts: Facts) -> list[str]:
     return [words, f"failures: {facts['failures']}", *until]
 
 
-def _band(facts: Facts) -> HeadlineInterval:
+def _band(facts: Facts) -> ui.HeadlineInterval:
     days = facts["days"]
     low, high, words = days["p10"], days["p90"], "80 % of runs end within"
     if step := facts["step_band_days"]:
         low, high, words = step["low"], step["high"], "from the step-time interval"
     ends = format_duration(low * DAY), format_duration(high * DAY)
-    return HeadlineInterval(low, days["median"], high, *ends, words)
+    return ui.HeadlineInterval(low, days["median"], high, *ends, words)
 
 
-def _figures(facts: Facts) -> list[Figure]:
+def _figures(facts: Facts) -> list[ui.Figure]:
     days, last = facts["days"], facts["phases"][-1]
     median, low, high = (format_duration(days[name] * DAY) for name in ("median", "p10", "p90"))
-    figures = [text_line("until", facts["until"])] if facts.get("until") else []
-    figures.append(text_line("takes", median if low == high else f"{median}; 80 % of runs {low} to {high}"))
+    figures = [ui.text_line("until", facts["until"])] if facts.get("until") else []
+    figures.append(ui.text_line("takes", median if low == high else f"{median}; 80 % of runs {low} to {high}"))
     if band := facts["step_band_days"]:
         low, high = (format_duration(band[name] * DAY) for name in ("low", "high"))
-        figures.append(text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
+        figures.append(ui.text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
     hours = f"{facts['gpu_hours']:,.0f}"
-    figures += [_memory(facts), Figure("GPU-hours", format_short_count(facts["gpu_hours"]), hours, line=hours)]
+    figures += [_memory(facts), ui.Figure("GPU-hours", format_short_count(facts["gpu_hours"]), hours, line=hours)]
     if facts["cost"] is not None:
         short, cost = (format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
-        figures.append(Figure("cost", short, cost, line=cost))
+        figures.append(ui.Figure("cost", short, cost, line=cost))
     if facts["energy_mwh"]:
-        figures.append(Figure("energy", f"{facts['energy_mwh']:,.0f} MWh"))
+        figures.append(ui.Figure("energy", f"{facts['energy_mwh']:,.0f} MWh"))
     tokens = f", {format_short_count(facts['tokens'])} tokens" if facts["tokens"] else ""
-    figures.append(text_line("steps", f"{facts['steps']:,}{tokens}"))
+    figures.append(ui.text_line("steps", f"{facts['steps']:,}{tokens}"))
     if facts["tokens"]:
-        figures.append(text_line("throughput", f"{facts['tokens_per_s']:,.0f} tokens/s over the whole run"))
+        figures.append(ui.text_line("throughput", f"{facts['tokens_per_s']:,.0f} tokens/s over the whole run"))
     goodput = format_percent(facts["goodput"])
-    figures.append(Figure("goodput", goodput, "of the time in steps that count", line=goodput))
+    figures.append(ui.Figure("goodput", goodput, "of the time in steps that count", line=goodput))
     if last["between_interruptions_s"]:
         every = f"about one every {format_duration(last['between_interruptions_s'])}"
-        figures.append(Figure("interruptions", f"{facts['interruptions']:,.0f}", every))
+        figures.append(ui.Figure("interruptions", f"{facts['interruptions']:,.0f}", every))
     if last["interval_s"]:
         size, every = format_bytes(facts["checkpoint_bytes"]), format_duration(last["interval_s"])
         pause, safe = f"{last['checkpoint_pause_s']:.1f} s", f"{last['checkpoint_write_s']:.1f} s"
         line = f"{size} every {every}: a pause of {pause}, safe after {safe}"
-        figures.append(Figure("checkpoints", f"every {every}", f"{size}, a pause of {pause}", line=line))
+        figures.append(ui.Figure("checkpoints", f"every {every}", f"{size}, a pause of {pause}", line=line))
     return figures
 
 
-def _memory(facts: Facts) -> Figure:
+def _memory(facts: Facts) -> ui.Figure:
     """Return the memory verdict of the stage that leaves least memory free."""
     verdicts = [phase["memory_bytes"] for phase in facts["phases"]]
     if None in verdicts:
-        return Figure("memory", "not checked", "the step was measured", line=NOT_CHECKED)
+        return ui.Figure("memory", "not checked", "the step was measured", line=NOT_CHECKED)
     memory = max(verdicts, key=lambda each: each["total"] / each["capacity"])
     words = memory_words(memory)
     used, _, verdict = words.partition(" of ")
-    mood = Mood.GOOD if memory["fits"] else Mood.BAD
-    return Figure("memory", used, f"of {verdict}", line=words, mood=mood)
+    mood = ui.Mood.GOOD if memory["fits"] else ui.Mood.BAD
+    return ui.Figure("memory", used, f"of {verdict}", line=words, mood=mood)
 
 
-def _breakdown(facts: Facts) -> Breakdown:
-    shares = [Share(*PARTS[part], seconds) for part, seconds in facts["split_s"].items()]
+def _breakdown(facts: Facts) -> ui.Breakdown:
+    shares = [ui.Share(*PARTS[part], seconds) for part, seconds in facts["split_s"].items()]
     total_s = sum(facts["split_s"].values())
-    return Breakdown(
+    return ui.Breakdown(
         "Time breakdown",
         shares,
         total_s,
@@ -152,21 +134,21 @@ def _breakdown(facts: Facts) -> Breakdown:
     )
 
 
-def _lost(facts: Facts) -> Breakdown | None:
+def _lost(facts: Facts) -> ui.Breakdown | None:
     lost = {part: seconds for part, seconds in facts["split_s"].items() if part != "steps" and seconds > 0}
     total_s = sum(lost.values())
     if not total_s:
         return None
     share = format_percent(1 - facts["goodput"])
-    return Breakdown(
+    return ui.Breakdown(
         "What is lost",
-        [Share(*PARTS[part], seconds) for part, seconds in lost.items()],
+        [ui.Share(*PARTS[part], seconds) for part, seconds in lost.items()],
         total_s,
         whole="lost time",
         show=format_duration,
         unit=_tick_unit(total_s),
         lead=f"{format_duration(total_s)}, {share} of the run, is not spent in steps that count.",
-        shown=Shown.PAGE,
+        shown=ui.Shown.PAGE,
     )
 
 
@@ -174,7 +156,7 @@ def _tick_unit(total_s: float) -> float:
     return DAY if total_s > 2 * DAY else HOUR
 
 
-def _progress(facts: Facts) -> Scatter:
+def _progress(facts: Facts) -> ui.Scatter:
     """Return progress over days.
 
     Interruptions are independent, so the spread of the time that a share of the run takes grows with the root
@@ -187,43 +169,43 @@ def _progress(facts: Facts) -> Scatter:
     def course(quantile: str) -> list[tuple[float, float]]:
         return [(share * mean + sqrt(share) * (days[quantile] - mean), 100 * share) for share in shares]
 
-    marks: list[Dot | Line] = []
+    marks: list[ui.Dot | ui.Line] = []
     legend = [("compute", "median"), ("band", "80 % of runs")]
     if step:
         corners = ((0, 0), (step["low"], 100), (step["high"], 100))
-        marks.append(Line(corners, "outer", area=True, tip="from the step-time interval"))
+        marks.append(ui.Line(corners, "outer", area=True, tip="from the step-time interval"))
         legend.append(("hidden", "from the step-time interval"))
     marks += [
-        Line((*course("p10"), *reversed(course("p90"))), "fan", area=True, tip="80 % of runs"),
-        Line(((0, 0), (days["without_interruption"], 100)), "ideal"),
-        Line(course("median"), "median"),
+        ui.Line((*course("p10"), *reversed(course("p90"))), "fan", area=True, tip="80 % of runs"),
+        ui.Line(((0, 0), (days["without_interruption"], 100)), "ideal"),
+        ui.Line(course("median"), "median"),
     ]
     lead = (
         f"Dashed: without an interruption, {format_duration(days['without_interruption'] * DAY)}. "
         "The narrow fan is chance, the wide one our error of the step."
     )
     furthest = max(days["p90"], step["high"] if step else 0.0)
-    return Scatter(
+    return ui.Scatter(
         "Progress",
-        Axis(0.0, furthest * 1.02, lambda day: f"{day:g}", "days"),
-        Axis(0.0, 100.0, lambda share: f"{share:g} %", "of the tokens" if facts["tokens"] else "of the steps"),
+        ui.Axis(0.0, furthest * 1.02, lambda day: f"{day:g}", "days"),
+        ui.Axis(0.0, 100.0, lambda share: f"{share:g} %", "of the tokens" if facts["tokens"] else "of the steps"),
         marks,
         "Progress of the run over days",
         legend=legend,
         lead=lead,
         wide=True,
-        shown=Shown.PAGE,
+        shown=ui.Shown.PAGE,
     )
 
 
-def _choices(facts: Facts, shown: Shown) -> Table | None:
+def _choices(facts: Facts, shown: ui.Shown) -> ui.Table | None:
     """Return other intervals and numbers of spares; text has the best of each and all of these spares."""
     rows = [row for row in facts["choices"] if row["interval_s"]]
     if not rows:
         return None
-    if shown is Shown.TEXT:
+    if shown is ui.Shown.TEXT:
         rows = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
-    columns: dict[str, Source] = {
+    columns: dict[str, ui.Source] = {
         "spare nodes": ("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
         "checkpoint every": (
             "interval_s",
@@ -233,10 +215,10 @@ def _choices(facts: Facts, shown: Shown) -> Table | None:
         "days": ("days", lambda row: "-" if row["days"] is None else f"{row['days']:.1f}"),
     }
     title = "Other intervals and spares"
-    return table_of(title, rows, columns, caption="In closed form", sortable=True, shown=shown)
+    return ui.table_of(title, rows, columns, caption="In closed form", sortable=True, shown=shown)
 
 
-def _phases(facts: Facts) -> Table | None:
+def _phases(facts: Facts) -> ui.Table | None:
     if len(facts["phases"]) < 2:
         return None
     rows = [
@@ -252,4 +234,4 @@ def _phases(facts: Facts) -> Table | None:
         for number, each in enumerate(facts["phases"], 1)
     ]
     heads = ("stage", "GPUs", "steps", "step", "days", "interruptions", "memory")
-    return plain_table("Stages of the run", heads, rows, caption="One after the other")
+    return ui.plain_table("Stages of the run", heads, rows, caption="One after the other")

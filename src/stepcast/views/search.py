@@ -7,28 +7,9 @@ from typing import Any
 from stepcast.ir.facts import CandidateFacts
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds
+from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
-from stepcast.views.view import (
-    Axis,
-    Bar,
-    Bars,
-    Commands,
-    Dot,
-    FactList,
-    Figure,
-    Headline,
-    Line,
-    Mood,
-    Scatter,
-    Shown,
-    Source,
-    Table,
-    View,
-    signed_seconds,
-    table_of,
-    text_line,
-)
 
 Facts = Mapping[str, Any]
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
@@ -39,7 +20,7 @@ MOST_BARS = 16
 MOST_DOTS = 1500
 
 
-def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> View:
+def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> ui.View:
     """Return the view of a search; *simulated* are all candidates that were run."""
     rows, counts, change = facts["rows"], facts["counts"], facts["change"]
     batch = f"{facts['global_batch']:,} sequences of {facts['seq']:,} tokens, least {facts['objective']}"
@@ -49,23 +30,23 @@ def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> View:
         title = f"{format_seconds(best['step_s'])} per step"
         about.append(f"{best['gpus']:,} GPUs: {strategy_words(best)}")
         band = step_band(best, best["step_s"])
-        headline = Headline.of_seconds(best["step_s"], "per step, the best found", about, band)
+        headline = ui.Headline.of_seconds(best["step_s"], "per step, the best found", about, band)
     else:
         title = nothing_words(counts)
         first, _, rest = title.capitalize().partition(" ")
-        headline = Headline(first, rest, about)
-    return View(
+        headline = ui.Headline(first, rest, about)
+    return ui.View(
         f"{title}: {facts['model']} on {facts['cluster']}",
         headline,
         _figures(facts),
         [
             _ranked(facts),
-            FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
+            ui.FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
             _breakdowns(rows),
             _trade_off(facts, simulated) if rows else None,
             _front(facts) if len(facts["front"]) > 1 else None,
-            Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
-            Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
+            ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
+            ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
         ],
         facts,
         asked=asked_pairs(facts) if "command" in facts else (),
@@ -134,44 +115,44 @@ def nothing_words(counts: Facts) -> str:
     return "nothing fits" if counts["complete"] else f"nothing found: {end_words(counts)}"
 
 
-def _figures(facts: Facts) -> list[Figure]:
+def _figures(facts: Facts) -> list[ui.Figure]:
     counts, rows = facts["counts"], facts["rows"]
-    figures: list[Figure] = []
+    figures: list[ui.Figure] = []
     if rows:
         best = rows[0]
         free = f"{format_bytes(best['free_bytes'])} free"
         used, speed = (format_bytes(best["memory_bytes"]), f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
         figures += [
-            Figure("memory", used, free, mood=Mood.GOOD, shown=Shown.PAGE),
-            Figure("MFU", format_percent(best["mfu"]), speed, shown=Shown.PAGE),
+            ui.Figure("memory", used, free, mood=ui.Mood.GOOD, shown=ui.Shown.PAGE),
+            ui.Figure("MFU", format_percent(best["mfu"]), speed, shown=ui.Shown.PAGE),
         ]
     ended = "" if counts["complete"] else f"{end_words(counts)}: not complete"
     figures += [
-        text_line(
+        ui.text_line(
             "searched",
             f"{counts['considered']:,} candidates: {counts['illegal']:,} illegal, {counts['too_large']:,} do "
             f"not fit, {counts['pruned']:,} pruned by bound, {counts['simulated']:,} simulated",
         ),
-        Figure("candidates", f"{counts['considered']:,}", f"{counts['illegal']:,} illegal", shown=Shown.PAGE),
-        Figure("do not fit", f"{counts['too_large']:,}", shown=Shown.PAGE),
-        Figure("pruned by bound", f"{counts['pruned']:,}", shown=Shown.PAGE),
-        Figure("simulated", f"{counts['simulated']:,}", ended, shown=Shown.PAGE),
+        ui.Figure("candidates", f"{counts['considered']:,}", f"{counts['illegal']:,} illegal", shown=ui.Shown.PAGE),
+        ui.Figure("do not fit", f"{counts['too_large']:,}", shown=ui.Shown.PAGE),
+        ui.Figure("pruned by bound", f"{counts['pruned']:,}", shown=ui.Shown.PAGE),
+        ui.Figure("simulated", f"{counts['simulated']:,}", ended, shown=ui.Shown.PAGE),
     ]
     if not counts["complete"]:
-        figures.append(text_line("incomplete", _unseen_words(facts)))
-        return figures if rows else [*figures, text_line("found", "nothing yet")]
+        figures.append(ui.text_line("incomplete", _unseen_words(facts)))
+        return figures if rows else [*figures, ui.text_line("found", "nothing yet")]
     if rows:
         return figures
-    figures.append(text_line("found", "nothing fits"))
+    figures.append(ui.text_line("found", "nothing fits"))
     if facts["smallest_bytes"]:
         needed, has = format_bytes(facts["smallest_bytes"]), format_bytes(facts["capacity_bytes"])
         line = f"needs {needed} of a GPU or more, of which {has} may be used"
-        figures.append(Figure("smallest", needed, f"of a GPU or more; {has} may be used", line=line))
+        figures.append(ui.Figure("smallest", needed, f"of a GPU or more; {has} may be used", line=line))
     change = facts["change"]
-    figures.append(Figure("least change", change["words"] if change else "none of those tried is enough"))
+    figures.append(ui.Figure("least change", change["words"] if change else "none of those tried is enough"))
     if change:
         step, words = format_seconds(change["step_s"]), strategy_words(change)
-        figures.append(Figure("which takes", step, f"with {words}", line=f"{step} with {words}"))
+        figures.append(ui.Figure("which takes", step, f"with {words}", line=f"{step} with {words}"))
     return figures
 
 
@@ -190,12 +171,12 @@ def _unseen_words(facts: Facts) -> str:
     return f"{left}, none of them below {format_seconds(least_s)}, {format_percent(gain)} less than the best"
 
 
-def _ranked(facts: Facts) -> Table | None:
+def _ranked(facts: Facts) -> ui.Table | None:
     """Return the ranked strategies; on a narrow terminal the strategy comes last, where a line may break."""
     rows = facts["rows"]
     if not rows:
         return None
-    columns: dict[str, Source] = {
+    columns: dict[str, ui.Source] = {
         "rank": ("rank", lambda row: f"{row['rank']}{'=' if row['equal'] else ''}"),
         "GPUs": "gpus,",
         "strategy": strategy_words,
@@ -213,7 +194,7 @@ def _ranked(facts: Facts) -> Table | None:
         columns["cost"] = ("cost", lambda row: format_money(row["cost"], row["currency"]))
     last = {name: source for name, source in columns.items() if name != "strategy"}
     last["strategy"] = columns["strategy"]
-    return table_of(
+    return ui.table_of(
         "Strategies",
         rows,
         columns,
@@ -221,7 +202,7 @@ def _ranked(facts: Facts) -> Table | None:
         sortable=True,
         ids=[row["rank"] for row in rows],
         uncut=[list(columns).index("strategy")],
-        narrow=table_of("Strategies", rows, last, uncut=[len(last) - 1]),
+        narrow=ui.table_of("Strategies", rows, last, uncut=[len(last) - 1]),
         wide=True,
     )
 
@@ -241,7 +222,7 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
     if second:
         losses = [each for each in second["parts_s"].items() if abs(each[1]) >= 1e-6]
         largest = sorted(losses, key=lambda each: -abs(each[1]))[:LARGEST_PARTS]
-        parts = ", ".join(f"{name} {signed_seconds(seconds)}" for name, seconds in largest)
+        parts = ", ".join(f"{name} {ui.signed_seconds(seconds)}" for name, seconds in largest)
         slower_s = second["slower_s"]
         words = f"{format_seconds(abs(slower_s))} {'faster' if slower_s < 0 else 'slower'}"
         pairs.append((f"rank {second['rank']}", f"{words}: {parts or 'no part differs'}"))
@@ -252,12 +233,12 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
     return pairs
 
 
-def _breakdowns(rows: Sequence[Facts]) -> Bars | None:
+def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
     shown = rows[:MOST_BARS]
     if not shown:
         return None
     bars = [
-        Bar(
+        ui.Bar(
             f"{row['rank']}{'=' if row['equal'] else ''}",
             {part: row["breakdown_s"].get(part, 0.0) for part in PART_NAMES},
             format_seconds(row["step_s"]),
@@ -266,10 +247,10 @@ def _breakdowns(rows: Sequence[Facts]) -> Bars | None:
     ]
     most_s = max(row["step_s"] for row in shown)
     lead = "The ranked strategies, part by part."
-    return Bars("Time breakdown", bars, PART_NAMES, most_s, lead=lead, shown=Shown.PAGE)
+    return ui.Bars("Time breakdown", bars, PART_NAMES, most_s, lead=lead, shown=ui.Shown.PAGE)
 
 
-def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> Scatter:
+def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
     """Return step time against memory: all simulated, the Pareto frontier, and the ranked ones."""
     front, rows = facts["front"], facts["rows"]
     optimal = {(each["step_s"], each["memory_bytes"]) for each in front}
@@ -278,21 +259,21 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> Scatter:
     steps = [step_s for step_s, _ in points]
     sizes = [size / GIB for _, size in points]
     capacity, high_s = facts["capacity_bytes"] / GIB, min(max(steps), 6 * min(steps))
-    x = Axis(min(steps) * 0.97, high_s * 1.03, format_seconds, "time of a step")
-    y = Axis(0.0, max(capacity, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
+    x = ui.Axis(min(steps) * 0.97, high_s * 1.03, format_seconds, "time of a step")
+    y = ui.Axis(0.0, max(capacity, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
     shown = [each for each in others if each["step_s"] <= high_s]
     near = [each for each in front if each["step_s"] <= high_s]
     lead = "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
     if left := len(simulated) - len(shown):
         lead += f" {left:,} slower ones are not drawn."
-    return Scatter(
+    return ui.Scatter(
         "Time against memory",
         x,
         y,
         [
-            Line(((x.low, capacity), (x.high, capacity)), "capacity"),
+            ui.Line(((x.low, capacity), (x.high, capacity)), "capacity"),
             *(_dot(each, "other", 3) for each in shown),
-            Line(sorted((each["step_s"], each["memory_bytes"] / GIB) for each in near), "front"),
+            ui.Line(sorted((each["step_s"], each["memory_bytes"] / GIB) for each in near), "front"),
             *(_dot(each, "optimizer", 5) for each in near),
             *(
                 _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7)
@@ -304,31 +285,31 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> Scatter:
         key="pareto",
         lead=lead,
         wide=True,
-        shown=Shown.PAGE,
+        shown=ui.Shown.PAGE,
     )
 
 
-def _dot(each: Mapping[str, Any], kind: str, radius: float) -> Dot:
+def _dot(each: Mapping[str, Any], kind: str, radius: float) -> ui.Dot:
     words = each.get("words") or strategy_words(each)
     tip = f"{format_seconds(each['step_s'])}, {format_bytes(each['memory_bytes'])}: {words}"
     rank = each.get("rank")
     label = "" if rank is None else f"rank {rank}: {tip}"
-    return Dot(each["step_s"], each["memory_bytes"] / GIB, kind, tip, radius, rank, label)
+    return ui.Dot(each["step_s"], each["memory_bytes"] / GIB, kind, tip, radius, rank, label)
 
 
-def _front(facts: Facts) -> Table:
-    columns: dict[str, Source] = {
+def _front(facts: Facts) -> ui.Table:
+    columns: dict[str, ui.Source] = {
         "GPUs": "gpus",
         "strategy": strategy_words,
         "step": "step_s",
         "memory": "memory_bytes",
     }
-    return table_of(
+    return ui.table_of(
         "Pareto frontier",
         facts["front"][:MOST_OF_FRONT],
         columns,
         above="Pareto frontier: step time vs memory:",
-        shown=Shown.TEXT,
+        shown=ui.Shown.TEXT,
     )
 
 
@@ -336,24 +317,24 @@ Candidate = tuple[Strategy, float, float]
 """A strategy, the seconds of its step, and the bytes of its fullest GPU."""
 
 
-def strategies_view(counts: Facts, found: Sequence[Candidate], on_front: Sequence[Candidate]) -> View:
+def strategies_view(counts: Facts, found: Sequence[Candidate], on_front: Sequence[Candidate]) -> ui.View:
     """Return the view of the strategies that a search in Python found."""
     best, front = (
         [{**row_words(each), "step_s": step_s, "memory_bytes": size} for each, step_s, size in some]
         for some in (found, on_front)
     )
     figures = [
-        Figure(name.replace("_", " "), f"{counts[name]:,}")
+        ui.Figure(name.replace("_", " "), f"{counts[name]:,}")
         for name in counts
         if name not in ("complete", "out_of_time")
     ]
     if not best:
         words = nothing_words(counts)
         first, _, rest = words.capitalize().partition(" ")
-        return View(words, Headline(first, rest, ("search",)), figures, (), {})
+        return ui.View(words, ui.Headline(first, rest, ("search",)), figures, (), {})
     step_s, points = best[0]["step_s"], [*best, *front]
     steps, sizes = [row["step_s"] for row in points], [row["memory_bytes"] / GIB for row in points]
-    columns: dict[str, Source] = {
+    columns: dict[str, ui.Source] = {
         "rank": "rank",
         "GPUs": "gpus,",
         "strategy": strategy_words,
@@ -362,12 +343,12 @@ def strategies_view(counts: Facts, found: Sequence[Candidate], on_front: Sequenc
     }
     ranked = [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
     about = (f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
-    return View(
+    return ui.View(
         f"{format_seconds(step_s)} per step",
-        Headline.of_seconds(step_s, "per step, the best found", about),
+        ui.Headline.of_seconds(step_s, "per step, the best found", about),
         figures,
         [
-            table_of(
+            ui.table_of(
                 "Strategies",
                 ranked,
                 columns,
@@ -376,18 +357,18 @@ def strategies_view(counts: Facts, found: Sequence[Candidate], on_front: Sequenc
                 ids=range(1, len(ranked) + 1),
                 wide=True,
             ),
-            Scatter(
+            ui.Scatter(
                 "Time against memory",
-                Axis(min(steps) * 0.97, max(steps) * 1.03, format_seconds, "time of a step"),
-                Axis(0.0, max(sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU"),
+                ui.Axis(min(steps) * 0.97, max(steps) * 1.03, format_seconds, "time of a step"),
+                ui.Axis(0.0, max(sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU"),
                 [
-                    Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in front), "front"),
+                    ui.Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in front), "front"),
                     *(_dot(row, "optimizer", 5) for row in front),
                     *(_dot(row, "compute", 5) for row in best),
                 ],
                 "Step time against memory",
                 wide=True,
-                shown=Shown.PAGE,
+                shown=ui.Shown.PAGE,
             ),
         ],
         {},

@@ -6,39 +6,9 @@ from typing import Any
 from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, band_of
 from stepcast.ir.timeline import Timeline
 from stepcast.units import GIB, TFLOPS, format_bytes, format_money, format_percent, format_seconds, format_short_count
+from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs, config_notes
 from stepcast.views.measured import micro_batches_words, plain_pairs
-from stepcast.views.view import (
-    Axis,
-    Bar,
-    Bars,
-    Breakdown,
-    Cell,
-    Columns,
-    Dot,
-    ExposureBars,
-    FactList,
-    Figure,
-    Headline,
-    HeadlineInterval,
-    Line,
-    Mood,
-    Part,
-    Remark,
-    Remarks,
-    Scatter,
-    Share,
-    Shown,
-    Source,
-    Table,
-    View,
-    plain_table,
-    signed_percent,
-    signed_seconds,
-    table_of,
-    text_line,
-    timeline_chart,
-)
 
 Facts = Mapping[str, Any]
 MOST_LINES = 16
@@ -111,20 +81,20 @@ def step_view(
     roofline: RooflineFacts | None = None,
     changes: Sequence[ChangeFacts] = (),
     explain_memory: bool = False,
-) -> View:
+) -> ui.View:
     """Return the view of a StepReport.
 
     *changes* are predictions with one choice made otherwise; *explain_memory* adds the memory of each stage
     to the text.
     """
     lead = "Mean over stages. Communication counts where no computation hides it; the parts sum to the step."
-    return View(
+    return ui.View(
         f"{format_seconds(facts['step_s'])} per step: {subject(facts)}",
         _headline(facts),
         _figures(facts),
         [
             _remedies(facts),
-            Breakdown(
+            ui.Breakdown(
                 "Time breakdown",
                 step_shares(facts),
                 facts["step_s"],
@@ -137,13 +107,13 @@ def step_view(
             _memory(facts, explain_memory),
             _critical_path(facts),
             _jitter(facts.get("jitter")),
-            FactList(
+            ui.FactList(
                 "What was asked",
                 _run_pairs(facts),
                 lead="From measured to roofline: where each price comes from, the least trusted of its kind.",
-                shown=Shown.PAGE,
+                shown=ui.Shown.PAGE,
             ),
-            timeline_chart(timeline),
+            ui.timeline_chart(timeline),
             _roofline(roofline) if roofline is not None else None,
         ],
         facts,
@@ -168,80 +138,80 @@ def layout_words(run: Facts) -> str:
     return " · ".join(f"{name} {run[name]}" for name in names if run.get(name, 1) not in (0, 1)) or "one GPU"
 
 
-def step_band(facts: Facts, step_s: float) -> HeadlineInterval:
+def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:
     """Return the interval of a step time."""
     known = band_of(facts)
     ends = format_seconds(known.low_s), format_seconds(known.high_s)
-    return HeadlineInterval(known.low_s, step_s, known.high_s, *ends, known.words)
+    return ui.HeadlineInterval(known.low_s, step_s, known.high_s, *ends, known.words)
 
 
-def _headline(facts: Facts) -> Headline:
+def _headline(facts: Facts) -> ui.Headline:
     run, step_s = facts["run"], facts["step_s"]
     batch = [f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"]
     if "global_batch" in run:
         batch.insert(0, f"{run['global_batch']:,} sequences of {run['seq']:,} tokens")
     batch += [str(run[name]) for name in ("precision", "framework") if run.get(name)]
     about = (subject(facts), layout_words(run), " · ".join(batch))
-    return Headline.of_seconds(step_s, "per step", about, step_band(facts, step_s))
+    return ui.Headline.of_seconds(step_s, "per step", about, step_band(facts, step_s))
 
 
-def _figures(facts: Facts) -> list[Figure]:
+def _figures(facts: Facts) -> list[ui.Figure]:
     memory, band, step_s = facts["memory_bytes"], facts["uncertainty"], facts["step_s"] or 1.0
-    figures: list[Figure] = []
+    figures: list[ui.Figure] = []
     if memory is not None:
         used, has = format_bytes(memory["total"]), format_bytes(memory["capacity"])
         share = format_percent(memory["total"] / memory["capacity"])
-        mood = Mood.GOOD if memory["verdict"] == "fits" else Mood.BAD
+        mood = ui.Mood.GOOD if memory["verdict"] == "fits" else ui.Mood.BAD
         verdict = str(memory["verdict"]).capitalize()
-        figures.append(Figure("memory", verdict, f"{used} of {has}, {share}", mood=mood, shown=Shown.PAGE))
+        figures.append(ui.Figure("memory", verdict, f"{used} of {has}, {share}", mood=mood, shown=ui.Shown.PAGE))
     bubble = format_percent(facts["bubble_fraction"])
-    figures.append(Figure("pipeline bubble", bubble, "of the step", shown=Shown.PAGE))
+    figures.append(ui.Figure("pipeline bubble", bubble, "of the step", shown=ui.Shown.PAGE))
     if facts["communication_s"]:
         group, worst = max(facts["communication_s"].items(), key=lambda each: each[1]["exposed"])
         share = format_percent(worst["exposed"] / step_s)
         name = GROUP_NAMES.get(group, group)
-        figures.append(Figure("costliest communication", name, f"{share} of the step exposed", shown=Shown.PAGE))
+        figures.append(ui.Figure("costliest communication", name, f"{share} of the step exposed", shown=ui.Shown.PAGE))
     interval = f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"
     figures += [
-        text_line("step", format_seconds(facts["step_s"])),
-        text_line(band_of(facts).words, f"{interval} ({interval_source(band)})"),
-        text_line("GPUs", f"{facts['gpus']:,}"),
-        text_line("schedule", f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"),
+        ui.text_line("step", format_seconds(facts["step_s"])),
+        ui.text_line(band_of(facts).words, f"{interval} ({interval_source(band)})"),
+        ui.text_line("GPUs", f"{facts['gpus']:,}"),
+        ui.text_line("schedule", f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"),
     ]
     if facts["tokens_per_s"] is not None:
         flops, mfu = f"{facts['tflops_per_gpu']:,.1f} TFLOP/s per GPU", format_percent(facts["mfu"])
         rate = facts["tokens_per_s"]
         per_gpu = f"{rate / facts['gpus']:,.0f} per GPU"
         figures += [
-            Figure("throughput", f"{format_short_count(rate)} tokens/s", per_gpu, line=f"{rate:,.0f} tokens/s"),
-            Figure("MFU", mfu, flops, shown=Shown.PAGE),
-            text_line("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {mfu}"),
+            ui.Figure("throughput", f"{format_short_count(rate)} tokens/s", per_gpu, line=f"{rate:,.0f} tokens/s"),
+            ui.Figure("MFU", mfu, flops, shown=ui.Shown.PAGE),
+            ui.text_line("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {mfu}"),
         ]
     if memory is not None:
         allocated, reserved = format_bytes(memory["allocated"]), format_bytes(memory["reserved"])
         figures += [
-            text_line("memory", memory_words(memory)),
-            text_line("allocator", f"{allocated} allocated, {reserved} reserved"),
+            ui.text_line("memory", memory_words(memory)),
+            ui.text_line("allocator", f"{allocated} allocated, {reserved} reserved"),
         ]
-        figures += [text_line(name, words) for name, words in remedy_pairs(facts)]
+        figures += [ui.text_line(name, words) for name, words in remedy_pairs(facts)]
         if host := memory.get("host"):
             node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
-            figures.append(text_line("host memory", f"{node} of {capacity} per node"))
+            figures.append(ui.text_line("host memory", f"{node} of {capacity} per node"))
     if training := facts.get("training"):
         cost = "" if training["cost"] is None else f", {format_money(training['cost'], training['currency'])}"
         hours = f"{training['gpu_hours']:,.0f} GPU-hours{cost}"
         tokens = f"{format_short_count(training['tokens'])} tokens"
-        figures.append(Figure(tokens, f"{training['days']:,.1f} days", hours))
+        figures.append(ui.Figure(tokens, f"{training['days']:,.1f} days", hours))
     return figures
 
 
-def _jitter(jitter: Facts | None) -> Remarks | None:
+def _jitter(jitter: Facts | None) -> ui.Remarks | None:
     if jitter is None:
         return None
     ranks = [f"{name} {format_seconds(seconds)}" for name, seconds in jitter["percentiles_s"].items()]
     runs = f"with jitter {jitter['deviation']:g} over {jitter['runs']} runs"
     words = f": mean {format_seconds(jitter['mean_s'])}, {', '.join(ranks)}"
-    return Remarks("Jitter", [Remark(runs, words)])
+    return ui.Remarks("Jitter", [ui.Remark(runs, words)])
 
 
 def interval_source(band: Facts) -> str:
@@ -279,44 +249,44 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def _remedies(facts: Facts) -> Part | None:
+def _remedies(facts: Facts) -> ui.Part | None:
     """Return the changes with which a step that does not fit would; text has them among its figures."""
     title = "How to make it fit"
     if "remedies" not in facts:
         return None
     if not facts["remedies"]:
         ((_, why),) = remedy_pairs(facts)
-        return Remarks(title, [Remark("Nothing tried is enough: ", why)], wide=True, shown=Shown.PAGE)
+        return ui.Remarks(title, [ui.Remark("Nothing tried is enough: ", why)], wide=True, shown=ui.Shown.PAGE)
     rows = [
         [
-            Cell(each["options"], code=True),
-            Cell(format_seconds(each["step_s"])),
-            Cell(signed_percent(each["slower"])),
-            Cell(format_bytes(each["memory_bytes"])),
+            ui.Cell(each["options"], code=True),
+            ui.Cell(format_seconds(each["step_s"])),
+            ui.Cell(ui.signed_percent(each["slower"])),
+            ui.Cell(format_bytes(each["memory_bytes"])),
         ]
         for each in facts["remedies"]
     ]
-    return Table(
+    return ui.Table(
         title,
         ("Change", "Step", "Slower", "Memory"),
         rows,
         caption="Options to add, the fastest first",
         lead="Each row is a prediction that fits.",
         wide=True,
-        shown=Shown.PAGE,
+        shown=ui.Shown.PAGE,
     )
 
 
-def step_shares(facts: Facts) -> list[Share]:
+def step_shares(facts: Facts) -> list[ui.Share]:
     """Return the parts of an average stage; waiting for the host is apart from the other overheads."""
     parts = dict(facts["breakdown_s"])
     stages, rest_s = facts["stages"], parts.pop("other")
     host_s = min(rest_s, sum(each["host_s"] for each in stages) / max(1, len(stages)))
     parts |= {"host": host_s, "other": rest_s - host_s}
-    return [Share(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
+    return [ui.Share(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
 
 
-def _communication(facts: Facts) -> ExposureBars | None:
+def _communication(facts: Facts) -> ui.ExposureBars | None:
     groups = facts["communication_s"]
     if not groups:
         return None
@@ -325,20 +295,20 @@ def _communication(facts: Facts) -> ExposureBars | None:
         f"{GROUP_NAMES.get(group, group).capitalize()} costs most: {format_seconds(worst['exposed'])} "
         f"exposed of {format_seconds(worst['total'])}."
     )
-    return ExposureBars("Communication", groups, GROUP_NAMES, lead=lead)
+    return ui.ExposureBars("Communication", groups, GROUP_NAMES, lead=lead)
 
 
 def _first_and_last(stages: Sequence[Facts], most: int) -> Sequence[Facts]:
     return stages if len(stages) <= most else [*stages[: most - 1], stages[-1]]
 
 
-def _stages(facts: Facts) -> Bars | None:
+def _stages(facts: Facts) -> ui.Bars | None:
     stages, step_s = facts["stages"], facts["step_s"]
     if len(stages) < 2:
         return None
     shown = _first_and_last(stages, MOST_STAGES)
     bars = [
-        Bar(
+        ui.Bar(
             f"stage {each['stage']}",
             {
                 "compute": each["busy_s"],
@@ -357,15 +327,15 @@ def _stages(facts: Facts) -> Bars | None:
     lead = f"Stage {busiest['stage']} is the busiest, {above} above the mean."
     if len(shown) < len(stages):
         lead += f" {len(stages) - len(shown)} stages in the middle are left out."
-    columns: dict[str, Source] = {"stage": "stage", "busy": "busy_s", "exposed": "exposed_s"}
+    columns: dict[str, ui.Source] = {"stage": "stage", "busy": "busy_s", "exposed": "exposed_s"}
     if any(each["host_s"] > LEAST_SHOWN * step_s for each in stages):
         columns["host"] = "host_s"
     columns |= {"bubble": "bubble_s", "in flight": "peak_in_flight"}
-    listed = table_of("Stages", _first_and_last(stages, MOST_LINES), columns)
-    return Bars("Stages", bars, STAGE_KINDS, step_s, table=listed, lead=lead)
+    listed = ui.table_of("Stages", _first_and_last(stages, MOST_LINES), columns)
+    return ui.Bars("Stages", bars, STAGE_KINDS, step_s, table=listed, lead=lead)
 
 
-def _memory(facts: Facts, explain: bool) -> Bars | None:
+def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
     memory = facts["memory_bytes"]
     if memory is None:
         return None
@@ -377,7 +347,7 @@ def _memory(facts: Facts, explain: bool) -> Bars | None:
         amounts = {f"mem-{name}": parts[name] / GIB for name in MEMORY_KINDS if parts.get(name, 0) > 1}
         label = f"stage {each['stage']}" if len(stages) > 1 else "each GPU"
         share = format_percent(each["total"] / capacity)
-        bars.append(Bar(label, amounts, format_bytes(each["total"]), share))
+        bars.append(ui.Bar(label, amounts, format_bytes(each["total"]), share))
     lead = (
         f"A GPU of each stage at its fullest moment, against {format_bytes(capacity)} (the line): "
         f"{format_bytes(abs(capacity - memory['total']))} {'free' if memory['fits'] else 'missing'} on stage "
@@ -391,7 +361,7 @@ def _memory(facts: Facts, explain: bool) -> Bars | None:
         )
     if memory["verdict"] != "fits":
         lead = f"{str(memory['verdict']).capitalize()}. {lead}"
-    return Bars(
+    return ui.Bars(
         "Memory",
         bars,
         {f"mem-{name}": words for name, words in MEMORY_KINDS.items()},
@@ -403,7 +373,7 @@ def _memory(facts: Facts, explain: bool) -> Bars | None:
     )
 
 
-def _memory_table(memory: Facts) -> Table:
+def _memory_table(memory: Facts) -> ui.Table:
     """Return what fills the GPUs of each stage; on a narrow terminal the small parts are summed."""
     stages = memory["stages"]
     names = [name for name in stages[0] if name not in ("stage", "total")]
@@ -411,7 +381,7 @@ def _memory_table(memory: Facts) -> Table:
     small = [name for name in used if name not in STATED]
     note = f"GiB of each GPU at its fullest moment; it has {memory['capacity'] / GIB:.2f}"
 
-    def listed(groups: Mapping[str, Sequence[str]], narrow: Table | None) -> Table:
+    def listed(groups: Mapping[str, Sequence[str]], narrow: ui.Table | None) -> ui.Table:
         rows = [
             (
                 stage["stage"],
@@ -420,20 +390,20 @@ def _memory_table(memory: Facts) -> Table:
             )
             for stage in _first_and_last(stages, MOST_LINES)
         ]
-        return plain_table("Memory", ("stage", *groups, "total"), rows, note=note, narrow=narrow)
+        return ui.plain_table("Memory", ("stage", *groups, "total"), rows, note=note, narrow=narrow)
 
     summed = listed({**{name: [name] for name in used if name in STATED}, "other": small}, None)
     return listed({name: [name] for name in used}, summed)
 
 
-def _critical_path(facts: Facts) -> Table | None:
+def _critical_path(facts: Facts) -> ui.Table | None:
     if "critical_path" not in facts:
         return None
     rows = [
         (row["name"], row["count"], format_seconds(row["seconds"]), format_percent(row["seconds"] / facts["step_s"]))
         for row in facts["critical_path"]
     ]
-    return plain_table("Critical path", ("on the critical path", "count", "time", "share"), rows)
+    return ui.plain_table("Critical path", ("on the critical path", "count", "time", "share"), rows)
 
 
 def _run_pairs(facts: Facts) -> list[tuple[str, str]]:
@@ -442,43 +412,43 @@ def _run_pairs(facts: Facts) -> list[tuple[str, str]]:
     return [*pairs, ("prices", sources)] if sources else pairs
 
 
-def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> Part:
+def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
     """Return predictions with one choice made otherwise, or what each part could save at most."""
     title, step_s = "What to change", facts["step_s"] or 1.0
     if changes:
         return _changes(facts["step_s"], changes)
     largest_first = sorted(facts["breakdown_s"].items(), key=lambda each: -each[1])
     remarks = [
-        Remark(f"up to {format_percent(seconds / step_s)}", f" {PART_NAMES[part]}: {REMEDIES[part]}")
+        ui.Remark(f"up to {format_percent(seconds / step_s)}", f" {PART_NAMES[part]}: {REMEDIES[part]}")
         for part, seconds in largest_first
         if part in REMEDIES and seconds >= 0.01 * step_s
     ][:4]
     if not remarks:
         words = "Nearly all of the step is computation: "
-        remarks = [Remark(words, "faster products, a faster GPU or less recomputation.")]
-    return Remarks(title, remarks, lead="What each could save at most, if it vanished.", shown=Shown.PAGE)
+        remarks = [ui.Remark(words, "faster products, a faster GPU or less recomputation.")]
+    return ui.Remarks(title, remarks, lead="What each could save at most, if it vanished.", shown=ui.Shown.PAGE)
 
 
-def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> Bars:
+def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
     ordered = sorted(changes, key=lambda each: (not each["fits"], each["step_s"]))
-    bars = [Bar("as asked", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
+    bars = [ui.Bar("as asked", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
     for each in ordered:
         kind = "bad" if not each["fits"] else "good" if each["step_s"] < step_s else "hidden"
-        notes = [signed_percent(each["step_s"] / step_s - 1)]
+        notes = [ui.signed_percent(each["step_s"] / step_s - 1)]
         if each["memory_bytes"] is not None:
             notes.append(format_bytes(each["memory_bytes"]))
         if not each["fits"]:
             notes.append("does not fit")
         seconds = {kind: each["step_s"]}
         value, note = format_seconds(each["step_s"]), ", ".join(notes)
-        bars.append(Bar(each["change"], seconds, value, note, each["command"]))
+        bars.append(ui.Bar(each["change"], seconds, value, note, each["command"]))
     best = next((each for each in ordered if each["fits"] and each["step_s"] < step_s), None)
     verdict = (
-        f"Best of these: {best['change']}, {signed_seconds(best['step_s'] - step_s)}."
+        f"Best of these: {best['change']}, {ui.signed_seconds(best['step_s'] - step_s)}."
         if best
         else "None of these is faster and fits."
     )
-    return Bars(
+    return ui.Bars(
         "What to change",
         bars,
         {"good": "faster, and fits", "hidden": "slower", "bad": "does not fit"},
@@ -486,7 +456,7 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> Bars:
         marks=[("capacity", step_s, "as asked")],
         commands=[each["command"] for each in ordered],
         lead=f"{verdict} Each row is a prediction of its own, with one choice made otherwise.",
-        shown=Shown.PAGE,
+        shown=ui.Shown.PAGE,
     )
 
 
@@ -503,7 +473,7 @@ MOST_OPERATORS = 12
 MOST_DOTS = 80
 
 
-def _roofline(facts: RooflineFacts) -> Columns:
+def _roofline(facts: RooflineFacts) -> ui.Columns:
     """Return a dot for each operator, as large as the time it takes, below the roof of its GPU."""
     operators = facts["operators"][:MOST_DOTS]
     total_s = sum(each["seconds"] for each in facts["operators"])
@@ -511,15 +481,15 @@ def _roofline(facts: RooflineFacts) -> Columns:
     ridge = peak / rate
     intensities = [each["flops"] / each["bytes"] for each in operators]
     reached = [each["flops"] / each["seconds"] for each in operators]
-    x = Axis(
+    x = ui.Axis(
         min([0.1, *intensities]) / 2,
         max([ridge * 4, *intensities]) * 2,
         lambda value: f"{value:g}",
         "FLOP for each byte moved",
     )
-    y = Axis(min([peak / 1e3, *reached]) / 2, peak * 2, lambda value: f"{value / TFLOPS:g}", "TFLOP/s reached")
+    y = ui.Axis(min([peak / 1e3, *reached]) / 2, peak * 2, lambda value: f"{value / TFLOPS:g}", "TFLOP/s reached")
     dots = [
-        Dot(
+        ui.Dot(
             intensity,
             speed,
             OPERATOR_KINDS.get(each["kind"], ("other", ""))[0],
@@ -533,16 +503,18 @@ def _roofline(facts: RooflineFacts) -> Columns:
         f"{facts['gpu']}: {peak / TFLOPS:,.0f} TFLOP/s in {facts['dtype']} and {rate / 1e12:.2f} TB/s. "
         "Larger dots take more of the step; left of the ridge: memory-bound; right: compute-bound."
     )
-    chart = Scatter(
+    chart = ui.Scatter(
         "Roofline",
         x,
         y,
-        [Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof"), *dots],
+        [ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof"), *dots],
         f"Roofline of {len(operators)} operators on {facts['gpu']}",
         legend=[OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS],
         log=True,
     )
-    return Columns("Operators", [chart], [_operator_table(facts, total_s)], lead=lead, wide=True, shown=Shown.PAGE)
+    return ui.Columns(
+        "Operators", [chart], [_operator_table(facts, total_s)], lead=lead, wide=True, shown=ui.Shown.PAGE
+    )
 
 
 def _operator_words(each: OperatorFacts, total_s: float) -> str:
@@ -553,19 +525,19 @@ def _operator_words(each: OperatorFacts, total_s: float) -> str:
     )
 
 
-def _operator_table(facts: RooflineFacts, total_s: float) -> Table:
+def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:
     shown = facts["operators"][:MOST_OPERATORS]
     rows = [
         [
-            Cell(each["name"], each["name"]),
-            Cell(format_seconds(each["seconds"]), each["seconds"]),
-            Cell(format_percent(each["seconds"] / total_s), each["seconds"]),
-            Cell(f"{each['count']:,.0f}", each["count"]),
-            Cell(f"{each['flops'] / each['seconds'] / TFLOPS:,.1f}", each["flops"] / each["seconds"]),
-            Cell(each["bound"], each["bound"]),
+            ui.Cell(each["name"], each["name"]),
+            ui.Cell(format_seconds(each["seconds"]), each["seconds"]),
+            ui.Cell(format_percent(each["seconds"] / total_s), each["seconds"]),
+            ui.Cell(f"{each['count']:,.0f}", each["count"]),
+            ui.Cell(f"{each['flops'] / each['seconds'] / TFLOPS:,.1f}", each["flops"] / each["seconds"]),
+            ui.Cell(each["bound"], each["bound"]),
         ]
         for each in shown
     ]
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
     heads = ("operator", "time", "share", "count", "TFLOP/s", "bound by")
-    return Table("Operators", heads, rows, caption=caption, sortable=True)
+    return ui.Table("Operators", heads, rows, caption=caption, sortable=True)

@@ -1,238 +1,246 @@
-"""The page of a sweep: how models scale, which settings are fast, and the best rows."""
+"""The view of a sweep: its progress, how models scale, which settings are fast, and its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from stepcast.units import DAY, GIB, format_bytes, format_duration, format_money, format_percent, format_seconds
-from stepcast.views.blocks import answer, card, pairs, sortable_table
-from stepcast.views.cells import Column
-from stepcast.views.charts import ChartFrame, legend
-from stepcast.views.document import About, Page, Section
-from stepcast.views.markup import Child, Markup, join, tag
+from stepcast.views import view as ui
 
 Facts = Mapping[str, Any]
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Facts]
 # Colours that are told apart; more lines than these hide each other.
 KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")
 MOST_MAPS = 6
-# Columns of the table of rows, shown if a row has a value; with the head of each.
-COLUMNS: Mapping[str, tuple[str, Column]] = {
-    "step_s": ("step", "step_s"),
-    "tokens_per_s_per_gpu": ("tokens/s/GPU", "tokens_per_s_per_gpu,"),
-    "mfu": ("MFU", "mfu"),
-    "memory_bytes": ("memory", "memory_bytes"),
-    "days": ("days", ("days", lambda row: "-" if row["days"] is None else f"{row['days']:,.1f}")),
-    "gpu_hours": ("GPU-hours", "gpu_hours,"),
-    "cost": ("cost", ("cost", lambda row: _cost(row))),
-    "goodput": ("goodput", "goodput"),
-    "state": ("state", "state"),
-}
-
-
-def sweep_page(found: Facts, about: About) -> Page:
-    """Of the facts of a sweep's store."""
-    sections = [
-        *_scaling(found["scaling"], found["kinds"]),
-        *_maps(found["heat"], found["kinds"]),
-        *_trade(found["rows"], found["words"], found["kinds"]),
-        *_ranked(found["rows"], found["words"]),
-        *_errors(found["common_errors"]),
-    ]
-    title = f"{found['answered']:,} points: {' '.join(_best(found))}"
-    return Page(title, _headline(found), sections, about, found)
-
-
-def _headline(found: Facts) -> Markup:
-    cards = [
-        card("Points", f"{found['points']:,}", f"{found['left']:,} not answered yet" if found["left"] else ""),
-        card("Fit", "not checked" if found["fit"] is None and found["rows"] else f"{found['fit'] or 0:,}"),
-        card("Errors", f"{found['errors']:,}", "", "bad" if found["errors"] else ""),
-    ]
-    if found["out_of_time"]:
-        cards.append(card("Out of time", f"{found['out_of_time']:,}", "best so far", "bad"))
-    if found["least_days"] is not None:
-        cards.append(card("Shortest run", format_duration(found["least_days"] * DAY)))
-    if found["least_cost"] is not None:
-        cards.append(card("Lowest cost", format_money(found["least_cost"], found["currency"], short=True)))
-    if found["best_mfu"] is not None:
-        cards.append(card("Best MFU", format_percent(found["best_mfu"])))
-    if found["least_step_s"] is not None:
-        cards.append(card("Steps", format_seconds(found["least_step_s"]), f"to {format_seconds(found['most_step_s'])}"))
-    about = join((tag("strong", found["folder"]), tag("span", f"varied: {_words(found['words'])}")))
-    return answer(*_best(found), about, cards=cards)
-
-
-def _best(found: Facts) -> tuple[str, str]:
-    """Return the answer of the page: a number, or why there is none, and what it is."""
-    if best := found["best_tokens_per_s_per_gpu"]:
-        return f"{best:,.0f}", "tokens per second and GPU at best"
-    if found["least_days"] is not None:
-        number, _, unit = format_duration(found["least_days"] * DAY).partition(" ")
-        return number, f"{unit} at best"
-    if found["rows"]:
-        number, _, unit = format_seconds(found["least_step_s"]).partition(" ")
-        return number, f"{unit} per step at best"
-    if found["out_of_time"]:
-        return "Nothing", "found before the time was over"
-    return ("Nothing", "fits") if found["fit"] is not None else ("Nothing", "could be answered")
-
-
-def _words(names: Sequence[str]) -> str:
-    return ", ".join(name.replace("_", "-") for name in names) or "nothing"
-
-
-def _cost(row: Mapping[str, Any]) -> str:
-    return "-" if row["cost"] is None else format_money(row["cost"], row.get("currency"))
-
-
-def _kind(row: Mapping[str, Any], kinds: Sequence[str]) -> str:
-    return " on ".join(str(row[name]) for name in kinds) or "all points"
-
-
-def _scaling(rows: Rows, kinds: Sequence[str]) -> list[Section]:
-    """Tokens per second and GPU against GPUs: flat is ideal."""
-    lines = [(name, list(each)) for name, each in groupby(rows, key=lambda row: _kind(row, kinds))]
-    lines = sorted(lines, key=lambda line: -max(row["tokens_per_s_per_gpu"] for row in line[1]))
-    if not lines:
-        return []
-    sections = []
-    for first in range(0, len(lines), len(KINDS)):
-        some = lines[first : first + len(KINDS)]
-        every = [row for _, each in some for row in each]
-        speeds = [row["tokens_per_s_per_gpu"] for row in every]
-        counts = [row["gpus"] for row in every]
-        low, high = min(speeds) * 0.8, max(speeds) * 1.25
-        frame = ChartFrame(
-            min(counts) * 0.9, max(counts) * 1.1, low, high, _whole, _whole, "GPUs", "tokens/s/GPU", log=True
-        )
-        drawn: list[Child] = []
-        for kind, (name, each) in zip(KINDS, some, strict=False):
-            places = [(row["gpus"], row["tokens_per_s_per_gpu"]) for row in each]
-            drawn.append(frame.line(places, "ideal"))
-            drawn += [frame.dot(x, y, kind, f"{name}, {x:,} GPUs: {y:,.0f} tokens/s/GPU", 5) for x, y in places]
-        key = legend(zip(KINDS, (name for name, _ in some), strict=False))
-        chart = frame.draw(drawn, label="Tokens per second and GPU against GPUs")
-        title = "How they scale" if not first else f"How they scale, {first // len(KINDS) + 1}"
-        lead = "The best that fits at each number of GPUs; flat would be ideal. Both axes are logarithmic."
-        sections.append(Section(title, join((key, chart)), lead, wide=True))
-    return sections
 
 
 def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _maps(heat: Facts | None, kinds: Sequence[str]) -> list[Section]:
-    """Two settings against each other; the darker a cell, the nearer to the best of its map."""
-    if heat is None:
-        return []
-    names = list(dict.fromkeys(_kind(cell, kinds) for cell in heat["cells"]))
-    shown = [_map(heat, kinds, name) for name in names[:MOST_MAPS]]
-    across, down = heat["across"].replace("_", "-"), heat["down"].replace("_", "-")
-    lead = f"The most tokens/s/GPU of what fits, {across} across and {down} down; empty: nothing fits."
-    if len(names) > MOST_MAPS:
-        lead += f" The first {MOST_MAPS} of {len(names)}."
-    return [Section("Which settings are fast", tag("div", shown, class_="maps"), lead, wide=True)]
+def _optional(name: str, show: Callable[[Facts], str]) -> ui.Source:
+    return name, lambda row: "-" if row[name] is None else show(row)
 
 
-def _map(heat: Facts, kinds: Sequence[str], name: str) -> Markup:
-    speeds = {
-        (cell[heat["across"]], cell[heat["down"]]): cell["tokens_per_s_per_gpu"]
-        for cell in heat["cells"]
-        if _kind(cell, kinds) == name
-    }
-    best = max(speeds.values(), default=1.0)
-    head = tag(
-        "tr",
-        tag("th", f"{_short(heat['down'])} \\ {_short(heat['across'])}"),
-        [tag("th", _cell(x), scope="col") for x in heat["x"]],
-    )
-    body = [
-        tag("tr", tag("th", _cell(y), scope="row"), [_shade(speeds.get((x, y)), best) for x in heat["x"]])
-        for y in heat["y"]
+# Columns of results; all other columns are words of the point, shown as they are.
+RESULTS: Mapping[str, tuple[str, ui.Source]] = {
+    "step_s": ("step", "step_s"),
+    "tokens_per_s_per_gpu": ("tokens/s/GPU", "tokens_per_s_per_gpu,"),
+    "mfu": ("MFU", "mfu"),
+    "bubble": ("bubble", _optional("bubble", lambda row: format_percent(row["bubble"]))),
+    "exposed": ("exposed", _optional("exposed", lambda row: format_percent(row["exposed"]))),
+    "memory_bytes": ("memory", "memory_bytes"),
+    "fits": ("fits", _optional("fits", lambda row: "yes" if row["fits"] else "no")),
+    "days": ("days", _optional("days", lambda row: f"{row['days']:,.1f}")),
+    "gpu_hours": ("GPU-hours", "gpu_hours,"),
+    "cost": ("cost", _optional("cost", lambda row: format_money(row["cost"], row.get("currency")))),
+    "goodput": ("goodput", "goodput"),
+    "state": ("state", "state"),
+    "error": ("error", "error"),
+}
+HIDDEN_IN_TEXT = ("position", "low_s", "high_s", "gpu_hours", "found", "currency")
+HIDDEN_ON_PAGE = ("bubble", "exposed", "fits", "error")
+COUNTS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "folder": ("folder", str),
+    "of": ("combinations", _whole),
+    "points": ("points", _whole),
+    "answered": ("answered", _whole),
+    "left": ("left", _whole),
+    "errors": ("errors", _whole),
+    "out_of_time": ("out of time", _whole),
+    "new": ("new", _whole),
+    "seconds": ("took", format_seconds),
+    "points_per_s": ("rate", lambda value: f"{value:,.1f} points a second"),
+    "fit": ("fit", _whole),
+    "least_step_s": ("shortest step", format_seconds),
+    "most_step_s": ("longest step", format_seconds),
+    "best_mfu": ("best MFU", format_percent),
+    "best_tokens_per_s_per_gpu": ("most tokens/s/GPU", _whole),
+    "least_days": ("shortest run", lambda days: format_duration(days * DAY)),
+    "written": ("written", str),
+    "rows": ("rows", _whole),
+}
+
+
+def counts_view(facts: Facts) -> ui.View:
+    """Return the view of the counts and rates of a sweep: a figure each."""
+    figures = [
+        ui.Figure(words, show(facts[name])) for name, (words, show) in COUNTS.items() if facts.get(name) is not None
     ]
-    made = tag("table", tag("caption", name), tag("thead", head), tag("tbody", body), class_="heat")
-    return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=name)
+    if facts.get("least_cost") is not None:
+        figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"])))
+    figures += [ui.text_line(f"error of {each['points']:,}", each["error"]) for each in facts.get("common_errors", ())]
+    headline = ui.Headline(_whole(facts.get("points", facts.get("rows", 0))), "points", ())
+    return ui.View("sweep", headline, figures, (), facts)
 
 
-def _shade(speed: float | None, best: float) -> Markup:
-    if speed is None:
-        return tag("td", "")
-    tenth = max(0, min(9, int(10 * speed / best)))
-    return tag("td", f"{speed:,.0f}", class_=f"number h-{tenth}", data_tip=f"{speed / best:.0%} of the best here")
+def rows_view(facts: Facts) -> ui.View:
+    """Return the view of rows that were asked for; values that all of them share come first, once."""
+    rows = facts["rows"]
+    counted = f"{len(rows):,} of {facts['answered']:,} answered points"
+    headline = ui.Headline(_whole(len(rows)), "rows", (str(facts["folder"]),))
+    if not rows:
+        return ui.View(counted, headline, [ui.Figure("rows", f"{counted}: no row meets the condition")], (), facts)
+    names = [name for name in rows[0] if name not in HIDDEN_IN_TEXT and any(row[name] is not None for row in rows)]
+    same = [name for name in names if len(rows) > 1 and name not in RESULTS and len({row[name] for row in rows}) == 1]
+    figures = [ui.Figure("rows", counted), *(ui.Figure(_words([name]), str(rows[0][name])) for name in same)]
+    return ui.View(counted, headline, figures, [_table("Rows", rows, [n for n in names if n not in same])], facts)
 
 
-def _short(name: str) -> str:
-    return name.replace("_", "-")
+def _table(title: str, rows: Rows, names: Sequence[str], **options: Any) -> ui.Table:
+    columns = dict(RESULTS[name] if name in RESULTS else (_words([name]), _word(name)) for name in names)
+    return ui.table_of(title, rows, columns, sortable=True, wide=True, **options)
 
 
-def _word(name: str) -> Column:
-    return name, lambda row: _cell(row.get(name))
+def _word(name: str) -> ui.Source:
+    return name, lambda row: "-" if row.get(name) is None else str(row[name])
 
 
-def _cell(value: object) -> str:
-    return "-" if value is None else str(value)
+def _words(names: Sequence[str]) -> str:
+    return ", ".join(name.replace("_", "-") for name in names) or "nothing"
 
 
-def _trade(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> list[Section]:
-    """Speed against memory of the fastest rows."""
+def sweep_view(facts: Facts) -> ui.View:
+    """Return the view of all answers of a sweep, for its page."""
+    number, unit = _best(facts)
+    about = (facts["folder"], f"varied: {_words(facts['words'])}")
+    rows, kinds = facts["rows"], facts["kinds"]
+    errors = [(f"{each['points']:,} points", each["error"]) for each in facts["common_errors"]]
+    parts: list[ui.Part | None] = [
+        *_scaling(facts["scaling"], kinds),
+        _maps(facts["heat"], kinds) if facts["heat"] else None,
+        _trade_off(rows, facts["words"], kinds),
+        _ranked(rows, facts["words"]) if rows else None,
+        ui.FactList("Errors", errors, wide=True) if errors else None,
+    ]
+    title = f"{facts['answered']:,} points: {number} {unit}"
+    return ui.View(title, ui.Headline(number, unit, about), _figures(facts), parts, facts)
+
+
+def _figures(facts: Facts) -> list[ui.Figure]:
+    bad = ui.Mood.BAD if facts["errors"] else ui.Mood.NEUTRAL
+    figures = [
+        ui.Figure("points", f"{facts['points']:,}", f"{facts['left']:,} not answered yet" if facts["left"] else ""),
+        ui.Figure("fit", "not checked" if facts["fit"] is None and facts["rows"] else f"{facts['fit'] or 0:,}"),
+        ui.Figure("errors", f"{facts['errors']:,}", mood=bad),
+    ]
+    if facts["out_of_time"]:
+        figures.append(ui.Figure("out of time", f"{facts['out_of_time']:,}", "best so far", mood=ui.Mood.BAD))
+    if facts["least_days"] is not None:
+        figures.append(ui.Figure("shortest run", format_duration(facts["least_days"] * DAY)))
+    if facts["least_cost"] is not None:
+        figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"], short=True)))
+    if facts["best_mfu"] is not None:
+        figures.append(ui.Figure("best MFU", format_percent(facts["best_mfu"])))
+    if facts["least_step_s"] is not None:
+        longest = f"to {format_seconds(facts['most_step_s'])}"
+        figures.append(ui.Figure("steps", format_seconds(facts["least_step_s"]), longest))
+    return figures
+
+
+def _best(facts: Facts) -> tuple[str, str]:
+    """Return the best result as a number and its unit, or why there is none."""
+    if best := facts["best_tokens_per_s_per_gpu"]:
+        return f"{best:,.0f}", "tokens per second and GPU at best"
+    if facts["least_days"] is not None:
+        number, _, unit = format_duration(facts["least_days"] * DAY).partition(" ")
+        return number, f"{unit} at best"
+    if facts["rows"]:
+        number, _, unit = format_seconds(facts["least_step_s"]).partition(" ")
+        return number, f"{unit} per step at best"
+    if facts["out_of_time"]:
+        return "Nothing", "found before the time was over"
+    return ("Nothing", "fits") if facts["fit"] is not None else ("Nothing", "could be answered")
+
+
+def _kind(row: Facts, kinds: Sequence[str]) -> str:
+    return " on ".join(str(row[name]) for name in kinds) or "all points"
+
+
+def _scaling(rows: Rows, kinds: Sequence[str]) -> list[ui.Scatter]:
+    """Return tokens per second and GPU against GPUs: flat is ideal."""
+    lines = [(name, list(group)) for name, group in groupby(rows, key=lambda row: _kind(row, kinds))]
+    lines = sorted(lines, key=lambda line: -max(row["tokens_per_s_per_gpu"] for row in line[1]))
+    charts = []
+    for first in range(0, len(lines), len(KINDS)):
+        shown = lines[first : first + len(KINDS)]
+        places = [[(row["gpus"], row["tokens_per_s_per_gpu"]) for row in group] for _, group in shown]
+        counts, speeds = zip(*(place for line in places for place in line), strict=True)
+        marks: list[ui.Dot | ui.Line] = []
+        for kind, (name, _), line in zip(KINDS, shown, places, strict=False):
+            marks.append(ui.Line(line, "ideal"))
+            marks += [ui.Dot(x, y, kind, f"{name}, {x:,} GPUs: {y:,.0f} tokens/s/GPU", 5) for x, y in line]
+        charts.append(
+            ui.Scatter(
+                "Scaling" if not first else f"Scaling, {first // len(KINDS) + 1}",
+                ui.Axis(min(counts) * 0.9, max(counts) * 1.1, _whole, "GPUs"),
+                ui.Axis(min(speeds) * 0.8, max(speeds) * 1.25, _whole, "tokens/s/GPU"),
+                marks,
+                "Tokens per second and GPU against GPUs",
+                legend=list(zip(KINDS, (name for name, _ in shown), strict=False)),
+                log=True,
+                lead="The best that fits at each number of GPUs; flat would be ideal. Both axes are logarithmic.",
+                wide=True,
+            )
+        )
+    return charts
+
+
+def _maps(heat: Facts, kinds: Sequence[str]) -> ui.GridCharts:
+    """Return two settings against each other, for each model and cluster."""
+    across, down = heat["across"], heat["down"]
+    speeds: dict[str, dict[tuple[object, object], float]] = {}
+    for cell in heat["cells"]:
+        speeds.setdefault(_kind(cell, kinds), {})[cell[across], cell[down]] = cell["tokens_per_s_per_gpu"]
+    heads = ["-" if x is None else str(x) for x in heat["x"]]
+    grids = [
+        ui.ShadedGrid(
+            name,
+            f"{_words([down])} \\ {_words([across])}",
+            heads,
+            [("-" if y is None else str(y), [values.get((x, y)) for x in heat["x"]]) for y in heat["y"]],
+        )
+        for name, values in list(speeds.items())[:MOST_MAPS]
+    ]
+    lead = f"The most tokens/s/GPU of what fits, {_words([across])} across and {_words([down])} down; "
+    lead += "empty: nothing fits."
+    if len(speeds) > MOST_MAPS:
+        lead += f" The first {MOST_MAPS} of {len(speeds)}."
+    return ui.GridCharts("Fast settings", grids, _whole, lead=lead, wide=True)
+
+
+def _trade_off(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> ui.Scatter | None:
+    """Return the speed of the fastest rows against their memory."""
     rows = [row for row in rows if row["memory_bytes"] and row["tokens_per_s_per_gpu"]]
     if len(rows) < 2:
-        return []
-    sizes = [row["memory_bytes"] / GIB for row in rows]
-    speeds = [row["tokens_per_s_per_gpu"] for row in rows]
-    frame = ChartFrame(
-        0.0,
-        max(sizes) * 1.05,
-        0.0,
-        max(speeds) * 1.08,
-        lambda size: f"{size:g}",
-        _whole,
-        "GiB of a GPU",
-        "tokens/s/GPU",
-    )
+        return None
+    points = [(row["memory_bytes"] / GIB, row["tokens_per_s_per_gpu"]) for row in rows]
     names = list(dict.fromkeys(_kind(row, kinds) for row in rows))[: len(KINDS)]
-    colour = dict(zip(names, KINDS, strict=False))
-    dots = [
-        frame.dot(size, speed, colour.get(_kind(row, kinds), "hidden"), _tip(row, words), 4, data_row=row["position"])
-        for row, size, speed in zip(rows, sizes, speeds, strict=True)
-    ]
-    front = frame.line(_front(sorted(zip(sizes, speeds, strict=True))), "front")
-    chart = frame.draw(front, dots, label="Tokens per second and GPU against memory", key="pareto")
-    lead = f"The {len(rows):,} fastest that fit. Upper left is better; nothing beats a point on the line."
-    key = legend([(kind, name) for name, kind in colour.items()])
-    return [Section("Speed against memory", join((key, chart)), lead, wide=True)]
+    colours = dict(zip(names, KINDS, strict=False))
+    dots = []
+    for row, (size, speed) in zip(rows, points, strict=True):
+        settings = ", ".join(f"{_words([name])} {row[name]}" for name in words if row.get(name) is not None)
+        tip = f"{speed:,.0f} tokens/s/GPU, {format_bytes(row['memory_bytes'])}: {settings}"
+        dots.append(ui.Dot(size, speed, colours.get(_kind(row, kinds), "hidden"), tip, 4, row["position"]))
+    frontier: list[tuple[float, float]] = []
+    for size, speed in sorted(points):
+        if not frontier or speed > frontier[-1][1]:
+            frontier.append((size, speed))
+    return ui.Scatter(
+        "Pareto frontier: speed vs memory",
+        ui.Axis(0.0, max(size for size, _ in points) * 1.05, lambda size: f"{size:g}", "GiB per GPU"),
+        ui.Axis(0.0, max(speed for _, speed in points) * 1.08, _whole, "tokens/s/GPU"),
+        [ui.Line(frontier, "front"), *dots],
+        "Tokens per second and GPU against memory",
+        legend=[(kind, name) for name, kind in colours.items()],
+        key="pareto",
+        lead=f"The {len(rows):,} fastest that fit. Upper left is better; the line is the Pareto frontier.",
+        wide=True,
+    )
 
 
-def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points that no other one of less memory outruns."""
-    kept: list[tuple[float, float]] = []
-    for size, speed in points:
-        if not kept or speed > kept[-1][1]:
-            kept.append((size, speed))
-    return kept
-
-
-def _tip(row: Mapping[str, Any], words: Sequence[str]) -> str:
-    told = ", ".join(f"{_short(name)} {row[name]}" for name in words if row.get(name) is not None)
-    return f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {format_bytes(row['memory_bytes'])}: {told}"
-
-
-def _ranked(rows: Rows, words: Sequence[str]) -> list[Section]:
-    if not rows:
-        return []
-    ids = [row["position"] for row in rows]
-    told = {name: column for name, column in COLUMNS.items() if any(row[name] is not None for row in rows)}
-    heads = [*map(_short, words), *(head for head, _ in told.values())]
-    columns = (*map(_word, words), *(column for _, column in told.values()))
-    made = sortable_table(heads, rows, columns, "Fastest first; click a column header to sort", ids)
+def _ranked(rows: Rows, words: Sequence[str]) -> ui.Table:
+    known = [name for name in RESULTS if name not in HIDDEN_ON_PAGE and any(row.get(name) is not None for row in rows)]
     fit = "that fit" if any(row["fits"] for row in rows) else "rows"
-    return [Section(f"The fastest {fit}", made, wide=True)]
-
-
-def _errors(errors: Rows) -> list[Section]:
-    if not errors:
-        return []
-    listed = [(f"{each['points']:,} points", each["error"]) for each in errors]
-    return [Section("What could not be answered", pairs(listed), wide=True)]
+    caption = "Fastest first; click a column header to sort"
+    return _table(f"The fastest {fit}", rows, [*words, *known], caption=caption, ids=[row["position"] for row in rows])

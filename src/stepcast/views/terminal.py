@@ -5,37 +5,23 @@ from itertools import pairwise
 from typing import Any
 
 from stepcast.units import format_percent, format_seconds
+from stepcast.views import view as ui
 from stepcast.views.text import GAP, bullet, facts, parts_table, table, visible
-from stepcast.views.view import (
-    Bars,
-    Breakdown,
-    Columns,
-    Commands,
-    ExposureBars,
-    FactList,
-    HeatMap,
-    PairTable,
-    Part,
-    Remarks,
-    Shown,
-    Table,
-    View,
-)
 
 # From idle to the capacity of a link, in ten steps that any terminal shows.
 SHADES = " .:-=+*#%@"
 
 
-def render_text(view: View, width: int, verbose: bool = True) -> str:
+def render_text(view: ui.View, width: int, verbose: bool = True) -> str:
     """Return the question, the key figures, the parts and the defaults of an answer, a blank line between."""
-    figures = [(each.name, each.text) for each in view.figures if each.shown is not Shown.PAGE]
+    figures = [(each.name, each.text) for each in view.figures if each.shown is not ui.Shown.PAGE]
     blocks = [facts(view.asked, width) if view.asked else "", facts(figures, width) if figures else ""]
     hidden = []
     for part in view.parts:
-        if part is None or part.shown is Shown.PAGE:
+        if part is None or part.shown is ui.Shown.PAGE:
             continue
         text = render_part(part, width)
-        if text and part.shown is Shown.DETAIL and not verbose:
+        if text and part.shown is ui.Shown.DETAIL and not verbose:
             hidden.append(_within_sentence(part.title))
         else:
             blocks.append(text)
@@ -52,14 +38,14 @@ def _within_sentence(title: str) -> str:
     return title if title[:2].isupper() else title[:1].lower() + title[1:]
 
 
-def render_part(part: Part, width: int) -> str:
+def render_part(part: ui.Part, width: int) -> str:
     """Return a part as text; empty where it has nothing to show, or a picture alone."""
     writer = WRITERS.get(type(part))
     text = writer(part, width) if writer else ""
     return "\n".join([bullet(part.above, "", width), text]) if text and part.above else text
 
 
-def _table(part: Table, width: int) -> str:
+def _table(part: ui.Table, width: int) -> str:
     if not part.cells:
         return ""
     lines = [[cell.text for cell in row] for row in part.cells[: part.most_lines]]
@@ -71,24 +57,24 @@ def _table(part: Table, width: int) -> str:
     return "\n".join(line for line in (text, more, part.note) if line)
 
 
-def _breakdown(part: Breakdown, width: int) -> str:
+def _breakdown(part: ui.Breakdown, width: int) -> str:
     total = part.total or 1.0
     parts = [(each.name, each.amount) for each in part.parts if each.amount > 0]
     return parts_table(part.head or part.title.lower(), parts, total, part.show, width)
 
 
-def _bars(part: Bars, width: int) -> str:
+def _bars(part: ui.Bars, width: int) -> str:
     return _table(part.table, width) if part.table else ""
 
 
-def _pairs(part: PairTable, width: int) -> str:
+def _pairs(part: ui.PairTable, width: int) -> str:
     rows = [
         (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note) for row in part.rows
     ]
     return table(part.heads, [row[: len(part.heads)] for row in rows], width) if rows else ""
 
 
-def _exposure(part: ExposureBars, width: int) -> str:
+def _exposure(part: ui.ExposureBars, width: int) -> str:
     rows = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
         for group, each in part.groups.items()
@@ -100,7 +86,7 @@ def _hidden(seconds: Any) -> str:
     return format_percent(max(0.0, 1 - seconds["exposed"] / seconds["total"])) if seconds["total"] else "-"
 
 
-def _heat_map(part: HeatMap, width: int) -> str:
+def _heat_map(part: ui.HeatMap, width: int) -> str:
     """Return a line per row: how much is used, from the start to the end of the span."""
     if not part.rows:
         return ""
@@ -125,11 +111,11 @@ def shade(share: float, steps: int) -> int:
     return 0 if share <= 0 else max(1, min(steps - 1, int(share * (steps - 1) + 0.5)))
 
 
-def _fact_list(part: FactList, width: int) -> str:
+def _fact_list(part: ui.FactList, width: int) -> str:
     return facts(part.pairs, width)
 
 
-def _remarks(part: Remarks, width: int) -> str:
+def _remarks(part: ui.Remarks, width: int) -> str:
     lines = []
     for remark in part.remarks:
         lines.append(bullet(f"{remark.strong}{remark.words}", "", width))
@@ -137,27 +123,28 @@ def _remarks(part: Remarks, width: int) -> str:
     return "\n".join(lines)
 
 
-def _commands(part: Commands, width: int) -> str:
+def _commands(part: ui.Commands, width: int) -> str:
     lines = [visible(command) for command in part.commands]
     if part.numbered:
         lines = [f"{number:>3}  {line}" for number, line in enumerate(lines, 1)]
     return "\n".join([f"{_within_sentence(part.title)}:", *lines])
 
 
-def _columns(part: Columns, width: int) -> str:
-    parts = [render_part(each, width) for each in (*part.left, *part.right) if each and each.shown is not Shown.PAGE]
-    return "\n\n".join(text for text in parts if text)
+def _columns(part: ui.Columns, width: int) -> str:
+    shown = [child for child in (*part.left, *part.right) if child and child.shown is not ui.Shown.PAGE]
+    heading = "\n".join([part.title, *([bullet(part.lead, "  ", width)] if part.lead else [])]) if part.headed else ""
+    return "\n\n".join(text for text in (heading, *(render_part(child, width) for child in shown)) if text)
 
 
-WRITERS: dict[type[Part], Callable[[Any, int], str]] = {
-    Table: _table,
-    Breakdown: _breakdown,
-    Bars: _bars,
-    PairTable: _pairs,
-    ExposureBars: _exposure,
-    HeatMap: _heat_map,
-    FactList: _fact_list,
-    Remarks: _remarks,
-    Commands: _commands,
-    Columns: _columns,
+WRITERS: dict[type[ui.Part], Callable[[Any, int], str]] = {
+    ui.Table: _table,
+    ui.Breakdown: _breakdown,
+    ui.Bars: _bars,
+    ui.PairTable: _pairs,
+    ui.ExposureBars: _exposure,
+    ui.HeatMap: _heat_map,
+    ui.FactList: _fact_list,
+    ui.Remarks: _remarks,
+    ui.Commands: _commands,
+    ui.Columns: _columns,
 }

@@ -5,34 +5,8 @@ from typing import Any
 
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.views import view as ui
 from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
-from stepcast.views.view import (
-    Axis,
-    Bar,
-    Bars,
-    Breakdown,
-    Cell,
-    Dot,
-    ExposureBars,
-    FactList,
-    Figure,
-    Headline,
-    Line,
-    Mood,
-    Part,
-    Remark,
-    Remarks,
-    Scatter,
-    Shown,
-    Source,
-    Table,
-    View,
-    bars_of_times,
-    plain_table,
-    table_of,
-    text_line,
-    timeline_chart,
-)
 
 Facts = Mapping[str, Any]
 # Heads of the parts of a rank's window, so that a rank fits a line.
@@ -48,25 +22,25 @@ MOST_LINES = 10
 NAME_WIDTH = 60
 
 
-def kineto_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a KinetoAnalysis, with the logs of a recorded run where there are any."""
     ranks = facts["ranks"]
     traced = f"PyTorch profiler trace of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
     streams = ranks[0]["streams"] if len(ranks) == 1 else []
-    return View(
+    return ui.View(
         f"{format_seconds(facts['step_s'])} measured: {facts['source']}",
-        Headline.of_seconds(facts["step_s"], "per step, measured", (traced, facts["source"])),
+        ui.Headline.of_seconds(facts["step_s"], "per step, measured", (traced, facts["source"])),
         _kineto_figures(facts),
         [
             _ranks(facts),
             _slow_ranks(facts),
-            bars_of_times(
+            ui.bars_of_times(
                 "Classes of kernels",
                 facts["operations_s"],
                 ("class of kernels", "per step", "share"),
                 lead="Per step, mean of ranks.",
             ),
-            table_of(
+            ui.table_of(
                 "Kernels",
                 facts["kernels"],
                 {
@@ -80,13 +54,13 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> View:
                 most_lines=MOST_LINES,
                 sortable=True,
                 wide=True,
-                shown=Shown.DETAIL,
+                shown=ui.Shown.DETAIL,
             ),
-            ExposureBars(
-                "Communication", facts["communication_by_group_s"], {}, "communication of", shown=Shown.DETAIL
+            ui.ExposureBars(
+                "Communication", facts["communication_by_group_s"], {}, "communication of", shown=ui.Shown.DETAIL
             ),
             _collectives(facts),
-            table_of(
+            ui.table_of(
                 "Streams",
                 streams,
                 {
@@ -97,17 +71,17 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> View:
                     "communication": "communication_s",
                     "exposed": "exposed_communication_s",
                 },
-                shown=Shown.DETAIL,
+                shown=ui.Shown.DETAIL,
             ),
             *_recorded_parts(facts.get("recorded")),
-            timeline_chart(timeline),
+            ui.timeline_chart(timeline),
         ],
         facts,
         warnings=facts["warnings"],
     )
 
 
-def _kineto_figures(facts: Facts) -> list[Figure]:
+def _kineto_figures(facts: Facts) -> list[ui.Figure]:
     ranks, step_s = facts["ranks"], facts["step_s"] or 1.0
     first = ranks[0]
     parts_s = {
@@ -117,35 +91,35 @@ def _kineto_figures(facts: Facts) -> list[Figure]:
     compute, idle = format_seconds(facts["compute_s"]), format_seconds(facts["bubble_s"])
     behind, exposed = format_seconds(facts["overlapped_comm_s"]), format_seconds(facts["exposed_comm_s"])
     figures = [
-        text_line("step", format_seconds(facts["step_s"])),
+        ui.text_line("step", format_seconds(facts["step_s"])),
         *bottleneck_figures(parts_s, facts["step_s"], ("compute",)),
         *_straggler_figures(facts),
-        text_line("ranks", f"{len(ranks)}, {first['steps'] or 'no'} steps marked"),
-        Figure("compute", format_percent(facts["compute_s"] / step_s), compute, line=f"{compute} per step"),
-        Figure(
+        ui.text_line("ranks", f"{len(ranks)}, {first['steps'] or 'no'} steps marked"),
+        ui.Figure("compute", format_percent(facts["compute_s"] / step_s), compute, line=f"{compute} per step"),
+        ui.Figure(
             "exposed communication",
             format_percent(facts["exposed_comm_s"] / step_s),
             f"{exposed}; {behind} behind computation",
-            shown=Shown.PAGE,
+            shown=ui.Shown.PAGE,
         ),
-        text_line(
+        ui.text_line(
             "communication",
             f"{format_seconds(facts['communication_s'])}: {behind} behind computation, {exposed} exposed",
         ),
-        Figure("idle", format_percent(facts["bubble_s"] / step_s), idle, line=f"{idle} per step"),
+        ui.Figure("idle", format_percent(facts["bubble_s"] / step_s), idle, line=f"{idle} per step"),
     ]
     if first["launch_lag_s"] is not None:
         ahead = f"{format_seconds(first['launch_lag_s'])} ahead"
         launches = f"{first['launches_per_step']:,} launches per step"
         line = f"{launches}, {ahead} of the GPU (median)"
-        figures.append(Figure("host", ahead, launches, line=line))
+        figures.append(ui.Figure("host", ahead, launches, line=line))
     return figures
 
 
-def _straggler_figures(facts: Facts) -> list[Figure]:
+def _straggler_figures(facts: Facts) -> list[ui.Figure]:
     """Return the slow ranks, and how long the others wait in collectives that they come to last."""
     if not facts["stragglers"]:
-        return [Figure("straggler", "none" if len(facts["ranks"]) > 1 else "not known from one rank")]
+        return [ui.Figure("straggler", "none" if len(facts["ranks"]) > 1 else "not known from one rank")]
     steps = max(facts["ranks"][0]["steps"], 1)
     figures = []
     for one in facts["stragglers"]:
@@ -156,33 +130,33 @@ def _straggler_figures(facts: Facts) -> list[Figure]:
                 f"{one['last']:,} of {one['meetings']:,} matched collectives"
             )
         rank = f"rank {one['rank']}"
-        figures.append(Figure("straggler", rank, text, line=f"{rank} {text}", mood=Mood.BAD))
+        figures.append(ui.Figure("straggler", rank, text, line=f"{rank} {text}", mood=ui.Mood.BAD))
     return figures
 
 
-def _slow_ranks(facts: Facts) -> Remarks:
+def _slow_ranks(facts: Facts) -> ui.Remarks:
     remarks = [
-        Remark(f"rank {one['rank']}", f" computes {one['factor']:.2f} times as long as the usual rank")
+        ui.Remark(f"rank {one['rank']}", f" computes {one['factor']:.2f} times as long as the usual rank")
         for one in facts["stragglers"]
     ]
-    return Remarks("Slow ranks", remarks, shown=Shown.PAGE)
+    return ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE)
 
 
-def _ranks(facts: Facts) -> Bars:
+def _ranks(facts: Facts) -> ui.Bars:
     parts = list(facts["ranks"][0]["breakdown_s"])
     bars, rows = [], []
     for rank in facts["ranks"]:
         count = max(rank["steps"], 1)
         seconds = {part: rank["breakdown_s"][part] / count for part in parts}
         amounts = {KINDS.get(part, part): amount for part, amount in seconds.items()}
-        bars.append(Bar(f"rank {rank['rank']}", amounts, format_seconds(rank["step_s"])))
+        bars.append(ui.Bar(f"rank {rank['rank']}", amounts, format_seconds(rank["step_s"])))
         waits = "-" if rank["wait_s"] is None else format_seconds(rank["wait_s"] / count)
         rows.append((rank["rank"], *map(format_seconds, seconds.values()), waits))
     heads = ("rank", *(HEADS.get(part, part) for part in parts), "waits")
-    listed = plain_table("Time breakdown", heads, rows, most_lines=MOST_RANKS)
+    listed = ui.plain_table("Time breakdown", heads, rows, most_lines=MOST_RANKS)
     kinds = {KINDS.get(part, part): part for part in parts}
     most_s = max(sum(bar.amounts.values()) for bar in bars)
-    return Bars("Time breakdown", bars, kinds, most_s, table=listed, lead="Each rank, per step.")
+    return ui.Bars("Time breakdown", bars, kinds, most_s, table=listed, lead="Each rank, per step.")
 
 
 def _short_name(name: str) -> str:
@@ -192,8 +166,8 @@ def _short_name(name: str) -> str:
     return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
 
 
-def _collectives(facts: Facts) -> Table:
-    columns: dict[str, Source] = {
+def _collectives(facts: Facts) -> ui.Table:
+    columns: dict[str, ui.Source] = {
         "collective": "kind",
         "group": "group",
         "size": "size_bytes",
@@ -203,18 +177,18 @@ def _collectives(facts: Facts) -> Table:
         "waits": ("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
         "bus bandwidth": "busbw_bytes_per_s",
     }
-    return table_of(
+    return ui.table_of(
         "Collectives",
         facts["collectives"],
         columns,
         most_lines=MOST_LINES,
         sortable=True,
         wide=True,
-        shown=Shown.DETAIL,
+        shown=ui.Shown.DETAIL,
     )
 
 
-def _recorded_parts(recorded: Facts | None) -> list[Part]:
+def _recorded_parts(recorded: Facts | None) -> list[ui.Part]:
     """Return the wall clock and the logs that ``stepcast record`` left with the traces."""
     if recorded is None:
         return []
@@ -224,7 +198,7 @@ def _recorded_parts(recorded: Facts | None) -> list[Part]:
         ("clocks", f"{format_seconds(recorded['clock_spread_s'])} apart at most"),
     ]
     tables = [
-        plain_table(
+        ui.plain_table(
             f"Log of {log['program']}",
             (log["program"], "size", "calls", "median", "bus bandwidth", "in the window", "mean"),
             [
@@ -243,7 +217,7 @@ def _recorded_parts(recorded: Facts | None) -> list[Part]:
         )
         for log in recorded["logs"]
     ]
-    return [FactList("Recorded run", pairs), *tables]
+    return [ui.FactList("Recorded run", pairs), *tables]
 
 
 def _seconds(seconds: float | None) -> str:
@@ -270,7 +244,7 @@ OPTIMUS_PARTS = {
 }
 
 
-def optimus_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of an OptimusAnalysis: the verdict, then the breakdown and the stages."""
     layout, step_s, breakdown_s = facts["layout"], facts["step_s"] or 1.0, facts["breakdown_s"]
     degrees = f"tp {layout['tp']} x dp {layout['dp']} x pp {layout['pp']}"
@@ -279,30 +253,32 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> View:
     bubble, exposed = format_seconds(facts["bubble_s"]), format_seconds(facts["exposed_comm_s"])
     predicted, error = format_seconds(facts["predicted_step_s"]), _signed(facts["error"])
     figures = [
-        text_line("step", f"{format_seconds(facts['step_s'])} measured (median)"),
+        ui.text_line("step", f"{format_seconds(facts['step_s'])} measured (median)"),
         *bottleneck_figures(named, facts["step_s"], [OPTIMUS_PARTS[part] for part in OPTIMUS_WORK]),
         *_slow_stages(facts),
-        text_line("run", f"{facts['model']}, {degrees}"),
-        text_line("batch", batch),
-        text_line("sequence", f"{facts['sequence']:g} tokens (median of the steps)"),
-        Figure("predicted step", predicted, error, line=f"{predicted} ({error})"),
-        Figure("bubble", format_percent(facts["bubble_s"] / step_s), bubble, shown=Shown.PAGE),
-        Figure("exposed communication", format_percent(facts["exposed_comm_s"] / step_s), exposed, shown=Shown.PAGE),
+        ui.text_line("run", f"{facts['model']}, {degrees}"),
+        ui.text_line("batch", batch),
+        ui.text_line("sequence", f"{facts['sequence']:g} tokens (median of the steps)"),
+        ui.Figure("predicted step", predicted, error, line=f"{predicted} ({error})"),
+        ui.Figure("bubble", format_percent(facts["bubble_s"] / step_s), bubble, shown=ui.Shown.PAGE),
+        ui.Figure(
+            "exposed communication", format_percent(facts["exposed_comm_s"] / step_s), exposed, shown=ui.Shown.PAGE
+        ),
     ]
     messages = facts["messages"]
     if hops := messages["forward_per_hop"]:
         words = f"{max(hops)} forward and {messages['backward_per_hop']} backward per hop and micro-batch"
-        figures.append(text_line("messages", words))
+        figures.append(ui.text_line("messages", words))
     parts_s = {part: breakdown_s[part] for part in OPTIMUS_PARTS if breakdown_s.get(part)}
     stage = facts["breakdown_stage"]
-    return View(
+    return ui.View(
         f"{format_seconds(facts['step_s'])} measured: {facts['model']}",
-        Headline.of_seconds(
+        ui.Headline.of_seconds(
             facts["step_s"], "per step, measured", (str(facts["model"]), degrees, batch, facts["source"])
         ),
         figures,
         [
-            Breakdown(
+            ui.Breakdown(
                 "Time breakdown",
                 shares_of(parts_s, OPTIMUS_PARTS),
                 facts["step_s"],
@@ -310,12 +286,12 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> View:
                 lead=f"Stage {stage}, the busiest.",
             ),
             _optimus_stages(facts),
-            bars_of_times(
+            ui.bars_of_times(
                 "Timed modules",
                 facts["operations_s"],
                 ("module", "forward"),
                 lead="Forward of one micro-batch.",
-                shown=Shown.PAGE,
+                shown=ui.Shown.PAGE,
             ),
         ],
         facts,
@@ -323,15 +299,15 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> View:
     )
 
 
-def _optimus_stages(facts: Facts) -> Bars:
+def _optimus_stages(facts: Facts) -> ui.Bars:
     bars = []
     for row in facts["stages"]:
         amounts: dict[str, float] = {}
         for part, seconds in row["parts_s"].items():
             kind = KINDS.get(part, part)
             amounts[kind] = amounts.get(kind, 0.0) + seconds
-        bars.append(Bar(f"stage {row['stage']}", amounts, format_seconds(row["busy_s"]), "busy"))
-    columns: dict[str, Source] = {
+        bars.append(ui.Bar(f"stage {row['stage']}", amounts, format_seconds(row["busy_s"]), "busy"))
+    columns: dict[str, ui.Source] = {
         "stage": "stage",
         "ends with": "ends_with",
         "layers": lambda row: f"{row['layers']:g}",
@@ -341,10 +317,10 @@ def _optimus_stages(facts: Facts) -> Bars:
     }
     kinds = {KINDS.get(part, part): title for part, title in OPTIMUS_PARTS.items()}
     most_s = max(sum(bar.amounts.values()) for bar in bars)
-    return Bars("Stages", bars, kinds, most_s, table=table_of("Stages", facts["stages"], columns))
+    return ui.Bars("Stages", bars, kinds, most_s, table=ui.table_of("Stages", facts["stages"], columns))
 
 
-def _slow_stages(facts: Facts) -> list[Figure]:
+def _slow_stages(facts: Facts) -> list[ui.Figure]:
     """Return the slow stages, and how much longer their forward passes take in a step."""
     forward_s = {row["stage"]: row["forward_s"] for row in facts["stages"]}
     figures = []
@@ -354,9 +330,9 @@ def _slow_stages(facts: Facts) -> list[Figure]:
             extra_s = own_s * (1 - 1 / one["factor"]) * facts["micro_batches"]
             words += f"; {format_seconds(extra_s)} more per step in its forward passes"
         stage = f"stage {one['stage']}"
-        figures.append(Figure("straggler", stage, words, line=f"{stage}: {words}", mood=Mood.BAD))
+        figures.append(ui.Figure("straggler", stage, words, line=f"{stage}: {words}", mood=ui.Mood.BAD))
     unknown = "none" if len(facts["stages"]) > 2 else "not known from so few stages"
-    return figures or [Figure("straggler", unknown)]
+    return figures or [ui.Figure("straggler", unknown)]
 
 
 def _signed(error: float) -> str:
@@ -366,7 +342,7 @@ def _signed(error: float) -> str:
 # ---- sweeps of a collective --------------------------------------------------------------------------
 
 
-def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> View:
+def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a measured sweep of a collective and its prediction."""
     nodes = facts["nodes"]
     ranks = f"{facts['ranks']} on {nodes} node{'s' if nodes != 1 else ''}"
@@ -375,39 +351,39 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> View:
     about = (f"{facts['collective']}, ranks: {ranks}", facts["cluster"], facts["device"] or "")
     causes = "; ".join(one["means"] for one in facts["findings"])
     figures = [
-        text_line("verdict", causes or "all sizes reach the predicted bandwidth"),
-        text_line("collective", facts["collective"]),
-        text_line("ranks", ranks),
-        text_line("device", facts["device"] or "not stated"),
-        text_line("cluster", facts["cluster"]),
-        text_line("mean error", f"{error} of the measured times"),
+        ui.text_line("verdict", causes or "all sizes reach the predicted bandwidth"),
+        ui.text_line("collective", facts["collective"]),
+        ui.text_line("ranks", ranks),
+        ui.text_line("device", facts["device"] or "not stated"),
+        ui.text_line("cluster", facts["cluster"]),
+        ui.text_line("mean error", f"{error} of the measured times"),
         *(_size_range(name, one) for name, one in facts["ranges"].items() if one),
     ]
     findings = [
-        Remark(one["cause"], f": {one['means']}", (f"because {one['rule']}", f"look at {one['check']}"))
+        ui.Remark(one["cause"], f": {one['means']}", (f"because {one['rule']}", f"look at {one['check']}"))
         for one in facts["findings"]
     ]
-    return View(
+    return ui.View(
         f"{facts['collective']} measured vs predicted on {facts['cluster']}",
-        Headline(number, f"{unit} between measured and predicted times", about),
+        ui.Headline(number, f"{unit} between measured and predicted times", about),
         figures,
-        [Remarks("What falls short", findings, "Nothing does."), _bandwidth(facts["rows"]), _sizes(facts["rows"])],
+        [ui.Remarks("What falls short", findings, "Nothing does."), _bandwidth(facts["rows"]), _sizes(facts["rows"])],
         facts,
         warnings=facts["warnings"],
     )
 
 
-def _size_range(name: str, one: Facts) -> Figure:
+def _size_range(name: str, one: Facts) -> ui.Figure:
     reached = one["reached"]
     value = "disturbed" if reached is None else format_percent(reached)
     note = "" if reached is None else "of the predicted bandwidth"
     ends = f"{format_bytes(one['from_bytes'])} to {format_bytes(one['to_bytes'])}"
-    mood = Mood.BAD if reached is not None and reached < 0.8 else Mood.GOOD
+    mood = ui.Mood.BAD if reached is not None and reached < 0.8 else ui.Mood.GOOD
     line = f"{ends}: {value} {note}".rstrip()
-    return Figure(f"{name} sizes", value, note or "not judged", line=line, mood=mood)
+    return ui.Figure(f"{name} sizes", value, note or "not judged", line=line, mood=mood)
 
 
-def _bandwidth(rows: Sequence[Facts]) -> Scatter | None:
+def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:
     rows = [row for row in rows if row["size_bytes"] > 0 and row["measured_busbw_bytes_per_s"] > 0]
     if not rows:
         return None
@@ -415,11 +391,11 @@ def _bandwidth(rows: Sequence[Facts]) -> Scatter | None:
     sides = {"measured": "first", "predicted": "second"}
     rates = [row[f"{side}_busbw_bytes_per_s"] for row in rows for side in sides]
     lines = [
-        Line([(float(row["size_bytes"]), row[f"{side}_busbw_bytes_per_s"]) for row in rows], kind)
+        ui.Line([(float(row["size_bytes"]), row[f"{side}_busbw_bytes_per_s"]) for row in rows], kind)
         for side, kind in sides.items()
     ]
     dots = [
-        Dot(
+        ui.Dot(
             row["size_bytes"],
             row["measured_busbw_bytes_per_s"],
             "first",
@@ -428,21 +404,23 @@ def _bandwidth(rows: Sequence[Facts]) -> Scatter | None:
         )
         for row in rows
     ]
-    return Scatter(
+    return ui.Scatter(
         "Bandwidth by size",
-        Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size"),
-        Axis(min(rates) / 2, max(rates) * 2, format_rate, "bus bandwidth"),
+        ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size"),
+        ui.Axis(min(rates) / 2, max(rates) * 2, format_rate, "bus bandwidth"),
         [*lines, *dots],
         "Bus bandwidth by size",
         legend=(("first", "measured"), ("second", "predicted")),
         log=True,
-        shown=Shown.PAGE,
+        shown=ui.Shown.PAGE,
     )
 
 
-def _sizes(rows: Sequence[Facts]) -> Table:
-    columns: dict[str, Source] = {
-        "size": lambda row: Cell(format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""), row["size_bytes"]),
+def _sizes(rows: Sequence[Facts]) -> ui.Table:
+    columns: dict[str, ui.Source] = {
+        "size": lambda row: ui.Cell(
+            format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""), row["size_bytes"]
+        ),
         "measured": "measured_s",
         "predicted": "predicted_s",
         "busbw": "measured_busbw_bytes_per_s",
@@ -453,4 +431,4 @@ def _sizes(rows: Sequence[Facts]) -> Table:
     disturbed = "* slower than the next larger size: disturbed, and not judged"
     note = disturbed if any(row["spike"] for row in rows) else ""
     caption = f"Size by size; {disturbed}" if note else "Size by size"
-    return table_of("Sizes", rows, columns, caption=caption, sortable=True, wide=True, note=note)
+    return ui.table_of("Sizes", rows, columns, caption=caption, sortable=True, wide=True, note=note)

@@ -1,115 +1,136 @@
-"""The page of the scoreboard: predicted against measured, set by set."""
+"""The view of the scoreboard: predictions against measurements, set by set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.facts import PointFacts
-from stepcast.units import format_bytes, format_percent, format_seconds
-from stepcast.views.blocks import about_line, answer, card, signed_percent, sortable_table, table
-from stepcast.views.cells import cells
-from stepcast.views.charts import ChartFrame, legend
-from stepcast.views.document import About, Page, Section
-from stepcast.views.markup import Child, Markup, join, tag
+from stepcast.units import format_bytes, format_count, format_percent, format_seconds
+from stepcast.views import view as ui
 
 Facts = Mapping[str, Any]
 MOST_DOTS = 1200
+MOST_REASONS = 10
 NEAR = 0.1
+SUMMARY_COLUMNS: Mapping[str, ui.Source] = {
+    "rows": "rows,",
+    "mean": "mean_abs_error",
+    "median": "median_abs_error",
+    "p90": "p90_abs_error",
+    "worst": "worst_abs_error",
+    "signed": ("mean_error", lambda row: ui.signed_percent(row["mean_error"])),
+    "weighted": ("time_weighted_error", lambda row: format_percent(row["time_weighted_error"])),
+}
+IN_INTERVAL = "in interval"
 
 
-def validate_page(
-    sets: Facts, points: Mapping[str, Sequence[PointFacts]], units: Mapping[str, str], about: About
-) -> Page:
-    """Of the facts of each set; *points* are its rows, or as many as can be told apart."""
-    rows = sum(each["rows"] for each in sets.values())
-    sections = [_set(name, each, points.get(name, ()), units.get(name, "s")) for name, each in sets.items()]
-    return Page(
-        f"{rows:,} measurements against their predictions",
-        _headline(sets, rows),
-        sections,
-        about,
-        {"sets": dict(sets)},
-        warnings=[],
-    )
+def validate_view(
+    facts: Facts, points: Mapping[str, Sequence[PointFacts]], units: Mapping[str, str], absent: Sequence[str] = ()
+) -> ui.View:
+    """Return the view of the facts of each set.
 
-
-def _headline(sets: Facts, rows: int) -> Markup:
-    errors = [each for each in sets.values() if each["rows"]]
-    cards = [
-        card(
+    *points* are its rows, or as many as can be told apart; *absent* are lines about sets that are not at hand.
+    """
+    sets = facts["sets"]
+    compared = {name: board for name, board in sets.items() if board["rows"]}
+    rows = sum(board["rows"] for board in compared.values())
+    figures = [
+        ui.Figure(
             name,
-            format_percent(each["mean_abs_error"]),
-            f"mean of {each['rows']:,}; median {format_percent(each['median_abs_error'])}",
+            format_percent(board["mean_abs_error"]),
+            f"mean of {board['rows']:,}; median {format_percent(board['median_abs_error'])}",
+            shown=ui.Shown.PAGE,
         )
-        for name, each in sets.items()
-        if each["rows"]
+        for name, board in compared.items()
     ]
-    about = about_line("How far off predictions are", "mean absolute error, as a share of what was measured")
-    if len(errors) == 1:
-        number, unit = format_percent(errors[0]["mean_abs_error"]).split(" ")
-        return answer(number, f"{unit} mean error over {rows:,} rows", about, cards=cards)
-    return answer(f"{rows:,}", f"measurements in {len(errors)} sets", about, cards=cards)
-
-
-def _set(name: str, found: Facts, points: Sequence[PointFacts], unit: str) -> Section:
-    body: list[Child] = []
-    if found["rows"]:
-        left: list[Child] = [_chart(points, found, unit)] if points else []
-        body.append(tag("div", tag("div", left, _worst(found, unit)), _table(found), class_="halves"))
-    if found["skip_reasons"]:
-        listed = [tag("li", f"{count:,}: {reason}") for reason, count in found["skip_reasons"].items()]
-        body.append(tag("details", tag("summary", f"{found['skipped']:,} rows are left out"), tag("ul", listed)))
-    return Section(name, body, " ".join(found["notes"]), wide=True)
-
-
-def _chart(points: Sequence[PointFacts], found: Facts, unit: str) -> Markup:
-    words = format_bytes if unit == "bytes" else format_seconds
-    values = [value for each in points for value in (each["measured"], each["predicted"]) if value > 0]
-    low, high = min(values) / 1.3, max(values) * 1.3
-    frame = ChartFrame(low, high, low, high, words, words, "measured", "predicted", log=True)
-    near = frame.area(
-        ((low, low * (1 - NEAR)), (high, high * (1 - NEAR)), (high, high * (1 + NEAR)), (low, low * (1 + NEAR))), "near"
-    )
-    dots = [
-        frame.dot(
-            each["measured"],
-            each["predicted"],
-            "compute" if abs(each["predicted"] / each["measured"] - 1) <= NEAR else "tp",
-            f"{each['name']}: measured {words(each['measured'])}, predicted {words(each['predicted'])} "
-            f"({signed_percent(each['predicted'] / each['measured'] - 1)})",
-            3.5,
-        )
-        for each in points
-        if each["predicted"] > 0
+    about = ("Errors of predictions", "mean absolute error, as a share of the measured value")
+    headline = ui.Headline(f"{rows:,}", f"measurements in {len(compared)} sets", about)
+    if len(compared) == 1:
+        (board,) = compared.values()
+        number, unit = format_percent(board["mean_abs_error"]).split(" ")
+        headline = ui.Headline(number, f"{unit} mean error over {rows:,} rows", about)
+    parts: list[ui.Part | None] = [
+        _set(name, board, points.get(name, ()), units.get(name, "s")) for name, board in sets.items()
     ]
-    key = legend((("compute", "within 10 %"), ("tp", "further off")))
-    same = frame.line(((low, low), (high, high)), "same")
-    chart = frame.draw(near, same, dots, label=f"Predicted against measured, {len(points):,} rows")
-    left = found["rows"] - len(points)
-    note = tag("p", f"{left:,} rows are not drawn, evenly picked; the worst are.", class_="lead") if left > 0 else None
-    return join((key, tag("div", chart, class_="square"), note))
+    parts.append(ui.Remarks("Not at hand", [ui.Remark(line, "") for line in absent], shown=ui.Shown.TEXT))
+    return ui.View(f"{rows:,} measurements against their predictions", headline, figures, parts, facts)
 
 
-def _table(found: Facts) -> Markup:
-    heads = ("rows", "count", "mean", "median", "p90", "worst", "signed")
-    lines = [("all", found), *found["selections"].items()]
-    for group, each in found["groups"].items():
-        lines += [(f"{group}: {name}", one) for name, one in each.items()]
-    columns = (
-        "name rows, mean_abs_error median_abs_error p90_abs_error worst_abs_error",
-        ("mean_error", lambda one: signed_percent(one["mean_error"])),
+def _set(name: str, board: Facts, points: Sequence[PointFacts], unit: str) -> ui.Columns:
+    figures = [(key.replace("_", " "), format_percent(value)) for key, value in board["figures"].items()]
+    return ui.Columns(
+        name,
+        [_summaries(board), ui.FactList("Figures", figures) if figures else None, _skipped(board)],
+        [_chart(points, board, unit) if points else None, _worst(board["worst"], unit)],
+        headed=True,
+        lead="; ".join(board["notes"]),
+        wide=True,
     )
-    rows = [{**one, "name": name} for name, one in lines]
-    caption = "Absolute errors; signed is above zero where predictions are too slow"
-    return sortable_table(heads, rows, columns, caption)
 
 
-def _worst(found: Facts, unit: str) -> Markup | None:
-    if not found["worst"]:
+def _summaries(board: Facts) -> ui.Table | None:
+    """Return the errors of all rows, of selections, and of each group."""
+    if not board["rows"]:
         return None
-    columns = f"name measured_{unit} predicted_{unit}", lambda each: signed_percent(each["error"])
-    rows = cells(found["worst"], *columns)
-    return tag(
-        "details",
-        tag("summary", f"The {len(rows)} worst"),
-        table(("row", "measured", "predicted", "error"), rows, "Furthest off"),
+    columns: dict[str, ui.Source] = dict(SUMMARY_COLUMNS)
+    if board["coverage"] is not None:
+        columns[IN_INTERVAL] = (
+            "coverage",
+            lambda row: "" if row["coverage"] is None else format_percent(row["coverage"]),
+        )
+    labelled: list[tuple[str, Facts | None]] = [("all", board), *board["selections"].items()]
+    for tag, group in board["groups"].items():
+        labelled += [(f"by {tag}", None), *((f"  {label}", summary) for label, summary in group.items())]
+    blanks = [ui.Cell("")] * len(columns)
+    cells = [
+        [ui.Cell(label), *([ui.cell_of(row, source) for source in columns.values()] if row else blanks)]
+        for label, row in labelled
+    ]
+    caption = "Absolute errors; signed is above zero where predictions are too slow"
+    return ui.Table("Errors", ("errors", *columns), cells, caption=caption)
+
+
+def _skipped(board: Facts) -> ui.Remarks:
+    reasons = [f"{format_count(count)}: {reason}" for reason, count in board["skip_reasons"].items()]
+    shown = reasons[:MOST_REASONS]
+    if len(reasons) > MOST_REASONS:
+        shown.append(f"and {len(reasons) - MOST_REASONS} more reasons; --json has them all")
+    return ui.Remarks("Skipped", [ui.Remark(f"skipped {format_count(board['skipped'])}", "", shown)])
+
+
+def _worst(rows: Sequence[Facts], unit: str) -> ui.Table | None:
+    columns: dict[str, ui.Source] = {
+        f"worst {len(rows)}": "name",
+        "measured": f"measured_{unit}",
+        "predicted": f"predicted_{unit}",
+        "error": ("error", lambda row: ui.signed_percent(row["error"])),
+    }
+    return ui.table_of("Worst rows", rows, columns, caption="Largest errors")
+
+
+def _chart(points: Sequence[PointFacts], board: Facts, unit: str) -> ui.Scatter:
+    show = format_bytes if unit == "bytes" else format_seconds
+    values = [value for point in points for value in (point["measured"], point["predicted"]) if value > 0]
+    low, high = min(values) / 1.3, max(values) * 1.3
+    corners = ((low, low * (1 - NEAR)), (high, high * (1 - NEAR)), (high, high * (1 + NEAR)), (low, low * (1 + NEAR)))
+    dots = []
+    for point in points:
+        measured, predicted = point["measured"], point["predicted"]
+        if predicted > 0:
+            error = predicted / measured - 1
+            tip = (
+                f"{point['name']}: measured {show(measured)}, predicted {show(predicted)} ({ui.signed_percent(error)})"
+            )
+            dots.append(ui.Dot(measured, predicted, "compute" if abs(error) <= NEAR else "tp", tip, 3.5))
+    left_out = board["rows"] - len(points)
+    return ui.Scatter(
+        "Predicted against measured",
+        ui.Axis(low, high, show, "measured"),
+        ui.Axis(low, high, show, "predicted"),
+        [ui.Line(corners, "near", area=True), ui.Line(((low, low), (high, high)), "same"), *dots],
+        f"Predicted against measured, {len(points):,} rows",
+        legend=(("compute", "within 10 %"), ("tp", "more than 10 % off")),
+        log=True,
+        square=True,
+        note=f"{left_out:,} rows are not drawn, evenly picked; the worst are." if left_out > 0 else "",
+        shown=ui.Shown.PAGE,
     )

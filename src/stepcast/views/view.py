@@ -6,12 +6,31 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_percent, format_seconds
-from stepcast.views.cells import shown as show_by_name
+from stepcast.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 Row = Mapping[str, Any]
 Show = Callable[[float], str]
-"""How a value is written: one of the formatters of ``stepcast.units``."""
+"""A formatter of ``stepcast.units``."""
+
+# The first ending of a name that fits decides the unit; a comma after a name separates the thousands of a count.
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "_bytes_per_s": format_rate,
+    "_s": format_seconds,
+    "bytes": format_bytes,
+    "share": format_percent,
+    "abs_error": format_percent,
+    "mfu": format_percent,
+    "goodput": format_percent,
+    "reached": format_percent,
+    ",": format_count,
+}
+
+
+def format_by_name(name: str, value: Any) -> str:
+    """Return a value in the unit that its name ends in, and ``-`` for none."""
+    if value is None:
+        return "-"
+    return next((show for ending, show in FORMATS.items() if name.endswith(ending)), str)(value)
 
 
 class Shown(Enum):
@@ -124,7 +143,7 @@ class Table(Part):
 
 def table_of(title: str, rows: Iterable[Row], columns: Mapping[str, Source], **options: Any) -> Table:
     """Return the table of *rows* with the heads and sources of *columns*."""
-    cells = [[_cell(row, source) for source in columns.values()] for row in rows]
+    cells = [[cell_of(row, source) for source in columns.values()] for row in rows]
     return Table(title, list(columns), cells, **options)
 
 
@@ -133,12 +152,13 @@ def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object
     return Table(title, heads, [[Cell(str(cell)) for cell in row] for row in rows], **options)
 
 
-def _cell(row: Row, source: Source) -> Cell:
+def cell_of(row: Row, source: Source) -> Cell:
+    """Return the cell of a row: its text, and the value that it is sorted by."""
     if isinstance(source, str):
-        key = row[source.rstrip(",")]
-        return Cell(str(show_by_name(source, key)), key)
-    name, tell = source if isinstance(source, tuple) else ("", source)
-    value = tell(row)
+        value = row[source.rstrip(",")]
+        return Cell(format_by_name(source, value), value)
+    name, show = source if isinstance(source, tuple) else ("", source)
+    value = show(row)
     return value if isinstance(value, Cell) else Cell(str(value), row.get(name) if name else None)
 
 
@@ -245,6 +265,23 @@ class HeatMap(Part):
     key: str
 
 
+class ShadedGrid(NamedTuple):
+    """Values by a row and a column, each shaded by its share of the largest; None where there is none."""
+
+    name: str
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class GridCharts(Part):
+    """Grids of two settings against each other."""
+
+    grids: Sequence[ShadedGrid]
+    show: Show
+
+
 class Dot(NamedTuple):
     """A dot of a scatter plot; *row* is the row of a table that lights up with it."""
 
@@ -339,15 +376,16 @@ class Commands(Part):
 
 @dataclass(frozen=True, slots=True)
 class Columns(Part):
-    """Parts in two columns of a page."""
+    """Parts in two columns of a page; text begins with the title and the lead where it is *headed*."""
 
     left: Sequence[Part | None]
     right: Sequence[Part | None]
+    headed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One answer; *asked* is the question it answers, *facts* what JSON holds."""
+    """One answer; *asked* is the question it answers, *facts* is its JSON."""
 
     title: str
     headline: Headline

@@ -291,9 +291,10 @@ class KinetoAnalysis(AnalysisResult, frozen=True):
         return f"KinetoAnalysis({len(self.ranks)} ranks, {format_seconds(self.step_s)} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import measured_html
+        from stepcast.views.html import render_notebook
+        from stepcast.views.traces import kineto_view
 
-        return measured_html(self.facts())
+        return render_notebook(kineto_view(self.facts()), "analysis")
 
 
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:

@@ -50,9 +50,10 @@ class MegatronAnalysis:
         return f"MegatronAnalysis({ranks} of {gpus} ranks, {step} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.views.notebook import measured_html
+        from stepcast.views.html import render_notebook
+        from stepcast.views.measured import megatron_view
 
-        return measured_html(self.facts())
+        return render_notebook(megatron_view(self.facts()), "analysis")
 
     @property
     def alone(self) -> bool:

@@ -1,0 +1,248 @@
+"""Views of single costs and of measurements of them: operators, collectives, fitted constants, executed workloads."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
+from stepcast.views import view as ui
+
+Facts = Mapping[str, Any]
+
+# ---- operators ----------------------------------------------------------------------------------------
+
+
+def _rate(row: Facts) -> str:
+    """Return FLOP/s where computation limits an operator, else bytes per second."""
+    if row["bound"] == "compute" and row["flops"]:
+        return f"{row['flops_per_s'] / TFLOPS:.1f} TFLOP/s"
+    return format_rate(row["bytes_per_s"])
+
+
+def _interval(row: Facts) -> str:
+    return f"{format_seconds(row['uncertainty']['low_s'])} to {format_seconds(row['uncertainty']['high_s'])}"
+
+
+OPERATOR_COLUMNS: Mapping[str, ui.Source] = {
+    "time": "time_s",
+    "bound": "bound",
+    "efficiency": ("efficiency", lambda row: format_percent(row["efficiency"])),
+    "rate": _rate,
+    "90 % interval": _interval,
+    "source": "source",
+}
+
+
+def operator_view(facts: Facts) -> ui.View:
+    """Return the view of the estimated time of an operator, or of a sweep over its first size."""
+    operator = facts["operator"] + (" backward" if facts["backward"] else "")
+    about = {"operator": operator, "gpu": facts["gpu"], "dtype": facts["dtype"]}
+    if "rows" in facts:
+        first = next(iter(facts["rows"][0]["size"]))
+        columns: dict[str, ui.Source] = {first: lambda row: f"{next(iter(row['size'].values())):,}"}
+        return _sweep_view(facts, about, {**columns, **OPERATOR_COLUMNS})
+    sizes = ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in facts["size"].items())
+    return _single_view(facts, about, {"size": sizes, **_texts(facts, OPERATOR_COLUMNS)})
+
+
+def _texts(facts: Facts, columns: Mapping[str, ui.Source]) -> dict[str, str]:
+    return {head: ui.cell_of(facts, source).text for head, source in columns.items()}
+
+
+def _single_view(
+    facts: Facts, about: Mapping[str, object], values: Mapping[str, str], parts: Sequence[ui.Part] = ()
+) -> ui.View:
+    """Return the view of one cost: every value is a figure."""
+    figures = [ui.Figure(name, str(value)) for name, value in {**about, **values}.items()]
+    words = [str(value) for value in about.values()]
+    headline = ui.Headline.of_seconds(facts["time_s"], "", words)
+    title = f"{format_seconds(facts['time_s'])}: {', '.join(words)}"
+    return ui.View(title, headline, figures, parts, facts, warnings=facts["warnings"])
+
+
+def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str, ui.Source]) -> ui.View:
+    """Return the view of costs over sizes: a row for each size, and on the page a curve."""
+    rows, words = facts["rows"], [str(value) for value in about.values()]
+    sizes = [float(row.get("size_bytes") or next(iter(row["size"].values()))) for row in rows]
+    times = [row["time_s"] for row in rows]
+    curve = ui.Scatter(
+        "Time by size",
+        ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, lambda size: f"{size:g}", next(iter(columns))),
+        ui.Axis(min(times) / 2, max(times) * 2, format_seconds, "time"),
+        [
+            ui.Line(list(zip(sizes, times, strict=True)), "first"),
+            *(ui.Dot(size, time, "first", format_seconds(time)) for size, time in zip(sizes, times, strict=True)),
+        ],
+        "Time by size",
+        log=True,
+        shown=ui.Shown.PAGE,
+    )
+    figures = [ui.Figure(name, str(value)) for name, value in about.items()]
+    table = ui.table_of("Sizes", rows, columns, sortable=True, wide=True)
+    headline = ui.Headline(f"{len(rows)}", "sizes", words)
+    return ui.View(
+        f"{len(rows)} sizes: {', '.join(words)}", headline, figures, [table, curve], facts, warnings=facts["warnings"]
+    )
+
+
+# ---- collectives --------------------------------------------------------------------------------------
+
+COLLECTIVE_COLUMNS: Mapping[str, ui.Source] = {
+    "size": "size_bytes",
+    "time": "time_s",
+    "algorithm bandwidth": "algbw_bytes_per_s",
+    "bus bandwidth": "busbw_bytes_per_s",
+    "algorithm": "algorithm",
+    "protocol": "protocol",
+}
+
+
+def collective_view(facts: Facts) -> ui.View:
+    """Return the view of the estimated time of a collective: one size, a sweep, or flows on shared links."""
+    about = {name: facts[name] for name in ("collective", "cluster", "ranks", "nodes", "engine") if name in facts}
+    if "rows" in facts:
+        return _sweep_view(facts, about, COLLECTIVE_COLUMNS)
+    values = _texts(facts, COLLECTIVE_COLUMNS)
+    if "alone_s" not in facts:
+        return _single_view(facts, about, values)
+    alone = f"{format_seconds(facts['alone_s'])}, so {facts['slowdown']:.2f} times as long"
+    values = {"time": values["time"], "alone": alone, **{name: values[name] for name in ("bus bandwidth", "algorithm")}}
+    if facts["rates_within"]:
+        values["rates"] = f"within {facts['rates_within']:.1%}: too many flows to follow every change"
+    links = [(link["link"], f"busy {link['busy']:.0%} of the time") for link in facts["links"]]
+    return _single_view(facts, about, values, [ui.FactList("Busiest links", links)])
+
+
+# ---- fitted constants ---------------------------------------------------------------------------------
+
+
+def _errors_words(facts: Facts, left_out: str) -> str:
+    words = f"{format_percent(facts['before'])} before, {format_percent(facts['after'])} after"
+    return (
+        words if facts["left_out"] is None else f"{words}, {format_percent(facts['left_out'])} on {left_out} left out"
+    )
+
+
+def _fit_view(
+    facts: Facts, error: float | None, pairs: Sequence[tuple[str, object]], parts: Sequence[ui.Part]
+) -> ui.View:
+    number, unit = ("-", "") if error is None else format_percent(error).split(" ")
+    about = [str(facts.get("cluster") or facts["gpu"]), str(facts.get("source", ""))]
+    headline = ui.Headline(number, f"{unit} mean error of the fit", about)
+    figures = [ui.text_line(name, str(value)) for name, value in pairs]
+    title = f"{number} {unit} mean error: {about[0]}"
+    return ui.View(title, headline, figures, parts, facts, warnings=facts["warnings"])
+
+
+def calibration_view(facts: Facts) -> ui.View:
+    """Return the view of constants fitted to measured operators or Megatron runs."""
+    pairs: list[tuple[str, object]] = [("gpu", facts["gpu"]), ("points", facts["points"])]
+    pairs += [("assumed", text) for text in facts.get("assumptions", ())]
+    if facts["before"] is not None:
+        pairs.append(("mean error", _errors_words(facts, "points")))
+    parts: list[ui.Part] = []
+    if facts.get("constants"):
+        columns: dict[str, ui.Source] = {"constant": "title", "value": "text", "points": "points", "known": "known"}
+        parts.append(ui.table_of("Constants", facts["constants"].values(), columns))
+    elif facts["classes"]:
+        parts.append(_classes(facts["classes"]))
+    return _fit_view(facts, facts["after"], pairs, parts)
+
+
+def _classes(classes: Mapping[str, Facts]) -> ui.Table:
+    heads = ("class", "points", "error before", "after", "left out", "factor", "slope", "least")
+    rows = [
+        (
+            name,
+            row["points"],
+            format_percent(row["before"]),
+            format_percent(row["after"]),
+            "-" if row["left_out"] is None else format_percent(row["left_out"]),
+            f"{row['factor']:.3f}" if row["used"] else "not used",
+            "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
+            "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
+        )
+        for name, row in classes.items()
+    ]
+    return ui.plain_table("Classes", heads, rows)
+
+
+def collective_calibration_view(facts: Facts) -> ui.View:
+    """Return the view of constants fitted to sweeps of collectives."""
+    pairs = [
+        ("cluster", facts["cluster"]),
+        ("points", f"{facts['points']} sizes of {len(facts['logs'])} logs"),
+        ("mean error", _errors_words(facts, "sizes")),
+    ]
+    rows = []
+    for key, row in facts["constants"].items():
+        error = row["standard_error"]
+        spread = format_seconds(error) if row["text"].endswith(" us") else f"{error:.2g}"
+        rows.append((key, row["text"], spread, row["means"]))
+    heads = ("constant", "value", "standard error", "what it is")
+    return _fit_view(facts, facts["after"], pairs, [ui.plain_table("Constants", heads, rows, uncut=(0,))])
+
+
+def optimus_calibration_view(facts: Facts) -> ui.View:
+    """Return the view of the constants of OptimusPrime, how well they are known, and the runs they were fitted to."""
+    rows = []
+    for name, value in facts["constants"].items():
+        spread = facts["spread"].get(name)
+        shown = format_seconds(value) if name.endswith("_s") else f"{value:.3f}"
+        known = "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
+        rows.append((facts["titles"][name], shown, known))
+    columns: dict[str, ui.Source] = {
+        "run": "file",
+        "measured": "measured_s",
+        "fitted": "predicted_s",
+        "error": ("error", lambda row: ui.signed_percent(row["error"])),
+    }
+    error = format_percent(facts["mean_abs_error"])
+    parts = [
+        ui.plain_table("Constants", ("constant", "value", "known"), rows),
+        ui.table_of("Runs", facts["runs"], columns),
+        ui.Remarks("Fit", [ui.Remark(f"mean absolute error of the fit {error} over {len(facts['runs'])} runs", "")]),
+    ]
+    return _fit_view(facts, facts["mean_abs_error"], (), parts)
+
+
+FIT_VIEWS: Mapping[str, Callable[[Facts], ui.View]] = {
+    "nccl-tests": collective_calibration_view,
+    "optimus": optimus_calibration_view,
+}
+
+
+def fit_view(facts: Facts) -> ui.View:
+    """Return the view of fitted constants, by the source of the runs they were fitted to."""
+    return FIT_VIEWS.get(facts.get("source", ""), calibration_view)(facts)
+
+
+# ---- executed workloads -------------------------------------------------------------------------------
+
+
+def run_view(facts: Facts) -> ui.View:
+    """Return the view of a workload that was executed: its measured and its predicted step."""
+    ranks = facts["ranks"]
+    step, predicted = format_seconds(facts["step_s"]), format_seconds(facts["predicted_step_s"])
+    ran = f"{len(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]} alone" if ranks else "none"
+    pairs = {"ran on": facts["device"], "ranks": ran, "ops": f"{facts['ops']:,}", "step": step}
+    pairs["predicted step"] = predicted
+    if facts["priced_collectives_s"]:
+        pairs["messages, estimated"] = format_seconds(facts["priced_collectives_s"])
+    if facts["mean_abs_error"] is not None:
+        pairs["mean error by kind"] = format_percent(facts["mean_abs_error"])
+    columns: dict[str, ui.Source] = {
+        "kind of op": "kind",
+        "ops": "ops",
+        "measured": "measured_s",
+        "predicted": "predicted_s",
+        "error": ("error", lambda row: "" if row["error"] is None else f"{row['error']:+.1%}"),
+    }
+    return ui.View(
+        f"{step} measured, {predicted} predicted",
+        ui.Headline.of_seconds(facts["step_s"], "per step, measured", (f"{len(ranks)} ranks on {facts['device']}",)),
+        [ui.Figure(name, value) for name, value in pairs.items()],
+        [ui.table_of("Kinds of ops", facts["kinds"], columns, sortable=True, wide=True)],
+        facts,
+        warnings=facts["warnings"],
+    )

@@ -1,0 +1,439 @@
+"""Views of documents that ``show`` reads, of catalogues that ``list`` prints, and of captured programs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepcast.units import (
+    GB,
+    GIB,
+    HOUR,
+    TFLOPS,
+    US,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+    format_short_count,
+)
+from stepcast.views import view as ui
+from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
+
+Facts = Mapping[str, Any]
+Pairs = list[tuple[str, object]]
+Parts = list[ui.Part | None]
+MOST_ROWS = 16
+JOB_VIEWS = {"step log": step_log_view, "collectives": collective_log_view, "worker steps": stragglers_view}
+
+
+def documents_view(documents: Sequence[Facts]) -> ui.View:
+    """Return the view of all documents together; the titles of several name their files."""
+    views = [document_view(document) for document in documents]
+    if len(views) == 1:
+        return views[0]
+    parts: Parts = []
+    for document, view in zip(documents, views, strict=True):
+        figures = ui.FactList("Key figures", [(figure.name, figure.text) for figure in view.figures])
+        parts += [replace(part, title=f"{document['file']}: {part.title}") for part in (figures, *view.parts) if part]
+    warnings = [warning for view in views for warning in view.warnings]
+    headline = ui.Headline(f"{len(views):,}", "documents", [document["file"] for document in documents])
+    return ui.View(f"{len(views)} documents", headline, (), parts, {"documents": list(documents)}, warnings=warnings)
+
+
+def document_view(document: Facts) -> ui.View:
+    """Return the view of a document: its contents as names and values, then tables."""
+    if view_job := JOB_VIEWS.get(document["kind"]):
+        return view_job(document)
+    headline = ui.Headline(document["title"], "", (document["file"], document["format"]))
+    parts = CONTENTS[document["kind"]](document)
+    title = f"{document['file']}: {document['title']}"
+    return ui.View(title, headline, (), parts, document, warnings=document["warnings"])
+
+
+def _contents(pairs: Pairs) -> ui.FactList:
+    return ui.FactList("Contents", [(name, str(value)) for name, value in pairs])
+
+
+def _table(title: str, rows: Sequence[Facts], columns: Mapping[str, ui.Source]) -> ui.Table:
+    return ui.table_of(title, rows, columns, most_lines=MOST_ROWS, sortable=True, wide=True)
+
+
+def _layout(facts: Facts) -> str:
+    """Return the degrees whose product is the number of GPUs, then those that share the same GPUs."""
+    if "tp" not in facts:
+        return "not known"
+    names = [name for name in ("tp", "cp", "dp", "pp") if name != "cp" or facts[name] > 1]
+    product = " x ".join(f"{name} {facts[name]}" for name in names)
+    parts = [f"{product} = {format_count(facts['gpus'])} GPUs" if facts["gpus"] > 1 else "one GPU"]
+    if facts["ep"] > 1:
+        parts.append(f"ep {facts['ep']}")
+    if facts["vpp"] > 1:
+        parts.append(f"vpp {facts['vpp']} (chunks per stage)")
+    return ", ".join(parts)
+
+
+def _workload(facts: Facts) -> Parts:
+    repeats = [f"{block['repeat']} x {len(block['layers'])} lines" for block in facts["body"] if block["repeat"] > 1]
+    phases = [f"{phase} {format_seconds(s)}" for phase, s in facts["compute_by_phase_s"].items() if s]
+    boundary = facts["boundary_bytes"]
+    pairs: Pairs = [
+        ("layout", _layout(facts)),
+        ("lines", format_count(facts["lines"])),
+        ("micro-batches", f"{facts['micro_batches']} of {facts['layers_per_micro_batch']} lines"),
+        ("repeated layers", ", ".join(repeats) or "none"),
+        ("once per step", f"{len(facts['prologue'])} lines before, {len(facts['epilogue'])} after"),
+        ("compute", format_seconds(facts["compute_s"]) + (f" ({', '.join(phases)})" if len(phases) > 1 else "")),
+        ("between stages", "not stated" if boundary is None else f"{format_bytes(boundary)} per micro-batch"),
+    ]
+    if "communication_elements" in facts:
+        pairs.append(("communicated", f"{format_count(facts['communication_elements'])} elements"))
+    if set(facts["ops"]) - {"recorded"}:
+        pairs.append(("ops", ", ".join(f"{count} {kind}" for kind, count in facts["ops"].items())))
+    columns: dict[str, ui.Source] = {
+        "communication": "kind",
+        "group": "group",
+        "phase": "phase",
+        "count": "count,",
+        "largest": "largest_bytes",
+        "total per rank": "total_bytes",
+    }
+    largest_first = sorted(facts["collectives"], key=lambda row: -row["total_bytes"])
+    return [_contents(pairs), _table("Communication", largest_first, columns)]
+
+
+MODEL_FACTS = ("hidden", "layers", "heads", "seq", "micro_batch", "micro_batches", "vocab", "dtype")
+
+
+def _timeline(facts: Facts) -> Parts:
+    ranks = facts["ranks"]
+    listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]}..{ranks[-1]})"
+    pairs: Pairs = [
+        ("layout", _layout(facts)),
+        ("seen", f"{listed}, {format_count(facts['spans'])} spans on {facts['lanes']} lanes"),
+        ("span", format_seconds(facts["span_s"])),
+    ]
+    model = ", ".join(f"{name.replace('_', '-')} {facts[name]}" for name in MODEL_FACTS if facts.get(name) is not None)
+    if model:
+        pairs.append(("model", model))
+    for stage, count in (facts.get("parameters") or {}).items():
+        pairs.append((f"parameters, stage {stage}", f"{format_count(count)} per rank"))
+    for name in ("devices", "world_size", "backend", "steps"):
+        if value := facts.get(name):
+            words = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            pairs.append((name.replace("_", " "), words))
+    operations: dict[str, ui.Source] = {
+        "operation": "name",
+        "kind": "kind",
+        "count": "count,",
+        "total": "total_s",
+        "longest": "longest_s",
+    }
+    messages: dict[str, ui.Source] = {
+        "communication": "kind",
+        "group": "group",
+        "size": "size_bytes",
+        "count": "count,",
+        "total": "total_s",
+        "shortest": "shortest_s",
+        "size / shortest": lambda row: format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
+    }
+    return [
+        _contents(pairs),
+        _table("Operations", facts["operations"], operations),
+        _table("Communication", facts["communication"], messages),
+    ]
+
+
+def _collective_sweep(facts: Facts) -> Parts:
+    pairs: Pairs = [
+        ("collective", facts["collective"] or "not stated"),
+        ("ranks", f"{facts['ranks']} on {facts['nodes']} node{'s' if facts['nodes'] != 1 else ''}"),
+        ("device", facts["device"] or "not stated"),
+        ("element", facts["dtype"] or "not stated"),
+    ]
+    columns: dict[str, ui.Source] = {
+        "size": "size_bytes",
+        "out of place": "out_of_place_s",
+        "in place": "in_place_s",
+        "size / time": "algbw_bytes_per_s",
+    }
+    return [_contents(pairs), ui.table_of("Sizes", facts["rows"], columns, sortable=True)]
+
+
+def _operator_times(facts: Facts) -> Parts:
+    pairs: Pairs = [("measured", f"{format_count(facts['points'])} operators")]
+    if facts["left_out"]:
+        pairs.append(("not known", f"{sum(facts['left_out'].values())} rows"))
+    pairs.append(("use", "stepcast calibrate FILE --gpu G -o C.toml"))
+    columns: dict[str, ui.Source] = {
+        "operator": "operator",
+        "dtype": "dtype",
+        "points": "points,",
+        "shortest": "shortest_s",
+        "longest": "longest_s",
+    }
+    return [_contents(pairs), ui.table_of("Operators", facts["operators"], columns, sortable=True)]
+
+
+def _run_log(facts: Facts) -> Parts:
+    pairs: Pairs = [
+        ("layout", _layout(facts)),
+        ("parameters", format_count(facts["parameters"])),
+        ("batch", f"{facts['global_batch']} = {facts['micro_batches']} micro-batches of {facts['micro_batch']}"),
+        ("found", f"{facts['blocks']} rank reports, {facts['layer_records']} layer records"),
+        ("batches", f"{facts['batches']} lines"),
+        ("median batch", format_seconds(facts["median_batch_s"]) if facts["median_batch_s"] else "not known"),
+    ]
+    columns: dict[str, ui.Source] = {
+        "stage": "stage",
+        "ends with": lambda row: row["ends_with"] or "-",
+        "layers": "layers",
+        "forward per micro-batch": "median_forward_s",
+    }
+    return [_contents(pairs), ui.table_of("Stages", facts["stages"], columns)]
+
+
+def _model(facts: Facts) -> Parts:
+    shown = [name for name in facts if name not in ("kind", "format", "file", "title", "warnings")]
+    pairs: Pairs = [
+        (name.replace("_", " "), format_count(value) if type(value) is int else value)
+        for name in shown
+        if not isinstance(value := facts[name], dict)
+    ]
+    return [_contents(pairs)]
+
+
+def _cluster(facts: Facts) -> Parts:
+    gpu, fabric, nic = facts["gpu"], facts["fabric"], facts["nic"]
+    peaks = ", ".join(f"{name} {flops / TFLOPS:g}" for name, flops in gpu["matrix_flops"].items())
+    size = "as large as asked for" if facts["gpus"] is None else f"{facts['nodes']} nodes, {facts['gpus']} GPUs"
+    in_switch = ", adds in the switch" if facts["in_switch_reduction"] else ""
+    transport = f", {facts['transport']}" if facts["transport"] else ""
+    pairs: Pairs = [
+        ("cluster", f"{facts['name']}: {facts['description']}" if facts["description"] else facts["name"]),
+        ("size", size),
+        ("node", f"{facts['gpus_per_node']} x {gpu['name']}"),
+        ("matrix peak", f"{peaks} TFLOP/s dense"),
+        ("memory", f"{gpu['memory_bytes'] / GIB:.0f} GiB at {gpu['memory_bandwidth_bytes_per_s'] / GB:,.0f} GB/s"),
+        ("fabric", f"{fabric['kind']}, {_link_rate(fabric)}{in_switch}"),
+        ("NICs", f"{facts['nics_per_node']} of {_link_rate(nic)}{transport}" if nic else "none"),
+        ("network", ", ".join([facts["network"], *facts["routes"]])),
+    ]
+    if host := facts["host"]:
+        rate = host["memory_bandwidth_bytes_per_s"] / GB
+        memory = f"{host['memory_bytes'] / GB:,.0f} GB at {rate:,.0f} GB/s"
+        pairs.append(("host", f"{memory}, {host['links']} links of {_link_rate(host['link'])}"))
+    if facts["scale_up_gpus"] > facts["gpus_per_node"]:
+        pairs.append(("scale-up domain", f"{facts['scale_up_gpus']} GPUs"))
+    return [_contents(pairs)]
+
+
+def _link_rate(link: Facts) -> str:
+    reached = f" x {link['efficiency']:.2f}" if link["efficiency"] < 1 else ""
+    return f"{link['bandwidth_bytes_per_s'] / GB:g} GB/s{reached} each way, {link['latency_s'] / US:.2g} us"
+
+
+NODE_COUNTS = {
+    "nodes": "cluster",
+    "leaf_nodes": "under a leaf",
+    "pod_nodes": "in a pod",
+    "scale_up_nodes": "in an NVLink domain",
+}
+
+
+def _wiring(facts: Facts) -> Parts:
+    pairs: Pairs = []
+    if "gpus" in facts:
+        pairs.append(("node", f"{facts['gpus']} x {facts.get('gpu', 'GPU')}"))
+    if "fabric" in facts:
+        links = f", {facts['fabric_links']:g} NVLinks" if "fabric_links" in facts else ""
+        rate = f", {facts['fabric_bytes_per_s'] / GB:g} GB/s each way" if "fabric_bytes_per_s" in facts else ""
+        pairs.append(("fabric", f"{facts['fabric']}{links}{rate}"))
+    if "sockets" in facts:
+        pairs.append(("sockets", facts["sockets"]))
+    if "nics" in facts:
+        rate = f" of {facts['nic_bytes_per_s'] / GB:g} GB/s" if "nic_bytes_per_s" in facts else ""
+        pairs.append(("NICs", f"{facts['nics']}{rate}" if facts["nics"] else "none"))
+    pairs += [(words, f"{facts[key]:,} nodes") for key, words in NODE_COUNTS.items() if key in facts]
+    return [_contents(pairs)]
+
+
+def _framework(facts: Facts) -> Parts:
+    software, optimizer, memory, defaults = (facts[part] for part in ("software", "optimizer", "memory", "defaults"))
+    enabled = [
+        name.replace("_", " ") for name, value in software.items() if value is True and name != "flash_attention"
+    ]
+    attention = "flash" if software["flash_attention"] else "unfused"
+    master = "fp32 weights" if optimizer["master_weights"] else "no fp32 weights"
+    held = f"{memory['context_bytes'] / GB:g} GB of context, {memory['communicator_bytes'] / GIB:g} GiB a group"
+    fragments = f"{memory['fragmentation']:.0%} of activations and {memory['displaced']:.0%} of moments fragmented"
+    notes = " (expandable segments)" if memory["expandable_segments"] else ""
+    notes += ", fitted" if memory["fitted"] else ""
+    pairs: Pairs = [
+        ("framework", f"{facts['name']}: {facts['description']}"),
+        ("kernels", f"{software['kernels']}, issued {software['execution']}"),
+        ("attention", f"{attention}, kernels {software['attention']}"),
+        ("gradients", software["gradient_dtype"]),
+        ("optimizer", f"{optimizer['kind']}, moments {optimizer['moment_dtype']}, {master}"),
+        ("dispatcher", software["dispatcher"]),
+        ("offloaded", software["offloaded"]),
+        ("selective", software["selective"]),
+        ("enabled", ", ".join(enabled) or "none"),
+        ("memory", f"{held}, {fragments}{notes}"),
+        ("defaults", "{precision}, sharding {sharding}, recompute {recompute}".format(**defaults)),
+        ("overlap", ", ".join(defaults["overlap"]) or "nothing"),
+    ]
+    pairs += [(key.replace("_", " "), ", ".join(words) or "none") for key, words in facts["supports"].items()]
+    if facts["presets"]:
+        pairs.append(("presets", facts["presets"]))
+    for row in facts["residuals"]:
+        kind = f"{'experts' if row['experts'] else 'dense'} on {row['generation']}"
+        pairs.append(("residual", f"{kind}: times {row['factor']:g} ({row['rows']} runs, {row['sources']} sources)"))
+    return [_contents(pairs)]
+
+
+def _calibration(facts: Facts) -> Parts:
+    classes = [
+        (name, f"{row['factor']:.3f}", format_seconds(row["least_s"]), format_percent(row["spread"]))
+        for name, row in facts["classes"].items()
+    ]
+    constants = [(name, f"{value:.6g}") for name, value in facts["constants"].items()]
+    heads = ("class", "measured / predicted", "least time", "90 % within")
+    return [
+        ui.plain_table("Classes", heads, classes, above=f"cost estimates of {facts['gpu']} corrected by measurements"),
+        ui.plain_table("Constants", ("constant", "value"), constants, above=f"constants of runs on {facts['gpu']}"),
+    ]
+
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
+
+
+def captured_view(facts: Facts) -> ui.View:
+    """Return the view of a program that was just captured."""
+    headline = ui.Headline(format_short_count(facts["parameters"]), "parameters", (facts["name"],))
+    return ui.View(facts["name"], headline, (), _captured(facts), facts)
+
+
+def _captured(facts: Facts) -> Parts:
+    memory = facts["memory_bytes"]
+    pairs: Pairs = [
+        ("program", facts["name"]),
+        ("parameters", format_count(facts["parameters"])),
+        ("a step", f"{format_short_count(facts['flops'])} FLOPs in {facts['ops']:,} kernels"),
+        ("of a batch", f"{facts['batch']:,} ({facts['tokens']:,} tokens) in {facts['precision']}"),
+        ("peak memory", format_bytes(facts["peak_memory_bytes"])),
+        *((f"  {name}", format_bytes(memory[name])) for name in MEMORY_PARTS),
+        *((name, value) for name, value in facts["facts"].items() if value),
+    ]
+    repeated = [block for block in facts["body"] if block["repeat"] > 1]
+    rows = [
+        (block["repeat"], len(names), names[0] if len(names) == 1 else f"{names[0]}, {names[-1]}")
+        for block in repeated
+        if (names := block["layers"])
+    ]
+    table = ui.plain_table("Repeated layers", ("repeats", "modules", "from, to"), rows[:MOST_ROWS])
+    return [_contents(pairs), table]
+
+
+CONTENTS: dict[str, Callable[[Facts], Parts]] = {
+    "workload": _workload,
+    "timeline": _timeline,
+    "sweep": _collective_sweep,
+    "operator times": _operator_times,
+    "run log": _run_log,
+    "model": _model,
+    "cluster": _cluster,
+    "wiring": _wiring,
+    "framework": _framework,
+    "calibration": _calibration,
+    "captured": _captured,
+}
+
+# ---- catalogues ---------------------------------------------------------------------------------------
+
+
+def _peak(*names: str) -> tuple[str, Callable[[Facts], str]]:
+    """Return the source of a dense matrix peak in TFLOP/s, in the first of these formats that a GPU has."""
+
+    def peak(gpu: Facts) -> str:
+        return next((f"{gpu['matrix_flops'][name] / TFLOPS:g}" for name in names if name in gpu["matrix_flops"]), "-")
+
+    return "matrix_flops", peak
+
+
+def _yes_no(name: str) -> ui.Source:
+    return name, lambda row: "yes" if row[name] else "no"
+
+
+def _hours(name: str) -> ui.Source:
+    return name, lambda row: f"{row[name] / HOUR:,.0f}" if row[name] else "-"
+
+
+def _parameter_words(model: Facts) -> str:
+    count = model["parameters"]
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
+
+
+CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
+    "formats": {
+        "format": "format",
+        "holds": "holds",
+        "read": _yes_no("read"),
+        "written": _yes_no("written"),
+        "what it is": "title",
+    },
+    "gpus": {
+        "gpu": "name",
+        "architecture": "architecture",
+        "fp32": _peak("fp32"),
+        "bf16": _peak("bf16"),
+        "fp8": _peak("fp8"),
+        "fp4": _peak("fp4", "nvfp4"),
+        "GiB": ("memory_bytes", lambda row: f"{row['memory_bytes'] / GIB:.0f}"),
+        "TB/s": ("memory_bandwidth_bytes_per_s", lambda row: f"{row['memory_bandwidth_bytes_per_s'] / 1e12:.2f}"),
+        "SMs": "sms",
+        "W": ("power_w", lambda row: f"{row['power_w']:.0f}"),
+    },
+    "clusters": {
+        "cluster": "name",
+        "node": lambda row: f"{row['gpus_per_node']} x {row['gpu']['name']}",
+        "fabric": lambda row: row["fabric"]["kind"],
+        "GB/s": lambda row: f"{row['fabric']['bandwidth_bytes_per_s'] / GB:g}",
+        "NICs": "nics_per_node",
+        "Gb/s": lambda row: f"{row['nic']['bandwidth_bytes_per_s'] * 8 / GB:g}" if row["nic"] else "-",
+        "transport": "transport",
+        "network": "network",
+    },
+    "models": {
+        "model": "model",
+        "parameters": ("parameters", _parameter_words),
+        "layers": "layers",
+        "hidden": "hidden",
+        "heads": "heads",
+        "kv": "kv_heads",
+        "experts": ("experts", lambda row: row["experts"] or "-"),
+    },
+    "frameworks": {
+        "framework": "name",
+        "kernels": lambda row: row["software"]["kernels"],
+        "execution": lambda row: row["software"]["execution"],
+        "gradients": lambda row: row["software"]["gradient_dtype"],
+        "sharding": lambda row: row["defaults"]["sharding"],
+        "recompute": lambda row: row["defaults"]["recompute"],
+    },
+    "failures": {
+        "failures": "failures",
+        "gpu h": _hours("gpu_s"),
+        "node h": _hours("node_s"),
+        "link h": _hours("link_s"),
+        "what it is": "description",
+    },
+}
+
+
+def list_view(what: str, rows: Sequence[Facts]) -> ui.View:
+    """Return the view of a catalogue: a row for each entry."""
+    table = ui.table_of(what.capitalize(), rows, CATALOGUES[what], uncut=(0,), sortable=True, wide=True)
+    headline = ui.Headline(f"{len(rows):,}", what, ("Catalogue",))
+    return ui.View(f"{len(rows):,} {what}", headline, (), [table], {what: rows})
