@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepcast.ir.arrays import FloatArray
 from stepcast.simulation import engine as together
 from stepcast.simulation.engine import makespans_together, simulate, task_times
 from stepcast.simulation.program import Program, Times
-from stepcast.simulation.segments import Floats
 from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.reference import Plan, Task, event_simulation, random_plan, seconds_of, waits
@@ -112,7 +112,7 @@ def test_lanes_do_not_overlap_and_waits_are_kept(plan: Plan) -> None:
             assert times.start_s[at[two]] >= times.end_s[at[one]] - slack
 
 
-def end_of(program: Program, duration_s: Floats) -> Floats:
+def end_of(program: Program, duration_s: FloatArray) -> FloatArray:
     return simulate_unfolded(program, duration_s, compiled=False).end_s
 
 

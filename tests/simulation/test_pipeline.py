@@ -32,8 +32,7 @@ def spans(program: Program) -> dict[tuple[int, str, int], tuple[float, float]]:
     times = task_times(simulate(program))
     found: dict[tuple[int, str, int], tuple[float, float]] = {}
     for call in range(program.calls):
-        shape = program.segments[program.segment[call]].shape
-        for op, name in enumerate(shape.names):
+        for op, name in enumerate(program.segments[program.segment[call]].names):
             task = program.task_start[call] + op
             start, end = float(times.start_s[task]), float(times.end_s[task])
             if end > start:
@@ -247,9 +246,7 @@ def test_gradient_reduction_overlaps_the_backward_and_the_optimizer_waits_for_it
     assert found[0, "B", 3] == (5, 6)
     assert found[0, "step", 0] == (8, 8.25)
     path = critical_path(program, task_times(simulate(program)))
-    names = [
-        program.segments[program.segment[call]].shape.names[op] for call, op in zip(path.call, path.op, strict=True)
-    ]
+    names = [program.segments[program.segment[call]].names[op] for call, op in zip(path.call, path.op, strict=True)]
     assert names == ["F", "B", "B", "F", "B", "reduce", "reduce", "step"]
 
 

@@ -11,7 +11,7 @@ from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import make_schedule
-from stepcast.simulation.steady import PERIODS, Shorter, pair, schedule_in, shorter
+from stepcast.simulation.steady import PERIODS, ShortSchedules, pair_programs, periodic_schedule, shorten_schedule
 from tests.simulation.test_steady import segments
 from tests.simulation.uniform import LANES
 
@@ -23,15 +23,15 @@ def program_of(schedule: Schedule, lengths_s: list[float], message_s: float) -> 
     return pipeline_program(schedule, LANES, segments(lengths_s), messages)
 
 
-def told_s(sizes: Shorter, lengths_s: list[float], message_s: float) -> float | None:
+def told_s(sizes: ShortSchedules, lengths_s: list[float], message_s: float) -> float | None:
     """When a long pipeline ends, as two shorter ones tell it."""
-    both = pair(program_of(sizes.short, lengths_s, message_s), sizes)
+    both = pair_programs(program_of(sizes.short, lengths_s, message_s), sizes)
     if both is None:
         return None
     prices = both.short.priced()
     run = [(both.short, prices), (both.longer, prices)]
     (short_s, longer_s), moves_s = makespans_together(run, {1: both.watched})
-    return both.ends_s(short_s, longer_s, moves_s.get(1))
+    return both.end_s(short_s, longer_s, moves_s.get(1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -50,9 +50,9 @@ def test_what_is_told_is_so(
     chunks = SCHEDULES[name].pieces(2)
     period = PERIODS[name](stages, stages * groups)
     short, longer, long = (
-        schedule_in(name, stages, stages * groups + more * period, chunks, period) for more in (0, 1, further)
+        periodic_schedule(name, stages, stages * groups + more * period, chunks, period) for more in (0, 1, further)
     )
-    told = told_s(Shorter(short, longer, further), lengths_s, message_s)
+    told = told_s(ShortSchedules(short, longer, further), lengths_s, message_s)
     if told is not None:
         assert told == simulate(program_of(long, lengths_s, message_s)).makespan_s
 
@@ -61,7 +61,7 @@ def test_what_is_told_is_so(
 @pytest.mark.parametrize("lengths_s", [[1e-3] * 7 + [1.2e-3], [1.5e-3] + [1e-3] * 7], ids=["last", "first"])
 def test_pipelines_with_a_slowest_stage_settle_soon(name: str, lengths_s: list[float]) -> None:
     chunks = SCHEDULES[ScheduleKind(name)].pieces(2)
-    sizes = shorter(name, 8, 512, chunks)
+    sizes = shorten_schedule(name, 8, 512, chunks)
     assert sizes is not None
     assert sizes.short.micro_batches + sizes.longer.micro_batches < 256
     long = make_schedule(name, 8, 512, chunks)
@@ -70,13 +70,13 @@ def test_pipelines_with_a_slowest_stage_settle_soon(name: str, lengths_s: list[f
 
 def test_nothing_is_told_of_a_pipeline_that_drifts() -> None:
     """The last stage is slower by a hundredth, and the others may run far ahead of it."""
-    sizes = shorter("zb-h2", 4, 1600, 1)
+    sizes = shorten_schedule("zb-h2", 4, 1600, 1)
     assert sizes is not None
     assert told_s(sizes, [1e-3, 1e-3, 1e-3, 1.01e-3], 1e-4) is None
 
 
 def test_few_micro_batches_are_run_as_they_are() -> None:
-    assert shorter("1f1b", 16, 32, 1) is None
-    assert shorter("1f1b", 1, 100_000, 1) is None
-    assert shorter("gpipe", 8, 100_000, 1) is None
-    assert shorter("dualpipe", 8, 100_000, 2) is None
+    assert shorten_schedule("1f1b", 16, 32, 1) is None
+    assert shorten_schedule("1f1b", 1, 100_000, 1) is None
+    assert shorten_schedule("gpipe", 8, 100_000, 1) is None
+    assert shorten_schedule("dualpipe", 8, 100_000, 2) is None

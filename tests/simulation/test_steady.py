@@ -13,7 +13,7 @@ from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import make_schedule
 from stepcast.simulation.segments import Segment
-from stepcast.simulation.steady import PERIODS, added_s, repeats_after
+from stepcast.simulation.steady import PERIODS, added_s, count_repeats
 from tests.simulation.uniform import LANES, uniform_segments
 
 
@@ -64,7 +64,7 @@ def settling(run: Callable[[int], Run], name: ScheduleKind, stages: int, count: 
     """The period of a pipeline, and what each adds."""
     group = PERIODS[name](stages, count)
     short = run(count)
-    period = group * repeats_after(short, run(count + group), count, group, stages)
+    period = group * count_repeats(short, run(count + group), count, group, stages)
     added = added_s(short, run(count + period), count, period) if period else None
     return (period, added) if added is not None else None
 

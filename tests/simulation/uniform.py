@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from stepcast.ir.arrays import FloatArray
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import FREE, Messages, SlotKind
 from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule, SlotAction
-from stepcast.simulation.segments import Floats, Segment, TimedOp
+from stepcast.simulation.segments import Segment, TimedOp
 
 LANES = ("compute", "send activations", "send gradients", "receive activations", "receive gradients")
 
@@ -48,7 +49,7 @@ def uniform_program(
     return pipeline_program(schedule, LANES, segments, messages)
 
 
-def spans_s(program: Program) -> Floats:
+def spans_s(program: Program) -> FloatArray:
     """For each rank the time from the start of its first compute op to the end of its last."""
     times = task_times(simulate(program))
     lane = np.concatenate([program.segments[segment].shape.lane for segment in program.segment])

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, Recording, TimePart
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, ProgramBuilder, Times
-from stepcast.simulation.segments import NO_LANE, Floats, Segment, TimedOp
+from stepcast.simulation.segments import NO_LANE, Segment, TimedOp
 from stepcast.simulation.timeline import CriticalPath, critical_path
 
 ALONE = ("gap", "start")
@@ -25,10 +26,10 @@ class Played:
     """
 
     recording: Recording
-    start_s: tuple[Floats, ...]
-    end_s: tuple[Floats, ...]
-    meeting_start_s: Floats
-    meeting_end_s: Floats
+    start_s: tuple[FloatArray, ...]
+    end_s: tuple[FloatArray, ...]
+    meeting_start_s: FloatArray
+    meeting_end_s: FloatArray
     step_s: float
 
 

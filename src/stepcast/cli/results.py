@@ -99,7 +99,7 @@ def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
     path, program = prediction.critical_path, prediction.step.program.written_out
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):
-        entry = totals[program.segments[program.segment[call]].shape.names[op]]
+        entry = totals[program.segments[program.segment[call]].names[op]]
         entry[0] += 1
         entry[1] += seconds
     rows = [(name, int(count), seconds) for name, (count, seconds) in totals.items() if seconds > 0]

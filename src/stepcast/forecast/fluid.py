@@ -20,7 +20,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
-from stepcast.simulation.costs import Delayed
+from stepcast.simulation.costs import DelayedCost
 from stepcast.simulation.fluid.engine import FluidRun, Shared, Traffic, simulate_fluid, waits_of
 from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.observed import Observed, Who, stage_times_of
@@ -208,11 +208,11 @@ class _Sending:
 
 
 def _work(cost: Cost) -> Cost:
-    return cost.work if isinstance(cost, Delayed) else cost
+    return cost.work if isinstance(cost, DelayedCost) else cost
 
 
 def _delay_s(cost: Cost) -> float:
-    return cost.delay_s if isinstance(cost, Delayed) else 0.0
+    return cost.delay_s if isinstance(cost, DelayedCost) else 0.0
 
 
 def _peers(rank: IntArray, waits: tuple[IntArray, IntArray], stages: int) -> IntArray:

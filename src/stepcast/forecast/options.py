@@ -16,7 +16,7 @@ from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule, ScheduleError
 from stepcast.simulation.schedules import chunks_for, make_schedule, usual_schedule
-from stepcast.simulation.steady import MOST, slots_of
+from stepcast.simulation.steady import MOST, count_slots
 from stepcast.simulation.step import HEALTHY, Body, Conditions
 
 
@@ -139,7 +139,7 @@ class TooManySlotsError(ScheduleError):
 
 def written(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
     """Slot by slot, as long as that is possible."""
-    if slots_of(stages, micro_batches, chunks) > MOST:
+    if count_slots(stages, micro_batches, chunks) > MOST:
         raise TooManySlotsError(
             f"{micro_batches:,} micro-batches of schedule {name} on {stages} stage(s) are more than the "
             f"{MOST:,} slots that are run one by one; use fewer"

@@ -23,7 +23,7 @@ from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.engine import Run, makespans_s, task_times
 from stepcast.simulation.program import Times
 from stepcast.simulation.schedule_file import peak_in_flight
-from stepcast.simulation.steady import Pair, SteadyStep
+from stepcast.simulation.steady import ProgramPair, SteadyStep
 from stepcast.simulation.step import Body, Step
 from stepcast.simulation.timeline import CriticalPath, critical_path, timeline_of
 from stepcast.units import format_seconds
@@ -236,7 +236,7 @@ def _range(prediction: "Prediction") -> tuple[float, float]:
     if found is None:
         return low_s, high_s
     further = _priced_ends(found.longer[0], pricer)
-    return found.extended(low_s, further[0]), found.extended(high_s, further[1])
+    return found.extend(low_s, further[0]), found.extend(high_s, further[1])
 
 
 def _priced_ends(step: Step, pricer: Pricer) -> tuple[float, float]:
@@ -336,7 +336,7 @@ class Prediction:
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: SteadyStep | None = None
     # Of many micro-batches: a shorter step that may tell when it ends.
-    brief: Callable[[], tuple[Step, Pair] | None] | None = None
+    brief: Callable[[], tuple[Step, ProgramPair] | None] | None = None
     # By the fluid engine, where that is asked for.
     shared: "Callable[[], FluidStep] | None" = None
     # When it ends, where it was simulated together with others.

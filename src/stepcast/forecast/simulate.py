@@ -20,6 +20,7 @@ from stepcast.forecast.options import (
 )
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
@@ -32,8 +33,8 @@ from stepcast.simulation.messages import Send
 from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import paired
-from stepcast.simulation.segments import Floats, ProgramError
-from stepcast.simulation.steady import LONG, Pair, pair, settled, shorter, slots_of
+from stepcast.simulation.segments import ProgramError
+from stepcast.simulation.steady import LONG, ProgramPair, count_slots, find_steady_step, pair_programs, shorten_schedule
 from stepcast.simulation.step import Step, build_step
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
@@ -58,7 +59,7 @@ def together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
     """The same *predictions*, simulated in one go as if each were by itself; not, where one cannot run."""
     if any(each.shared for each in predictions):
         return predictions
-    programs: list[tuple[Program, Floats]] = []
+    programs: list[tuple[Program, FloatArray]] = []
     watched = {}
     for each in predictions:
         brief = each.brief and each.brief()
@@ -76,7 +77,7 @@ def together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
     for each in predictions:
         brief = each.brief and each.brief()
         if brief:
-            whole_s = brief[1].ends_s(ends_s[at], ends_s[at + 1], moves_s.get(at + 1))
+            whole_s = brief[1].end_s(ends_s[at], ends_s[at + 1], moves_s.get(at + 1))
             found.append(replace(each, ends_s=whole_s))
             at += 2
         elif each.settled is None:
@@ -147,8 +148,8 @@ def prepared(
         )
 
     found = None
-    if not fluid and not isinstance(schedule, Schedule) and slots_of(*schedule[1:]) > LONG and _alike(workload):
-        found = settled(*schedule, lambda schedule: _run(built(schedule)))
+    if not fluid and not isinstance(schedule, Schedule) and count_slots(*schedule[1:]) > LONG and _alike(workload):
+        found = find_steady_step(*schedule, lambda schedule: _run(built(schedule)))
 
     @cache
     def whole() -> Step:
@@ -161,13 +162,13 @@ def prepared(
     sizes = None
     runs_all = found is not None or fluid or options.pairs
     if not runs_all and not isinstance(schedule, Schedule) and _alike(workload):
-        sizes = shorter(*schedule)
+        sizes = shorten_schedule(*schedule)
 
     @cache
-    def brief() -> tuple[Step, Pair] | None:
+    def brief() -> tuple[Step, ProgramPair] | None:
         assert sizes is not None
         step = built(sizes.short)
-        both = pair(step.program, sizes)
+        both = pair_programs(step.program, sizes)
         return (step, both) if both else None
 
     @cache

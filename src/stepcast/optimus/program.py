@@ -197,8 +197,8 @@ def _renumbered(program: Program, parts: Sequence[Segment]) -> Program:
     """With all of *parts*, in their order, as its segments."""
     place = {id(segment): index for index, segment in enumerate(parts)}
     number = np.array([place[id(segment)] for segment in program.segments], np.int64)
-    made = replace(program.made, segment=number[program.segment])
-    return Program(program.lanes, tuple(parts), made)
+    table = replace(program.table, segment=number[program.segment], names=())
+    return Program(program.lanes, tuple(parts), table)
 
 
 def _placeholder(ops: int, index: int, stages: int) -> Segment:
@@ -259,7 +259,7 @@ def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str,
     start, end = times.start_s[tasks], times.end_s[tasks]
     names: list[str] = []
     for segment in program.segment[calls].tolist():
-        names += program.segments[segment].shape.names
+        names += program.segments[segment].names
     named = np.array(names)
     lane = program.task_lanes()[tasks]
     seconds = dict.fromkeys(PARTS, 0.0)

@@ -1,4 +1,4 @@
-"""What the ops of pieces cost, as far as that is more than their work, and the prices of it all."""
+"""The costs of ops that are more than their work, and the prices of all costs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ IssueSeconds = Callable[[Work, bool], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
+class IssueCost:
     """The cost of the host for issuing the kernels of a work."""
 
     work: Work
@@ -23,20 +23,20 @@ class Issue:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """Less than nothing: how long before the step the host began to issue it."""
+class LeadCost:
+    """A negative cost: how long before the step the host began to issue it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delayed:
-    """The cost of a communication whose result may be used only after a while."""
+class DelayedCost:
+    """The cost of a communication whose result may be used only after a delay."""
 
     work: Communication
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Slowed:
+class SlowedCost:
     """The cost of a computation on a stage that is *factor* times as slow as it should be."""
 
     work: Work
@@ -44,34 +44,32 @@ class Slowed:
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
-    """What the computing of a piece loses to collectives that run beside it.
+class ContentionCost:
+    """The time that the computing of a piece loses to collectives that overlap it.
 
-    A collective of share k takes k seconds of computing for each second that both run: as long as it lasts,
-    or as long as that computes which stands between it and what waits for it. What nothing of the piece waits
-    for outlasts it, and runs beside the next piece, which is taken to be like this one. Those of one lane
-    follow one another, so that all of them run beside what the piece computes at most.
+    A collective of share k takes k seconds of computing for each second that both run: as long as it lasts, or as long
+    as the computing between it and the first op that waits for it. One that nothing in the piece waits for outlasts the
+    piece and overlaps the next one, which is taken to be equal. Collectives of one lane follow one another, so together
+    they overlap at most all that the piece computes.
     """
 
     windows: tuple[tuple[Collective, tuple[int, ...]], ...]
-    """Each collective with the places of the computing that may run beside it; none stand for all."""
+    """Each collective with the indices of the computing that may overlap it; an empty tuple means all."""
     computing: tuple[Work, ...]
     factor: float
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of every cost that pieces are made of."""
+    """The seconds of every cost."""
 
     seconds: Seconds
     issue_s: IssueSeconds | None = None
-    takes: Seconds | None = None
-    """Seconds of computing that a work takes for each second beside it."""
+    takes: Seconds | None = None  # seconds of computing that a work takes for each second of overlap
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
-    ahead: bool = False
-    """Whether hosts go on to the next step without waiting for the end of one."""
+    ahead: bool = False  # hosts go on to the next step without waiting for the end of one
     _known: dict[int, tuple[Work, float]] = field(default_factory=dict, init=False, compare=False)
-    """What computing takes, by the identity of works: each is named beside many collectives."""
+    """Seconds of computing by the identity of works: each is part of many contention costs."""
 
     def __call__(self, cost: Cost) -> float:
         kind = type(cost)
@@ -82,38 +80,36 @@ class Prices:
         match cost:
             case float() | int():
                 return cost
-            case Issue(work, backward, kernels):
+            case IssueCost(work, backward, kernels):
                 assert self.issue_s is not None
                 return self.issue_s(work, backward) * kernels
-            case Lead():
+            case LeadCost():
                 return 0.0
-            case Delayed(work, delay_s):
+            case DelayedCost(work, delay_s):
                 return self._communication_s(work) + delay_s
-            case Slowed(work, factor):
+            case SlowedCost(work, factor):
                 return self.seconds(work) * factor
-            case Beside():
-                return self._lost_s(cost)
+            case ContentionCost():
+                return self._contention_s(cost)
         raise TypeError(f"{kind.__name__} is no cost")
 
-    def _lost_s(self, beside: Beside) -> float:
+    def _contention_s(self, cost: ContentionCost) -> float:
         assert self.takes is not None
         known = self._known
-        for work in beside.computing:
+        for work in cost.computing:
             if id(work) not in known:
                 self._work_s(work)
-        each_s = [known[id(work)][1] for work in beside.computing]
-        computing_s = sum(each_s) * beside.factor
-        together_s: dict[Group, float] = defaultdict(float)
+        seconds = [known[id(work)][1] for work in cost.computing]
+        computing_s = sum(seconds) * cost.factor
+        overlap_s: dict[Group, float] = defaultdict(float)
         taken_s: dict[Group, float] = defaultdict(float)
-        for collective, window in beside.windows:
-            window_s = sum([each_s[at] for at in window]) * beside.factor if window else computing_s
-            side_by_side_s = min(self._communication_s(collective), window_s)
-            together_s[collective.group] += side_by_side_s
-            taken_s[collective.group] += self.takes(collective) * side_by_side_s
+        for collective, window in cost.windows:
+            window_s = sum([seconds[index] for index in window]) * cost.factor if window else computing_s
+            both_s = min(self._communication_s(collective), window_s)
+            overlap_s[collective.group] += both_s
+            taken_s[collective.group] += self.takes(collective) * both_s
         return sum(
-            taken * min(1.0, computing_s / together_s[group])
-            for group, taken in taken_s.items()
-            if together_s[group] > 0
+            taken * min(1.0, computing_s / overlap_s[group]) for group, taken in taken_s.items() if overlap_s[group] > 0
         )
 
     def _work_s(self, work: Work) -> float:

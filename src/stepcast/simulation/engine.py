@@ -1,7 +1,7 @@
 """The folded engine: in-order lanes with fixed durations are a max-plus linear system.
 
-A segment is a small matrix (``fold``), built once however often it is called; a call is one matrix-vector
-product in (max, +), and calls at the same level of the dependency graph are done together (``plan``). The
+A segment is a small matrix (``fold``), built once however often it is called; a call is one matrix-vector product in
+(max, +), and calls at the same level of the dependency graph are computed together, of one program or of many. The
 times of single tasks are computed afterwards, and only when asked for.
 """
 
@@ -11,36 +11,35 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepcast.simulation.fold import Chain, Fold, read_by
-from stepcast.simulation.program import CallPlan, Program, Times, level_bounds, order_of, plan_of
-from stepcast.simulation.segments import Floats, Form, Ints, Piece
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.simulation.fold import Chain, Fold, lanes_read
+from stepcast.simulation.program import CallPlan, Program, Times, level_bounds
+from stepcast.simulation.segments import Piece, Shape
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What the folded engine found."""
+    """The result of the folded engine."""
 
     program: Program
-    seconds: Floats
-    """The price of each of the program's costs."""
+    seconds: FloatArray  # the price of each of the program's costs
     plan: CallPlan
-    left_s: Floats
-    """What the calls leave behind, in the order of the plan."""
+    left_s: FloatArray  # what the calls leave behind, in the order of the plan
     makespan_s: float
 
     @cached_property
-    def entry_s(self) -> Floats:
-        """calls x (lanes + inputs): where each lane stands and when each input is there as the call begins;
-        0 for registers that nothing reads."""
+    def entry_s(self) -> FloatArray:
+        """calls x (lanes + inputs): the time of each lane and input when the call begins; 0 for registers that
+        nothing reads.
+        """
         entry_s = np.zeros((self.program.calls, len(self.program.lanes) + self.program.inputs))
         if self.program.calls:
             entry_s[:, self.program.fold.begins[:, 0]] = self.plan.entries(self.left_s)
         return entry_s
 
 
-def simulate(program: Program, seconds: Floats | None = None) -> Run:
+def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
     """Run *program* with *seconds*, one for each of its costs; without, its costs are seconds.
 
     ProgramError if calls wait for each other in a circle.
@@ -48,199 +47,184 @@ def simulate(program: Program, seconds: Floats | None = None) -> Run:
     prices = program.priced() if seconds is None else seconds
     fold = program.fold
     maps = fold.maps(prices[program.op_costs])
-    plan = plan_of(program, fold.read, fold.given)
+    plan = program.table.plan(fold.read, fold.chain_outputs)
     left_s = plan.sweep(np.ascontiguousarray(maps.transpose(1, 2, 0)), program.chain_of[program.segment])
     return Run(program, prices, plan, left_s, float(left_s.max(initial=0.0)))
 
 
-def makespans_s(program: Program, seconds: Floats) -> Floats:
-    """When *program* ends under each row of *seconds*: price lists x costs."""
+def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
+    """Return when *program* ends under each row of *seconds*: price lists x costs."""
     return np.array([simulate(program, prices).makespan_s for prices in seconds])
 
 
-def piece_maps(program: Program, seconds: Floats) -> dict[Piece, Floats]:
-    """(lanes + outputs) x (lanes + inputs): the matrix of each piece."""
+def piece_maps(program: Program, seconds: FloatArray) -> dict[Piece, FloatArray]:
+    """Return (lanes + outputs) x (lanes + inputs): the matrix of each piece."""
     fold = program.fold
     pieces = fold.pieces(seconds[program.op_costs])
     return {piece: fold.dense(pieces, number) for number, piece in enumerate(program.pieces)}
 
 
-def _latest(nodes: Floats, before: tuple[int, ...]) -> Floats:
-    """The maximum over the nodes *before*."""
-    latest: Floats = nodes[before[0]]
-    for node in before[1:]:
-        latest = np.maximum(latest, nodes[node])
-    return latest
-
-
 def task_times(run: Run) -> Times:
-    """The start and end of every task of the program written out, from the entry times of its call."""
-    program, entry_s = run.program.written_out, _written_out(run)
-    seconds = program.segment_seconds(run.seconds[_renumbered(run.program, program)])
-    shapes, shape_of = program.shapes
+    """Return the start and end of every task of the program written out, from the entry times of its call."""
+    program, entry_s = run.program.written_out, _unfold_entries(run)
+    number = {cost: index for index, cost in enumerate(run.program.costs)}
+    seconds = program.segment_seconds(run.seconds[np.array([number[cost] for cost in program.costs], np.int64)])
+    shapes, shape_of = program.segment_shapes
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
     call_shape = shape_of[program.segment]
-    for number, shape in enumerate(shapes):
-        calls = np.flatnonzero(call_shape == number)
+    for number_of_shape, shape in enumerate(shapes):
+        calls = np.flatnonzero(call_shape == number_of_shape)
         if not len(calls):
             continue
-        members = np.flatnonzero(shape_of == number)
+        members = np.flatnonzero(shape_of == number_of_shape)
         durations = np.stack([seconds[member] for member in members], axis=1)
         row = np.searchsorted(members, program.segment[calls])
         nodes = np.empty((shape.first_op + shape.ops, len(calls)))
         nodes[: shape.first_op] = entry_s[calls, : shape.first_op].T
         starts = np.empty((shape.ops, len(calls)))
         for op, before in enumerate(shape.waits):
-            starts[op] = _latest(nodes, before)
-            np.add(starts[op], durations[op][row], out=nodes[shape.first_op + op])
+            latest: FloatArray = nodes[before[0]]
+            for node in before[1:]:
+                latest = np.maximum(latest, nodes[node])
+            starts[op] = latest
+            np.add(latest, durations[op][row], out=nodes[shape.first_op + op])
         tasks = program.task_start[calls][:, None] + np.arange(shape.ops)
         start_s[tasks] = starts.T
         end_s[tasks] = nodes[shape.first_op :].T
     return Times(start_s, end_s)
 
 
-def _renumbered(program: Program, flat: Program) -> Ints:
-    """Where each cost of *flat* stands among those of *program*."""
-    number = {cost: at for at, cost in enumerate(program.costs)}
-    return np.array([number[cost] for cost in flat.costs], np.int64)
-
-
-def _written_out(run: Run) -> Floats:
-    """The entry times of the calls of the program whose every piece is a call of its own."""
+def _unfold_entries(run: Run) -> FloatArray:
+    """Return the entry times of the calls of the program written out."""
     program, flat = run.program, run.program.written_out
-    if program.flat:
+    if program.is_unfolded:
         return run.entry_s
     lanes, maps = len(program.lanes), piece_maps(program, run.seconds)
     entry_s = np.zeros((flat.calls, lanes + flat.inputs))
     for number, segment in enumerate(program.segments):
         calls = np.flatnonzero(program.segment == number)
-        at, state = program.flat_start[calls], run.entry_s[calls]
+        index, state = program.flat_start[calls], run.entry_s[calls]
         for piece, repeat in segment.chain:
             matrix = maps[piece]
             for _ in range(repeat):
-                entry_s[at, : state.shape[1]] = state
-                columns = state[:, None, : matrix.shape[1]]
-                state = np.maximum.reduce(matrix[:lanes] + columns, 2)
-                at = at + 1
+                entry_s[index, : state.shape[1]] = state
+                state = np.maximum.reduce(matrix[:lanes] + state[:, None, : matrix.shape[1]], 2)
+                index = index + 1
     return entry_s
 
 
-# Many programs run in one pass, for when they end alone: a level of one has too few calls to keep a
-# processor busy, so that calls of the same level of all programs are done together.
-#
-# Each is run exactly as ``engine.simulate`` runs it by itself. Programs of fewer lanes, inputs or outputs have
-# columns and rows of minus infinity beside their own.
+# Many programs in one pass, for their ends alone. A level of one program has too few calls to keep a processor busy, so
+# calls of the same level of all programs are computed together. Each program ends as if run by itself; those of fewer
+# lanes, inputs or outputs are padded with columns and rows of minus infinity.
 
 MOST_CALLS = 2**18
-"""Calls that are run together at most, unless one program has more: tens of megabytes."""
-
-NOTHING: Mapping[int, Ints] = {}
-Priced = tuple[Program, Floats]
+"""The most calls that are run together, unless one program has more: tens of megabytes."""
+PricedProgram = tuple[Program, FloatArray]
 """A program with the price of each of its costs."""
+NOTHING: Mapping[int, IntArray] = {}
 
 
 def makespans_together(
-    programs: Sequence[Priced], watched: Mapping[int, Ints] = NOTHING
+    programs: Sequence[PricedProgram], watched: Mapping[int, IntArray] = NOTHING
 ) -> tuple[list[float], dict[int, float]]:
-    """When each program ends; and of those that are *watched*, by how much later some calls leave everything
-    than some others, where that is one number: 2 x places of calls in the program's order.
+    """Return when each program ends, and the shifts of those *watched* (2 x places of calls in the program's order):
+    by how much later the second calls leave everything than the first, where that is one number.
     """
-    found, moves_s = [0.0] * len(programs), dict[int, float]()
-    for part in _parts([program.calls for program, _ in programs]):
-        own = {at: watched[number] for at, number in enumerate(part) if number in watched}
-        ends_s, moved_s = _makespans_s([programs[at] for at in part], own)
-        for at, number in enumerate(part):
-            found[number] = ends_s[at]
-            if at in moved_s:
-                moves_s[number] = moved_s[at]
-    return found, moves_s
+    ends_s, shifts_s = [0.0] * len(programs), dict[int, float]()
+    for part in _split_programs([program.calls for program, _ in programs]):
+        own = {index: watched[number] for index, number in enumerate(part) if number in watched}
+        part_ends_s, part_shifts_s = _makespans_s([programs[number] for number in part], own)
+        for index, number in enumerate(part):
+            ends_s[number] = part_ends_s[index]
+            if index in part_shifts_s:
+                shifts_s[number] = part_shifts_s[index]
+    return ends_s, shifts_s
 
 
-def _parts(calls: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of programs that run together, long ones with long ones, which have as many levels; those
-    without calls have nothing to run.
-    """
+def _split_programs(calls: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers of programs that run together: long ones with long ones, which have as many levels."""
     part: list[int] = []
     total = 0
     for number in sorted(range(len(calls)), key=lambda number: -calls[number]):
-        each = calls[number]
-        if part and total + each > MOST_CALLS:
+        if part and total + calls[number] > MOST_CALLS:
             yield part
             part, total = [], 0
-        if each:
+        if calls[number]:
             part.append(number)
-            total += each
+            total += calls[number]
     if part:
         yield part
 
 
-def _makespans_s(programs: Sequence[Priced], watched: Mapping[int, Ints]) -> tuple[list[float], dict[int, float]]:
-    fold = _fold([program for program, _ in programs])
+def _makespans_s(
+    programs: Sequence[PricedProgram], watched: Mapping[int, IntArray]
+) -> tuple[list[float], dict[int, float]]:
+    fold = _fold_programs([program for program, _ in programs])
     maps = fold.maps(np.concatenate([seconds[program.op_costs] for program, seconds in programs]))
-    maps, lanes = _decisive(maps, fold.read, [len(program.chains) for program, _ in programs])
+    maps, lanes = _drop_idle_lanes(maps, fold.read, [len(program.chains) for program, _ in programs])
     columns, _, rows = maps.shape
-    order = _Joined([program for program, _ in programs], columns - lanes)
+    order = _JoinedOrder([program for program, _ in programs], columns - lanes)
     entries = np.empty((columns, len(order.chain)), np.int64)
     entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
     entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
-    # What each call leaves behind, in this order, the first row being the start of the step.
+    # What each call leaves behind, in this order; the first row is the start of the step.
     values = np.zeros((len(order.chain) + 1, rows))
     done, chain, latest = values[1:], order.chain, np.maximum.reduce
-    matrices, found = maps.take, values.take
+    take_map, take_value = maps.take, values.take
     for start, stop in pairwise(level_bounds(order.level)):
-        terms = matrices(chain[start:stop], 1)
-        terms += found(entries[:, start:stop, None])
+        terms = take_map(chain[start:stop], 1)
+        terms += take_value(entries[:, start:stop, None])
         latest(terms, 0, out=done[start:stop])
     last_s = np.empty(len(chain))
     last_s[order.calls] = latest(done, 1)
-    ends: list[float] = np.maximum(np.maximum.reduceat(last_s, order.starts), 0.0).tolist()
-    moves_s = {}
+    ends_s: list[float] = np.maximum(np.maximum.reduceat(last_s, order.starts), 0.0).tolist()
+    shifts_s = {}
     for number, places in watched.items():
-        at = order.place[1 + order.starts[number] + places]
-        moved_s = _moved_s(values[at[0]], values[at[1]], maps[:, chain[at[0] - 1]], lanes)
-        if moved_s:
-            moves_s[number] = moved_s
-    return ends, moves_s
+        first, second = order.place[1 + order.starts[number] + places]
+        shift_s = _shift_s(values[first], values[second], maps[:, chain[first - 1]], lanes)
+        if shift_s:
+            shifts_s[number] = shift_s
+    return ends_s, shifts_s
 
 
-def _moved_s(first: Floats, second: Floats, maps: Floats, lanes: int) -> float:
-    """By how much later calls, whose matrices are *maps*, leave everything in the *second* of two periods
-    than in the *first*: 0 if that is not one number. A lane that a call leaves as it was may stay where it
-    is: if it does, so it did for all calls of its rank.
+def _shift_s(first: FloatArray, second: FloatArray, maps: FloatArray, lanes: int) -> float:
+    """Return by how much later the calls of the *second* of two periods leave everything than those of the *first*,
+    whose matrices are *maps*; 0 if that is not one number. A lane that a call does not touch may stay where it is: if
+    it does, it did for all calls of its rank.
     """
     untouched = np.full((len(maps), lanes), -np.inf)
     untouched[np.arange(lanes), np.arange(lanes)] = 0.0
     stays = (maps[:, :, :lanes] == untouched[:, None]).all(axis=0)
-    moved_s = float(second[0, 0] - first[0, 0])
-    moves = second == first + moved_s
+    shift_s = float(second[0, 0] - first[0, 0])
+    moves = second == first + shift_s
     moves[:, :lanes] |= stays & (second == first)[:, :lanes]
-    return moved_s if moved_s > 0 and moves.all() else 0.0
+    return shift_s if shift_s > 0 and moves.all() else 0.0
 
 
-def _decisive(maps: Floats, lanes: int, chains: Sequence[int]) -> tuple[Floats, int]:
-    """The matrices, columns x chains x rows, without the lanes that decide nothing, and how many are left;
-    *chains* of each program.
+def _drop_idle_lanes(maps: FloatArray, lanes: int, chains: Sequence[int]) -> tuple[FloatArray, int]:
+    """Return the matrices as columns x chains x rows without the lanes that decide nothing, and the number of lanes
+    left; *chains* are those of each program.
     """
-    idle = _idle(maps, lanes, np.cumsum([0, *chains[:-1]]))
+    idle = _find_idle_lanes(maps, lanes, np.cumsum([0, *chains[:-1]]))
     left = int((~idle).sum(axis=0).max())
-    # Of each program the lanes that are left, then some that are not.
-    kept = np.repeat(np.argsort(idle, axis=0, kind="stable")[:left], chains, axis=1)
+    # For each program the lanes that are left, then some that are not.
+    chosen = np.repeat(np.argsort(idle, axis=0, kind="stable")[:left], chains, axis=1)
     rows, columns = (
-        np.concatenate([kept, np.repeat(np.arange(lanes, ports)[:, None], kept.shape[1], axis=1)])
+        np.concatenate([chosen, np.repeat(np.arange(lanes, ports)[:, None], chosen.shape[1], axis=1)])
         for ports in maps.shape[:2]
     )
-    each = np.arange(kept.shape[1])
-    return np.ascontiguousarray(maps[rows.T[None], columns[:, :, None], each[:, None]]), left
+    every_chain = np.arange(chosen.shape[1])
+    return np.ascontiguousarray(maps[rows.T[None], columns[:, :, None], every_chain[:, None]]), left
 
 
-def _idle(maps: Floats, lanes: int, starts: Ints) -> NDArray[np.bool_]:
-    """lanes x programs: those that no call leaves later than the first lane, and that hold up nothing for
-    longer than the first does, as lanes of what computation waits for in any case.
+def _find_idle_lanes(maps: FloatArray, lanes: int, starts: IntArray) -> BoolArray:
+    """Return lanes x programs: the lanes that no call leaves later than the first lane and that hold up nothing for
+    longer than the first does, such as lanes of what computation waits for in any case.
     """
 
-    def ever(what: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """In some chain of each program."""
-        return np.logical_or.reduceat(what, starts, axis=2)
+    def ever(condition: BoolArray) -> BoolArray:
+        """Return whether *condition* holds in some chain of each program."""
+        return np.logical_or.reduceat(condition, starts, axis=2)
 
     first, from_first = maps[:1], maps[:, :1]
     later = ever(maps[:lanes] > first)
@@ -253,62 +237,57 @@ def _idle(maps: Floats, lanes: int, starts: Ints) -> NDArray[np.bool_]:
         ports = np.zeros((maps.shape[1], len(starts)), bool)
         ports[:lanes] = idle
         ahead = np.where(ports, later_than_both, later).any(axis=1)
-        kept = np.ones((len(maps), len(starts)), bool)
-        kept[:lanes] = ~idle
-        awaited = (holds_up & kept[:, None]).any(axis=0)
-        found = idle & ~ahead & ~awaited
-        if (found == idle).all():
-            return found
-        idle = found
+        decisive = np.ones((len(maps), len(starts)), bool)
+        decisive[:lanes] = ~idle
+        awaited = (holds_up & decisive[:, None]).any(axis=0)
+        still_idle = idle & ~ahead & ~awaited
+        if (still_idle == idle).all():
+            return still_idle
+        idle = still_idle
 
 
-def _fold(programs: Sequence[Program]) -> Fold:
-    """Of the pieces and chains of all of them."""
-    forms: list[Form] = []
+def _fold_programs(programs: Sequence[Program]) -> Fold:
+    shapes: list[Shape] = []
     chains: list[Chain] = []
-    reads: list[Ints] = []
+    reads: list[IntArray] = []
     for program in programs:
-        first = len(forms)
-        forms += program.forms
+        first = len(shapes)
+        shapes += program.shapes
         chains += [tuple([(first + piece, repeat) for piece, repeat in chain]) for chain in program.chains]
-        read = read_by(len(program.lanes), program.forms, program.chains, program.delays)
+        read = lanes_read(len(program.lanes), program.shapes, program.chains, program.has_delays)
         reads += [read] * len(program.chains)
-    return Fold(max(len(program.lanes) for program in programs), forms, chains, reads)
+    return Fold(max(len(program.lanes) for program in programs), shapes, chains, reads)
 
 
-class _Joined:
-    """The calls of all programs, level by level, as ``Order`` has those of one; *inputs* of the most."""
+class _JoinedOrder:
+    """The calls of all programs level by level, as ``CallOrder`` has those of one, with so many *inputs*."""
 
     def __init__(self, programs: Sequence[Program], inputs: int) -> None:
-        orders = [order_of(program) for program in programs]
+        orders = [program.table.order for program in programs]
         sizes = [len(order.calls) for order in orders]
-        self.starts: Ints = np.cumsum([0, *sizes[:-1]])
+        self.starts: IntArray = np.cumsum([0, *sizes[:-1]])
         first = np.repeat(self.starts, sizes)
         level = np.concatenate([order.level for order in orders])
-        # Small numbers are sorted faster.
+        # By their place among all, program by program. Small integers are sorted faster.
         self.calls = np.argsort(level.astype(np.int16) if level.max() < 2**15 else level, kind="stable")
-        """By their place among all, one program after the other."""
         self.level = level[self.calls]
+        # The place here of each place of the single orders, program by program and counted from 1.
         place = self.place = np.zeros(len(level) + 1, np.int64)
-        """Where each place of single orders, one program after the other and from 1 on, is in this one."""
         place[1 + self.calls] = np.arange(1, len(level) + 1)
 
-        def places(own: Sequence[Ints]) -> Ints:
-            """Places in the orders of single programs, as places here."""
-            joined = np.concatenate(own, axis=-1)
-            found: Ints = place[np.where(joined > 0, joined + first, 0)][..., self.calls]
-            return found
+        def renumber(places: Sequence[IntArray]) -> IntArray:
+            joined = np.concatenate(places, axis=-1)
+            renumbered: IntArray = place[np.where(joined > 0, joined + first, 0)][..., self.calls]
+            return renumbered
 
-        def padded(part: Ints) -> Ints:
+        def pad(part: IntArray) -> IntArray:
             missing = inputs - len(part)
             return np.pad(part, ((0, missing), (0, 0))) if missing else part
 
-        self.previous = places([order.previous for order in orders])
-        self.sources = places([padded(order.sources) for order in orders])
-        self.ports = np.concatenate([padded(order.ports) for order in orders], axis=1)[:, self.calls]
+        self.previous = renumber([order.previous for order in orders])
+        self.sources = renumber([pad(order.sources) for order in orders])
+        self.ports = np.concatenate([pad(order.ports) for order in orders], axis=1)[:, self.calls]
         chains = np.cumsum([0, *(len(program.chains) for program in programs)]).tolist()
-        chain = [
-            program.called_chain_of[order.segment] + start
-            for program, order, start in zip(programs, orders, chains, strict=False)
-        ]
+        numbers = zip(programs, orders, chains, strict=False)
+        chain = [program.table_chain_of[order.segment] + start for program, order, start in numbers]
         self.chain = np.concatenate(chain)[self.calls]

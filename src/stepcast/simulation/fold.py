@@ -1,11 +1,10 @@
 """Pieces and segments as max-plus matrices.
 
-Each end time in a piece is the maximum, over what the piece begins with (where its lanes and registers stand
-and its inputs arrive), of that time plus a constant. So a piece is a small matrix: columns for lanes,
-registers and inputs, rows for lanes, registers and outputs; a piece that repeats is a power of its matrix, a
-chain of pieces a product. All pieces of a program are worked out together, op by op, then all powers, then
-all chains, of one program or of many. What is combined with what follows from the shapes alone and is
-remembered for them; only the lanes and registers that a piece touches take part.
+Each end time in a piece is a maximum over its entry times (those of its lanes, registers and inputs), each plus a
+constant. So a piece is a small matrix: columns for lanes, registers and inputs, rows for lanes, registers and outputs;
+a piece that repeats is a power of its matrix, a chain of pieces a product. All pieces of one or many programs are
+computed together op by op, then all powers, then all chains. Which matrices are combined follows from the shapes alone
+and is cached for them; only the lanes and registers that a piece touches take part.
 """
 
 from collections.abc import Sequence
@@ -15,25 +14,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.simulation.segments import Floats, Form, Ints
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.simulation.segments import Shape
 
-# Distinct values of an array. numpy's own function for it loads its masked arrays, which takes longer than
-# a whole simulated step.
+FEW_VALUES = 8
+"""With at most so many possible values per element, counting them is faster than sorting."""
 
 
 class Distinct(NamedTuple):
-    values: Ints
-    """Each value once, rising."""
-    first: Ints
-    """Where it stands first."""
-    inverse: Ints
-    """For each element the index of its value."""
+    """The distinct values of an array. ``numpy.unique`` imports masked arrays, which takes longer than a step."""
+
+    values: IntArray  # rising
+    first: IntArray  # the first index of each value
+    inverse: IntArray  # for each element the index of its value
 
 
-def distinct(elements: Ints) -> Distinct:
+def distinct(elements: IntArray) -> Distinct:
     count = len(elements)
     if count and elements.min() >= 0 and (most := int(elements.max())) < FEW_VALUES * count:
-        return _counted(elements, most)
+        place = np.full(most + 1, -1, np.int64)
+        place[elements[::-1]] = np.arange(count - 1, -1, -1)
+        values = np.flatnonzero(place >= 0)
+        first = place[values]
+        place[values] = np.arange(len(values))
+        return Distinct(values, first, place[elements])
     order = np.argsort(elements, kind="stable")
     ordered = elements[order]
     starts = np.ones(count, bool)
@@ -43,141 +47,107 @@ def distinct(elements: Ints) -> Distinct:
     return Distinct(ordered[starts], order[starts], inverse)
 
 
-FEW_VALUES = 8
-"""So many possible values for each element: to look at all of them takes less than to sort."""
-
-
-def _counted(elements: Ints, most: int) -> Distinct:
-    """Of numbers from 0 to *most*."""
-    place = np.full(most + 1, -1, np.int64)
-    place[elements[::-1]] = np.arange(len(elements) - 1, -1, -1)
-    values = np.flatnonzero(place >= 0)
-    first = place[values]
-    place[values] = np.arange(len(values))
-    return Distinct(values, first, place[elements])
-
-
-def distinct_rows(rows: Ints) -> Distinct:
-    """The same for the rows of a table; *values* numbers them."""
-    known: dict[bytes, int] = {}
-    packed = np.ascontiguousarray(rows)
-    width = packed.itemsize * packed.shape[1]
-    data = packed.tobytes()
-    inverse = np.empty(len(rows), np.int64)
-    first: list[int] = []
-    for at in range(len(rows)):
-        number = known.setdefault(data[at * width : (at + 1) * width], len(known))
-        if number == len(first):
-            first.append(at)
-        inverse[at] = number
-    return Distinct(np.arange(len(known)), np.array(first, np.int64), inverse)
-
-
 Chain = tuple[tuple[int, int], ...]
 """Pieces by their number, each with its repeats."""
 
 
 class _Level(NamedTuple):
-    """Ops that wait for ops of earlier levels alone."""
+    """Ops that wait only for ops of earlier levels."""
 
     start: int
     stop: int
-    waits: tuple[Ints, ...]
-    """The k-th thing that each op waits for; those with the most waits come first."""
+    waits: tuple[IntArray, ...]
+    """The k-th node that each op waits for; ops with the most waits come first."""
 
 
 class _Squaring(NamedTuple):
-    """One bit of the repeats: whose power takes part in whose result, and whose square is needed after."""
+    """One bit of the repeats: the results that begin with a power, those multiplied by it, and those squared after."""
 
-    first: Ints
-    further: Ints
-    squared: Ints
+    begin: IntArray
+    multiply: IntArray
+    square: IntArray
 
 
 class _Link(NamedTuple):
     """The pieces at one place of all chains that reach it."""
 
-    chains: Ints
-    pieces: Ints
-    """Among the pieces, then the powers."""
-    entries: Ints
-    """entries of a piece x chains: the row of the state that each is."""
-    outputs: tuple[Ints, Ints, Ints]
-    """For each output which it is of its chain and of its piece, and the place of its chain here."""
+    chains: IntArray
+    pieces: IntArray  # among the pieces, then the powers
+    entries: IntArray  # entries of a piece x chains: the row of the state of each
+    outputs: tuple[IntArray, IntArray, IntArray]
+    """For each output its index in the chain, its index in the piece, and the index of its chain here."""
 
 
 class Fold:
-    """How the matrices of pieces and chains follow from the durations of the pieces' ops."""
+    """The way from the durations of ops to the matrices of pieces and chains."""
 
-    def __init__(self, lanes: int, forms: Sequence[Form], chains: Sequence[Chain], reads: Sequence[Ints]) -> None:
+    def __init__(self, lanes: int, shapes: Sequence[Shape], chains: Sequence[Chain], reads: Sequence[IntArray]) -> None:
         """*reads*: for each chain the lanes and registers that some chain of its program reads."""
         self.lanes = lanes
         self.read = max(map(len, reads), default=0)
-        self.forms = forms
-        # Most pieces of many programs have few forms.
-        self._own = list(dict(zip(map(id, forms), forms, strict=True)).values())
-        number = {id(form): at for at, form in enumerate(self._own)}
-        self._which = np.fromiter(map(number.__getitem__, map(id, forms)), np.int64, len(forms))
-        sizes = [(len(form.level), len(form.touched), form.inputs) for form in self._own]
-        self._sizes = np.array(sizes, np.int64).reshape(-1, 3).T
-        self._outputs = np.array([form.outputs for form in self._own], np.int64)
+        self.shapes = shapes
+        # The pieces of many programs have few distinct shapes.
+        self._distinct = list(dict.fromkeys(shapes))
+        number = {shape: index for index, shape in enumerate(self._distinct)}
+        self._which = np.fromiter(map(number.__getitem__, shapes), np.int64, len(shapes))
+        sizes = [(shape.ops, len(shape.touched), *shape.ports) for shape in self._distinct]
+        self._sizes = np.array(sizes, np.int64).reshape(-1, 4).T
         self.touched = int(self._sizes[1].max(initial=1))
         self.inputs = int(self._sizes[2].max(initial=0))
-        self.outputs = int(self._outputs.max(initial=0))
+        self.outputs = int(self._sizes[3].max(initial=0))
         self.entries = self.touched + self.inputs
         self._order_ops()
         self._plan_chains(chains, reads)
 
     def _order_ops(self) -> None:
-        """Ops of all pieces by their level; nodes are the entries of a piece, then the ops, then nothing."""
-        ops, touched, inputs = self._sizes[:, self._which]
+        """Sort the ops of all pieces by level. Nodes are the entries of a piece, then the ops, then one for nothing."""
+        ops, touched, inputs, _ = self._sizes[:, self._which]
         base = self.entries + np.cumsum(ops) - ops
         count = int(ops.sum())
 
-        def nodes(node: Ints, sizes: Ints) -> Ints:
-            """The nodes that each form names, as nodes of all."""
-            of_form = np.repeat(np.arange(len(sizes)), sizes)
-            first_input, first_op = touched[of_form], (touched + inputs)[of_form]
-            given = node - first_input + self.touched
-            return np.where(node < first_input, node, np.where(node < first_op, given, node - first_op + base[of_form]))
+        def renumber(node: IntArray, sizes: IntArray) -> IntArray:
+            """Turn nodes of each shape into nodes of all."""
+            owner = np.repeat(np.arange(len(sizes)), sizes)
+            first_input, first_op = touched[owner], (touched + inputs)[owner]
+            port = node - first_input + self.touched
+            return np.where(node < first_input, node, np.where(node < first_op, port, node - first_op + base[owner]))
 
-        level, _ = self._named([form.level for form in self._own])
-        waits, _ = self._named([form.waits for form in self._own])
-        before, first = nodes(*self._named([form.before for form in self._own])), np.cumsum(waits) - waits
-        # By level, and those with the most waits first; small numbers are sorted faster.
+        level, _ = self._spread([shape.level for shape in self._distinct])
+        waits, _ = self._spread([shape.wait_counts for shape in self._distinct])
+        before = renumber(*self._spread([shape.compact_before for shape in self._distinct]))
+        first = np.cumsum(waits) - waits
+        # By level, and within it the ops with the most waits first. Small integers are sorted faster.
         most = waits.max(initial=0)
         key = level * (most + 1) + most - waits
-        kind = np.int16 if key.max(initial=0) < 2**15 else np.int64
-        self.order = np.argsort(key.astype(kind), kind="stable")
+        self.order = np.argsort(key.astype(np.int16 if key.max(initial=0) < 2**15 else np.int64), kind="stable")
         place = np.arange(self.entries + count + 1)
         place[self.entries + self.order] = self.entries + np.arange(count)
         before, waits, first = place[before], waits[self.order], first[self.order]
         bounds = np.searchsorted(level[self.order], np.arange(level.max(initial=-1) + 2)).tolist()
         self.levels = []
         for start, stop in pairwise(bounds):
-            further = np.searchsorted(-waits[start:stop], -np.arange(waits[start])).tolist()
-            parts = (before[first[start : start + several] + k] for k, several in enumerate(further))
+            waiting = np.searchsorted(-waits[start:stop], -np.arange(waits[start])).tolist()
+            parts = (before[first[start : start + several] + k] for k, several in enumerate(waiting))
             self.levels.append(_Level(start, stop, tuple(parts)))
-        exits, sizes = self._named([form.exits for form in self._own])
-        of_form, at = _places(sizes)
-        at = np.where(at < touched[of_form], at, at - touched[of_form] + self.touched)
+        exits, sizes = self._spread([shape.exits for shape in self._distinct])
+        owner, index = _places(sizes)
+        index = np.where(index < touched[owner], index, index - touched[owner] + self.touched)
         self.exits = np.full((len(sizes), self.touched + self.outputs), self.entries + count, np.int64)
-        self.exits[of_form, at] = place[nodes(exits, sizes)]
+        self.exits[owner, index] = place[renumber(exits, sizes)]
 
-    def _named(self, parts: Sequence[Ints]) -> tuple[Ints, Ints]:
-        """What each of the distinct forms says of itself, for all of them in turn, and how long that is."""
+    def _spread(self, parts: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+        """Return an array of each distinct shape for all pieces in turn, and its length for each."""
         size = np.array([len(part) for part in parts], np.int64)
         sizes, start = size[self._which], np.cumsum(size) - size
-        of_form, at = _places(sizes)
-        return np.concatenate([np.zeros(0, np.int64), *parts])[start[self._which][of_form] + at], sizes
+        owner, index = _places(sizes)
+        return np.concatenate([np.zeros(0, np.int64), *parts])[start[self._which][owner] + index], sizes
 
-    def _plan_powers(self, pieces: Ints, repeats: Ints) -> Ints:
-        """For each piece that repeats so often its place among the pieces, then the powers."""
-        numbers = pieces * (repeats.max(initial=0) + 1) + repeats
-        _, first, which = distinct(numbers)
+    def _plan_powers(self, pieces: IntArray, repeats: IntArray) -> IntArray:
+        """Return for each piece with its repeats its place among the pieces, then the powers."""
+        _, first, which = distinct(pieces * (repeats.max(initial=0) + 1) + repeats)
         powers = first[repeats[first] > 1]
         place = pieces[first]
-        place[repeats[first] > 1] = len(self.forms) + np.arange(len(powers))
+        place[repeats[first] > 1] = len(self.shapes) + np.arange(len(powers))
         self.repeated, repeats = pieces[powers], repeats[powers]
         begun = np.zeros(len(powers), bool)
         self.squarings = []
@@ -189,139 +159,134 @@ class Fold:
             begun |= odd
         return place[which]
 
-    def _plan_chains(self, chains: Sequence[Chain], reads: Sequence[Ints]) -> None:
-        """A chain's state has a row for each lane and input, and one that is nothing."""
-        forms = self.forms
-        inputs = max((forms[chain[0][0]].inputs for chain in chains), default=0)
+    def _plan_chains(self, chains: Sequence[Chain], reads: Sequence[IntArray]) -> None:
+        """Plan the products. A chain's state has a row for each lane and input, and one for nothing."""
+        inputs = max((self.shapes[chain[0][0]].inputs for chain in chains), default=0)
         self.state, self.count = self.lanes + inputs, len(chains)
-        # columns x chains: the row of the state that each column begins in, for columns without one nothing.
+        # columns x chains: the row of the state that each column begins in, or the row for nothing.
         self.begins = np.full((self.read + inputs, len(chains)), self.state, np.int64)
         self.begins[self.read :] = self.lanes + np.arange(inputs)[:, None]
         for number, read in enumerate(reads):
             self.begins[: len(read), number] = read
-        entries = np.full((self.entries, len(self._own)), self.state, np.int64)
-        for number, form in enumerate(self._own):
-            entries[: len(form.touched), number] = form.touched
-            entries[self.touched : self.touched + form.inputs, number] = self.lanes + np.arange(form.inputs)
+        entries = np.full((self.entries, len(self._distinct)), self.state, np.int64)
+        for number, shape in enumerate(self._distinct):
+            entries[: len(shape.touched), number] = shape.touched
+            entries[self.touched : self.touched + shape.inputs, number] = self.lanes + np.arange(shape.inputs)
         sizes = np.array([len(chain) for chain in chains], np.int64)
         numbers, repeats = np.array([part for chain in chains for part in chain], np.int64).reshape(-1, 2).T
         items = self._plan_powers(numbers, repeats)
-        chain_of = np.repeat(np.arange(len(chains)), sizes)
-        first = np.cumsum(sizes) - sizes
-        at = np.arange(len(numbers)) - first[chain_of]
+        chain_of, index = _places(sizes)
         own = self._which[numbers]
-        ports = self._outputs[own]
+        ports = self._sizes[3][own]
         before = np.cumsum(ports) - ports
-        # Outputs that each chain gave before each of its pieces.
-        given = before - before[first[chain_of]] if len(numbers) else before
-        self.given = int((given + ports).max(initial=0))
+        # The outputs that each chain gives before each of its pieces.
+        earlier = before - before[(np.cumsum(sizes) - sizes)[chain_of]] if len(numbers) else before
+        self.chain_outputs = int((earlier + ports).max(initial=0))
         self.links = []
         for place in range(sizes.max(initial=0)):
-            here = np.flatnonzero(at == place)
-            outputs = np.repeat(np.arange(len(here)), ports[here])
-            port = np.arange(len(outputs)) - (np.cumsum(ports[here]) - ports[here])[outputs]
-            ends = (given[here][outputs] + port, port, outputs)
+            here = np.flatnonzero(index == place)
+            outputs, port = _places(ports[here])
+            ends = (earlier[here][outputs] + port, port, outputs)
             self.links.append(_Link(chain_of[here], items[here], entries[:, own[here]], ends))
 
-    def pieces(self, durations_s: Floats) -> Floats:
-        """(touched + outputs) x (touched + inputs) x pieces: the matrix of each piece.
+    def pieces(self, durations_s: FloatArray) -> FloatArray:
+        """Return (touched + outputs) x (touched + inputs) x pieces: the matrix of each piece.
 
-        *durations_s* are those of the ops of all pieces, one after the other.
+        *durations_s* are those of the ops of all pieces, piece by piece.
         """
         values = np.full((self.entries + len(self.order) + 1, self.entries), -np.inf)
         values[np.arange(self.entries), np.arange(self.entries)] = 0.0
         lengths, ops = durations_s[self.order, None], values[self.entries :]
         for start, stop, waits in self.levels:
             latest = values.take(waits[0], 0)
-            for further in waits[1:]:
-                part = latest[: len(further)]
-                np.maximum(part, values.take(further, 0), out=part)
+            for nodes in waits[1:]:
+                part = latest[: len(nodes)]
+                np.maximum(part, values.take(nodes, 0), out=part)
             np.add(latest, lengths[start:stop], out=ops[start:stop])
         return np.ascontiguousarray(values.take(self.exits, 0).transpose(1, 2, 0))
 
-    def _powers(self, pieces: Floats) -> Floats:
-        square = pieces[: self.touched, : self.touched, self.repeated]
-        result = np.empty_like(square)
-        for first, further, squared in self.squarings:
-            result[:, :, first] = square[:, :, first]
-            if further.size:
-                result[:, :, further] = product(square[:, :, further], result[:, :, further])
-            if squared.size:
-                part = square[:, :, squared]
-                square[:, :, squared] = product(part, part)
+    def _powers(self, pieces: FloatArray) -> FloatArray:
+        power = pieces[: self.touched, : self.touched, self.repeated]
+        result = np.empty_like(power)
+        for begin, multiply, square in self.squarings:
+            result[:, :, begin] = power[:, :, begin]
+            if multiply.size:
+                result[:, :, multiply] = product(power[:, :, multiply], result[:, :, multiply])
+            if square.size:
+                part = power[:, :, square]
+                power[:, :, square] = product(part, part)
         return result
 
-    def maps(self, durations_s: Floats) -> Floats:
-        """(read + outputs) x (read + inputs) x chains: the matrix of every chain."""
+    def maps(self, durations_s: FloatArray) -> FloatArray:
+        """Return (read + outputs) x (read + inputs) x chains: the matrix of every chain."""
         pieces = self.pieces(durations_s)
         if self.repeated.size:
             raised = np.full((*pieces.shape[:2], len(self.repeated)), -np.inf)
             raised[: self.touched, : self.touched] = self._powers(pieces)
             pieces = np.concatenate([pieces, raised], axis=2)
-        columns, each = np.arange(len(self.begins)), np.arange(self.count)
+        columns, every_chain = np.arange(len(self.begins)), np.arange(self.count)
         state = np.full((self.state + 1, len(columns), self.count), -np.inf)
-        state[self.begins, columns[:, None], each] = 0.0
+        state[self.begins, columns[:, None], every_chain] = 0.0
         state[-1] = -np.inf
-        given = np.full((self.given, len(columns), self.count), -np.inf)
+        outputs = np.full((self.chain_outputs, len(columns), self.count), -np.inf)
         for chains, numbers, entries, (rows, ports, places) in self.links:
             after = product(pieces[:, :, numbers], state[entries[:, None], columns[:, None], chains])
             state[entries[: self.touched, None], columns[:, None], chains] = after[: self.touched]
-            given[rows, :, chains[places]] = after[self.touched + ports, :, places]
+            outputs[rows, :, chains[places]] = after[self.touched + ports, :, places]
         rows = self.begins[: self.read, None]
-        return np.concatenate([state[rows, columns[:, None], each], given])
+        return np.concatenate([state[rows, columns[:, None], every_chain], outputs])
 
-    def dense(self, pieces: Floats, number: int) -> Floats:
-        """(lanes + outputs) x (lanes + inputs): the matrix of one of the *pieces*, with all lanes."""
-        form, compact = self.forms[number], pieces[:, :, number]
-        lanes, inputs, outputs = self.lanes, form.inputs, form.outputs
-        found = np.full((lanes + outputs, lanes + inputs), -np.inf)
-        found[np.arange(lanes), np.arange(lanes)] = 0.0
-        rows = np.concatenate([form.touched, lanes + np.arange(outputs)])
-        columns = np.concatenate([form.touched, lanes + np.arange(inputs)])
-        kept = [
-            np.concatenate([np.arange(len(form.touched)), self.touched + np.arange(ports)])
-            for ports in (outputs, inputs)
-        ]
-        found[rows[:, None], columns] = compact[kept[0][:, None], kept[1]]
-        return found
+    def dense(self, pieces: FloatArray, number: int) -> FloatArray:
+        """Return (lanes + outputs) x (lanes + inputs): the matrix of one of the *pieces*, with all lanes."""
+        shape, compact = self.shapes[number], pieces[:, :, number]
+        lanes, touched = self.lanes, shape.touched
+        inputs, outputs = shape.ports
+        matrix = np.full((lanes + outputs, lanes + inputs), -np.inf)
+        matrix[np.arange(lanes), np.arange(lanes)] = 0.0
+        rows, columns = (np.concatenate([touched, lanes + np.arange(ports)]) for ports in (outputs, inputs))
+        own_rows, own_columns = (
+            np.concatenate([np.arange(len(touched)), self.touched + np.arange(ports)]) for ports in (outputs, inputs)
+        )
+        matrix[rows[:, None], columns] = compact[own_rows[:, None], own_columns]
+        return matrix
 
 
-def _places(sizes: Ints) -> tuple[Ints, Ints]:
-    """For each of so many things of some owners whose it is, and which of its owner's."""
+def _places(sizes: IntArray) -> tuple[IntArray, IntArray]:
+    """Return for each of so many items of some owners its owner and its index there."""
     owner = np.repeat(np.arange(len(sizes)), sizes)
     return owner, np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
 
 
-def product(two: Floats, one: Floats) -> Floats:
-    """The matrices of *one* followed by *two*: rows x columns x members."""
+FEW_MATRICES = 64
+"""All products of so many matrices fit into the caches of a processor."""
+
+
+def product(two: FloatArray, one: FloatArray) -> FloatArray:
+    """Return the matrices of *one* followed by *two*: rows x columns x members."""
     if two.shape[2] < FEW_MATRICES:
-        result: Floats = np.maximum.reduce(two.swapaxes(0, 1)[:, :, None] + one[:, None], 0)
+        result: FloatArray = np.maximum.reduce(two.swapaxes(0, 1)[:, :, None] + one[:, None], 0)
         return result
     result = two[:, 0, None] + one[0]
-    for at in range(1, two.shape[1]):
-        np.maximum(result, two[:, at, None] + one[at], out=result)
+    for row in range(1, two.shape[1]):
+        np.maximum(result, two[:, row, None] + one[row], out=result)
     return result
 
 
-FEW_MATRICES = 64
-"""Of so many matrices all products take less space than a processor keeps at hand."""
-
-
 @lru_cache(maxsize=512)
-def fold_of(lanes: int, forms: tuple[Form, ...], chains: tuple[Chain, ...], every: bool) -> Fold:
-    """*every*: with all lanes and registers, not those alone that some chain reads."""
-    return Fold(lanes, forms, chains, (read_by(lanes, forms, chains, every),) * len(chains))
+def fold_of(lanes: int, shapes: tuple[Shape, ...], chains: tuple[Chain, ...], all_lanes: bool) -> Fold:
+    """Return the fold of one program; *all_lanes*: with all lanes and registers, not only those that are read."""
+    return Fold(lanes, shapes, chains, (lanes_read(lanes, shapes, chains, all_lanes),) * len(chains))
 
 
 @lru_cache(maxsize=1024)
-def read_by(lanes: int, forms: tuple[Form, ...], chains: tuple[Chain, ...], every: bool) -> Ints:
-    """The lanes and registers that some chain reads as it finds them; the first lane in any case."""
-    if every:
+def lanes_read(lanes: int, shapes: tuple[Shape, ...], chains: tuple[Chain, ...], all_lanes: bool) -> IntArray:
+    """Return the lanes and registers that some chain reads before it writes them; always the first lane."""
+    if all_lanes:
         return np.arange(lanes)
-    found = {0}
+    read = {0}
     for chain in chains:
         written: set[int] = set()
         for piece, _ in chain:
-            found |= forms[piece].reads - written
-            written |= forms[piece].writes
-    return np.array(sorted(found), np.int64)
+            read |= shapes[piece].reads - written
+            written |= shapes[piece].writes
+    return np.array(sorted(read), np.int64)

@@ -1,4 +1,4 @@
-"""The lanes of every rank, and the registers through which the pieces of a slot hand times on."""
+"""The lanes of every rank, and the registers through which the pieces of a slot pass times on."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +14,13 @@ RECEIVE_NAMES = ("pp receive activations", "pp receive gradients")
 HOST_NAME = "host"
 STREAMS = 2
 """Slots that one call may interleave."""
-HANDED_ON = {
+PHASES_OF = {
     SlotAction.FORWARD: (Phase.FORWARD,),
     SlotAction.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
     SlotAction.INPUT: (Phase.INPUT_GRADIENT,),
     SlotAction.WEIGHT: (Phase.WEIGHT_GRADIENT,),
 }
-"""What each kind of slot runs of a layer. A whole backward hands its gradient on when it has ended, as
+"""The phases of a layer that each kind of slot runs. A whole backward passes its gradient on when it has ended, as
 autograd does; a split one after its input half."""
 
 
@@ -28,15 +28,14 @@ autograd does; a split one after its input half."""
 class Lanes:
     """Compute, the lanes of the pipeline's messages, one for each group, the host's; then registers.
 
-    Messages that both sides stop for need lanes to receive in; others arrive in the sender's. An eager host
-    has a lane of its own, in which it issues what the others run.
+    Messages that both sides stop for need lanes to receive in; others arrive in the sender's. An eager host has a lane
+    of its own, in which it issues what the others run.
     """
 
     groups: tuple[Channel, ...]
     receives: bool = False
     host: bool = False
-    named: tuple[str, ...] = ()
-    """Ops that others wait for by name in a later piece."""
+    named: tuple[str, ...] = ()  # ops that others wait for by name in a later piece
 
     @cached_property
     def messages(self) -> tuple[str, ...]:
@@ -49,7 +48,7 @@ class Lanes:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of lanes and registers."""
+        """The names of lanes and registers."""
         streams = (f"{what} {stream}" for stream in range(STREAMS) for what in ("given", "done"))
         return (*self.lanes, "begin", "turn", "read", *streams, *self.named)
 
@@ -59,7 +58,7 @@ class Lanes:
 
     @property
     def begin(self) -> int:
-        """A register that nothing is ever kept in: the start of the step."""
+        """A register that nothing is ever stored in: the start of the step."""
         return len(self.lanes)
 
     @property
@@ -73,18 +72,18 @@ class Lanes:
         return len(self.lanes) + 2
 
     def given(self, stream: int) -> int:
-        """When the slot's activation or gradient arrived."""
+        """Return the register of when the slot's activation or gradient arrived."""
         return len(self.lanes) + 3 + 2 * stream
 
     def done(self, stream: int) -> int:
-        """The end of the slot's latest computation or blocking communication."""
+        """Return the register of the end of the slot's latest computation or blocking communication."""
         return len(self.lanes) + 4 + 2 * stream
 
     @cached_property
     def register(self) -> dict[str, int]:
-        """By the names of ops."""
+        """Registers by the names of ops."""
         first = len(self.lanes) + 3 + 2 * STREAMS
-        return {name: first + at for at, name in enumerate(self.named)}
+        return {name: first + index for index, name in enumerate(self.named)}
 
     @cached_property
     def collectives(self) -> tuple[int, ...]:
@@ -97,11 +96,12 @@ class Lanes:
         return len(self.lanes) - 1 if self.host else None
 
     def of(self, group: Channel) -> int:
+        """Return the lane of *group*."""
         return 1 + len(self.messages) + self.groups.index(group)
 
     def group(self, lane: int) -> Channel | None:
-        """The group whose communication runs in *lane*; None for computing and for the host."""
+        """Return the group whose communication runs in *lane*; None for computing and for the host."""
         if lane in (COMPUTE, self.host_lane):
             return None
-        at = lane - 1 - len(self.messages)
-        return Group.PP if at < 0 else self.groups[at]
+        index = lane - 1 - len(self.messages)
+        return Group.PP if index < 0 else self.groups[index]

@@ -1,4 +1,4 @@
-"""How a call of a stage sends and receives: its own segment with the ops of its messages around it."""
+"""Messages between stages: the ops around the segment of a call that send and receive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,20 +9,17 @@ from typing import NamedTuple
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 from stepcast.simulation.segments import NO_LANE, Cost, ProgramError, Segment, TimedOp
 
-USUAL = -1
+DEFAULT_MICRO_BATCH = -1
 
 
 class SlotKind(NamedTuple):
-    """What a slot is, whichever of alike micro-batches it runs."""
+    """The kind of a schedule slot; slots of one kind run the same segment."""
 
     kind: SlotAction
     chunk: int
-    first: bool
-    """The first slot of this kind and chunk on the stage."""
-    last: bool
-    """The last one, of whole backwards and weight halves together: gradients can be reduced after it."""
-    like: int = USUAL
-    """The first of the micro-batches that run the same as this one; USUAL where most do."""
+    first: bool  # the first slot of this action and chunk on the stage
+    last: bool  # the last one, of whole backwards and weight halves together: gradients can be reduced after it
+    representative: int = DEFAULT_MICRO_BATCH  # the first of the micro-batches that run the same as this one
 
     @property
     def backward(self) -> bool:
@@ -35,27 +32,25 @@ class Send(StrEnum):
     EAGER = "eager"
     """As soon as it is ready, in the sender's lane alone; only the slot that needs it waits for it."""
     RENDEZVOUS = "rendezvous"
-    """When it is ready and the receiver has begun the slot before the one that needs it (one receive ahead),
-    in a lane of its own between the two stages. Computing goes on."""
+    """When it is ready and the receiver has begun the slot before the one that needs it (one receive ahead), in a lane
+    of its own between the two stages. Computing goes on."""
     BLOCKING = "blocking"
-    """When both sides have come to it; both stop computing until it has passed (the send of a slot and the
-    receive of the next one are posted together, as Megatron-LM does). Schedules that run ahead of their
-    receivers deadlock, as they would in a real run without buffers: more than one chunk, ZB-H2."""
+    """When both sides have come to it; both stop computing until it has passed (the send of a slot and the receive of
+    the next one are posted together, as Megatron-LM does). Schedules that run ahead of their receivers deadlock, as
+    they would in a real run without buffers: more than one chunk, ZB-H2."""
 
 
 @dataclass(frozen=True)
 class Messages:
-    """The lanes that messages take and how long they take."""
+    """The lanes that messages take and what they cost."""
 
     cost: Callable[[SlotAction, ChunkPlace, ChunkPlace], Cost]
-    """(FORWARD or BACKWARD, from, to) -> what the message costs."""
+    """(FORWARD or BACKWARD, from, to) -> the cost of the message."""
     mode: Send = Send.EAGER
     compute_lane: int = 0
-    send_lanes: tuple[int, int] = (1, 2)
-    """For activations and for gradients."""
+    send_lanes: tuple[int, int] = (1, 2)  # for activations and for gradients
     receive_lanes: tuple[int, int] = (3, 4)
-    alike: bool = False
-    """Whether messages between all stages cost the same."""
+    alike: bool = False  # messages between all stages cost the same
 
     def __post_init__(self) -> None:
         lanes = (self.compute_lane, *self.send_lanes, *self.receive_lanes)
@@ -65,245 +60,228 @@ class Messages:
 
 FREE = Messages(lambda kind, source, target: 0.0)
 """Messages that take no time and no lane."""
+LOCAL: Cost = "local"
+"""In place of its cost: the message stays on its stage."""
 
 
-class Which(StrEnum):
+class Passage(NamedTuple):
+    """How the message of a slot comes to its stage and leaves it: not at all (None), LOCAL, or at a cost."""
+
+    action: SlotAction
+    comes: Cost
+    goes: Cost
+
+    @property
+    def backward(self) -> bool:
+        return self.action in (SlotAction.BACKWARD, SlotAction.INPUT)
+
+    @property
+    def receives(self) -> bool:
+        return self.comes is not None and self.comes != LOCAL
+
+    @property
+    def sends(self) -> bool:
+        return self.goes is not None and self.goes != LOCAL
+
+
+class CallContext(NamedTuple):
+    """The passages of the slots of a call, and of the calls before and after it on its stage."""
+
+    own: tuple[Passage, ...]
+    before: tuple[Passage, ...] = ()
+    after: tuple[Passage, ...] = ()
+
+    def with_cost(self, cost: Cost) -> "CallContext":
+        """Return the same passages with messages between stages at *cost*."""
+
+        def price(passage: Passage) -> Passage:
+            comes = cost if passage.receives else passage.comes
+            return Passage(passage.action, comes, cost if passage.sends else passage.goes)
+
+        return CallContext(*[tuple(map(price, part)) for part in self])
+
+
+def find_passage(schedule: Schedule, stage: int, slot: SlotKind, messages: Messages) -> Passage:
+    """Return how the message of *slot* passes its *stage*."""
+    if slot.kind is SlotAction.WEIGHT:
+        return Passage(slot.kind, None, None)
+    here = ChunkPlace(stage, slot.chunk)
+    action = SlotAction.BACKWARD if slot.backward else SlotAction.FORWARD
+    source, target = schedule.previous(here), schedule.following(here)
+    if slot.backward:
+        source, target = target, source
+    comes = goes = None  # type: Cost
+    if source is not None:
+        comes = LOCAL if source.stage == stage else messages.cost(action, source, here)
+    if target is not None:
+        goes = LOCAL if target.stage == stage else messages.cost(action, here, target)
+    return Passage(slot.kind, comes, goes)
+
+
+class MessageSignal(StrEnum):
     """The signal of another call that an input waits for."""
 
-    READY = "ready"
-    """The message of a place: arrived (eager), or posted by its sender."""
-    POSTED = "posted"
-    """The receive of a place has been posted."""
-    ARRIVED = "arrived"
-    """The message of a place has passed (rendezvous)."""
+    READY = "ready"  # the message of a place has arrived (eager), or its sender has posted it
+    POSTED = "posted"  # the receive of a place has been posted
+    ARRIVED = "arrived"  # the message of a place has passed (rendezvous)
 
 
-class End(StrEnum):
-    """A place, as seen from that of a phase."""
+class WireEnd(StrEnum):
+    """A place as seen from that of a slot: where its message comes from, where it goes, or its own."""
 
     SOURCE = "source"
-    """Where its message comes from."""
     TARGET = "target"
     HERE = "here"
 
 
 class Wire(NamedTuple):
-    """An input of a call: the signal *which* of the place at an *end* of one of the phases, for its
-    micro-batch.
-    """
+    """The signal that an input of a call waits for: of the place at an *end* of a slot, for its micro-batch."""
 
-    which: Which
-    direction: int
-    end: End
-    of_previous: bool
-    """The phase is one of the call before this one (whose message is being sent)."""
-    phase: int
+    signal: MessageSignal
+    direction: int  # 0 forward, 1 backward
+    end: WireEnd
+    slot: int
+    of_previous: bool = False  # the slot is one of the call before, whose message is being sent
 
 
-@dataclass(frozen=True)
-class Framed:
-    """A segment with its messages, what each input is bound to and which output gives which signal."""
+@dataclass(frozen=True, eq=False)
+class CallFrame:
+    """A segment with the ops of its messages, the signal of each input, and the outputs that give signals."""
 
+    context: CallContext
     segment: Segment
     wires: tuple[Wire | None, ...]
-    ready: dict[int, int]
-    """Phase of this call -> output."""
-    posted: dict[int, int]
-    """Phase of the next call -> output."""
+    ready: dict[int, int]  # slot of this call -> output
+    posted: dict[int, int]  # slot of the next call -> output
 
 
-class Frame:
-    """Puts the message ops of one stage around its segments."""
+def build_frame(base: Segment | None, context: CallContext, messages: Messages, lanes: int) -> CallFrame:
+    """Put the ops of messages around *base*, which runs the slots of *context*."""
+    builder = _FrameBuilder(messages, lanes)
+    if messages.mode is Send.BLOCKING:
+        builder.send_and_receive(context)
+    if messages.mode is Send.RENDEZVOUS:
+        builder.post_receives(context.after)
+    if base is not None:
+        builder.add_base(base, context.own)
+    builder.send_outputs(context.own)
+    if messages.mode is Send.BLOCKING:
+        builder.post_receives(context.after)
+    outputs = sorted({*builder.ready.values(), *builder.posted.values()})
+    ready, posted = (
+        {slot: outputs.index(output) for slot, output in part.items()} for part in (builder.ready, builder.posted)
+    )
+    segment = builder.segment or Segment.of("", (), lanes=lanes)
+    if outputs != list(range(builder.outputs)):
+        segment = segment.with_outputs(outputs)
+    return CallFrame(context, segment, tuple(builder.wires), ready, posted)
 
-    def __init__(self, schedule: Schedule, stage: int, lanes: int, messages: Messages) -> None:
-        self.schedule, self.stage, self.lanes, self.messages = schedule, stage, lanes, messages
-        self._known: dict[tuple[SlotAction, int], tuple[Cost, ...]] = {}
 
-    def around(
-        self,
-        base: Segment | None,
-        phases: tuple[SlotKind, ...],
-        before: tuple[SlotKind, ...],
-        after: tuple[SlotKind, ...],
-    ) -> Framed:
-        """*base* runs *phases*; *before* and *after* are those of the calls before and after it."""
-        build = _Build(self)
-        if self.messages.mode is Send.BLOCKING:
-            build.send_and_receive(before, phases)
-        if self.messages.mode is Send.RENDEZVOUS:
-            build.post_receives(after)
-        build.base(base, phases)
-        build.outputs(phases)
-        if self.messages.mode is Send.BLOCKING:
-            build.post_receives(after)
-        return build.framed()
+TEMPLATE_LANES = 5
 
-    def inbound(self, phase: SlotKind) -> ChunkPlace | None:
-        """Where the message of *phase* comes from."""
-        place = ChunkPlace(self.stage, phase.chunk)
-        if phase.kind is SlotAction.WEIGHT:
-            return None
-        return self.schedule.following(place) if phase.backward else self.schedule.previous(place)
 
-    def outbound(self, phase: SlotKind) -> ChunkPlace | None:
-        place = ChunkPlace(self.stage, phase.chunk)
-        if phase.kind is SlotAction.WEIGHT:
-            return None
-        return self.schedule.previous(place) if phase.backward else self.schedule.following(place)
+@lru_cache(maxsize=4096)
+def frame_template(mode: Send, context: CallContext) -> CallFrame:
+    """Return the frame around any segment with one input and one output for each slot; messages cost 1."""
+    count = len(context.own)
+    ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
+    base = Segment.of("", ops, lanes=TEMPLATE_LANES, inputs=count, outputs=range(count)) if count else None
+    return build_frame(base, context, template_messages(mode), TEMPLATE_LANES)
 
-    def place(self, wire: Wire, phases: tuple[SlotKind, ...], before: tuple[SlotKind, ...]) -> ChunkPlace:
-        """The place of which *wire* carries a signal."""
-        phase = (before if wire.of_previous else phases)[wire.phase]
-        ends = {End.SOURCE: self.inbound, End.TARGET: self.outbound}
-        found = ends[wire.end](phase) if wire.end in ends else ChunkPlace(self.stage, phase.chunk)
-        assert found is not None
-        return found
 
-    def remote(self, place: ChunkPlace | None) -> bool:
-        return place is not None and place.stage != self.stage
-
-    def cost(self, phase: SlotKind, source: ChunkPlace, target: ChunkPlace) -> Cost:
-        return self.messages.cost(SlotAction.BACKWARD if phase.backward else SlotAction.FORWARD, source, target)
-
-    def key(self, phases: tuple[SlotKind, ...], before: tuple[SlotKind, ...], after: tuple[SlotKind, ...]) -> object:
-        """Equal for calls around whose segments the same messages stand, of whichever stage and chunk."""
-        if self.messages.mode is Send.EAGER:
-            before = after = ()
-        return tuple([tuple([(phase.kind, self._passes(phase)) for phase in part]) for part in (phases, before, after)])
-
-    def _passes(self, phase: SlotKind) -> tuple[Cost, ...]:
-        """How the messages of *phase* come and go: not at all, within the stage, or at a cost."""
-        what = phase.kind, phase.chunk
-        if what not in self._known:
-            here, source, target = ChunkPlace(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
-            comes: Cost = source is not None
-            goes: Cost = target is not None
-            if source is not None and self.remote(source):
-                comes = ("from another", self.cost(phase, source, here))
-            if target is not None and self.remote(target):
-                goes = ("to another", self.cost(phase, here, target))
-            self._known[what] = comes, goes
-        return self._known[what]
+def template_messages(mode: Send) -> Messages:
+    return Messages(lambda kind, source, target: 1.0, mode)
 
 
 @lru_cache(maxsize=1024)
-def _single(op: TimedOp, lanes: int) -> Segment:
-    """The same object for the same op, so that what it is joined to is joined once."""
+def _single_op(op: TimedOp, lanes: int) -> Segment:
+    """Return one object for the same op, so that what it is joined to is joined once."""
     return Segment.of("", (op,), lanes=lanes, inputs=len(op.inputs), outputs=(0,))
 
 
-class _Build:
-    """One framed segment, from its first op to its last."""
+class _FrameBuilder:
+    """Builds one frame from its first op to its last."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.messages = frame.messages
+    def __init__(self, messages: Messages, lanes: int) -> None:
+        self.messages, self.lanes = messages, lanes
         self.segment: Segment | None = None
-        self.outputs_so_far = 0
+        self.outputs = 0
         self.wires: list[Wire | None] = []
         self.arrived: dict[int, int] = {}
         self.produced: dict[int, int] = {}
         self.ready: dict[int, int] = {}
         self.posted: dict[int, int] = {}
 
-    def add(self, op: TimedOp, bind: dict[int, int] | None = None, wire: Wire | None = None) -> int:
-        """Append one op; the output that is its end."""
-        piece = _single(op, self.frame.lanes)
-        if wire:
-            self.wires.append(wire)
-        return self.append(piece, bind or {})
-
-    def append(self, piece: Segment, bind: dict[int, int]) -> int:
-        """Append *piece*; its first output."""
-        self.segment = self.segment.then(piece, bind) if self.segment else piece
-        first = self.outputs_so_far
-        self.outputs_so_far += piece.outputs
+    def append(self, segment: Segment, bind: dict[int, int]) -> int:
+        """Append *segment*; return its first output."""
+        self.segment = self.segment.then(segment, bind) if self.segment else segment
+        first = self.outputs
+        self.outputs += segment.outputs
         return first
 
-    def send_and_receive(self, before: tuple[SlotKind, ...], phases: tuple[SlotKind, ...]) -> None:
-        """The messages that the call before this one posted: its own and those that this call needs."""
-        frame, waits = self.frame, []
-        for number, phase in enumerate(before):
-            target = frame.outbound(phase)
-            if target is not None and frame.remote(target):
-                lane = self.messages.send_lanes[phase.backward]
-                cost = frame.cost(phase, ChunkPlace(frame.stage, phase.chunk), target)
-                wire = Wire(Which.POSTED, int(phase.backward), End.TARGET, True, number)
-                waits.append(self.add(TimedOp("send", cost, lane, inputs=(0,)), wire=wire))
-        for number, phase in enumerate(phases):
-            source = frame.inbound(phase)
-            if source is not None and frame.remote(source):
-                lane = self.messages.receive_lanes[phase.backward]
-                cost = frame.cost(phase, source, ChunkPlace(frame.stage, phase.chunk))
-                wire = Wire(Which.READY, int(phase.backward), End.SOURCE, False, number)
-                self.arrived[number] = self.add(TimedOp("receive", cost, lane, inputs=(0,)), wire=wire)
+    def add(self, op: TimedOp, bind: dict[int, int] | None = None, wire: Wire | None = None) -> int:
+        """Append one op; return the output that is its end."""
+        if wire:
+            self.wires.append(wire)
+        return self.append(_single_op(op, self.lanes), bind or {})
+
+    def send_and_receive(self, context: CallContext) -> None:
+        """Add the messages that the call before this one posted: its own and those that this call needs."""
+        waits = []
+        for number, passage in enumerate(context.before):
+            if passage.sends:
+                op = TimedOp("send", passage.goes, self.messages.send_lanes[passage.backward], inputs=(0,))
+                wire = Wire(MessageSignal.POSTED, int(passage.backward), WireEnd.TARGET, number, of_previous=True)
+                waits.append(self.add(op, wire=wire))
+        for number, passage in enumerate(context.own):
+            if passage.receives:
+                op = TimedOp("receive", passage.comes, self.messages.receive_lanes[passage.backward], inputs=(0,))
+                wire = Wire(MessageSignal.READY, int(passage.backward), WireEnd.SOURCE, number)
+                self.arrived[number] = self.add(op, wire=wire)
                 waits.append(self.arrived[number])
         if waits:
             op = TimedOp("wait for messages", 0.0, self.messages.compute_lane, inputs=tuple(range(len(waits))))
             self.add(op, bind=dict(enumerate(waits)))
 
-    def post_receives(self, after: tuple[SlotKind, ...]) -> None:
+    def post_receives(self, after: tuple[Passage, ...]) -> None:
         """Be ready for the messages of the next call from here on."""
         blocking = self.messages.mode is Send.BLOCKING
-        for number, phase in enumerate(after):
-            if self.frame.remote(self.frame.inbound(phase)):
-                lane = self.messages.receive_lanes[phase.backward] if blocking else NO_LANE
+        for number, passage in enumerate(after):
+            if passage.receives:
+                lane = self.messages.receive_lanes[passage.backward] if blocking else NO_LANE
                 self.posted[number] = self.add(TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,)))
 
-    def base(self, base: Segment | None, phases: tuple[SlotKind, ...]) -> None:
-        """The segment itself; input and output k belong to phase k."""
-        if base is None:
-            return
-        for number, phase in enumerate(phases):
-            takes, gives = self.frame.inbound(phase), self.frame.outbound(phase)
-            if takes is not None and base.inputs <= number:
-                raise ProgramError(f"segment {base.name} of stage {self.frame.stage} has no input {number}")
-            if gives is not None and base.outputs <= number:
-                raise ProgramError(f"segment {base.name} of stage {self.frame.stage} has no output {number}")
-        bind = dict(self.arrived)
-        first = self.append(base, bind)
-        self.wires += [self.wire(phases, port) for port in range(base.inputs) if port not in bind]
+    def add_base(self, base: Segment, own: tuple[Passage, ...]) -> None:
+        """Add the segment itself; its input and output k belong to slot k."""
+        for number, passage in enumerate(own):
+            if passage.comes is not None and base.inputs <= number:
+                raise ProgramError(f"segment {base.name} has no input {number}")
+            if passage.goes is not None and base.outputs <= number:
+                raise ProgramError(f"segment {base.name} has no output {number}")
+        first = self.append(base, self.arrived)
+        self.wires += [self.wire_input(own, port) for port in range(base.inputs) if port not in self.arrived]
         self.produced = {port: first + port for port in range(base.outputs)}
 
-    def wire(self, phases: tuple[SlotKind, ...], port: int) -> Wire | None:
-        """What a message that needs no op of its own is bound to: its arrival, or the loss of this stage."""
-        if port >= len(phases) or phases[port].kind is SlotAction.WEIGHT:
+    def wire_input(self, own: tuple[Passage, ...], port: int) -> Wire | None:
+        """Return what an input without an op of its own waits for: its message, or the loss of this stage."""
+        if port >= len(own) or own[port].action is SlotAction.WEIGHT:
             return None
-        phase = phases[port]
-        source = self.frame.inbound(phase)
-        if source is not None:
-            passes = self.messages.mode is Send.RENDEZVOUS and self.frame.remote(source)
-            which = Which.ARRIVED if passes else Which.READY
-            return Wire(which, int(phase.backward), End.SOURCE, False, port)
-        if phase.backward:
-            return Wire(Which.READY, 0, End.HERE, False, port)
-        return None
+        passage = own[port]
+        if passage.comes is not None:
+            passes = self.messages.mode is Send.RENDEZVOUS and passage.receives
+            signal = MessageSignal.ARRIVED if passes else MessageSignal.READY
+            return Wire(signal, int(passage.backward), WireEnd.SOURCE, port)
+        return Wire(MessageSignal.READY, 0, WireEnd.HERE, port) if passage.backward else None
 
-    def outputs(self, phases: tuple[SlotKind, ...]) -> None:
-        """Send (eager) or post the send (blocking) of what each phase produced."""
-        frame, mode = self.frame, self.messages.mode
-        for number, phase in enumerate(phases):
-            if number not in self.produced or phase.kind is SlotAction.WEIGHT:
+    def send_outputs(self, own: tuple[Passage, ...]) -> None:
+        """Send (eager) or post the send (blocking) of what each slot produced."""
+        mode = self.messages.mode
+        for number, passage in enumerate(own):
+            if number not in self.produced or passage.action is SlotAction.WEIGHT:
                 continue
             self.ready[number] = self.produced[number]
-            target = frame.outbound(phase)
-            if target is None or not frame.remote(target) or mode is Send.RENDEZVOUS:
-                continue
-            lane, cost = self.messages.send_lanes[phase.backward], 0.0  # type: int, Cost
-            if mode is Send.EAGER:
-                cost = frame.cost(phase, ChunkPlace(frame.stage, phase.chunk), target)
-                if cost == 0:
-                    continue
-            name = "send" if mode is Send.EAGER else "post send"
-            op = TimedOp(name, cost, lane, inputs=(0,))
-            self.ready[number] = self.add(op, bind={0: self.produced[number]})
-
-    def framed(self) -> Framed:
-        """With only the outputs that give a signal."""
-        kept = sorted({*self.ready.values(), *self.posted.values()})
-        ready = {phase: kept.index(output) for phase, output in self.ready.items()}
-        posted = {phase: kept.index(output) for phase, output in self.posted.items()}
-        segment = self.segment or Segment.of("", (), lanes=self.frame.lanes)
-        if kept != list(range(self.outputs_so_far)):
-            segment = segment.giving(kept)
-        return Framed(segment, tuple(self.wires), ready, posted)
+            free = mode is Send.EAGER and passage.goes == 0
+            if passage.sends and mode is not Send.RENDEZVOUS and not free:
+                name, cost = ("send", passage.goes) if mode is Send.EAGER else ("post send", 0.0)
+                op = TimedOp(name, cost, self.messages.send_lanes[passage.backward], inputs=(0,))
+                self.ready[number] = self.add(op, bind={0: self.produced[number]})

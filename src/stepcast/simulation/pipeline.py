@@ -1,28 +1,41 @@
 """A schedule and the segments of its stages, joined into one program.
 
-One rank per stage; rendezvous messages add one for each pair of stages and direction, named after them. A
-call runs one slot, or two that are interleaved; its segment has one input and one output for each of them:
-the activation or gradient that it needs, and the one that it makes. Who calls what when depends on the
-schedule alone and is worked out once for it.
+A call runs one slot, or two that are interleaved; its segment has one input and one output for each of them: the
+activation or gradient that it needs, and the one that it produces. Each stage is a rank; rendezvous messages add a rank
+for each pair of stages and direction. Which rank calls which segment when, and what waits for what, depends on the
+schedule alone: it is a ``PipelineTemplate``, built once with array operations and shared by all strategies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.fold import distinct
-from stepcast.simulation.messages import FREE, USUAL, End, Frame, Framed, Messages, Send, SlotKind, Which, Wire
-from stepcast.simulation.program import Calls, Program
+from stepcast.simulation.messages import (
+    DEFAULT_MICRO_BATCH,
+    FREE,
+    CallContext,
+    CallFrame,
+    Messages,
+    MessageSignal,
+    Passage,
+    Send,
+    SlotKind,
+    WireEnd,
+    build_frame,
+    find_passage,
+    frame_template,
+    template_messages,
+)
+from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
-from stepcast.simulation.segments import Cost, Ints, Piece, ProgramError, Segment, TimedOp
-
-# What the calls of a pipeline are, before it is known which segments they call.
+from stepcast.simulation.segments import Cost, Piece, ProgramError, Segment, TimedOp
 
 
 class RoundTemplate(NamedTuple):
@@ -33,82 +46,143 @@ class RoundTemplate(NamedTuple):
     in_turn: bool
 
 
-class Passing:
-    """How messages pass around any segment: one object, in whichever skeleton, where the same do."""
+@dataclass(frozen=True)
+class Round:
+    """One call of some stages, once per step. Stages that meet in it wait for outputs of the round before."""
 
-    def __init__(self, framed: Framed) -> None:
-        self.framed = framed
-
-
-class Slots(NamedTuple):
-    """A segment that a stage calls for *phases*; *before* and *after* are those of the calls around it."""
-
-    stage: int
-    phases: tuple[SlotKind, ...]
-    before: tuple[SlotKind, ...]
-    after: tuple[SlotKind, ...]
-    passes: Passing
+    segments: Mapping[int, Segment]
+    waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Stage -> the stages whose output 0 of the round before is input 0, 1, ... of its segment."""
+    in_turn: bool = False  # they wait for outputs of this same round instead, one after the other
 
     @property
-    def name(self) -> str:
-        return "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in self.phases) or "messages"
-
-    def runs(self, same: Sequence[int], chunks: int) -> object:
-        """Equal for those that run the same; *same* numbers what each place runs, of *chunks* a stage."""
-        own = [(same[self.stage * chunks + phase.chunk], phase._replace(chunk=0)) for phase in self.phases]
-        return self.passes, *own
+    def template(self) -> RoundTemplate:
+        return RoundTemplate(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
 
 
-class InRound(NamedTuple):
+Slots = tuple[SlotKind, ...]
+"""The one or two slots of a call."""
+
+
+class SlotCall(NamedTuple):
+    """A segment that a stage calls for *slots*; *before* and *after* are those of the calls around it."""
+
+    stage: int
+    slots: Slots
+    before: Slots
+    after: Slots
+    frame: CallFrame
+
+    def key(self, same: Sequence[int], chunks: int) -> object:
+        """Return a key that is equal for calls that run the same; *same* numbers what each of *chunks* a stage runs."""
+        own = [(same[self.stage * chunks + slot.chunk], slot._replace(chunk=0)) for slot in self.slots]
+        return self.frame, *own
+
+
+class RoundCall(NamedTuple):
     """A segment that a stage calls in a round."""
 
     number: int
     stage: int
 
-    @property
-    def name(self) -> str:
-        return ""
 
-
-class ChannelMessage(NamedTuple):
-    """A segment that a channel between two stages calls."""
+class ChannelCall(NamedTuple):
+    """A segment that a channel between two stages calls: a message that waits for its receiver."""
 
     kind: SlotAction
     source: ChunkPlace
     target: ChunkPlace
 
-    @property
-    def name(self) -> str:
-        return "message"
+
+PipelineCall: TypeAlias = SlotCall | RoundCall | ChannelCall
 
 
-Part: TypeAlias = Slots | InRound | ChannelMessage
+def _name_kind(kind: PipelineCall) -> str:
+    if isinstance(kind, SlotCall):
+        return "+".join(f"{slot.kind.letter}.{slot.chunk}" for slot in kind.slots) or "messages"
+    return "message" if isinstance(kind, ChannelCall) else ""
 
 
-@dataclass(frozen=True)
-class Called:
-    """The calls of the slots of all stages, one stage after the other."""
+@dataclass(frozen=True, eq=False)
+class PipelineTemplate(CallTable):
+    """The calls of a pipeline without their segments: ``kinds`` describes the segment that each number stands for."""
 
-    stage: Ints
-    kind: Ints
-    """For each call the number of its kind: those of a stage follow one another."""
-    first: Ints
-    """For each kind its first call."""
-    near: list[tuple[tuple[SlotKind, ...], tuple[SlotKind, ...], tuple[SlotKind, ...]]]
-    """For each kind its phases, and those of the calls before and after it."""
-    batches: Ints
-    """calls x 2: the micro-batches of the phases of each call, that of the first again where it has one."""
-    labels: Ints
-    """The same, -1 where there is none."""
+    kinds: tuple[PipelineCall, ...] = ()
+    chunks: int = 1
+    mode: Send = Send.EAGER
+    before: tuple[RoundTemplate, ...] = ()
+    after: tuple[RoundTemplate, ...] = ()
+    is_uniform: bool = True  # all micro-batches run the same
+    _distinct: dict[tuple[int, ...], tuple[list[PipelineCall], IntArray]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def distinct_kinds(self, same: tuple[int, ...]) -> tuple[list[PipelineCall], IntArray]:
+        """Return the kinds of calls that run something different, and for each kind its index among them.
+
+        *same* has equal numbers for places that run the same, chunk by chunk of each stage.
+        """
+        if same not in self._distinct:
+            number: dict[object, int] = {}
+            kinds: list[PipelineCall] = []
+            which = []
+            for kind in self.kinds:
+                key = kind.key(same, self.chunks) if isinstance(kind, SlotCall) else kind
+                index = number.setdefault(key, len(kinds))
+                if index == len(kinds):
+                    kinds.append(kind)
+                which.append(index)
+            self._distinct[same] = kinds, np.array(which, np.int64)
+        return self._distinct[same]
 
 
-def calls_of(schedule: Schedule, mode: Send, like: Ints) -> Called:
-    """Blocking messages add an empty call at each end of a stage, in which the first receive is posted and
-    the last send passes.
+@lru_cache(maxsize=128)
+def build_template(
+    schedule: Schedule,
+    mode: Send,
+    representatives: tuple[int, ...],
+    before: tuple[RoundTemplate, ...],
+    after: tuple[RoundTemplate, ...],
+) -> PipelineTemplate:
+    """Build the calls of *schedule*; *representatives* has for each micro-batch the one it runs the same as."""
+    builder = _TemplateBuilder(schedule, mode, before, after)
+    builder.add_stages(representatives or (DEFAULT_MICRO_BATCH,) * schedule.micro_batches)
+    builder.give_signals()
+    if mode is Send.RENDEZVOUS:
+        builder.add_channels()
+    return builder.build(set(representatives) <= {DEFAULT_MICRO_BATCH})
+
+
+@lru_cache(maxsize=128)
+def reschedule(template: CallTable, schedule: Schedule) -> CallTable | None:
+    """Return the calls of the same segments under a *schedule* of more or fewer micro-batches; None where it calls
+    other segments.
     """
-    phases, stage, code, batches, first = _slots(schedule, like)
+    if not isinstance(template, PipelineTemplate) or not template.is_uniform:
+        return None
+    representatives = (DEFAULT_MICRO_BATCH,) * schedule.micro_batches
+    other = build_template(schedule, template.mode, representatives, template.before, template.after)
+    return other if other.kinds == template.kinds else None
+
+
+class _SlotCalls(NamedTuple):
+    """The calls of the slots of all stages, stage by stage. The kinds of a stage follow one another."""
+
+    stage: IntArray
+    kind: IntArray
+    kind_stage: list[int]
+    kind_slots: list[tuple[Slots, Slots, Slots]]  # for each kind its slots, and those of the calls before and after
+    batches: IntArray  # calls x 2: the micro-batches of the slots; that of the first again where there is one
+    is_used: BoolArray  # calls x 2: whether there is such a slot
+
+
+def _find_calls(schedule: Schedule, mode: Send, representative: IntArray) -> _SlotCalls:
+    """Return the calls of all slots. Blocking messages add an empty call at each end of a stage, in which the first
+    receive is posted and the last send passes.
+    """
+    slots, stage, code, batches, first = _number_slots(schedule, representative)
     before = after = np.zeros_like(code)
-    group = code - 1
+    kind = code - 1
     if mode is Send.BLOCKING:
         ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
         # Where one stage ends and the next begins, its own end comes first.
@@ -120,35 +194,34 @@ def calls_of(schedule: Schedule, mode: Send, like: Ints) -> Called:
         last = np.append(stage[1:] != stage[:-1], True)
         after = np.where(last, 0, np.roll(code, -1))
         before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
-        kinds = len(phases)
-        _, first, group = distinct(((stage * kinds + before) * kinds + code) * kinds + after)
-    near = [
-        (phases[own], phases[earlier], phases[later])
-        for own, earlier, later in zip(*[part[first].tolist() for part in (code, before, after)], strict=True)
-    ]
-    used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
-    return Called(stage, group, first, near, batches, np.where(used, batches, -1))
+        count = len(slots)
+        _, first, kind = distinct(((stage * count + before) * count + code) * count + after)
+    numbers = [part[first].tolist() for part in (code, before, after)]
+    kind_slots = [(slots[own], slots[earlier], slots[later]) for own, earlier, later in zip(*numbers, strict=True)]
+    is_used = np.array([len(part) for part in slots], np.int64)[code, None] > np.arange(2)
+    return _SlotCalls(stage, kind, stage[first].tolist(), kind_slots, batches, is_used)
 
 
-def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[SlotKind, ...]], Ints, Ints, Ints, Ints]:
-    """The kinds of calls of all stages (the empty one first); for each call its stage, its kind and its
+def _number_slots(
+    schedule: Schedule, representative: IntArray
+) -> tuple[list[Slots], IntArray, IntArray, IntArray, IntArray]:
+    """Return the kinds of calls of all stages (the empty one first); for each call its stage, its kind and its
     micro-batches; and the first call of each kind but the empty one.
     """
     counts = [len(order) for order in schedule.orders]
     every = chain.from_iterable(chain.from_iterable(schedule.orders))
     flat = np.fromiter(every, np.int64, 4 * sum(counts))
-    kind, batch, chunk, with_next = flat.reshape(-1, 4).T
+    action, batch, chunk, with_next = flat.reshape(-1, 4).T
     stage = np.repeat(np.arange(schedule.stages), counts)
-    what = (stage * len(SlotAction) + kind) * schedule.chunks + chunk
-    first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
+    what = (stage * len(SlotAction) + action) * schedule.chunks + chunk
+    first, last = np.zeros(len(action), bool), np.zeros(len(action), bool)
     first[distinct(what).first] = True
     # Weight gradients are complete after the last whole backward or the last weight half, whichever is later.
-    ends = (
-        stage * len(SlotAction) + np.where(kind == SlotAction.WEIGHT, SlotAction.BACKWARD, kind)
-    ) * schedule.chunks + chunk
-    last[len(kind) - 1 - distinct(ends[::-1]).first] = True
-    likes, _, which = distinct(like - USUAL)
-    slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
+    ending = np.where(action == SlotAction.WEIGHT, SlotAction.BACKWARD, action)
+    ends = (stage * len(SlotAction) + ending) * schedule.chunks + chunk
+    last[len(action) - 1 - distinct(ends[::-1]).first] = True
+    different, _, which = distinct(representative - DEFAULT_MICRO_BATCH)
+    slot = 1 + ((what * 2 + first) * 2 + last) * len(different) + which[batch]
     second = np.concatenate([[False], with_next[:-1] > 0])
     starts = np.flatnonzero(~second)
     paired = with_next[starts] > 0
@@ -158,235 +231,116 @@ def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[SlotKind, ...]], 
     if paired.any():
         number = number * (slot.max() + 1) + np.where(paired, slot[partner], 0)
     _, where, code = distinct(number)
-    phases: list[tuple[SlotKind, ...]] = [()]
-    for at in starts[where].tolist():
-        pair = range(at, at + 1 + int(with_next[at]))
-        phases.append(
-            tuple(
-                [
-                    SlotKind(SlotAction(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]]))
-                    for i in pair
-                ]
-            )
-        )
-    return phases, stage[starts], code + 1, batches, where
+
+    def describe(i: int) -> SlotKind:
+        actions = SlotAction(action[i]), int(chunk[i])
+        return SlotKind(*actions, bool(first[i]), bool(last[i]), int(representative[batch[i]]))
+
+    pairs = [range(start, start + 1 + int(with_next[start])) for start in starts[where].tolist()]
+    kinds: list[Slots] = [(), *[tuple([describe(i) for i in pair]) for pair in pairs]]
+    return kinds, stage[starts], code + 1, batches, where
 
 
-# Who calls what when in a pipeline, and who waits for whom: what follows from a schedule alone, worked out
-# once for it.
-#
-# One rank per stage; rendezvous messages add one for each pair of stages and direction, named after them. Which
-# segments are called is left open: each is told by what it is.
+class _TemplateBuilder:
+    """Lays the calls of all ranks out and binds their inputs to the calls that give the signals."""
 
-
-@dataclass(frozen=True, eq=False)
-class Skeleton:
-    """A program without its segments, and what each of them is."""
-
-    made: Calls
-    parts: tuple[Part, ...]
-    chunks: int
-    _known: dict[tuple[int, ...], tuple[list[Part], Ints]] = field(default_factory=dict, init=False, repr=False)
-
-    def once_each(self, same: tuple[int, ...]) -> tuple[list[Part], Ints]:
-        """The parts, those that run the same once, and for each of all which of these it is; *same* has equal
-        numbers for places that run the same, chunk by chunk of each stage.
-        """
-        if same not in self._known:
-            number: dict[object, int] = {}
-            once: list[Part] = []
-            which = []
-            for part in self.parts:
-                key = part.runs(same, self.chunks) if isinstance(part, Slots) else part
-                at = number.setdefault(key, len(once))
-                if at == len(once):
-                    once.append(part)
-                which.append(at)
-            self._known[same] = once, np.array(which, np.int64)
-        return self._known[same]
-
-
-@lru_cache(maxsize=128)
-def skeleton_of(
-    schedule: Schedule,
-    mode: Send,
-    like: tuple[int, ...],
-    before: tuple[RoundTemplate, ...],
-    after: tuple[RoundTemplate, ...],
-) -> Skeleton:
-    build = _Build(schedule, mode, like)
-    build.stages(before, after)
-    if mode is Send.RENDEZVOUS:
-        build.channels()
-    found = build.skeleton((*before, *after))
-    _ORIGINS[found.made] = _Origin(mode, set(like) <= {USUAL}, before, after, found.parts)
-    return found
-
-
-class _Origin(NamedTuple):
-    """What calls were made from, besides a schedule."""
-
-    mode: Send
-    usual: bool
-    """All micro-batches run the usual."""
-    before: tuple[RoundTemplate, ...]
-    after: tuple[RoundTemplate, ...]
-    parts: tuple[Part, ...]
-
-
-_ORIGINS: WeakKeyDictionary[Calls, _Origin] = WeakKeyDictionary()
-
-
-@lru_cache(maxsize=128)
-def rescheduled(made: Calls, schedule: Schedule) -> Calls | None:
-    """The calls of the same segments under a *schedule* of more or fewer micro-batches; None where those
-    segments are not all that it calls, or others.
-    """
-    origin = _ORIGINS.get(made)
-    if origin is None or not origin.usual:
-        return None
-    like = (USUAL,) * schedule.micro_batches
-    other = skeleton_of(schedule, origin.mode, like, origin.before, origin.after)
-    return other.made if other.parts == origin.parts else None
-
-
-class _Bound(NamedTuple):
-    """A wire, and the place of which it carries a signal, of all calls or of each."""
-
-    wire: Wire
-    stage: int | Ints
-    chunk: int | Ints
-
-
-class _Alike(NamedTuple):
-    """Kinds of calls around whose segments the same messages stand, by one of them."""
-
-    number: int
-    passes: Passing
-    phases: tuple[SlotKind, ...]
-    before: tuple[SlotKind, ...]
-    after: tuple[SlotKind, ...]
-
-    @property
-    def framed(self) -> Framed:
-        return self.passes.framed
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Calls that are bound alike."""
-
-    wires: tuple[_Bound | None, ...]
-    calls: Ints
-    batches: Ints
-    """calls x phases: the micro-batches of the calls."""
-    batches_before: Ints
-    """The same for the calls before them."""
-
-
-class _Build:
-    def __init__(self, schedule: Schedule, mode: Send, like: Sequence[int]) -> None:
-        self.schedule, self.mode = schedule, mode
-        self.like: Ints = np.array(like or [USUAL] * schedule.micro_batches, np.int64)
-        self.frames = [
-            Frame(schedule, stage, _MESSAGE_LANES, Messages(_anything, mode)) for stage in range(schedule.stages)
-        ]
-        self.parts: list[Part] = []
-        self.rank_start = [0]
-        self.rank_names: list[str] = []
-        self.segment: list[Ints] = []
-        self.batches: list[Ints] = []
+    def __init__(
+        self, schedule: Schedule, mode: Send, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]
+    ) -> None:
+        self.schedule, self.mode, self.before, self.after = schedule, mode, before, after
+        self.kinds: list[PipelineCall] = []
         self.calls = 0
-        self.groups: list[_Group] = []
+        self.rank_start, self.rank_names = [0], list[str]()
+        self.segment: list[IntArray] = []
+        self.labels: list[IntArray] = []
         self.round_calls: dict[tuple[int, int], int] = {}
-        self.alike: dict[object, _Alike] = {}
-        size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
-        self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
+        places = [ChunkPlace(stage, chunk) for stage in range(schedule.stages) for chunk in range(schedule.chunks)]
+        sources = [schedule.previous(place) for place in places], [schedule.following(place) for place in places]
+        # Direction x places: where a message comes from. A message goes where those of the other direction come from.
+        self.source = np.array(
+            [[-1 if place is None else self.number_place(place) for place in part] for part in sources], np.int64
+        )
+        size = (2, len(places), schedule.micro_batches)
+        self.signals = {signal: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for signal in MessageSignal}
+        self.bindings: list[tuple[IntArray, int, IntArray, IntArray]] = []
+        """Calls, their input, and the calls and outputs that it waits for."""
 
-    def add(self, segment: Ints, batches: Ints | None = None) -> int:
-        """Append calls to the present rank; the first of them."""
+    def number_place(self, place: ChunkPlace) -> int:
+        return place.stage * self.schedule.chunks + place.chunk
+
+    def add_calls(self, segment: IntArray, labels: IntArray | None = None) -> int:
+        """Append calls to the current rank; return the first of them."""
         first = self.calls
-        self.segment.append(segment)
-        self.batches.append(np.full((len(segment), 2), -1, np.int64) if batches is None else batches)
         self.calls += len(segment)
+        self.segment.append(segment)
+        self.labels.append(np.full((len(segment), 2), -1, np.int64) if labels is None else labels)
         return first
 
     def close_rank(self, name: str) -> None:
         self.rank_start.append(self.calls)
         self.rank_names.append(name)
 
-    def rounds(self, stage: int, offset: int, meetings: Sequence[RoundTemplate]) -> None:
-        for number, each in enumerate(meetings, start=offset):
-            if stage in each.stages:
-                self.parts.append(InRound(number, stage))
-                self.round_calls[number, stage] = self.add(np.array([len(self.parts) - 1], np.int64))
+    def add_rounds(self, stage: int, offset: int, rounds: Sequence[RoundTemplate]) -> None:
+        for number, template in enumerate(rounds, start=offset):
+            if stage in template.stages:
+                self.kinds.append(RoundCall(number, stage))
+                self.round_calls[number, stage] = self.add_calls(np.array([len(self.kinds) - 1], np.int64))
 
-    def stages(self, before: Sequence[RoundTemplate], after: Sequence[RoundTemplate]) -> None:
-        """The calls of every stage: those of its slots, between those of the rounds."""
-        called = calls_of(self.schedule, self.mode, self.like)
-        first_stage = called.stage[called.first]
-        slots = [self.slot(stage, near) for stage, near in zip(first_stage.tolist(), called.near, strict=True)]
+    def add_stages(self, representatives: Sequence[int]) -> None:
+        """Add the calls of every stage: those of its slots, between those of the rounds."""
+        calls = self.slot_calls = _find_calls(self.schedule, self.mode, np.array(representatives, np.int64))
+        frames: dict[CallFrame, int] = {}
+        passages: dict[tuple[int, SlotAction, int], Passage] = {}
+        messages = template_messages(self.mode)
+        slot_kinds, frame_of_kind = [], []
+        for stage, near in zip(calls.kind_stage, calls.kind_slots, strict=True):
+            for slot in chain.from_iterable(near):
+                if (stage, slot.kind, slot.chunk) not in passages:
+                    passages[stage, slot.kind, slot.chunk] = find_passage(self.schedule, stage, slot, messages)
+            parts = [tuple([passages[stage, slot.kind, slot.chunk] for slot in part]) for part in near]
+            frame = frame_template(self.mode, CallContext(*parts))
+            slot_kinds.append(SlotCall(stage, *near, frame))
+            frame_of_kind.append(frames.setdefault(frame, len(frames)))
         stages = np.arange(self.schedule.stages + 1)
-        calls, kinds = (np.searchsorted(part, stages).tolist() for part in (called.stage, first_stage))
-        numbers = np.empty_like(called.stage)
+        call_bounds, kind_bounds = (np.searchsorted(part, stages).tolist() for part in (calls.stage, calls.kind_stage))
+        labels = np.where(calls.is_used, calls.batches, -1)
+        self.slot_numbers = np.empty_like(calls.stage)
         for stage in range(self.schedule.stages):
-            own, kind = slice(calls[stage], calls[stage + 1]), slice(kinds[stage], kinds[stage + 1])
-            self.rounds(stage, 0, before)
-            first = self.add(called.kind[own] + len(self.parts) - kind.start, called.labels[own])
-            self.parts += [part for part, _ in slots[kind]]
-            numbers[own] = np.arange(first, self.calls)
-            self.rounds(stage, len(before), after)
+            own = slice(call_bounds[stage], call_bounds[stage + 1])
+            kinds = slice(kind_bounds[stage], kind_bounds[stage + 1])
+            self.add_rounds(stage, 0, self.before)
+            first = self.add_calls(calls.kind[own] + len(self.kinds) - kinds.start, labels[own])
+            self.kinds += slot_kinds[kinds]
+            self.slot_numbers[own] = np.arange(first, self.calls)
+            self.add_rounds(stage, len(self.before), self.after)
             self.close_rank(f"stage {stage}")
-        alike = np.array([number for _, number in slots], np.int64)[called.kind]
-        own_batches = called.batches
-        earlier = np.concatenate([own_batches[:1], own_batches[:-1]])
-        later = np.concatenate([own_batches[1:], own_batches[-1:]])
-        self.bind(np.stack([numbers, called.stage, alike]), np.stack([earlier, own_batches, later]))
+        frame_of_call = np.array(frame_of_kind, np.int64)[calls.kind]
+        self.members = [(frame, np.flatnonzero(frame_of_call == number)) for frame, number in frames.items()]
+        chunks = [(slots[0].chunk, slots[-1].chunk) if slots else (0, 0) for slots, _, _ in calls.kind_slots]
+        self.places = calls.stage[:, None] * self.schedule.chunks + np.array(chunks, np.int64)[calls.kind]
 
-    def slot(
-        self, stage: int, near: tuple[tuple[SlotKind, ...], tuple[SlotKind, ...], tuple[SlotKind, ...]]
-    ) -> tuple[Slots, int]:
-        """What a stage calls for some phases between others, and the number of those that are alike."""
-        frame = self.frames[stage]
-        passes = frame.key(*near)
-        key = (passes, *[phase.chunk for phases in near for phase in phases])
-        found = self.alike.get(key)
-        if found is None:
-            like = _LIKE.get((), partial(_passing, frame, near), self.mode, passes)
-            found = self.alike[key] = _Alike(len(self.alike), like, *near)
-        return Slots(stage, *near, found.passes), found.number
+    def give_signals(self) -> None:
+        """Note which outputs of the calls of slots give which signals."""
+        for frame, members in self.members:
+            given = [
+                (MessageSignal.READY, frame.context.own, frame.ready, members),
+                (MessageSignal.POSTED, frame.context.after, frame.posted, members + 1),
+            ]
+            for signal, passages, outputs, owners in given:
+                for slot, output in outputs.items():
+                    direction = int(passages[slot].backward)
+                    index = direction, self.places[owners, slot], self.slot_calls.batches[owners, slot]
+                    self.signals[signal][0][index] = self.slot_numbers[members]
+                    self.signals[signal][1][index] = output
 
-    def bind(self, slots: Ints, batches: Ints) -> None:
-        """Which signals the calls of slots give, and which they wait for: for all that are alike together.
+    def bind(
+        self, calls: IntArray, port: int, signal: MessageSignal, index: tuple[int, IntArray | int, IntArray]
+    ) -> None:
+        """Bind an input of *calls* to the *signal* of (direction, place, micro-batch)."""
+        self.bindings.append((calls, port, self.signals[signal][0][index], self.signals[signal][1][index]))
 
-        *slots*: which calls they are, their stage and the number of those that are alike; *batches*: the
-        micro-batches of the call before, of their own, and of the one after.
-        """
-        order = np.argsort(slots[2], kind="stable")
-        bounds = np.searchsorted(slots[2][order], np.arange(len(self.alike) + 1)).tolist()
-        for each, start, stop in zip(self.alike.values(), bounds, bounds[1:], strict=False):
-            members = order[start:stop]
-            calls, stages = slots[:2, members]
-            before, own, after = batches[:, members]
-            for which, ports, owners, batch in (
-                (Which.READY, each.framed.ready, each.phases, own),
-                (Which.POSTED, each.framed.posted, each.after, after),
-            ):
-                for phase, port in ports.items():
-                    place = int(owners[phase].backward), stages, owners[phase].chunk, batch[:, phase]
-                    self.signal[which][0][place] = calls
-                    self.signal[which][1][place] = port
-            wires = tuple(self.bound(wire, each, stages) if wire else None for wire in each.framed.wires)
-            self.groups.append(_Group(wires, calls, own, before))
-
-    def bound(self, wire: Wire, each: _Alike, stages: Ints) -> _Bound:
-        places = np.zeros((2, self.schedule.stages), np.int64)
-        for stage in set(stages.tolist()):
-            places[:, stage] = self.frames[stage].place(wire, each.phases, each.before)
-        return _Bound(wire, *places[:, stages])
-
-    def channels(self) -> None:
-        """Every message between two stages, in the order of its sender, as a call of its own."""
+    def add_channels(self) -> None:
+        """Add every message between two stages as a call of its own, in the order of its sender."""
         between: dict[tuple[int, int, int], list[tuple[ChunkPlace, ChunkPlace]]] = {}
         for chunk in range(self.schedule.chunks):
             for stage in range(self.schedule.stages):
@@ -396,46 +350,52 @@ class _Build:
                     if goal is not None and goal.stage != stage:
                         between.setdefault((direction, stage, goal.stage), []).append((place, goal))
         for (direction, source, target), routes in sorted(between.items()):
-            self.channel(direction, routes)
+            self.add_channel(direction, routes)
             self.close_rank(f"{('activations', 'gradients')[direction]} {source} to {target}")
 
-    def channel(self, direction: int, routes: Sequence[tuple[ChunkPlace, ChunkPlace]]) -> None:
-        kind, sent = (SlotAction.FORWARD, SlotAction.BACKWARD)[direction], []
+    def add_channel(self, direction: int, routes: Sequence[tuple[ChunkPlace, ChunkPlace]]) -> None:
+        parts = []
         for number, (source, _) in enumerate(routes):
             batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
-            calls = self.signal[Which.READY][0][direction, *source][batches]
-            sent.append(np.stack([calls, np.full_like(calls, number), batches]))
-        ordered = np.concatenate(sent, axis=1)
+            calls = self.signals[MessageSignal.READY][0][direction, self.number_place(source)][batches]
+            parts.append(np.stack([calls, np.full_like(calls, number), batches]))
+        ordered = np.concatenate(parts, axis=1)
         _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
-        first = self.add(len(self.parts) + route, np.stack([batch, np.full_like(batch, -1)], axis=1))
+        labels = np.stack([batch, np.full_like(batch, -1)], axis=1)
+        calls = self.add_calls(len(self.kinds) + route, labels) + np.arange(len(route))
         for number, (source, target) in enumerate(routes):
-            self.parts.append(ChannelMessage(kind, source, target))
-            wires = (
-                _Bound(Wire(Which.READY, direction, End.SOURCE, False, 0), *source),
-                _Bound(Wire(Which.POSTED, direction, End.TARGET, False, 0), *target),
-            )
-            at = np.flatnonzero(route == number)
-            self.groups.append(_Group(wires, first + at, batch[at, None], batch[at, None]))
-            self.signal[Which.ARRIVED][0][direction, *source][batch[at]] = first + at
-            self.signal[Which.ARRIVED][1][direction, *source][batch[at]] = 0
+            self.kinds.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
+            own = np.flatnonzero(route == number)
+            sent, received = (self.number_place(place) for place in (source, target))
+            self.bind(calls[own], 0, MessageSignal.READY, (direction, sent, batch[own]))
+            self.bind(calls[own], 1, MessageSignal.POSTED, (direction, received, batch[own]))
+            self.signals[MessageSignal.ARRIVED][0][direction, sent, batch[own]] = calls[own]
+            self.signals[MessageSignal.ARRIVED][1][direction, sent, batch[own]] = 0
 
-    def skeleton(self, meetings: Sequence[RoundTemplate]) -> Skeleton:
-        met = [len(others) for each in meetings for _, others in each.waits]
-        inputs = max([0, *met, *(len(group.wires) for group in self.groups)])
-        source_call = np.full((self.calls, inputs), -1, np.int64)
-        source_port = np.full((self.calls, inputs), -1, np.int64)
-        for group in self.groups:
-            for port, bound in enumerate(group.wires):
-                if bound is not None:
-                    wire, stage, chunk = bound
-                    batch = (group.batches_before if wire.of_previous else group.batches)[:, wire.phase]
-                    place = wire.direction, stage, chunk, batch
-                    calls, ports = self.signal[wire.which]
-                    source_call[group.calls, port] = calls[place]
-                    source_port[group.calls, port] = ports[place]
-        for number, each in enumerate(meetings):
-            awaited = number if each.in_turn else number - 1
-            for stage, others in each.waits:
+    def bind_slots(self) -> None:
+        for frame, members in self.members:
+            for port, wire in enumerate(frame.wires):
+                if wire is not None:
+                    owners = members - 1 if wire.of_previous else members
+                    place = self.places[owners, wire.slot]
+                    if wire.end is not WireEnd.HERE:
+                        place = self.source[wire.direction ^ (wire.end is WireEnd.TARGET)][place]
+                    index = wire.direction, place, self.slot_calls.batches[owners, wire.slot]
+                    self.bind(self.slot_numbers[members], port, wire.signal, index)
+
+    def build(self, is_uniform: bool) -> PipelineTemplate:
+        self.bind_slots()
+        rounds = (*self.before, *self.after)
+        met = [len(others) for template in rounds for _, others in template.waits]
+        inputs = max([0, *met, *(port + 1 for _, port, _, _ in self.bindings)])
+        inputs = max([inputs, *(len(frame.wires) for frame, _ in self.members)])
+        source_call, source_port = np.full((2, self.calls, inputs), -1, np.int64)
+        for calls, port, sources, outputs in self.bindings:
+            source_call[calls, port] = sources
+            source_port[calls, port] = outputs
+        for number, template in enumerate(rounds):
+            awaited = number if template.in_turn else number - 1
+            for stage, others in template.waits:
                 for port, other in enumerate(others):
                     if (awaited, other) not in self.round_calls:
                         raise ProgramError(
@@ -443,57 +403,25 @@ class _Build:
                         )
                     source_call[self.round_calls[number, stage], port] = self.round_calls[awaited, other]
                     source_port[self.round_calls[number, stage], port] = 0
-        segment = np.concatenate([np.zeros(0, np.int64), *self.segment])
-        start = np.array(self.rank_start, np.int64)
-        batches = np.concatenate([np.zeros((0, 2), np.int64), *self.batches])
-        names = tuple([part.name for part in self.parts])
-        made = Calls(start, segment, source_call, source_port, tuple(self.rank_names), batches, names)
-        return Skeleton(made, tuple(self.parts), self.schedule.chunks)
+        return PipelineTemplate(
+            rank_start=np.array(self.rank_start, np.int64),
+            segment=np.concatenate([np.zeros(0, np.int64), *self.segment]),
+            source_call=source_call,
+            source_port=source_port,
+            rank_names=tuple(self.rank_names),
+            micro_batches=np.concatenate([np.zeros((0, 2), np.int64), *self.labels]),
+            names=tuple(map(_name_kind, self.kinds)),
+            kinds=tuple(self.kinds),
+            chunks=self.schedule.chunks,
+            mode=self.mode,
+            before=self.before,
+            after=self.after,
+            is_uniform=is_uniform,
+        )
 
 
-def _passing(frame: Frame, near: tuple[tuple[SlotKind, ...], tuple[SlotKind, ...], tuple[SlotKind, ...]]) -> Passing:
-    return Passing(_placeholder(frame, *near))
-
-
-_LIKE: ByIdentity[Passing] = ByIdentity(4096)
-"""One object for equal keys of frames, in whichever skeleton: it costs less to compare."""
-
-
-def _anything(kind: SlotAction, source: ChunkPlace, target: ChunkPlace) -> Cost:
-    """Where only who sends to whom matters."""
-    return 1.0
-
-
-def _placeholder(
-    frame: Frame, phases: tuple[SlotKind, ...], before: tuple[SlotKind, ...], after: tuple[SlotKind, ...]
-) -> Framed:
-    """What is bound to what around any segment for *phases*."""
-    count = len(phases)
-    ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
-    base = Segment.of("", ops, lanes=frame.lanes, inputs=count, outputs=range(count)) if count else None
-    return frame.around(base, phases, before, after)
-
-
-_MESSAGE_LANES = 5
-
-
-SegmentOf = Callable[[int, tuple[SlotKind, ...]], Segment]
-"""(stage, the one or two phases of the call) -> segment. Asked once for each kind of call of a stage."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """One call of some stages, once per step. Stages that meet in it wait for outputs of the round before."""
-
-    segments: Mapping[int, Segment]
-    waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Stage -> the stages whose output 0 of the round before is input 0, 1, ... of its segment."""
-    in_turn: bool = False
-    """Whether they wait for outputs of this same round instead, one after the other."""
-
-    @property
-    def meeting(self) -> RoundTemplate:
-        return RoundTemplate(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
+SegmentOf = Callable[[int, Slots], Segment]
+"""(stage, the slots of the call) -> segment; called once for each kind of call of a stage."""
 
 
 def pipeline_program(
@@ -503,65 +431,69 @@ def pipeline_program(
     messages: Messages = FREE,
     before: Sequence[Round] = (),
     after: Sequence[Round] = (),
-    like: Sequence[int] = (),
+    representatives: Sequence[int] = (),
     same: Sequence[object] = (),
 ) -> Program:
-    """The program of *schedule*, with the rounds that come *before* the slots and *after* them.
+    """Build the program of *schedule*, with the rounds that come *before* the slots and *after* them.
 
-    *like* says of each micro-batch which one it runs the same as; nothing: all run the usual. *same*, chunk
-    by chunk of each stage, is equal where *segment_of* gives the same segments; nothing: it is asked for all.
+    *representatives* has for each micro-batch the one it runs the same as; nothing: all run the default. *same*, chunk
+    by chunk of each stage, is equal where *segment_of* gives the same segments; nothing: it is called for all.
     """
-    meetings = [tuple([each.meeting for each in rounds]) for rounds in (before, after)]
-    skeleton = skeleton_of(schedule, messages.mode, tuple(like), *meetings)
+    templates = [tuple([round_.template for round_ in rounds]) for rounds in (before, after)]
+    template = build_template(schedule, messages.mode, tuple(representatives), *templates)
     rounds = [*before, *after]
-    number: dict[object, int] = {}
-    places = same or range(schedule.stages * schedule.chunks)
-    runs = tuple([number.setdefault(each, len(number)) for each in places])
     known: dict[object, Segment] = {}
-    costs = tuple([messages.cost(kind, _HERE, _HERE) for kind in _SENT]) if messages.alike else ()
+    cost = messages.cost(SlotAction.FORWARD, _ANYWHERE, _ANYWHERE) if messages.alike else None
 
-    def segment(part: Part) -> Segment:
-        if isinstance(part, InRound):
-            return rounds[part.number].segments[part.stage]
-        if isinstance(part, ChannelMessage):
-            kind, source, target = part
-            return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
-        base = segment_of(part.stage, part.phases) if part.phases else None
-        key = (base, part.passes if messages.alike else part)
+    def build_segment(kind: PipelineCall) -> Segment:
+        if isinstance(kind, RoundCall):
+            return rounds[kind.number].segments[kind.stage]
+        if isinstance(kind, ChannelCall):
+            lane = messages.send_lanes[kind.kind is SlotAction.BACKWARD]
+            op = TimedOp("message", messages.cost(*kind), lane, inputs=(0, 1))
+            return Segment.of("message", (op,), lanes=len(lanes), inputs=2, outputs=(0,))
+        base = segment_of(kind.stage, kind.slots) if kind.slots else None
+        key = (base, kind.frame if messages.alike else kind)
         if key not in known:
-            frame = Frame(schedule, part.stage, len(lanes), messages)
-            known[key] = Segment("", _framed(frame, base, part, costs))
+            known[key] = Segment("", _frame_chain(base, schedule, kind, messages, cost, len(lanes)))
         return known[key]
 
-    parts, which = skeleton.once_each(runs) if messages.alike else (skeleton.parts, None)
-    made = list(map(segment, parts))
-    own = {id(each): each for each in made}
-    place = {key: at for at, key in enumerate(own)}
-    numbers = np.array([place[id(each)] for each in made], np.int64)
-    return Program(lanes, tuple(own.values()), skeleton.made, numbers if which is None else numbers[which])
+    kinds: Sequence[PipelineCall] = template.kinds
+    which = None
+    if messages.alike:
+        number: dict[object, int] = {}
+        places = same or range(schedule.stages * schedule.chunks)
+        kinds, which = template.distinct_kinds(tuple([number.setdefault(place, len(number)) for place in places]))
+    segments = list(map(build_segment, kinds))
+    distinct_segments = {id(segment): segment for segment in segments}
+    index = {key: number for number, key in enumerate(distinct_segments)}
+    numbers = np.array([index[id(segment)] for segment in segments], np.int64)
+    return Program(lanes, tuple(distinct_segments.values()), template, numbers if which is None else numbers[which])
 
 
-_HERE = ChunkPlace(0, 0)
-_SENT = (SlotAction.FORWARD, SlotAction.BACKWARD)
-
-
-def _framed(frame: Frame, base: Segment | None, part: Slots, costs: tuple[Cost, ...]) -> tuple[tuple[Piece, int], ...]:
-    """The chain of *base* with its messages, which are joined to its ends alone and remembered for them;
-    *costs* of messages where all are alike.
-    """
-    phases = part.phases, part.before, part.after
-    if base is None or len(base.chain) < 3 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
-        return frame.around(base, *phases).segment.chain
-    (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
-    key = (frame.messages.mode, part.passes, *costs) if costs else (frame.messages.mode, frame.key(*phases))
-    begin, end = _ENDS.get((first, last), lambda: frame.around(Segment("", ends), *phases).segment.chain, key)
-    return (begin, *base.chain[1:-1], end)
-
-
+_ANYWHERE = ChunkPlace(0, 0)
 _ENDS: ByIdentity[tuple[tuple[Piece, int], ...]] = ByIdentity(4096)
 
 
-def _message(cost: object, lanes: int, messages: Messages, kind: SlotAction) -> Segment:
-    lane = messages.send_lanes[kind is SlotAction.BACKWARD]
-    op = TimedOp("message", cost, lane, inputs=(0, 1))
-    return Segment.of("message", (op,), lanes=lanes, inputs=2, outputs=(0,))
+def _frame_chain(
+    base: Segment | None, schedule: Schedule, kind: SlotCall, messages: Messages, cost: Cost, lanes: int
+) -> tuple[tuple[Piece, int], ...]:
+    """Return the chain of *base* with its messages, which are joined to its ends alone and cached for them; *cost* of
+    messages where all cost the same.
+    """
+
+    def context() -> CallContext:
+        if messages.alike:
+            return kind.frame.context.with_cost(cost)
+        near = (kind.slots, kind.before, kind.after) if messages.mode is not Send.EAGER else (kind.slots, (), ())
+        passages = [tuple([find_passage(schedule, kind.stage, slot, messages) for slot in part]) for part in near]
+        return CallContext(*passages)
+
+    if base is None or len(base.chain) < 3 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
+        return build_frame(base, context(), messages, lanes).segment.chain
+    (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
+    key = (messages.mode, kind.frame, cost) if messages.alike else (messages.mode, context())
+    begin, end = _ENDS.get(
+        (first, last), lambda: build_frame(Segment("", ends), context(), messages, lanes).segment.chain, key
+    )
+    return (begin, *base.chain[1:-1], end)

@@ -76,8 +76,8 @@ class Schedule:
             raise ScheduleError(f"two-way placement needs an even number of micro-batches, not {self.micro_batches}")
 
     @cached_property
-    def kinds(self) -> frozenset[SlotAction]:
-        """The kinds of slots it has."""
+    def actions(self) -> frozenset[SlotAction]:
+        """The actions of its slots."""
         return frozenset(slot.kind for order in self.orders for slot in order)
 
     def previous(self, place: ChunkPlace) -> ChunkPlace | None:

@@ -1,11 +1,10 @@
-"""Work of one rank: ops in lanes and registers, pieces of them, and segments that are chains of pieces.
+"""Work of one rank: ops in lanes and registers, pieces made of ops, and segments made of pieces.
 
-A **lane** runs its ops one after the other in the order in which they were issued (a GPU stream). A
-**register** keeps the end of the latest op that was told to be kept there. A **piece** is work such as one
-layer: ops in lanes that wait for lanes, registers, inputs and one another. A **segment** is a chain of
-pieces, each as often as it repeats: the forward of a stage. Its inputs belong to its first piece; its outputs
-are those of its pieces. An op starts when its lane is free and everything it waits for has ended; the first
-op of a lane starts at 0. Nothing here knows what ops do.
+A **lane** runs its ops one after the other in the order of issue, like a GPU stream. A **register** stores the end of
+one op. A **piece** is work such as one layer: ops that wait for lanes, registers, inputs and one another. A **segment**
+is a chain of pieces with repeat counts, such as the forward of a stage. Its inputs belong to its first piece; its
+outputs are those of its pieces. An op starts when its lane is free and everything it waits for has ended; all lanes are
+free at 0. This module does not know what ops do.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,16 +14,13 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
+from stepcast.ir.arrays import IntArray
+
 Cost: TypeAlias = Hashable
-"""Seconds as a plain number, or a key of a list of prices."""
-
+"""Seconds as a plain number, or a key that a price list knows."""
 NO_LANE = -1
-"""The lane of an op that occupies none: it starts when what it waits for has ended (a delay, a meeting
-point)."""
+"""The lane of an op that occupies none: it starts when what it waits for has ended (a delay, a meeting point)."""
 
 
 class ProgramError(ValueError):
@@ -38,59 +34,41 @@ class TimedOp:
     name: str
     cost: Cost
     lane: int = 0
-    after: tuple[int, ...] = ()
-    """Earlier ops of the piece."""
-    inputs: tuple[int, ...] = ()
-    """Inputs of the segment, for ops of its first piece."""
-    lanes: tuple[int, ...] = ()
-    """Lanes whose work issued so far, and registers whose op, in this call or before it, must have ended."""
-    keeps: tuple[int, ...] = ()
-    """Registers in which its end is kept."""
-    apart: bool = False
-    """Its time is told apart from that of others in its lane."""
+    after: tuple[int, ...] = ()  # earlier ops of the piece
+    inputs: tuple[int, ...] = ()  # inputs of the segment, for ops of its first piece
+    lanes: tuple[int, ...] = ()  # lanes whose work so far must have ended, and registers whose op must have
+    stores: tuple[int, ...] = ()  # registers that store its end
+    is_optimizer: bool = False  # its time is reported apart from that of other ops of its lane
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """The ops of a piece without their costs.
+    """The ops of a piece without names and costs. Equal shapes are one object (``intern_shape``).
 
-    What an op waits for is a list of nodes, the op before it in its lane first: node ``k`` below ``lanes`` is
-    the time at which lane or register ``k`` stood when the piece began, then come the inputs, then the ops.
+    The nodes that an op waits for are numbered: node ``k`` below ``lanes`` is the time of lane or register ``k`` when
+    the piece begins, then come the inputs, then the ops. The op before it in its lane is listed first.
     """
 
-    lanes: int
-    """Lanes and registers."""
+    lanes: int  # lanes and registers
     inputs: int
-    names: tuple[str, ...]
-    lane: Ints
-    before: Ints
-    before_start: Ints
-    outputs: Ints
-    """The op whose end is the output."""
-    last: Ints
-    """For each lane its last op, for each register the op kept in it, or -1."""
-    apart: frozenset[int] = frozenset()
-    """Ops whose time is told apart."""
-
-    def __post_init__(self) -> None:
-        laneless = np.flatnonzero(self.lane == NO_LANE)
-        if laneless.size:
-            needed = np.concatenate([self.before - self.first_op, self.outputs, self.last])
-            for op in laneless[~np.isin(laneless, needed)]:
-                raise ProgramError(f"op {op} ({self.names[op]}) has no lane and nothing waits for it")
+    lane: IntArray
+    before: IntArray
+    before_start: IntArray
+    outputs: IntArray  # the op whose end is the output
+    last: IntArray  # for each lane its last op, for each register the op stored in it, or -1
 
     @property
     def first_op(self) -> int:
         """The node of op 0."""
         return self.lanes + self.inputs
 
-    @property
+    @cached_property
     def ops(self) -> int:
         return len(self.lane)
 
     @cached_property
     def ports(self) -> tuple[int, int]:
-        """How many inputs and outputs there are."""
+        """The numbers of inputs and outputs."""
         return self.inputs, len(self.outputs)
 
     @cached_property
@@ -100,129 +78,134 @@ class Shape:
         return tuple(tuple(nodes[start:stop]) for start, stop in pairwise(bounds))
 
     @cached_property
-    def form(self) -> "Form":
-        """One object for all shapes that behave the same."""
-        if self.key not in _FORMS:
-            if len(_FORMS) >= MOST_FORMS:
-                _FORMS.clear()
-            _FORMS[self.key] = _form(self)
-        return _FORMS[self.key]
+    def reads(self) -> frozenset[int]:
+        """Lanes and registers whose time before the piece is waited for."""
+        return frozenset(node for node in self.before.tolist() if node < self.lanes)
 
     @cached_property
-    def key(self) -> tuple[int, int, bytes, bytes, bytes, bytes, bytes]:
-        """Equal for shapes that behave the same."""
-        arrays = (self.lane, self.before, self.before_start, self.outputs, self.last)
-        lane, before, before_start, outputs, last = (array.tobytes() for array in arrays)
-        return self.lanes, self.inputs, lane, before, before_start, outputs, last
+    def writes(self) -> frozenset[int]:
+        return frozenset(np.flatnonzero(self.last >= 0).tolist())
+
+    @cached_property
+    def touched(self) -> IntArray:
+        """Lanes and registers that are read or written."""
+        return np.array(sorted(self.reads | self.writes), np.int64)
+
+    def compact_nodes(self, nodes: IntArray) -> IntArray:
+        """Renumber *nodes*: the touched lanes and registers, then the inputs, then the ops."""
+        number = np.arange(self.first_op + self.ops) - self.lanes + len(self.touched)
+        number[self.touched] = np.arange(len(self.touched))
+        return number[nodes]
+
+    @cached_property
+    def compact_before(self) -> IntArray:
+        return self.compact_nodes(self.before)
+
+    @cached_property
+    def wait_counts(self) -> IntArray:
+        return np.diff(self.before_start)
+
+    @cached_property
+    def level(self) -> IntArray:
+        """For each op the number of ops on the longest chain that leads to it."""
+        level = [-1] * self.first_op
+        for nodes in self.waits:
+            level.append(1 + max([level[node] for node in nodes]))
+        return np.array(level[self.first_op :], np.int64)
+
+    @cached_property
+    def exits(self) -> IntArray:
+        """The compact nodes of each touched lane and register after the piece, then of the outputs."""
+        last = self.last[self.touched]
+        stored = np.where(last < 0, self.touched, self.first_op + last)
+        return self.compact_nodes(np.concatenate([stored, self.first_op + self.outputs]))
 
 
-@dataclass(frozen=True, eq=False)
-class Form:
-    """A shape without its names and the lanes that it does not touch.
-
-    Nodes are the lanes and registers that it touches, then its inputs, then its ops.
-    """
-
-    reads: frozenset[int]
-    """Lanes and registers of the shape that ops wait for as they stood before the piece."""
-    writes: frozenset[int]
-    touched: Ints
-    inputs: int
-    before: Ints
-    """The nodes that each op waits for, one op after the other."""
-    waits: Ints
-    """For each op their number."""
-    level: Ints
-    """For each op the number of ops on the longest chain that leads to it."""
-    exits: Ints
-    """Where each touched lane and register stands after the piece, then the outputs."""
-
-    @property
-    def outputs(self) -> int:
-        return len(self.exits) - len(self.touched)
+MOST_SHAPES = 16384
+_SHAPES: dict[object, Shape] = {}
 
 
-MOST_FORMS = 16384
-_FORMS: dict[object, Form] = {}
-
-
-def _form(shape: Shape) -> Form:
-    reads = frozenset(node for node in shape.before.tolist() if node < shape.lanes)
-    writes = frozenset(np.flatnonzero(shape.last >= 0).tolist())
-    touched = sorted(reads | writes)
-    first_op = len(touched) + shape.inputs
-    moved = {lane: at for at, lane in enumerate(touched)}
-    moved |= {shape.lanes + port: len(touched) + port for port in range(shape.inputs)}
-    moved |= {shape.first_op + op: first_op + op for op in range(shape.ops)}
-    before = [moved[node] for node in shape.before.tolist()]
-    level = [-1] * first_op
-    for start, stop in pairwise(shape.before_start.tolist()):
-        level.append(1 + max(level[node] for node in before[start:stop]))
-    last = shape.last.tolist()
-    kept = [at if last[lane] < 0 else first_op + last[lane] for at, lane in enumerate(touched)]
-    exits = kept + [first_op + output for output in shape.outputs.tolist()]
-    arrays = [np.array(part, np.int64) for part in (touched, before, level[first_op:], exits)]
-    lanes, nodes, levels, ends = arrays
-    return Form(reads, writes, lanes, shape.inputs, nodes, np.diff(shape.before_start), levels, ends)
+def intern_shape(shape: Shape) -> Shape:
+    """Return the one object for all shapes equal to *shape*."""
+    arrays = (shape.lane, shape.before, shape.before_start, shape.outputs, shape.last)
+    key = (shape.lanes, shape.inputs, *[array.tobytes() for array in arrays])
+    known = _SHAPES.get(key)
+    if known is None:
+        if len(_SHAPES) >= MOST_SHAPES:
+            _SHAPES.clear()
+        known = _SHAPES[key] = shape
+    return known
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A shape with the costs of its ops: op i costs ``costs[cost[i]]``."""
+    """A shape with the names and costs of its ops: op i costs ``costs[cost[i]]``."""
 
     shape: Shape
+    names: tuple[str, ...]
     costs: tuple[Cost, ...]
-    cost: Ints
+    cost: IntArray
+    optimizer_ops: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        laneless = np.flatnonzero(shape.lane == NO_LANE)
+        if laneless.size:
+            needed = np.concatenate([shape.before - shape.first_op, shape.outputs, shape.last])
+            for op in laneless[~np.isin(laneless, needed)]:
+                raise ProgramError(f"op {op} ({self.names[op]}) has no lane and nothing waits for it")
 
     @cached_property
-    def delays(self) -> bool:
+    def has_delays(self) -> bool:
         """Whether any op takes time but no lane."""
         return any(self.costs[number] != 0 for number in self.cost[self.shape.lane == NO_LANE].tolist())
 
-    def costing(self, costs: tuple[Cost, ...]) -> "Piece":
-        """The same ops at other *costs*, which are zero where these are."""
-        piece = Piece(self.shape, costs, self.cost)
-        piece.__dict__["delays"] = self.delays
+    def with_costs(self, costs: tuple[Cost, ...]) -> "Piece":
+        """Return the same ops at other *costs*, which are zero where these are."""
+        piece = object.__new__(Piece)  # the ops were checked
+        known = {"has_delays": self.has_delays, "optimizer_ops": self.optimizer_ops}
+        piece.__dict__.update(shape=self.shape, names=self.names, costs=costs, cost=self.cost, **known)
         return piece
 
     @classmethod
     def of(
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
     ) -> "Piece":
-        """The piece of *ops*, listed in the order in which they are issued."""
-        shape = _shape(name, ops, lanes, inputs, outputs)
+        """Build the piece of *ops*, listed in the order of issue."""
+        shape = _shape_ops(name, ops, lanes, inputs, outputs)
         number: dict[Cost, int] = {}
         cost = [number.setdefault(op.cost, len(number)) for op in ops]
-        for each in number:
-            if isinstance(each, float | int) and not 0 <= each < np.inf:
+        for seconds in number:
+            if isinstance(seconds, float | int) and not 0 <= seconds < np.inf:
                 raise ProgramError(f"segment {name}: a duration is negative or not finite")
-        return cls(shape, tuple(number), np.array(cost, np.int64))
+        optimizer_ops = frozenset(index for index, op in enumerate(ops) if op.is_optimizer)
+        return cls(shape, tuple([op.name for op in ops]), tuple(number), np.array(cost, np.int64), optimizer_ops)
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A chain of pieces, each as often as it repeats."""
+    """A chain of pieces with repeat counts."""
 
     name: str
     chain: tuple[tuple[Piece, int], ...]
     outputs: int = field(init=False)
 
     def __post_init__(self) -> None:
-        given = 0
-        for at, (piece, repeat) in enumerate(self.chain):
+        count = 0
+        for index, (piece, repeat) in enumerate(self.chain):
             inputs, outputs = piece.shape.ports
-            given += outputs
-            if repeat < 1 or (inputs and at) or (repeat > 1 and (inputs or outputs)):
+            count += outputs
+            if repeat < 1 or (inputs and index) or (repeat > 1 and (inputs or outputs)):
                 raise ProgramError(
                     f"segment {self.name}: inputs belong to its first piece, and pieces with ports run once"
                 )
-        object.__setattr__(self, "outputs", given)
+        object.__setattr__(self, "outputs", count)
 
     @classmethod
     def of(
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
     ) -> "Segment":
-        """The segment of one piece."""
+        """Build the segment of one piece."""
         return cls(name, ((Piece.of(name, ops, lanes=lanes, inputs=inputs, outputs=outputs), 1),))
 
     @property
@@ -235,77 +218,83 @@ class Segment:
 
     @cached_property
     def output_places(self) -> list[tuple[int, int]]:
-        """For each output the place of its piece, repeats counted, and which output of that it is."""
-        places, at = [], 0
+        """For each output the index of its piece, repeats counted, and its port there."""
+        places, index = [], 0
         for piece, repeat in self.chain:
-            places += [(at, port) for port in range(len(piece.shape.outputs))]
-            at += repeat
+            places += [(index, port) for port in range(len(piece.shape.outputs))]
+            index += repeat
         return places
 
     @property
-    def written(self) -> int:
-        """Pieces with their repeats."""
+    def unfolded_pieces(self) -> int:
+        """The number of pieces, repeats counted."""
         return sum(repeat for _, repeat in self.chain)
 
     @property
-    def shape(self) -> Shape:
-        """Of a segment of one piece."""
+    def piece(self) -> Piece:
+        """The only piece of a segment of one piece."""
         ((piece, repeat),) = self.chain
         assert repeat == 1
-        return piece.shape
+        return piece
 
-    def named(self, name: str) -> "Segment":
-        return Segment(name, self.chain)
+    @property
+    def shape(self) -> Shape:
+        return self.piece.shape
 
-    def giving(self, outputs: Sequence[int]) -> "Segment":
-        """The same ops with only these of its outputs, in this order."""
-        kept = [self.output_places[output] for output in outputs]
-        if kept != sorted(kept) and len(self.chain) > 1:
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.piece.names
+
+    def with_outputs(self, outputs: Sequence[int]) -> "Segment":
+        """Return the same ops with only these *outputs*, in this order."""
+        wanted = [self.output_places[output] for output in outputs]
+        if wanted != sorted(wanted) and len(self.chain) > 1:
             raise ProgramError(f"segment {self.name}: outputs of several pieces come in their order")
-        chain, at = [], 0
+        chain, index = [], 0
         for piece, repeat in self.chain:
-            ports = tuple(port for place, port in kept if place == at)
-            chain.append((_giving(piece, ports), repeat))
-            at += repeat
+            chain.append((_select_outputs(piece, tuple([port for place, port in wanted if place == index])), repeat))
+            index += repeat
         return Segment(self.name, tuple(chain))
 
     def then(self, other: "Segment", bind: Mapping[int, int] | None = None) -> "Segment":
-        """Both in one: the ops of *other* issued after these.
+        """Join both into one: the ops of *other* are issued after these.
 
-        *bind* gives inputs of *other* an output of this segment's last piece. The other inputs of *other*
-        come after the inputs of this segment, its outputs after the outputs.
+        *bind* maps inputs of *other* to outputs of this segment's last piece. The other inputs of *other* come after
+        the inputs of this segment, its outputs after the outputs.
         """
         (one, _), (two, _) = self.chain[-1], other.chain[0]
         earlier = self.outputs - len(one.shape.outputs)
         bound = tuple(sorted((port, output - earlier) for port, output in (bind or {}).items()))
-        joined = _joined(one, two, bound)
-        return Segment(self.name, (*self.chain[:-1], (joined, 1), *other.chain[1:]))
+        return Segment(self.name, (*self.chain[:-1], (_join_pieces(one, two, bound), 1), *other.chain[1:]))
 
 
 @lru_cache(maxsize=4096)
-def _giving(piece: Piece, outputs: tuple[int, ...]) -> Piece:
-    if outputs == tuple(range(len(piece.shape.outputs))):
+def _select_outputs(piece: Piece, outputs: tuple[int, ...]) -> Piece:
+    shape = piece.shape
+    if outputs == tuple(range(len(shape.outputs))):
         return piece
-    kept = piece.shape.outputs[np.array(outputs, np.int64)]
-    return replace(piece, shape=replace(piece.shape, outputs=kept))
+    selected = replace(shape, outputs=shape.outputs[np.array(outputs, np.int64)])
+    return replace(piece, shape=intern_shape(selected))
 
 
 @lru_cache(maxsize=4096)
-def _joined(one: Piece, two: Piece, bind: tuple[tuple[int, int], ...]) -> Piece:
-    number = {cost: at for at, cost in enumerate(one.costs)}
-    renamed = np.array([number.setdefault(cost, len(number)) for cost in two.costs], np.int64)
-    cost = np.concatenate([one.cost, renamed[two.cost]]) if len(two.cost) else one.cost
-    return Piece(_join(one.shape, two.shape, dict(bind)), tuple(number), cost)
+def _join_pieces(one: Piece, two: Piece, bind: tuple[tuple[int, int], ...]) -> Piece:
+    number = {cost: index for index, cost in enumerate(one.costs)}
+    renumbered = np.array([number.setdefault(cost, len(number)) for cost in two.costs], np.int64)
+    cost = np.concatenate([one.cost, renumbered[two.cost]]) if len(two.cost) else one.cost
+    shape, ops = _join_shapes(one.shape, two.shape, dict(bind)), one.shape.ops
+    optimizer_ops = one.optimizer_ops.union(ops + op for op in two.optimizer_ops)
+    return Piece(shape, one.names + two.names, tuple(number), cost, optimizer_ops)
 
 
-def _shape(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
+def _shape_ops(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
     now = list(range(lanes))
     before: list[int] = []
     starts = [0]
     first_op = lanes + inputs
     for index, op in enumerate(ops):
         here = f"segment {name}: op {index} ({op.name})"
-        if not NO_LANE <= op.lane < lanes or not all(0 <= lane < lanes for lane in (*op.lanes, *op.keeps)):
+        if not NO_LANE <= op.lane < lanes or not all(0 <= lane < lanes for lane in (*op.lanes, *op.stores)):
             raise ProgramError(f"{here} names a lane that is not there")
         if not all(0 <= earlier < index for earlier in op.after):
             raise ProgramError(f"{here} waits for an op that is not before it")
@@ -319,23 +308,17 @@ def _shape(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: 
             raise ProgramError(f"{here} has no lane and waits for nothing")
         before += dict.fromkeys(nodes)
         starts.append(len(before))
-        if op.lane != NO_LANE:
-            now[op.lane] = first_op + index
-        for register in op.keeps:
-            now[register] = first_op + index
+        for lane in (op.lane, *op.stores) if op.lane != NO_LANE else op.stores:
+            now[lane] = first_op + index
     if not all(0 <= output < len(ops) for output in outputs):
         raise ProgramError(f"segment {name}: an output is no op")
-    names = tuple(op.name for op in ops)
-    lane = [op.lane for op in ops]
     last = [node - first_op if node >= first_op else -1 for node in now]
-    apart = frozenset(at for at, op in enumerate(ops) if op.apart)
-    arrays = [np.array(part, np.int64) for part in (lane, before, starts, outputs, last)]
-    issued_in, waits, bounds, given, ends = arrays
-    return Shape(lanes, inputs, names, issued_in, waits, bounds, given, ends, apart)
+    parts = ([op.lane for op in ops], before, starts, outputs, last)
+    return intern_shape(Shape(lanes, inputs, *[np.array(part, np.int64) for part in parts]))
 
 
-def _join(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
-    """The nodes of *two* renamed to what they are when its ops follow those of *one*."""
+def _join_shapes(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
+    """Return the ops of *two* after those of *one*; *bind* maps inputs of *two* to outputs of *one*."""
     if one.lanes != two.lanes:
         raise ProgramError(f"segments of {one.lanes} and {two.lanes} lanes cannot be joined")
     free = [port for port in range(two.inputs) if port not in bind]
@@ -346,16 +329,16 @@ def _join(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
     ports[free] = one.lanes + one.inputs + np.arange(len(free))
     for port, output in bind.items():
         ports[port] = first_op + one.outputs[output]
-    names = np.concatenate([entry, ports, first_op + one.ops + np.arange(two.ops)])
+    # The nodes of *two* as nodes of the joined shape.
+    nodes = np.concatenate([entry, ports, first_op + one.ops + np.arange(two.ops)])
     moved = np.where(one.before < one.first_op, one.before, one.before + len(free))
-    return Shape(
+    joined = Shape(
         one.lanes,
         inputs,
-        one.names + two.names,
         np.concatenate([one.lane, two.lane]),
-        np.concatenate([moved, names[two.before]]),
+        np.concatenate([moved, nodes[two.before]]),
         np.concatenate([one.before_start, one.before_start[-1] + two.before_start[1:]]),
         np.concatenate([one.outputs, one.ops + two.outputs]),
         np.where(two.last < 0, one.last, one.ops + two.last),
-        one.apart.union(one.ops + op for op in two.apart),
     )
+    return intern_shape(joined)

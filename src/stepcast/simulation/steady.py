@@ -1,8 +1,8 @@
-"""Steps of very many micro-batches: a short pipeline, and what each further period of it adds.
+"""Steps of many micro-batches, computed from a short pipeline and what each further period of it adds.
 
-In (max, +) a pipeline that repeats itself settles: from some period on, every time in it is that of the
-period before plus the same number. Once two periods in a row differ by one number alone, all later ones do,
-for what does not move with them only falls further behind. So a short run proves what a long one takes.
+In (max, +) a pipeline that repeats itself settles: from some period on, every time in it is that of the period before
+plus the same number. Once two periods in a row differ by one number alone, all later ones do, because what does not
+move with them only falls behind. So a short run proves what a long one takes.
 """
 
 from collections.abc import Callable
@@ -13,27 +13,32 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.engine import Run
-from stepcast.simulation.pipeline import rescheduled
-from stepcast.simulation.program import Calls, Program, order_of
+from stepcast.simulation.pipeline import reschedule
+from stepcast.simulation.program import TICK_S, CallTable, Program
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import group_size, interleaved, kind_named, make_schedule
-from stepcast.simulation.segments import Ints
 from stepcast.simulation.step import Step
 
 LONG = 2**17
-"""Slots of all stages from which on a steady state is looked for; fewer are soon run one by one."""
+"""Slots of all stages from which on a steady step replaces the whole one; fewer are soon run one by one."""
 MOST = SLOTS.most
-"""Slots of all stages that are run one by one at most: some seconds and 500 MB."""
-LOOKED_AT = 4
+"""The most slots of all stages that are run one by one: some seconds and 500 MB."""
+FEWEST_SLOTS = 2**11
+"""Slots of all stages below which running all of them takes no longer than two shorter schedules."""
+PERIODS_COMPARED = 4
 """Periods in a row that must differ by one number; no call may wait for one of longer ago."""
-EXACT_S = 2.0**53 * 2.0**-46
+EXACT_S = 2.0**53 * TICK_S
 """Sums of ticks are exact up to here."""
 ROUNDED = 4096
 """Units in the last place that rounded sums may be off: below a nanosecond in a step of an hour."""
+FILL_MICRO_BATCHES, FILL_GROUPS = 8, 6
+"""Micro-batches beyond the number of stages after which 1F1B and the like have settled, and groups of micro-batches
+after which interleaved schedules have. If they have not, all micro-batches are run."""
 PERIODS: dict[ScheduleKind, Callable[[int, int], int]] = {
     ScheduleKind.ONE_F_ONE_B: lambda stages, micro_batches: 1,
     ScheduleKind.INTERLEAVED: group_size,
@@ -41,144 +46,32 @@ PERIODS: dict[ScheduleKind, Callable[[int, int], int]] = {
     ScheduleKind.ZB_H2: lambda stages, micro_batches: 1,
     ScheduleKind.ZB_V: lambda stages, micro_batches: 1,
 }
-"""Micro-batches after which a schedule repeats itself, by stages and micro-batches; gpipe and DualPipe turn
-around in the middle."""
+"""Micro-batches after which a schedule repeats itself, by stages and micro-batches; gpipe and DualPipe turn around in
+the middle."""
 
 
-@dataclass(frozen=True, eq=False)
-class SteadyStep:
-    """A short step, one that is a period longer, and how many periods longer than the short one it is."""
-
-    short: tuple[Step, Run]
-    longer: tuple[Step, Run]
-    periods: int
-
-    def extended(self, short: float, longer: float) -> float:
-        """What grows from *short* to *longer* in one period, after all of them."""
-        return short + self.periods * (longer - short)
-
-    @property
-    def makespan_s(self) -> float:
-        return self.extended(self.short[1].makespan_s, self.longer[1].makespan_s)
-
-    def stage_times(self) -> tuple[StageTime, ...]:
-        pairs = zip(stage_times(*self.short), stage_times(*self.longer), strict=True)
-        return tuple(self._stage_time(one, two) for one, two in pairs)
-
-    def _stage_time(self, one: StageTime, two: StageTime) -> StageTime:
-        return StageTime(
-            stage=one.stage,
-            compute_s=self.extended(one.compute_s, two.compute_s),
-            optimizer_s=self.extended(one.optimizer_s, two.optimizer_s),
-            exposed_s={key: self.extended(each, two.exposed_s[key]) for key, each in one.exposed_s.items()},
-            host_s=self.extended(one.host_s, two.host_s),
-            bubble_s=self.extended(one.bubble_s, two.bubble_s),
-            communication_s={
-                key: self.extended(each, two.communication_s[key]) for key, each in one.communication_s.items()
-            },
-        )
-
-
-def slots_of(stages: int, micro_batches: int, chunks: int) -> int:
+def count_slots(stages: int, micro_batches: int, chunks: int) -> int:
     return 2 * stages * micro_batches * chunks
 
 
-def settled(
-    name: str, stages: int, micro_batches: int, chunks: int, built: Callable[[Schedule], tuple[Step, Run]]
-) -> SteadyStep | None:
-    """The step of that many *micro_batches*, from shorter ones that are *built*; None if they do not settle
-    soon.
-    """
-    kind = kind_named(name)
-    if kind not in PERIODS:
-        return None
-    group = PERIODS[kind](stages, micro_batches)
-
-    def pair(count: int, period: int) -> tuple[int, tuple[Step, Run], tuple[Step, Run]]:
-        first = count + (micro_batches - count) % period
-        sizes = (first, first + period)
-        short, longer = (built(schedule_in(kind, stages, size, chunks, group)) for size in sizes)
-        return first, short, longer
-
-    count = 16 * (stages + group)
-    while 4 * count < micro_batches and slots_of(stages, count, chunks) <= LONG:
-        first, short, longer = pair(count, group)
-        period = group * repeats_after(short[1], longer[1], first, group, stages)
-        if period > group:
-            first, short, longer = pair(count, period)
-        if period and added_s(short[1], longer[1], first, period) is not None:
-            return SteadyStep(short, longer, (micro_batches - first) // period)
-        count *= 4
-    return None
-
-
-def schedule_in(kind: ScheduleKind, stages: int, micro_batches: int, chunks: int, period: int) -> Schedule:
-    """The schedule that repeats itself after *period* micro-batches."""
+def periodic_schedule(kind: ScheduleKind, stages: int, micro_batches: int, chunks: int, period: int) -> Schedule:
+    """Make the schedule that repeats itself after *period* micro-batches."""
     if kind is ScheduleKind.INTERLEAVED:
         return interleaved(stages, micro_batches, chunks, period)
     return make_schedule(kind, stages, micro_batches, chunks)
 
 
-def added_s(short: Run, longer: Run, micro_batches: int, period: int) -> float | None:
-    """What each further *period* adds to a step of so many *micro_batches*; None if it has not settled.
-
-    *longer* is the run of one period more.
+def first_calls(table: CallTable, micro_batch: int) -> IntArray:
+    """Return for each rank a first call, so that no call before these waits for one after them or belongs to
+    *micro_batch* or a later one.
     """
-    added_s = longer.makespan_s - short.makespan_s
-    lengths = np.diff(longer.program.rank_start) - np.diff(short.program.rank_start)
-    moves_s = _moves_s(longer, micro_batches // 2, period, lengths)
-    return added_s if added_s > 0 and moves_s and abs(added_s - moves_s) <= _slack_s(longer) else None
-
-
-def repeats_after(short: Run, longer: Run, micro_batches: int, period: int, most: int) -> int:
-    """After how many periods, at *most*, all times are as before but for one number; 0 if after none.
-
-    They are more than one where what is waited for goes through several stages and back.
-    """
-    lengths = np.diff(longer.program.rank_start) - np.diff(short.program.rank_start)
-    return next(
-        (
-            times
-            for times in range(1, most + 1)
-            if _moves_s(longer, micro_batches // 2, times * period, times * lengths) is not None
-        ),
-        0,
-    )
-
-
-def _moves_s(run: Run, first: int, period: int, lengths: Ints) -> float | None:
-    """By how much the times of a period from micro-batch *first* on are later than those of the period before
-    it, whose *lengths* are calls of each rank; None if that is not one number.
-    """
-    starts = np.stack([first_calls(run.program.made, first + number * period) for number in range(LOOKED_AT + 1)])
-    if not (np.diff(starts, axis=0) == lengths).all():
-        return None
-    rank = np.repeat(np.arange(len(lengths)), lengths)
-    within = np.arange(lengths.sum()) - (np.cumsum(lengths) - lengths)[rank]
-    calls = starts[:-1, rank] + within
-    change_s = np.diff(run.entry_s[calls], axis=0)
-    moves_s = float(change_s[0, 0, 0])
-    moves = (np.abs(change_s - moves_s) <= _slack_s(run)).all(axis=0)
-    stays = (change_s == 0).all(axis=0)
-    return moves_s if (moves | stays).all() and _repeats(run, starts[0], lengths, calls) else None
-
-
-def _slack_s(run: Run) -> float:
-    """By how much times that should be equal may differ: beyond EXACT_S thousands of sums are rounded."""
-    return 0.0 if run.makespan_s < EXACT_S else ROUNDED * float(np.spacing(run.makespan_s))
-
-
-def first_calls(made: Calls, micro_batch: int) -> Ints:
-    """For each rank a first call, so that none before these waits for one after them, and none before these
-    is about *micro_batch* or a later one.
-    """
-    assert made.micro_batches is not None
-    reached = np.flatnonzero(made.micro_batches[:, 0] >= micro_batch)
-    first = made.rank_start[1:].copy()
-    np.minimum.at(first, made.rank[reached], reached)
-    waits, ports = np.nonzero(made.source_call >= 0)
-    rank, source = made.rank[waits], made.source_call[waits, ports]
-    rank_of_source = made.rank[source]
+    assert table.micro_batches is not None
+    reached = np.flatnonzero(table.micro_batches[:, 0] >= micro_batch)
+    first = table.rank_start[1:].copy()
+    np.minimum.at(first, table.rank[reached], reached)
+    waits, ports = np.nonzero(table.source_call >= 0)
+    rank, source = table.rank[waits], table.source_call[waits, ports]
+    rank_of_source = table.rank[source]
     while True:
         early = (waits < first[rank]) & (source >= first[rank_of_source])
         if not early.any():
@@ -186,41 +79,144 @@ def first_calls(made: Calls, micro_batch: int) -> Ints:
         np.minimum.at(first, rank[early], waits[early])
 
 
-def _repeats(run: Run, start: Ints, lengths: Ints, calls: Ints) -> bool:
-    """Whether all periods (rows of *calls*) call the same and wait for the same calls of those before them,
-    none of which is longer ago than those that are looked at.
+class _PeriodCalls(NamedTuple):
+    """The calls of some periods in a row."""
+
+    start: IntArray  # for each rank the first call
+    lengths: IntArray  # for each rank the calls of a period
+    calls: IntArray  # periods x calls
+
+
+def _find_periods(table: CallTable, first: int, period: int, count: int) -> _PeriodCalls | None:
+    """Return the calls of *count* periods from micro-batch *first* on; None if they differ in length."""
+    starts = np.stack([first_calls(table, first + number * period) for number in range(count + 1)])
+    lengths = starts[1] - starts[0]
+    if not lengths.any() or (np.diff(starts, axis=0) != lengths).any():
+        return None
+    rank = np.repeat(np.arange(len(lengths)), lengths)
+    within = np.arange(lengths.sum()) - (np.cumsum(lengths) - lengths)[rank]
+    return _PeriodCalls(starts[0], lengths, starts[:-1, rank] + within)
+
+
+def _repeats(table: CallTable, segment: IntArray, periods: _PeriodCalls) -> bool:
+    """Return whether all periods call the same *segment* and wait for the same calls of the periods before them."""
+    calls = periods.calls
+    called, source, port = segment[calls], table.source_call[calls], table.source_port[calls]
+    moved = np.where(source[:-1] >= 0, source[:-1] + periods.lengths[table.rank[source[:-1]]], -1)
+    return bool((called == called[0]).all() and (port == port[0]).all() and (source[1:] == moved).all())
+
+
+# A short step in place of the whole one, from two runs whose periods are compared in full.
+
+
+@dataclass(frozen=True, eq=False)
+class SteadyStep:
+    """A short step, one that is a period longer, and how many periods the whole step is longer than it."""
+
+    short: tuple[Step, Run]
+    longer: tuple[Step, Run]
+    periods: int
+
+    def extend(self, short: float, longer: float) -> float:
+        """Return the value after all periods of what grows from *short* to *longer* in one period."""
+        return short + self.periods * (longer - short)
+
+    @property
+    def makespan_s(self) -> float:
+        return self.extend(self.short[1].makespan_s, self.longer[1].makespan_s)
+
+    def stage_times(self) -> tuple[StageTime, ...]:
+        pairs = zip(stage_times(*self.short), stage_times(*self.longer), strict=True)
+        return tuple(one.combine(two, self.extend) for one, two in pairs)
+
+
+def find_steady_step(
+    name: str, stages: int, micro_batches: int, chunks: int, run_schedule: Callable[[Schedule], tuple[Step, Run]]
+) -> SteadyStep | None:
+    """Return the step of so many *micro_batches* from runs of shorter schedules; None if they do not settle soon."""
+    kind = kind_named(name)
+    if kind not in PERIODS:
+        return None
+    group = PERIODS[kind](stages, micro_batches)
+
+    def run_pair(count: int, period: int) -> tuple[int, tuple[Step, Run], tuple[Step, Run]]:
+        first = count + (micro_batches - count) % period
+        sizes = (first, first + period)
+        short, longer = (run_schedule(periodic_schedule(kind, stages, size, chunks, group)) for size in sizes)
+        return first, short, longer
+
+    count = 16 * (stages + group)
+    while 4 * count < micro_batches and count_slots(stages, count, chunks) <= LONG:
+        first, short, longer = run_pair(count, group)
+        period = group * count_repeats(short[1], longer[1], first, group, stages)
+        if period > group:
+            first, short, longer = run_pair(count, period)
+        if period and added_s(short[1], longer[1], first, period) is not None:
+            return SteadyStep(short, longer, (micro_batches - first) // period)
+        count *= 4
+    return None
+
+
+def added_s(short: Run, longer: Run, micro_batches: int, period: int) -> float | None:
+    """Return what each further *period* adds to a step of so many *micro_batches*; None if it has not settled.
+
+    *longer* is the run of one period more.
     """
-    program, made = run.program, run.program.made
-    chain, source = program.chain_of[program.segment][calls], made.source_call[calls]
-    port = made.source_port[calls]
-    moved = np.where(source[:-1] >= 0, source[:-1] + lengths[made.rank[source[:-1]]], -1)
-    if not ((chain == chain[0]).all() and (port == port[0]).all() and (source[1:] == moved).all()):
-        return False
-    ranks, bound = made.rank[source[0]], source[0] >= 0
-    ago = (start[ranks] - source[0] + lengths[ranks] - 1) // np.maximum(lengths[ranks], 1)
-    return bool((ago[bound] < LOOKED_AT).all())
+    added_s = longer.makespan_s - short.makespan_s
+    lengths = np.diff(longer.program.rank_start) - np.diff(short.program.rank_start)
+    shift_s = _shift_s(longer, micro_batches // 2, period, lengths)
+    return added_s if added_s > 0 and shift_s and abs(added_s - shift_s) <= _slack_s(longer) else None
 
 
-# When a step of many micro-batches ends, from two shorter ones that are run among others.
+def count_repeats(short: Run, longer: Run, micro_batches: int, period: int, most: int) -> int:
+    """Return after how many periods, at *most*, all times are as before but for one number; 0 if after none.
+
+    They are more than one where what is waited for goes through several stages and back.
+    """
+    lengths = np.diff(longer.program.rank_start) - np.diff(short.program.rank_start)
+    for times in range(1, most + 1):
+        if _shift_s(longer, micro_batches // 2, times * period, times * lengths) is not None:
+            return times
+    return 0
+
+
+def _shift_s(run: Run, first: int, period: int, lengths: IntArray) -> float | None:
+    """Return by how much later the times of each period from micro-batch *first* on are than those of the period
+    before it, of so many calls on each rank (*lengths*); None if that is not one number.
+    """
+    table = run.program.table
+    periods = _find_periods(table, first, period, PERIODS_COMPARED)
+    if periods is None or (periods.lengths != lengths).any():
+        return None
+    change_s = np.diff(run.entry_s[periods.calls], axis=0)
+    shift_s = float(change_s[0, 0, 0])
+    moves = (np.abs(change_s - shift_s) <= _slack_s(run)).all(axis=0)
+    stays = (change_s == 0).all(axis=0)
+    if not (moves | stays).all() or not _repeats(table, run.program.chain_of[run.program.segment], periods):
+        return None
+    # No call may wait for one of longer ago than the periods that were compared.
+    source = table.source_call[periods.calls[0]]
+    ranks = table.rank[source]
+    ago = (periods.start[ranks] - source + lengths[ranks] - 1) // np.maximum(lengths[ranks], 1)
+    return shift_s if (ago[source >= 0] < PERIODS_COMPARED).all() else None
+
+
+def _slack_s(run: Run) -> float:
+    """Return by how much times that should be equal may differ: beyond EXACT_S thousands of sums are rounded."""
+    return 0.0 if run.makespan_s < EXACT_S else ROUNDED * float(np.spacing(run.makespan_s))
+
+
+# The end of a long step from two shorter programs that run together with those of other predictions.
 #
-# Of the longer one the last two periods are looked at before its pipeline drains. Where everything that the
-# calls of the second leave is later than what those of the first left, by one number, so are all periods that
-# could follow: a call of a further period waits for calls of its own and of the one before, as those did. A
-# lane that no call of a period touches stays as it is and only falls behind; that none such decides when the
-# step ends is seen from the two steps, which differ by the same number. All of it is exact: prices are whole
-# numbers of ticks.
-
-FEWEST_SLOTS = 2**11
-"""Slots of all stages below which to run all of them takes no longer."""
-FILLING = 8
-"""Micro-batches beyond as many as there are stages, after which 1F1B and its like have settled; if not, all
-micro-batches are run."""
-GROUPS = 6
-"""The same in groups of micro-batches that pass through chunks together."""
+# The last two periods of the longer one before its pipeline drains are compared. Where everything that the calls of the
+# second leave is later by one number than what those of the first left, so are all periods that could follow: a call of
+# a further period waits for calls of its own and of the one before, as those did. A lane that no call of a period
+# touches only falls behind; that no such lane decides the end is seen from the two steps, which differ by the same
+# number. All of it is exact: prices are whole numbers of ticks.
 
 
-class Shorter(NamedTuple):
-    """Schedules in place of a long one, and how many periods the short one is shorter than that."""
+class ShortSchedules(NamedTuple):
+    """Two schedules in place of a long one, and by how many periods the short one is shorter than that."""
 
     short: Schedule
     longer: Schedule
@@ -232,83 +228,66 @@ class Shorter(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def shorter(name: str, stages: int, micro_batches: int, chunks: int) -> Shorter | None:
-    """None where nothing is gained."""
+def shorten_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> ShortSchedules | None:
+    """Return two shorter schedules; None where nothing is gained."""
     kind = kind_named(name)
-    if stages == 1 or kind not in PERIODS or slots_of(stages, micro_batches, chunks) < FEWEST_SLOTS:
+    if stages == 1 or kind not in PERIODS or count_slots(stages, micro_batches, chunks) < FEWEST_SLOTS:
         return None
     period = PERIODS[kind](stages, micro_batches)
-    least = stages + FILLING if period == 1 else GROUPS * period
+    least = stages + FILL_MICRO_BATCHES if period == 1 else FILL_GROUPS * period
     longer = least + (micro_batches - least) % period
     short = longer - period
-    if 4 * (short + longer) > 3 * micro_batches or slots_of(stages, longer, chunks) > MOST:
+    if 4 * (short + longer) > 3 * micro_batches or count_slots(stages, longer, chunks) > MOST:
         return None
-    one, two = (schedule_in(kind, stages, size, chunks, period) for size in (short, longer))
-    return Shorter(one, two, (micro_batches - short) // period)
+    one, two = (periodic_schedule(kind, stages, size, chunks, period) for size in (short, longer))
+    return ShortSchedules(one, two, (micro_batches - short) // period)
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ProgramPair:
     """The program of a short step in place of a long one, and the same with one period more."""
 
     short: Program
     longer: Program
     periods: int
-    watched: Ints
-    """2 x calls: the places of the calls of two periods of the longer one, in its order."""
+    watched: IntArray  # 2 x calls: the places of the calls of two periods of the longer one, in its order
 
-    def ends_s(self, short_s: float, longer_s: float, moves_s: float | None) -> float | None:
-        """When the long one ends, given when these do and by how much later the second period is; None where
-        that cannot be told.
+    def end_s(self, short_s: float, longer_s: float, shift_s: float | None) -> float | None:
+        """Return when the long step ends, from the ends of these and the shift of the second period; None where it
+        does not follow.
         """
-        if moves_s is None or longer_s - short_s != moves_s:
+        if shift_s is None or longer_s - short_s != shift_s:
             return None
-        found_s = short_s + self.periods * moves_s
-        return found_s if found_s < EXACT_S else None
+        end_s = short_s + self.periods * shift_s
+        return end_s if end_s < EXACT_S else None
 
 
-def pair(short: Program, sizes: Shorter) -> Pair | None:
-    """None where periods do not repeat themselves as they should."""
-    made = rescheduled(short.made, sizes.longer)
-    if made is None:
+def pair_programs(short: Program, schedules: ShortSchedules) -> ProgramPair | None:
+    """Return the pair for the program of the short schedule; None where periods do not repeat themselves."""
+    table = reschedule(short.table, schedules.longer)
+    if table is None:
         return None
-    longer = short.calling(made)
-    watched = _periods(longer, sizes.longer.micro_batches, sizes.period)
-    return None if watched is None else Pair(short, longer, sizes.periods, watched)
+    known = _WATCHED.setdefault(table, {})
+    if schedules.period not in known:
+        known[schedules.period] = _watch_periods(table, schedules.longer.micro_batches, schedules.period)
+    watched = known[schedules.period]
+    return None if watched is None else ProgramPair(short, short.with_table(table), schedules.periods, watched)
 
 
-def _periods(program: Program, micro_batches: int, period: int) -> Ints | None:
-    """The places of the calls of the last two periods before the last micro-batch begins."""
-    known = _PERIODS.setdefault(program.made, {})
-    if period not in known:
-        calls = _repeated(program.made, micro_batches - 1 - 2 * period, period)
-        if calls is None:
-            known[period] = None
-        else:
-            place = np.empty(program.calls, np.int64)
-            place[order_of(program).calls] = np.arange(program.calls)
-            known[period] = place[calls]
-    return known[period]
+_WATCHED: WeakKeyDictionary[CallTable, dict[int, IntArray | None]] = WeakKeyDictionary()
 
 
-_PERIODS: WeakKeyDictionary[Calls, dict[int, Ints | None]] = WeakKeyDictionary()
-
-
-def _repeated(made: Calls, first: int, period: int) -> Ints | None:
-    """The calls of two periods from micro-batch *first* on; None unless the second does what the first did
-    and waits for calls of these two alone.
+def _watch_periods(table: CallTable, micro_batches: int, period: int) -> IntArray | None:
+    """Return the places of the calls of the last two periods before the last micro-batch begins; None unless the
+    second repeats the first and waits for calls of these two alone.
     """
-    if first < 0:
+    first = micro_batches - 1 - 2 * period
+    periods = _find_periods(table, first, period, 2) if first >= 0 else None
+    if periods is None or not _repeats(table, table.segment, periods):
         return None
-    starts = np.stack([first_calls(made, first + number * period) for number in range(3)])
-    lengths = starts[1] - starts[0]
-    if not lengths.any() or (lengths != starts[2] - starts[1]).any():
+    source = table.source_call[periods.calls[1]]
+    if ((source >= 0) & (source < periods.start[table.rank[source]])).any():
         return None
-    rank = np.repeat(np.arange(len(lengths)), lengths)
-    calls: Ints = starts[:2, rank] + np.arange(lengths.sum()) - (np.cumsum(lengths) - lengths)[rank]
-    segment, source, port = made.segment[calls], made.source_call[calls], made.source_port[calls]
-    moved = np.where(source[0] >= 0, source[0] + lengths[made.rank[source[0]]], -1)
-    if (segment[0] != segment[1]).any() or (port[0] != port[1]).any() or (moved != source[1]).any():
-        return None
-    before = (source[1] >= 0) & (source[1] < starts[0][made.rank[source[1]]])
-    return None if before.any() else calls
+    place = np.empty(table.calls, np.int64)
+    place[table.order.calls] = np.arange(table.calls)
+    return place[periods.calls]

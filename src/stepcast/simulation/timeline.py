@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
 from stepcast.simulation.fold import distinct
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Program, Times
-from stepcast.simulation.segments import NO_LANE, Floats, Ints
+from stepcast.simulation.segments import NO_LANE
 from stepcast.simulation.step import Step
 
 
@@ -22,7 +23,7 @@ def timeline_of(step: Step, times: Times, layout: Layout, place: int = 0) -> Tim
     Details say which slot a task belongs to.
     """
     program = step.program.written_out
-    names = list(dict.fromkeys(name for segment in program.segments for name in segment.shape.names))
+    names = list(dict.fromkeys(name for segment in program.segments for name in segment.names))
     number = {name: at for at, name in enumerate(names)}
     slots = [segment.name or "once" for segment in program.segments]
     details = list(dict.fromkeys(slots))
@@ -31,7 +32,7 @@ def timeline_of(step: Step, times: Times, layout: Layout, place: int = 0) -> Tim
     kept = np.flatnonzero((durations_s > 0) & (lanes != NO_LANE))
     calls, lanes = calls[kept], lanes[kept]
     name_of = program.per_task(
-        [np.array([number[name] for name in segment.shape.names], np.int64) for segment in program.segments]
+        [np.array([number[name] for name in segment.names], np.int64) for segment in program.segments]
     )[kept]
     slot_of = np.array([details.index(slot) for slot in slots], np.int64)
     used, _, lane_of = distinct(program.rank[calls] * len(program.lanes) + lanes)
@@ -68,7 +69,7 @@ def _lane(program: Program, ranks: Sequence[int], number: int, lane: int) -> Lan
     return Lane(ranks[sender], program.rank_names[number])
 
 
-def _flows(whole: Program, kept: Ints, lanes: Ints) -> npt.NDArray[np.int32]:
+def _flows(whole: Program, kept: IntArray, lanes: IntArray) -> npt.NDArray[np.int32]:
     """Messages between ranks: the row that sends, and the first row that computes once it has arrived."""
     program = whole.written_out
     row = np.full(program.tasks, -1, np.int64)
@@ -104,13 +105,13 @@ def _flows(whole: Program, kept: Ints, lanes: Ints) -> npt.NDArray[np.int32]:
 class CriticalPath:
     """Tasks in the order of time. Their durations sum to the makespan: nothing on the path waits."""
 
-    call: Ints
-    op: Ints
-    start_s: Floats
-    end_s: Floats
+    call: IntArray
+    op: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
 
     @property
-    def duration_s(self) -> Floats:
+    def duration_s(self) -> FloatArray:
         return self.end_s - self.start_s
 
     def __len__(self) -> int:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.limits import JITTERED
 from stepcast.simulation.lanes import COMPUTE
-from stepcast.simulation.program import Program, Times, levels
-from stepcast.simulation.segments import Floats, Ints, ProgramError
+from stepcast.simulation.program import Program, Times
+from stepcast.simulation.segments import ProgramError
 from stepcast.simulation.step import Step
 
 
@@ -24,31 +25,31 @@ class Tables(NamedTuple):
 
     lanes: int
     inputs: int
-    rank_start: Sequence[int] | Ints
-    rank: Sequence[int] | Ints
-    shape: Sequence[int] | Ints
-    task_start: Sequence[int] | Ints
-    duration_start: Sequence[int] | Ints
-    source_call: Sequence[int] | Ints
-    source_task: Sequence[int] | Ints
-    first_op: Sequence[int] | Ints
-    before: Sequence[int] | Ints
-    before_start: Sequence[int] | Ints
-    shape_inputs: Sequence[int] | Ints
-    last_in_lane: Sequence[int] | Ints
+    rank_start: Sequence[int] | IntArray
+    rank: Sequence[int] | IntArray
+    shape: Sequence[int] | IntArray
+    task_start: Sequence[int] | IntArray
+    duration_start: Sequence[int] | IntArray
+    source_call: Sequence[int] | IntArray
+    source_task: Sequence[int] | IntArray
+    first_op: Sequence[int] | IntArray
+    before: Sequence[int] | IntArray
+    before_start: Sequence[int] | IntArray
+    shape_inputs: Sequence[int] | IntArray
+    last_in_lane: Sequence[int] | IntArray
 
 
 class UnfoldedScratch(NamedTuple):
     """Where each rank stands, and who waits for whom."""
 
-    next_call: list[int] | Ints
-    lane_free_s: list[float] | Floats
-    first_waiting: list[int] | Ints
-    next_waiting: list[int] | Ints
-    ready: list[int] | Ints
+    next_call: list[int] | IntArray
+    lane_free_s: list[float] | FloatArray
+    first_waiting: list[int] | IntArray
+    next_waiting: list[int] | IntArray
+    ready: list[int] | IntArray
 
 
-def simulate_unfolded(program: Program, duration_s: Floats | None = None, compiled: bool | None = None) -> Times:
+def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, compiled: bool | None = None) -> Times:
     """Run *program* written out, with *duration_s* (one per task) in place of its costs if given.
 
     *compiled* asks for numba or forbids it; by default it is used when it is installed.
@@ -73,7 +74,7 @@ def simulate_unfolded(program: Program, duration_s: Floats | None = None, compil
         finished = _longest_path(_lists(tables), _lists(scratch), duration_s.tolist(), starts, ends)
         start_s[:], end_s[:] = starts, ends
     if finished < program.calls:
-        levels(program)  # names the calls that wait for each other
+        _ = program.table.levels  # names the calls that wait for each other
     return Times(start_s, end_s)
 
 
@@ -104,7 +105,7 @@ def _lists(tables: Any) -> Any:
 
 
 def _tables(program: Program, per_task: bool) -> Tables:
-    shapes, shape_of = program.shapes
+    shapes, shape_of = program.segment_shapes
     ops = np.array([segment.shape.ops for segment in program.segments], np.int64)
     segment_start = np.cumsum(ops) - ops
     shape = shape_of[program.segment]
@@ -136,7 +137,7 @@ def _tables(program: Program, per_task: bool) -> Tables:
     )
 
 
-def _flat(parts: Sequence[Ints]) -> Ints:
+def _flat(parts: Sequence[IntArray]) -> IntArray:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 

@@ -16,7 +16,7 @@ from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import FlowSet, Links, joined
 from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.run import Flows, FluidTimes, Net, Repeats, Tasks, busiest_bytes, one_by_one, run
-from stepcast.simulation.program import Program, Times, levels
+from stepcast.simulation.program import Program, Times
 
 # Sets of flows and who runs them, made ready for the kernel: what can never share keeps its price.
 
@@ -229,7 +229,7 @@ def waits_of(program: Program) -> Pairs:
     A node of a shape that is a lane means the last task there of the calls before; tasks are numbered in the
     order of calls, so that it is the highest of them so far.
     """
-    shapes, shape_of = program.shapes
+    shapes, shape_of = program.segment_shapes
     shape = shape_of[program.segment]
     lanes, tasks = len(program.lanes), program.task_start
     standing = _standing(program, shape)
@@ -260,7 +260,7 @@ def waits_of(program: Program) -> Pairs:
 
 def _standing(program: Program, shape: IntArray) -> dict[int, IntArray]:
     """Of each lane and register that is waited for: for each call the last task in it before, or -1."""
-    shapes, _ = program.shapes
+    shapes, _ = program.segment_shapes
     lanes = len(program.lanes)
     read = sorted({int(node) for each in shapes for node in each.before if node < lanes})
     first_of_rank = program.task_start[program.rank_start[:-1]][program.rank]
@@ -336,5 +336,5 @@ def simulate_fluid(shared: Shared, *, record: bool = True, compiled: bool | None
     )
     found = run(tasks, system.flows, repeats, record=record, compiled=compiled)
     if found.unfinished:
-        levels(program)  # names the calls that wait for each other
+        _ = program.table.levels  # names the calls that wait for each other
     return FluidRun(shared, system, found)

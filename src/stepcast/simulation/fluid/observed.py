@@ -37,7 +37,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
     lane_of, rank_of = program.task_lanes(), program.rank[program.task_calls()]
     apart = program.per_task(
         [
-            np.isin(np.arange(segment.shape.ops), list(segment.shape.apart)).astype(np.int64)
+            np.isin(np.arange(segment.shape.ops), list(segment.piece.optimizer_ops)).astype(np.int64)
             for segment in program.segments
         ]
     )
