@@ -7,9 +7,11 @@ import pytest
 from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
+from stepcast.ir.layers.mamba import fused_scan_saved, saved_scan, scan_transient
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.saved import count_saved, mamba_kept, mamba_shape, mamba_transient
+from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
 from tests.cost.mamba_rows import Case, cases
@@ -24,9 +26,10 @@ def test_bytes_are_those_pytorch_allocates(case: Case) -> None:
     scan = case.scan(backward=True)
     tokens = scan.batch * scan.seq
     given = (2 * scan.inputs + 2 * scan.shared + tokens * scan.heads) * 2.0  # the call's own input
-    assert mamba_kept(scan, 2.0, 2.0) - given == pytest.approx(case.saved_bytes, rel=1e-3)
+    saved = sum(tensor.size_bytes for tensor in fused_scan_saved(scan, 2.0, 2.0))
+    assert saved - given == pytest.approx(case.saved_bytes, rel=1e-3)
     if scan.chunks * scan.heads > 132:  # else heads are summed in several parts, to fill the GPU
-        assert mamba_transient(scan, 2.0) == pytest.approx(case.peak_bytes, rel=0.04)
+        assert scan_transient(scan, 2.0) == pytest.approx(case.peak_bytes, rel=0.04)
 
 
 def test_a_block_keeps_its_parts() -> None:
@@ -60,7 +63,7 @@ def test_tensor_parallelism_splits_all_but_the_outside(ways: int) -> None:
 
 
 def test_context_parallelism_repeats_groups_it_cannot_split() -> None:
-    scan = mamba_shape(MODEL, tokens=8192 // 16, batch=1, tp=1, cp=16)
+    scan = saved_scan(Sizes(MODEL, replace(PLAIN, layout=Layout(cp=16))))
     assert (scan.seq, scan.heads, scan.groups) == (8192, 8, 1)
 
 

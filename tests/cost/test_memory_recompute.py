@@ -7,7 +7,7 @@ import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.cost.memory.loss import loss_bytes
-from stepcast.generate.recompute import recomputed
+from stepcast.generate.recompute import recompute_modules
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
@@ -119,7 +119,7 @@ def test_more_modules_never_need_more(model: Model, flash: bool, kernels: Kernel
 def test_memory_is_freed_where_time_is_spent(model: Model, module: RecomputeModule) -> None:
     """A module that the backward of no layer runs again frees nothing, and the other way round."""
     layers = generate(model, ALONE).stages[0].body_layers()
-    again = recomputed(layers, (module,)) != layers
+    again = recompute_modules(layers, (module,)) != layers
     assert again == any(freed(model, MEGATRON_CORE, module, layer=layer) > 0 for layer in (0, -1))
 
 

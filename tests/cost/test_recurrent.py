@@ -14,8 +14,9 @@ from stepcast.cost.rates import matrix_rates, vector_rates
 from stepcast.cost.scan import scan_kind, scan_s
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.layers.delta import rule_saved
+from stepcast.ir.layers.selective import scan_saved
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
-from stepcast.ir.saved import rule_saved, scan_saved
 
 ROWS = Path(stepcast.__file__).parent / "data" / "h200" / "linear.csv"
 H200 = load_gpu("h200")

@@ -10,7 +10,7 @@ import pytest
 from stepcast.forecast import simulate
 from stepcast.forecast.predict import predict, predict_many
 from stepcast.forecast.prediction import Prediction
-from stepcast.generate import overlap, stage, workload
+from stepcast.generate import overlap, workload
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout
@@ -23,7 +23,7 @@ from stepcast.simulation.step import Step, build_step
 MODEL = load_model("llama-3.2-1b")
 CLUSTER = load_cluster("dgx-h100")
 # All that a forecast leaves behind for the next one to find.
-REMEMBERED = (workload._maker, stage.block_layers, stage.end_layers, overlap.LAYERS)
+REMEMBERED = (workload._maker, workload.block_layers, workload.end_layers, overlap.LAYERS)
 
 
 def strategies() -> list[Strategy]:

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from stepcast.generate.expert_bias import BIAS_BACKWARD_PASSES, BIAS_PASSES, CLAMP_BACKWARD_PASSES, CLAMP_PASSES
-from stepcast.generate.stage import block_layers, layer_view
-from stepcast.generate.workload import generate
+from stepcast.generate.workload import block_layers, generate, layer_view
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels
+from stepcast.ir.layers.experts import BIAS_BACKWARD_PASSES, BIAS_PASSES, CLAMP_BACKWARD_PASSES, CLAMP_PASSES
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward

@@ -10,9 +10,9 @@ from stepcast.frameworks.profile import settle
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import SsmKernels
+from stepcast.ir.layers.mamba import eager_scan_saved, eager_scan_transient
 from stepcast.ir.layout import Layout
 from stepcast.ir.recurrent import scan_of
-from stepcast.ir.saved import eager_mamba_transient, eager_scan_kept
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.workload import Phase, Role
 from stepcast.models.catalog import load_model
@@ -49,9 +49,9 @@ def test_scans_as_measured(shape: tuple[int, ...]) -> None:
     spent_ms = 1e3 * sum(seconds)
     assert 1.0 < spent_ms / (forward_ms + backward_ms) < 1.13
     sizes = scan_of(hybrid, batch, seq)
-    saved = eager_scan_kept(sizes) + 4 * batch * seq * heads * head_dim
+    saved = eager_scan_saved(sizes) + 4 * batch * seq * heads * head_dim
     assert saved / MIB == pytest.approx(saved_mib, rel=0.015)
-    assert (saved + eager_mamba_transient(sizes)) / MIB == pytest.approx(peak_mib, rel=0.015)
+    assert (saved + eager_scan_transient(sizes)) / MIB == pytest.approx(peak_mib, rel=0.015)
 
 
 MAMBA = ("predict", "mamba2-1.3b", "--gpu", "h200", "--global-batch", "1", "--seq", "2048")

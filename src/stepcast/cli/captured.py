@@ -10,7 +10,7 @@ from stepcast.forecast.captured import CapturedSharding, Spread, predict_capture
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
-from stepcast.generate.written import recorded
+from stepcast.generate.aicb import recorded
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured

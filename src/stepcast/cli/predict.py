@@ -120,9 +120,8 @@ def training(
 def _write_workload(path: Path, found: "SettledRun") -> list[str]:
     """Write the generated workload with its estimated times, for other simulators; return warnings."""
     from stepcast.forecast.predict import compute_pricer, manner_of
-    from stepcast.generate.aicb import aicb_workload
+    from stepcast.generate.aicb import aicb_times, aicb_workload, recorded
     from stepcast.generate.workload import generate
-    from stepcast.generate.written import aicb_times, recorded
     from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
     from stepcast.outputs import chakra, simai
 

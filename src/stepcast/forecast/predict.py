@@ -25,7 +25,6 @@ from stepcast.forecast.simulate import prepared, simulate, together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
-from stepcast.ir.coded import recomputes_in_vain
 from stepcast.ir.framework import (
     MEGATRON_CORE,
     AttentionKernel,
@@ -37,6 +36,7 @@ from stepcast.ir.framework import (
     SsmKernels,
 )
 from stepcast.ir.identity import ByIdentity
+from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES

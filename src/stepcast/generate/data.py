@@ -11,14 +11,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepcast.generate.offload import fetched_weights
-from stepcast.generate.parts import K, Ops, collective, layer
-from stepcast.generate.sizes import Sizes
-from stepcast.generate.tensor import GATHER, REDUCE, SCATTER
-from stepcast.generate.update import own_parameters, update_ops
+from stepcast.generate.update import fetch_weights, own_parameters, update_ops
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group
+from stepcast.ir.layers.kinds import block_weights
+from stepcast.ir.layers.operators import GATHER, REDUCE, SCATTER, K, Ops, collective, make_layer
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import NOTHING, Shard
@@ -79,7 +78,7 @@ def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
     tensors = _tensors_of_layer(sizes) if sizes.framework.listed_gathers else 1
     shard, times = filled
     for part, each in sizes.plan.kinds(shard):
-        fetched = fetched_weights(sizes, name, part, each.total * times, blocking)
+        fetched = fetch_weights(sizes, name, part, each.total * times, blocking)
         ops += fetched
         if part.ways > 1:
             size = -(-gathered_bytes(strategy, each) // tensors)
@@ -95,8 +94,9 @@ def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
 def _tensors_of_layer(sizes: Sizes) -> int:
     """Queries, keys and values are one where a product makes them all; norms have a weight, or two."""
     model = sizes.model
-    names = [weight.name for weight in model.block_weights(model.blocks[0])]
-    joined = 0 if sizes.separate else sum(".key." in name or ".value." in name for name in names)
+    first = model.blocks[0]
+    names = [weight.name for weight in block_weights(model, first.mixer, first.feed_forward)]
+    joined = 0 if sizes.separate_projections else sum(".key." in name or ".value." in name for name in names)
     vectors = model.norm.elements(model.hidden) // model.hidden
     return len(names) - joined + (vectors - 1) * sum("norm" in name for name in names)
 
@@ -193,12 +193,12 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
         size = end.tied_embedding * sizes.gradient
         sums.append(collective("embedding all-reduce", REDUCE, size, Group.EMBEDDING))
     if sums:
-        layers.append(layer(Role.GRADIENTS, tuple(sums)))
+        layers.append(make_layer(Role.GRADIENTS, tuple(sums)))
     own = own_parameters(sizes, end.trained)
     update = update_ops(sizes, end.trained, own, end.matrices)
-    layers.append(layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own)), *update)))
+    layers.append(make_layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own)), *update)))
     if gather:
-        layers.append(layer(Role.PARAMETERS, gather))
+        layers.append(make_layer(Role.PARAMETERS, gather))
     return tuple(layers)
 
 

@@ -2,22 +2,67 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from stepcast.generate.data import Buckets, as_issued, broadcast_ops, buckets, gather_ops, reduce_ops
-from stepcast.generate.offload import sent_gradients
-from stepcast.generate.parts import K, Ops
-from stepcast.generate.sizes import Sizes
-from stepcast.generate.units import Unit, fed
-from stepcast.generate.update import own_parameters
+from stepcast.generate.update import copy_op, own_parameters, send_gradients
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
+from stepcast.ir.group import HostWay
 from stepcast.ir.identity import ByIdentity
+from stepcast.ir.layers.operators import K, Ops, wait_for
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Phase, Variation
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A transformer layer, or an end of the model."""
+
+    layers: tuple[Layer, ...]
+    held: Shard
+    trained: Shard
+    # Bytes of activations that the host keeps from the forward until the backward.
+    leaving: int = 0
+
+
+def feed_ops(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
+    """*ops* that wait for their *own* gathers, requested here if a unit *begins* with them, and then request
+    those of what runs next.
+    """
+    names = tuple(op.name for op in own)
+    return (*(own if begins else ()), *wait_for(ops[:1], names), *following, *ops[1:])
+
+
+def offload_activations(units: Sequence[Unit]) -> list[Unit]:
+    """Units that send their activations after the forward and have them back for the backward."""
+    known: dict[tuple[object, ...], Unit] = {}
+    found = []
+    for index, unit in enumerate(units):
+        own, before = unit.leaving, units[index - 1].leaving if index else 0
+        begins = index == len(units) - 1
+        key = (id(unit.layers), own, before, begins)
+        if key not in known:
+            last = _move_activations(unit.layers[-1], own, before, begins)
+            known[key] = replace(unit, layers=(*unit.layers[:-1], last))
+        found.append(known[key])
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _move_activations(layer: Layer, own: int, before: int, begins: bool) -> Layer:
+    """The last layer of a unit that keeps *own* bytes on the host, the unit before it *before*."""
+    if own:
+        ready = wait_for(layer.forward[-1:], ("activations out",))
+        sent = copy_op("activations out", HostWay.OUT, own)
+        layer = replace(layer, forward=(*layer.forward[:-1], *ready, sent))
+    fetched = (copy_op("activations in", HostWay.IN, own),) if own else ()
+    following = (copy_op("activations in", HostWay.IN, before),) if before else ()
+    return replace(layer, input_gradient=feed_ops(layer.input_gradient, fetched, following, begins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +76,7 @@ class Once:
     gather: Ops
 
 
-def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
+def gather_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     """ZeRO-3 and FSDP: parameters gathered for the forward of each unit, and again for its backward where
     they are freed in between.
 
@@ -76,7 +121,7 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     return found
 
 
-def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
+def reduce_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     """ZeRO 2 and 3, FSDP: gradients reduced with every micro-batch, when a unit's backward is done."""
     known: dict[int, Unit] = {}
     for unit in units:
@@ -113,7 +158,7 @@ def _reductions(sizes: Sizes, filled: Sequence[Buckets]) -> Ops:
         reduced = reduce_ops(sizes, f"gradients {number}", each, blocking)
         ops += [*_copied_in(sizes, each), *reduced]
         own = own_parameters(sizes, each.shard) * each.times
-        ops += sent_gradients(sizes, number, own, reduced, blocking)
+        ops += send_gradients(sizes, number, own, reduced, blocking)
     return tuple(ops)
 
 
@@ -163,7 +208,7 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Onc
     elif plan.gathered is Gathered.ONCE:
         first = {
             place: whole.layers[0]
-            for place, unit, whole in zip(_places(units), units, gathering(sizes, units), strict=True)
+            for place, unit, whole in zip(_places(units), units, gather_units(sizes, units), strict=True)
             if whole.layers[0] != unit.layers[0]
         }
     final = sizes.strategy.micro_batches - 1
@@ -256,14 +301,14 @@ LAYERS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 def _beginning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """*layer* whose forward waits for its *own* gathers and requests the *following* ones."""
     key = (Phase.FORWARD, made, own, following, begins)
-    forward = partial(fed, made + layer.forward, own, following, begins)
+    forward = partial(feed_ops, made + layer.forward, own, following, begins)
     return LAYERS.get((layer,), lambda: replace(layer, forward=forward()), key)
 
 
 def _returning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """The same for its backward."""
     key = (Phase.INPUT_GRADIENT, made, own, following, begins)
-    backward = partial(fed, made + layer.input_gradient, own, following, begins)
+    backward = partial(feed_ops, made + layer.input_gradient, own, following, begins)
     return LAYERS.get((layer,), lambda: replace(layer, input_gradient=backward()), key)
 
 

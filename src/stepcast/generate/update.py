@@ -10,17 +10,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stepcast.generate.offload import updated_on_host
-from stepcast.generate.parts import K, Ops, collective
-from stepcast.generate.sizes import Sizes
-from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Modules
+from stepcast.ir.dtype import FP32_BYTES, DType
+from stepcast.ir.framework import Modules, Offloaded
+from stepcast.ir.group import HostWay
+from stepcast.ir.layers.kinds import block_weights
+from stepcast.ir.layers.operators import K, Ops, collective
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
 from stepcast.ir.sharding import Partition, gathered_bytes
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import Shard, WeightPart
-from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, Matmul
+from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, HostCopy, HostUpdate, Matmul
 from stepcast.ir.workload import Op
+
+# Copies and updates are seen in so many parts; Megatron-Core has one for each tensor, DeepSpeed one for each
+# tile. More of them would change the step by less than the last part takes.
+PARTS = 16
 
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
@@ -35,7 +40,7 @@ def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matric
     if sizes.strategy.offload.optimizer:
         on_host = round(own * sizes.strategy.offload.optimizer)
         kept = (_streamed(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
-        return updated_on_host(sizes, on_host, _moved(sizes, optimizer, copied), kept)
+        return update_on_host(sizes, on_host, _moved(sizes, optimizer, copied), kept)
     if optimizer.kind is not OptimizerKind.MUON:
         return _updates(sizes, optimizer, max(1, own), copied)
     inside = [each for each in matrices if each.inside]
@@ -83,7 +88,7 @@ def _tensors(sizes: Sizes) -> int:
         return 1
     model = sizes.model
     blocks = Counter(model.blocks)
-    inside = sum(count * len(model.block_weights(block)) for block, count in blocks.items())
+    inside = sum(count * len(block_weights(model, block.mixer, block.feed_forward)) for block, count in blocks.items())
     return max(1, inside // sizes.strategy.layout.pp)
 
 
@@ -134,3 +139,59 @@ def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
 
 def _partition(sizes: Sizes, matrices: Matrices) -> Partition:
     return sizes.plan.experts if matrices.part is WeightPart.EXPERTS else sizes.plan.dense
+
+
+def copy_op(name: str, way: HostWay, size_bytes: int, blocking: bool = False) -> Op:
+    return Op(name, HostCopy(way, size_bytes), blocking)
+
+
+def send_gradients(sizes: Sizes, number: int, own: int, reduced: Ops, blocking: bool) -> Ops:
+    """The gradients of *own* parameters to the host once they are *reduced*, where the software does so."""
+    share = sizes.strategy.offload.optimizer
+    if not share or sizes.framework.offloaded is Offloaded.STATES:
+        return ()
+    copy = copy_op(f"gradients out {number}", HostWay.OUT, round(own * share) * sizes.gradient, blocking)
+    return (replace(copy, after=tuple(op.name for op in reduced)),)
+
+
+def fetch_weights(sizes: Sizes, name: str, part: Partition, parameters: int, blocking: bool) -> Ops:
+    """A rank's share of *parameters* back from the host, where weights are kept there."""
+    strategy, framework = sizes.strategy, sizes.framework
+    if not strategy.offload.optimizer or framework.offloaded is not Offloaded.WEIGHTS:
+        return ()
+    wide = framework.keeps_fp32_weights(strategy)
+    size = -(-parameters // part.ways) * (FP32_BYTES if wide else strategy.weights.bytes)
+    return (copy_op(f"{part.within} weights in {name}", HostWay.IN, int(size), blocking),)
+
+
+def update_on_host(sizes: Sizes, elements: int, moved: tuple[float, float], on_gpu: Ops) -> Ops:
+    """The update of *elements* on the host, which reads and writes *moved* bytes of each; *on_gpu* is what
+    the GPU updates meanwhile. Gradients that are still there go first, updated weights come back last.
+    """
+    if not elements:
+        return on_gpu
+    framework, sizes_of = sizes.framework, _parts(elements)
+    read, write = moved
+    updates = [
+        Op(f"host update {at}", HostUpdate(read * each, write * each, framework.optimizer.fused))
+        for at, each in enumerate(sizes_of)
+    ]
+    sent: Ops = ()
+    if framework.offloaded is Offloaded.STATES:
+        wide = int(FP32_BYTES) if framework.optimizer.master_weights else sizes.gradient
+        sent = tuple(copy_op(f"gradients out {at}", HostWay.OUT, each * wide) for at, each in enumerate(sizes_of))
+        updates = [replace(op, after=(copy.name,)) for op, copy in zip(updates, sent, strict=True)]
+    if framework.offloaded is Offloaded.WEIGHTS:
+        return (*on_gpu, *updates)
+    back = [
+        # What gathers the weights waits for the last of them.
+        copy_op(f"weights in {at}", HostWay.IN, round(each * sizes.strategy.weights.bytes), at == len(updates) - 1)
+        for at, each in enumerate(sizes_of)
+    ]
+    pairs = (op for pair in zip(updates, back, strict=True) for op in pair)
+    return (*sent, *on_gpu, *pairs)
+
+
+def _parts(elements: int) -> list[int]:
+    count = min(PARTS, elements)
+    return [elements * (at + 1) // count - elements * at // count for at in range(count)]

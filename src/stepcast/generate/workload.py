@@ -1,16 +1,267 @@
 """Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 
-from stepcast.generate.stage import StageMaker
-from stepcast.ir.framework import MEGATRON_CORE, Framework
+from stepcast.generate.data import StepEnd, epilogue
+from stepcast.generate.overlap import Unit, gather_units, offload_activations, once_per_step, reduce_units
+from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
+from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
+from stepcast.ir.group import Group
+from stepcast.ir.layers.ends import embedding_layers, head_layers, next_token_layers
+from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
+from stepcast.ir.layers.operators import GATHER, collective
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
+from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
+from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import facts_of
-from stepcast.ir.stages import pieces
-from stepcast.ir.strategy import ScheduleKind, Strategy
-from stepcast.ir.workload import Workload
+from stepcast.ir.sharding import Gathered, Reduced
+from stepcast.ir.stages import StagePiece, pieces
+from stepcast.ir.strategy import NO_OFFLOAD, ScheduleKind, Sharding, Strategy, TrainingKind
+from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
+from stepcast.ir.weights import NOTHING, Shard, WeightPart
+from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
+
+# One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
+
+# Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
+UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
+
+
+class StageMaker:
+    """Makes stages, one object for all pieces that run the same: what follows from it is worked out once."""
+
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
+        self.model, self.strategy, self.framework = model, strategy, framework
+        self.sizes = Sizes(model, strategy, framework)
+        self._view = layer_view(strategy)
+        self._block_units: dict[tuple[LayerParts, bool, bool, bool], Unit] = {}
+        self._blocks = model.blocks
+        self._stages: dict[tuple[tuple[int, ...], int, bool, bool], Stage] = {}
+
+    def stage(self, piece: StagePiece) -> Stage:
+        # Blocks of a kind are one object.
+        blocks = tuple(map(id, self._blocks[piece.layers.start : piece.layers.stop]))
+        key = (blocks, len(piece.layers) - self._quantised_layers(piece), piece.embedding, piece.head)
+        if key not in self._stages:
+            self._stages[key] = self._make_stage(piece)
+        return self._stages[key]
+
+    def _quantised_layers(self, piece: StagePiece) -> int:
+        """Return the layers of *piece* that multiply in the training precision; the model's last may stay wide."""
+        wide = self.framework.wide_layers if self.strategy.precision.scaled else 0
+        return min(len(piece.layers), max(0, self.model.layers - wide - piece.layers.start))
+
+    def _make_stage(self, piece: StagePiece) -> Stage:
+        units = self._units(piece)
+        if self.strategy.offload.activations:
+            units = offload_activations(units)
+        if self.sizes.gathers_boundary:
+            units = _gather_arrivals(self.sizes, piece, units)
+        plan = self.sizes.plan
+        if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
+            units = gather_units(self.sizes, units)
+        if plan.reduced is Reduced.EACH_MICRO_BATCH:
+            units = reduce_units(self.sizes, units)
+        once = once_per_step(self.sizes, units, first_piece=piece.embedding)
+        return Stage(
+            body=tuple(fold_units([unit.layers for unit in units])),
+            epilogue=epilogue(self.sizes, self._step_end(piece), once.reduce, once.gather),
+            variations=once.variations,
+            in_turn=True,
+        )
+
+    def _units(self, piece: StagePiece) -> list[Unit]:
+        """Return embedding, transformer layers and head as far as the piece holds them."""
+        none, start = range(piece.layers.start, piece.layers.start), piece.layers.start
+        units = []
+        if piece.embedding:
+            layers = end_layers(self.model, self._view, self.framework, embedding=True)
+            units.append(self._unit(layers, StagePiece(none, True, False)))
+        recomputed = self.strategy.recompute.whole_layers(len(piece.layers))
+        on_host = self.strategy.offload.layers(len(piece.layers))
+        quantised = self._quantised_layers(piece)
+        blocks = self.model.blocks[start : piece.layers.stop]
+        keys = ((block, index < recomputed, index < on_host, index >= quantised) for index, block in enumerate(blocks))
+        for key, run in groupby(keys):  # most layers are like the one before
+            units += [self._block_unit(*key)] * len(list(run))
+        if piece.head:
+            # A tied head that shares its stage with the embedding has no weights of its own.
+            shared = self.model.tied and piece.embedding
+            unit = self._unit(
+                end_layers(self.model, self._view, self.framework, embedding=False), StagePiece(none, shared, True)
+            )
+            if shared:
+                held, trained = units[0].held, units[0].trained
+                unit = replace(unit, held=_subtract(unit.held, held), trained=_subtract(unit.trained, trained))
+            units.append(unit)
+            if self.strategy.further_tokens:
+                units += [self._next_token_unit()] * self.strategy.further_tokens
+        return units
+
+    def _block_unit(self, block: LayerParts, recomputed: bool, on_host: bool, wide: bool) -> Unit:
+        """Return a layer of kind *block*, recomputed or not, its activations sent to the host or not, its
+        products in the training precision or as *wide* as activations.
+        """
+        key = (block, recomputed, on_host, wide)
+        if key not in self._block_units:
+            view = replace(self._view, precision=self._view.stored) if wide else self._view
+            layers = block_layers(self.model, view, self.framework, block, recomputed)
+            index = self.model.blocks.index(block)
+            unit = self._unit(layers, StagePiece(range(index, index + 1), False, False))
+            if on_host:
+                saved = count_saved(self.model, self.strategy, block, self.framework)
+                unit = replace(unit, leaving=round(saved.after(recomputed)))
+            self._block_units[key] = unit
+        return self._block_units[key]
+
+    def _next_token_unit(self) -> Unit:
+        """Return one further token; the head's unit holds the module's weights, which all of them share."""
+        blocks = tuple(
+            layer
+            for block in self.model.next_token_blocks
+            for layer in block_layers(self.model, self._view, self.framework, block, False)
+        )
+        return Unit(next_token_layers(self.sizes, blocks), NOTHING, NOTHING)
+
+    def _unit(self, layers: tuple[Layer, ...], piece: StagePiece) -> Unit:
+        model, strategy = self.model, self.strategy
+        return Unit(layers, held_shard(model, strategy, piece), trained_shard(model, strategy, piece))
+
+    def _step_end(self, piece: StagePiece) -> StepEnd:
+        model, strategy = self.model, self.strategy
+        full = strategy.training is TrainingKind.FULL
+        separate = model.tied and strategy.layout.pp > 1 and piece.embedding != piece.head
+        width = model.embedding_width or model.hidden
+        matrices = self.framework.optimizer.knows_matrices
+        return StepEnd(
+            held=held_shard(model, strategy, piece),
+            trained=trained_shard(model, strategy, piece),
+            norms=_norm_parameters(model, piece.layers.start, piece.layers.stop) if full else 0,
+            tied_embedding=self.sizes.vocab * width if separate and full else 0,
+            matrices=trained_matrices(model, strategy, piece) if matrices else (),
+        )
+
+
+@lru_cache(maxsize=1024)
+def _norm_parameters(model: Model, start: int, stop: int) -> int:
+    """Return the parameters of the norms of some layers."""
+    return sum(
+        count * weight.elements
+        for block, count in Counter(model.blocks[start:stop]).items()
+        for weight in model.block_weights(block)
+        if weight.part is WeightPart.NORM
+    )
+
+
+def layer_view(strategy: Strategy) -> Strategy:
+    """Return *strategy* as far as the computation of one layer depends on it: the same for all that spread the
+    same layers over more replicas or other stages.
+    """
+    return replace(
+        strategy,
+        layout=replace(strategy.layout, dp=1, pp=1, vpp=1, shard=0),
+        # One micro-batch or several: the sum of gradients needs kernels of its own from the second on.
+        global_batch=strategy.micro_batch * min(2, strategy.micro_batches),
+        schedule=ScheduleKind.ONE_F_ONE_B,
+        stage_layers=(),
+        sharding=Sharding.NONE,
+        reshard=None,
+        offload=NO_OFFLOAD,
+        overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),
+    )
+
+
+@lru_cache(maxsize=1024)
+def end_layers(model: Model, strategy: Strategy, framework: Framework, embedding: bool) -> tuple[Layer, ...]:
+    """Return the layers of one end of the model, under the view of a layer."""
+    sizes = Sizes(model, strategy, framework)
+    layers = embedding_layers(sizes) if embedding else head_layers(sizes)
+    return _block_host(layers) if framework.execution is Execution.BLOCKING else layers
+
+
+@lru_cache(maxsize=4096)
+def block_layers(
+    model: Model, strategy: Strategy, framework: Framework, block: LayerParts, recomputed: bool
+) -> tuple[Layer, ...]:
+    """Return one transformer layer, completely *recomputed* or not, under the view of a layer."""
+    sizes = Sizes(model, strategy, framework)
+    mixer, feed_forward = _halves(sizes, block)
+    layers = mixer + feed_forward
+    if recomputed:
+        layers = recompute_block(layers, stops_early=not sizes.fused and framework.stops_early)
+    elif sizes.alternates_matmuls:
+        # It knows no recurrent mixers, which save everything.
+        known = layers if block.mixer is Mixer.NONE or MIXERS[block.mixer].alternates else feed_forward
+        layers = (*layers[:-1], prepend_backward(layers[-1], alternate_matmuls(sizes, known)))
+    else:
+        layers = recompute_modules(layers, strategy.recompute.selected)
+    if framework.execution is Execution.PARTIAL_GRAPHS:
+        layers = tuple(replace(layer, captured=layer.role not in UNCAPTURED) for layer in layers)
+    return _block_host(layers) if framework.execution is Execution.BLOCKING else layers
+
+
+def _block_host(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Return *layers* under a host that issues an op when the one before it has ended."""
+
+    def blocking(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        return tuple(replace(op, host_reads=True) for op in ops)
+
+    return tuple(
+        replace(
+            layer,
+            forward=blocking(layer.forward),
+            input_gradient=blocking(layer.input_gradient),
+            weight_gradient=blocking(layer.weight_gradient),
+        )
+        for layer in layers
+    )
+
+
+def _halves(sizes: Sizes, block: LayerParts) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
+    """Return mixer and feed-forward, each made once for all kinds of blocks that have it."""
+    model, view, framework = sizes.model, sizes.strategy, sizes.framework
+    # How experts are spread does not change the mixer.
+    dense = view if view.layout.ep == 1 else replace(view, layout=replace(view.layout, ep=1, expert_tp=0))
+    mixer = _half_layers(Sizes(model, dense, framework), replace(block, feed_forward=FeedForward.NONE))
+    feed_forward = _half_layers(sizes, LayerParts(Mixer.NONE, block.feed_forward))
+    if model.shared_norm and block.mixer is Mixer.ATTENTION:
+        norms = (Role.MLP_NORM, Role.EXPERTS_NORM)
+        feed_forward = tuple(layer for layer in feed_forward if layer.role not in norms)
+    return mixer, feed_forward
+
+
+@lru_cache(maxsize=8192)
+def _half_layers(sizes: Sizes, half: LayerParts) -> tuple[Layer, ...]:
+    if half.mixer is not Mixer.NONE:
+        return MIXERS[half.mixer].operators(sizes, half)
+    return () if half.feed_forward is FeedForward.NONE else FEED_FORWARDS[half.feed_forward].operators(sizes, half)
+
+
+def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list[Unit]:
+    """Gather from the tensor ranks what other stages send, before it is used."""
+    size = sizes.activation_bytes
+    if not units:  # an empty piece hands on what arrives
+        return units
+    if not piece.embedding:
+        layers = units[0].layers
+        gather = collective("arriving tp all-gather", GATHER, size, Group.TP)
+        first = replace(layers[0], forward=(gather, *layers[0].forward))
+        units = [replace(units[0], layers=(first, *layers[1:])), *units[1:]]
+    if not piece.head:
+        layers = units[-1].layers
+        gather = collective("arriving gradient tp all-gather", GATHER, size, Group.TP)
+        units = [*units[:-1], replace(units[-1], layers=(*layers[:-1], prepend_backward(layers[-1], (gather,))))]
+    return units
+
+
+def _subtract(shard: Shard, other: Shard) -> Shard:
+    rest = shard - other
+    return Shard(max(0, rest.dense), rest.experts, max(0, rest.unquantised))
 
 
 def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:

@@ -13,7 +13,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.pricing import Pricer
 from stepcast.cost.slowest import least_pace, paced_s
-from stepcast.generate.stage import block_layers, end_layers, layer_view
+from stepcast.generate.workload import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.framework import Dispatcher, Framework

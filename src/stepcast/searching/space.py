@@ -10,9 +10,9 @@ from typing import Any, TypedDict, TypeVar
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.coded import recomputes_in_vain
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
+from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import RULES, check
 from stepcast.ir.limits import CANDIDATES

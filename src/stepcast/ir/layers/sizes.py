@@ -1,23 +1,22 @@
-"""What one rank sees of a model under a strategy: tokens, heads and widths after every split."""
+"""Sizes that one rank sees of a model under a strategy: tokens, heads and widths after every split."""
 
 from dataclasses import dataclass, field
 
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules
-from stepcast.ir.model import Model
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.sharding import ShardingPlan, plan_of
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes on one rank of a stage."""
+    """Sizes on one rank of a stage; *plan* says how states are split, gathered and reduced."""
 
-    model: Model
+    model: Architecture
     strategy: Strategy
     framework: Framework = MEGATRON_CORE
     plan: ShardingPlan = field(init=False, compare=False)
-    """How states are split, gathered and reduced."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", plan_of(self.strategy, self.framework))
@@ -37,8 +36,13 @@ class Sizes:
 
     @property
     def outer_tokens(self) -> int:
-        """Tokens outside them: sequence parallelism splits these over tp."""
+        """Tokens outside tensor-parallel regions: sequence parallelism splits these over tp."""
         return self.tokens // self.strategy.outer_ways
+
+    @property
+    def outer_share(self) -> float:
+        """The same as a share that may not divide evenly, as memory counts it."""
+        return self.tokens / self.strategy.outer_ways
 
     @property
     def seq(self) -> int:
@@ -60,11 +64,6 @@ class Sizes:
         return self.strategy.stream
 
     @property
-    def casts(self) -> bool:
-        """Whether autocast turns activations from one format into another by kernels of their own."""
-        return self.strategy.autocast and not self.fused
-
-    @property
     def unquantised(self) -> DType:
         """The format of matmuls that stay out of fp8 and fp4: attention and the logits."""
         return DType.TF32 if self.dtype is DType.TF32 else self.stored
@@ -72,6 +71,16 @@ class Sizes:
     @property
     def element(self) -> int:
         return int(self.stored.bytes)
+
+    @property
+    def matmul_bytes(self) -> float:
+        """Bytes of an element as a matmul saves its input."""
+        return min(self.strategy.precision.bytes, self.stored.bytes)
+
+    @property
+    def mask_bytes(self) -> float:
+        """Bytes of an element of dropout's mask; 0 without dropout."""
+        return 1.0 if self.framework.dropout else 0.0
 
     @property
     def gradient(self) -> int:
@@ -83,19 +92,46 @@ class Sizes:
         return self.framework.kernels is not Kernels.PLAIN
 
     @property
-    def by_operation(self) -> bool:
-        """Whether modules are those of transformers, one kernel for each operation of their source."""
+    def fused_by_hand(self) -> bool:
+        """Return True if kernels are Transformer Engine's."""
+        return self.framework.kernels is Kernels.FUSED
+
+    @property
+    def eager_modules(self) -> bool:
+        """Return True if modules are those of transformers, one kernel for each operation of their source."""
         return self.framework.writes_out
 
     @property
-    def separate(self) -> bool:
-        """Whether queries, keys, values, gate and up are products of their own."""
+    def casts_activations(self) -> bool:
+        """Return True if autocast turns activations from one format into another by kernels of their own."""
+        return self.strategy.autocast and not self.fused
+
+    @property
+    def separate_projections(self) -> bool:
+        """Return True if queries, keys, values, gate and up are products of their own."""
         return self.framework.modules is Modules.TRANSFORMERS and not self.model.joined
 
     @property
+    def casts_each_input(self) -> bool:
+        """Return True if autocast casts the input of each separate projection by itself."""
+        return self.strategy.autocast and self.eager_modules and not self.model.joined
+
+    @property
     def plain_gradients(self) -> bool:
-        """Whether gradients are added up, summed over rows and joined by kernels of their own."""
+        """Return True if gradients are added up, summed over rows and joined by kernels of their own."""
         return not (self.fused and self.framework.fused_accumulation)
+
+    @property
+    def alternates_matmuls(self) -> bool:
+        """Return True if selective recomputation runs every second matmul again, as torchtitan does."""
+        alternate = self.framework.selective is SelectiveRule.ALTERNATE_MATMULS
+        return alternate and self.strategy.recompute.kind is RecomputeKind.SELECTIVE
+
+    @property
+    def recomputed_modules(self) -> frozenset[RecomputeModule]:
+        """The recomputed modules; an activation inside the experts' matmul has no kernel to run again."""
+        selected = frozenset(self.strategy.recompute.selected)
+        return selected - {RecomputeModule.EXPERT_ACTIVATION} if self.framework.fused_experts else selected
 
     @property
     def heads(self) -> int:
@@ -103,7 +139,7 @@ class Sizes:
 
     @property
     def kv_heads(self) -> int:
-        """Those that the rank's queries look at; with fewer kv heads than ranks, several share one."""
+        """The kv heads that the rank's queries look at; with fewer of them than ranks, several share one."""
         return max(1, self.model.kv_heads // self.tp)
 
     @property
@@ -153,12 +189,12 @@ class Sizes:
 
     @property
     def boundary_bytes(self) -> int:
-        """What a tensor rank sends to the next stage: its part where they share the work, else everything."""
+        """Bytes a tensor rank sends to the next stage: its part where they share the work, else everything."""
         parts = self.tp if self.gathers_boundary else 1
         return -(-self.outer_tokens * self.model.hidden * int(self.stream.bytes) // parts)
 
     @property
     def gathers_boundary(self) -> bool:
-        """Whether what arrives from another stage is gathered from the tensor ranks."""
+        """Return True if what arrives from another stage is gathered from the tensor ranks."""
         scattered = self.framework.boundary_scattered and not self.strategy.sequence_parallel
         return scattered and self.tp > 1 and self.strategy.layout.pp > 1

@@ -1,0 +1,489 @@
+"""Attention: norm, projections, rotary embedding, the core, the output projection.
+
+Multi-head latent attention (DeepSeek-V2, 2024, section 2.1) projects down to low ranks, norms them and
+projects up to the heads; its down-projections are on every tensor rank and run on the tokens outside tensor
+regions.
+
+The saved tensors follow from what each operation's gradient needs (a matmul its input, a norm its input,
+flash attention its inputs and its result) and from what is fused:
+
+- plain and compiled: queries and keys after the rotary embedding are new tensors while the projection they
+  came from stays alive, because the values are a view of it (checked against measured peaks, ``h200`` set).
+- fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
+
+For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, dropouts where
+there are any.
+"""
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.group import Group
+from stepcast.ir.layers.attention_core import (
+    context_saved_bytes,
+    context_transient,
+    core_layer,
+    falls_back,
+    fuses_attention,
+    masks_window,
+    selects_heads,
+    widens_softmax,
+    window_keys,
+)
+from stepcast.ir.layers.operators import (
+    FP32,
+    GATHER,
+    SCATTER,
+    K,
+    LayerKind,
+    Linear,
+    Ops,
+    SavedTensor,
+    cast_op,
+    collective,
+    column_layer,
+    column_waits,
+    gate_ops,
+    join_phases,
+    make_layer,
+    norm_backward,
+    norm_forward,
+    norm_layer,
+    row_layer,
+    stream_op,
+    sum_input_gradients,
+    tensor_bytes,
+    wait_for,
+)
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import LayerParts, PositionKind, QkNorm
+from stepcast.ir.strategy import RecomputeModule as M
+from stepcast.ir.weights import Shard, Split, Weight, WeightPart, linear, norm_weight
+from stepcast.ir.work import ElementwiseKind
+from stepcast.ir.workload import Layer, Op, Role
+
+
+def _weights(model: Architecture) -> list[Weight]:
+    if model.latent:
+        return _latent_weights(model)
+    part, bias = WeightPart.ATTENTION, model.biases.qkv
+    widths = {"query": model.query_width, "gate": model.query_width, "key": model.kv_width, "value": model.kv_width}
+    weights: list[Weight] = []
+    for name, width in widths.items():
+        if name != "gate" or model.attention_gate:
+            weights += linear(f"attention.{name}", part, model.hidden, width, bias, Split.TENSOR)
+    weights += _output_weights(model, model.query_width)
+    if model.qk_norm in (QkNorm.HEAD, QkNorm.WHOLE):
+        for name in ("query", "key"):
+            width = widths[name] if model.qk_norm is QkNorm.WHOLE else model.head_dim
+            weights.append(norm_weight(model, f"attention.{name}_norm", width))
+    if model.attention_sinks:
+        weights.append(Weight("attention.sinks", part, (model.heads,), Split.TENSOR))
+    return weights
+
+
+def _latent_weights(model: Architecture) -> list[Weight]:
+    latent, part, bias = model.latent, WeightPart.ATTENTION, model.biases.qkv
+    assert latent is not None
+    if latent.query_rank:
+        weights = linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
+        weights.append(norm_weight(model, "attention.query_norm", latent.query_rank))
+        weights += linear("attention.query_up", part, latent.query_rank, model.query_width, False, Split.TENSOR)
+    else:
+        weights = linear("attention.query", part, model.hidden, model.query_width, False, Split.TENSOR)
+    weights += linear("attention.kv_down", part, model.hidden, latent.kv_rank + latent.rope_dim, bias)
+    weights.append(norm_weight(model, "attention.kv_norm", latent.kv_rank))
+    up = model.heads * (latent.nope_dim + latent.value_dim)
+    weights += linear("attention.kv_up", part, latent.kv_rank, up, False, Split.TENSOR)
+    return weights + _output_weights(model, model.heads * latent.value_dim)
+
+
+def _output_weights(model: Architecture, width: int) -> list[Weight]:
+    bias = model.biases.attention_output
+    return linear("attention.output", WeightPart.ATTENTION, width, model.hidden, bias, Split.TENSOR, by_rows=True)
+
+
+def _adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
+    """Count a pair of matrices per linear layer; queries, keys and values have one pair between them."""
+    latent, hidden = model.latent, model.hidden
+    width = model.heads * model.value_dim // tp + hidden
+    if latent is None:
+        query = model.query_width * (2 if model.attention_gate else 1)
+        width += hidden + (query + 2 * model.kv_width) // tp
+    else:
+        width += hidden + latent.kv_rank + latent.rope_dim
+        width += latent.kv_rank + model.heads * (latent.nope_dim + latent.value_dim) // tp
+        width += (hidden + 2 * latent.query_rank if latent.query_rank else hidden) + model.query_width // tp
+    return Shard(rank * width, 0, unquantised=rank * width)
+
+
+def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+    """Count scores and weighted sums of one forward; not *causal* takes attention as the full square."""
+    keys: float = seq / 2 if causal else seq
+    keys = min(keys, window_keys(seq, block) or keys)
+    return 2.0 * float(batch * seq) * keys * model.heads * (model.head_dim + model.value_dim)
+
+
+def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+    """Return the tensors from the projection's output to the output projection's input."""
+    model, tp, tokens, element = sizes.model, sizes.tp, sizes.tokens, sizes.stored.bytes
+    kv_heads = max(model.kv_heads / tp, 1)
+    latent, flash = model.latent, fuses_attention(model, sizes.strategy, sizes.framework)
+    from_latent = (M.LATENT_UP,) if latent else ()
+    query = SavedTensor("queries", tokens * model.heads * model.head_dim / tp * element, from_latent)
+    key = SavedTensor("keys", tokens * kv_heads * model.head_dim * element, from_latent)
+    value = SavedTensor("values", tokens * kv_heads * model.value_dim * element, from_latent)
+    output = SavedTensor("attention output", tokens * model.heads * model.value_dim / tp * element)
+    log_sum = SavedTensor("log-sum-exp of each row", tokens * model.heads / tp * FP32_BYTES)
+    if sizes.alternates_matmuls:
+        return [query, value, output, log_sum]
+    tensors = [query, key, value, output]
+    if model.attention_gate:
+        tensors.append(SavedTensor("gate, and its product for the output projection", 2 * output.size_bytes))
+    # Values are a view of what was projected, unless they are a product of their own.
+    views = not sizes.fused_by_hand and (model.joined or not sizes.eager_modules)
+    if model.position.kind is PositionKind.ROTARY and latent is None and views:
+        tensors.append(SavedTensor("projection that values are a view of", _projected(sizes) - value.size_bytes))
+    if sizes.eager_modules and model.qk_norm is not QkNorm.NONE:
+        normed = (query.size_bytes + key.size_bytes) / element * (FP32_BYTES + element)
+        tensors.append(SavedTensor("inputs of query and key norms", normed))
+    if latent is not None:
+        low = 2 * (latent.kv_rank + latent.query_rank) + latent.rope_dim
+        tensors.append(SavedTensor("latents before and after their norms", sizes.outer_share * low * element))
+        if not sizes.fused_by_hand:
+            nope = tokens * model.heads * latent.nope_dim / tp * element
+            tensors.append(SavedTensor("keys that values are a view of", nope, (M.LATENT_UP,)))
+    masked = masks_window(block.window, sizes.strategy, sizes.framework)
+    if (masked or not flash) and sizes.eager_modules and model.heads != model.kv_heads:
+        repeated = tokens * (model.heads / tp * (model.head_dim + model.value_dim)) * element
+        tensors.append(SavedTensor("keys and values repeated for each head", repeated))
+    if masked:
+        square = sizes.strategy.micro_batch * sizes.strategy.seq * sizes.strategy.seq
+        tensors.append(SavedTensor("mask as each layer adds it", square * element))
+    if sizes.cp > 1:
+        tensors.append(SavedTensor("context-parallel exchange", context_saved_bytes(sizes)))
+    if flash:
+        return [*tensors, log_sum]
+    return [*tensors, SavedTensor("probabilities", _scores(sizes) * _score_bytes(sizes), (M.CORE,))]
+
+
+def _transient(sizes: Sizes, block: LayerParts) -> float:
+    """Return the gradients of queries, keys, values and their projection; unfused, those of two squares; with
+    context parallelism what its exchange needs.
+    """
+    if sizes.alternates_matmuls and sizes.cp == 1:
+        return 0.0
+    gradients = 2 * _projected(sizes)
+    if not fuses_attention(sizes.model, sizes.strategy, sizes.framework):
+        gradients += 2 * _scores(sizes) * _probability_bytes(sizes)
+    return context_transient(sizes, gradients) if sizes.cp > 1 else gradients
+
+
+def _projected(sizes: Sizes) -> float:
+    """Return the bytes of queries, keys and values as they are projected; where tensor ranks share kv heads,
+    those of all ranks.
+    """
+    ways = 1 if sizes.shares_kv_heads else sizes.tp
+    return sizes.tokens * sizes.qkv_width / ways * sizes.stored.bytes
+
+
+def _scores(sizes: Sizes) -> float:
+    """Return the elements of the stored square of attention probabilities."""
+    strategy, heads = sizes.strategy, sizes.model.heads / sizes.tp
+    return strategy.micro_batch * heads * (strategy.seq / sizes.cp) * strategy.seq
+
+
+def _probability_bytes(sizes: Sizes) -> float:
+    return FP32_BYTES if falls_back(sizes.model, sizes.strategy, sizes.framework) else sizes.stored.bytes
+
+
+def _score_bytes(sizes: Sizes) -> float:
+    """Return the bytes saved of one probability; with dropout its mask and what that leaves of it, too
+    (Korthikanti et al. 2022, section 4.1).
+    """
+    fallback = falls_back(sizes.model, sizes.strategy, sizes.framework)
+    before_cast = FP32_BYTES if sizes.eager_modules and widens_softmax(sizes.model) and not fallback else 0.0
+    dropped = sizes.mask_bytes + sizes.stored.bytes if sizes.mask_bytes else 0.0
+    return before_cast + _probability_bytes(sizes) + dropped
+
+
+def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+    model = sizes.model
+    bias = model.biases.attention_output
+    output = Linear("output", sizes.tokens, sizes.output_width, model.hidden, sizes.dtype, bias=bias)
+    waits = column_waits(sizes, Role.LATENT_DOWN if model.latent else Role.QKV)
+    layers = [
+        norm_layer(sizes, Role.ATTENTION_NORM, waits, products=3),
+        *(_latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)),
+        core_layer(sizes, block),
+    ]
+    if model.attention_gate:
+        # The result of attention times the sigmoid of its gate.
+        layers.append(make_layer(Role.ATTENTION_GATE, *gate_ops(sizes, "gate", sizes.tokens, sizes.output_width)))
+    layers.append(row_layer(sizes, Role.ATTENTION_OUTPUT, output))
+    if model.post_norms:
+        layers.append(norm_layer(sizes, Role.ATTENTION_POST_NORM, branches=False))
+    return tuple(layers)
+
+
+ATTENTION = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters)
+
+
+def _qkv_layer(sizes: Sizes) -> Layer:
+    """Return one product for queries, keys and values, or one for each, whose input gradients are added up."""
+    forward, backward = _head_ops(sizes)
+    hidden, bias = sizes.model.hidden, sizes.model.biases.qkv
+    if sizes.separate_projections:
+        query = sizes.query_width * (2 if sizes.model.attention_gate else 1)
+        widths = {"query": query, "key": sizes.key_width, "value": sizes.value_width}
+        linears = tuple(
+            Linear(name, sizes.tokens, hidden, width, sizes.dtype, bias=bias) for name, width in widths.items()
+        )
+        layer = column_layer(sizes, Role.QKV, linears, forward, backward)
+        return sum_input_gradients(sizes, layer, len(linears))
+    qkv = Linear("qkv", sizes.tokens, hidden, sizes.qkv_width // sizes.tp, sizes.dtype, bias=bias)
+    if sizes.eager_modules:
+        backward = (*backward, *_join_gradients(sizes))
+    elif sizes.plain_gradients:
+        # Autograd joins the gradients of queries, keys and values, which are slices of one result.
+        width = sizes.query_width + sizes.key_width + sizes.value_width
+        backward = (*backward, stream_op("join gradients", K.COPY, sizes.tokens, width, 1, 1, sizes.stored))
+    if sizes.shares_kv_heads:
+        gathered, scattered = _share_heads(sizes)
+        forward, backward = (*gathered, *forward), (*backward, *scattered)
+    return column_layer(sizes, Role.QKV, (qkv,), forward, backward)
+
+
+def _share_heads(sizes: Sizes) -> tuple[Ops, Ops]:
+    """Handle fewer kv heads than tensor ranks: each rank multiplies its slice of the projection, all gather
+    it and take their queries and the head these look at; gradients are summed and split again.
+
+    Source: Megatron-Core, transformer/attention.py (num_query_groups < world_size) and
+    tensor_parallel/mappings.py, which joins and splits columns by a copy.
+    """
+    rows, width, dtype = sizes.tokens, sizes.qkv_width, sizes.stored
+    size = tensor_bytes(sizes, width)
+    return (
+        (
+            collective("qkv heads tp all-gather", GATHER, size, Group.TP),
+            stream_op("join heads", K.COPY, rows, width, 1, 1, dtype),
+        ),
+        (
+            # What the rank took no part of has no gradient.
+            stream_op("heads gradient fill", K.FILL, rows, width, 0, 1, dtype),
+            stream_op("split heads gradient", K.COPY, rows, width, 1, 1, dtype),
+            collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP),
+        ),
+    )
+
+
+def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
+    """Norm queries and keys and rotate them, which plain PyTorch does one after the other."""
+    model, tokens = sizes.model, sizes.tokens
+    width = sizes.query_width + sizes.key_width
+    rotated = {"": width} if sizes.fused else {"query ": sizes.query_width, "key ": sizes.key_width}
+    forward: list[Op] = []
+    backward: list[Op] = []
+    # Modules written in Python norm queries and keys one after the other.
+    normed = rotated if sizes.eager_modules else {"query key ": width}
+    shapes = {
+        name: (tokens, width) if model.qk_norm is QkNorm.WHOLE else (tokens * width // model.head_dim, model.head_dim)
+        for name, width in normed.items()
+        if model.qk_norm is not QkNorm.NONE
+    }
+    for name, shape in shapes.items():
+        forward += norm_forward(sizes, f"{name}norm", *shape, heads=True)
+    if model.position.kind is PositionKind.ROTARY:
+        forward += (op for name, width in rotated.items() for op in _rotate(sizes, width, name))
+        backward += (op for name, width in reversed(rotated.items()) for op in _rotate_gradient(sizes, width, name))
+    for name, shape in shapes.items():
+        backward += norm_backward(sizes, f"{name}norm", *shape, heads=True)
+    return tuple(forward), tuple(backward)
+
+
+def _rotate(sizes: Sizes, width: int, name: str = "") -> Ops:
+    """Return x cos + rotate(x) sin. Plain PyTorch writes every intermediate."""
+    if sizes.eager_modules:
+        return _eager_rotate(sizes, width, name)
+    half = max(1, width // 2)
+    steps = {"cos": (width, 1), "negate": (half, 1), "join": (width, 1), "sin": (width, 1), "sum": (width, 2)}
+    if sizes.fused:
+        name, steps = "", {"": (width, 1)}
+    return tuple(
+        stream_op(f"{name}rotary {step}".rstrip(), K.ROTARY, sizes.tokens, columns, reads, 1, sizes.stored)
+        for step, (columns, reads) in steps.items()
+    )
+
+
+def _rotate_gradient(sizes: Sizes, width: int, name: str = "") -> Ops:
+    """Return the gradient: each half goes into zeros of the full width, the second with its sign turned."""
+    if sizes.eager_modules:
+        return _eager_rotate_gradient(sizes, width, name)
+    if sizes.fused:
+        return (stream_op("rotary gradient", K.ROTARY, sizes.tokens, width, 1, 1, sizes.stored),)
+    half = max(1, width // 2)
+    steps = (
+        ("sin", K.ROTARY, width, 1),
+        ("second fill", K.FILL, width, 0),
+        ("second half", K.ROTARY, half, 1),
+        ("negate", K.ROTARY, half, 1),
+        ("first fill", K.FILL, width, 0),
+        ("first half", K.ROTARY, half, 1),
+        ("add", K.ADD, width, 2),
+        ("cos", K.ROTARY, width, 1),
+        ("sum", K.ROTARY, width, 2),
+        ("copy", K.ROTARY, width, 1),
+    )
+    return tuple(
+        stream_op(f"{name}rotary gradient {step}", kind, sizes.tokens, columns, reads, 1, sizes.stored)
+        for step, kind, columns, reads in steps
+    )
+
+
+RotaryStep = tuple[str, ElementwiseKind, int, float]
+
+
+def _eager_rotate(sizes: Sizes, width: int, name: str) -> Ops:
+    """Return the rotary embedding of *width* elements of every token as transformers runs it, a kernel for
+    each operation of ``q * cos + cat((-q2, q1)) * sin``, where q1 and q2 are the halves of each head
+    (models/llama/modeling_llama.py, apply_rotary_pos_emb). Queries and keys have tokens and heads swapped,
+    which their kernels feel. Autocast leaves the angles, and so the result, in fp32.
+    """
+    dtype, position = FP32 if sizes.casts_activations else sizes.stored, sizes.model.position
+    turned = max(1, round(width * position.share))
+    half = max(1, turned // 2)
+    steps: list[RotaryStep] = [
+        ("cos", K.STRIDED, turned, 1),
+        ("negate", K.BROADCAST, half, 1),
+        ("join", K.JOIN, turned, 1),
+        ("sin", K.BROADCAST, turned, 1),
+        ("sum", K.STRIDED, turned, 2),
+    ]
+    if sizes.model.attention_sinks:  # each half by itself: models/gpt_oss/modeling_gpt_oss.py
+        steps = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
+        steps += [("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2), ("join", K.JOIN, turned, 1)]
+    if position.tailed:
+        steps.append(("tail", K.JOIN, width, 1))
+    ops = [
+        stream_op(f"{name}rotary {step}", kind, sizes.tokens, columns, reads, 1, dtype)
+        for step, kind, columns, reads in steps
+    ]
+    if dtype is not sizes.stored:
+        ops.append(cast_op(f"{name}rotary narrow", sizes.tokens, width, dtype, sizes.stored))
+    return tuple(ops)
+
+
+def _eager_rotate_gradient(sizes: Sizes, width: int, name: str) -> Ops:
+    """Return what autograd makes of it."""
+    dtype, position = FP32 if sizes.casts_activations else sizes.stored, sizes.model.position
+    turned = max(1, round(width * position.share))
+    half = max(1, turned // 2)
+    steps: list[RotaryStep] = [
+        ("sin", K.STRIDED, turned, 1),
+        ("negate", K.BROADCAST, half, 1),
+        ("second fill", K.FILL, turned, 0),
+        ("second half", K.BROADCAST, half, 1),
+        ("first fill", K.FILL, turned, 0),
+        ("first half", K.BROADCAST, half, 1),
+        ("add", K.ADD, turned, 2),
+        ("cos", K.STRIDED, turned, 1),
+        ("sum", K.ADD if position.tailed else K.STRIDED, turned, 2),
+    ]
+    if sizes.model.attention_sinks:
+        steps = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
+        steps += [("negate", K.BROADCAST, half, 1), ("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2)]
+        steps.append(("join", K.COPY, turned, 1))
+    if position.tailed:
+        steps += [
+            ("tail fill", K.FILL, width, 0),
+            ("tail", K.BROADCAST, max(1, width - turned), 1),
+            ("turned fill", K.FILL, width, 0),
+            ("turned", K.BROADCAST, turned, 1),
+            ("tail add", K.ADD, width, 2),
+        ]
+    if not sizes.model.joined:
+        steps.append(("copy", K.STRIDED, width, 1))
+    ops = [
+        stream_op(f"{name}rotary gradient {step}", kind, sizes.tokens, columns, reads, 1, dtype)
+        for step, kind, columns, reads in steps
+    ]
+    if dtype is not sizes.stored:
+        ops.insert(0, cast_op(f"{name}rotary gradient widen", sizes.tokens, width, sizes.stored, dtype))
+    return tuple(ops)
+
+
+def _join_gradients(sizes: Sizes) -> Ops:
+    """Join the gradients of queries, keys and values, which one product made.
+
+    Slices of it are each filled into zeros and added up (Phi-3, BLOOM), or heads are joined and their order
+    swapped (GPT-NeoX), or parts that are in order already are joined (GPT-2).
+    """
+    widths = (sizes.query_width, sizes.key_width, sizes.value_width)
+    total = sum(widths)
+
+    def op(step: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
+        name = f"join gradients {step}".strip()
+        return stream_op(name, kind, sizes.tokens, columns, reads, 1, sizes.stored)
+
+    if sizes.model.gated or selects_heads(sizes.model):
+        parts = [op(f"fill {at}", K.FILL, total, 0) for at in range(3)]
+        parts += [op(f"slice {at}", K.BROADCAST, width, 1) for at, width in enumerate(widths)]
+        return (*parts, *(op(f"add {at}", K.ADD, total, 2) for at in range(2)))
+    if sizes.model.position.tailed:
+        return op("", K.JOIN, total, 1), op("swap", K.BROADCAST, total, 1)
+    return (op("", K.COPY, total, 1),)
+
+
+def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    model, latent = sizes.model, sizes.model.latent
+    assert latent is not None
+    outer, hidden, dtype = sizes.outer_tokens, model.hidden, sizes.dtype
+    down = [Linear("kv down", outer, hidden, latent.kv_rank + latent.rope_dim, dtype)]
+    up = [Linear("kv up", sizes.tokens, latent.kv_rank, sizes.heads * (latent.nope_dim + latent.value_dim), dtype)]
+    normed = latent.kv_rank
+    if latent.query_rank:
+        down.insert(0, Linear("query down", outer, hidden, latent.query_rank, dtype))
+        up.insert(0, Linear("query up", sizes.tokens, latent.query_rank, sizes.query_width, dtype))
+        normed += latent.query_rank
+    else:
+        up.insert(0, Linear("query", sizes.tokens, hidden, sizes.query_width, dtype))
+    rotated = (sizes.heads + 1) * latent.rope_dim
+    forward, backward = _rotate(sizes, rotated), _rotate_gradient(sizes, rotated)
+    if sizes.eager_modules:
+        joined, parted = _eager_latent_heads(sizes)
+        forward, backward = forward + joined, parted + backward
+    down_forward, down_gradient, down_weights = join_phases(sizes, down)
+    norms = norm_backward(sizes, "latent norm", outer, normed)
+    width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)
+    return (
+        make_layer(
+            Role.LATENT_DOWN,
+            (*down_forward, *norm_forward(sizes, "latent norm", outer, normed)),
+            (*wait_for(norms, column_waits(sizes, Role.LATENT_UP)), *down_gradient),
+            down_weights,
+        ),
+        column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),
+    )
+
+
+def _eager_latent_heads(sizes: Sizes) -> tuple[Ops, Ops]:
+    """Put queries and keys together from what is rotated and what is not; take their gradients apart, join
+    them with those of the values, and put them into the order of their projections (modeling_deepseek_v2.py).
+    """
+    latent = sizes.model.latent
+    assert latent is not None
+    query, up = sizes.query_width, sizes.heads * (latent.nope_dim + latent.value_dim)
+
+    def op(name: str, kind: ElementwiseKind, width: int) -> Op:
+        return stream_op(name, kind, sizes.tokens, width, 1, 1, sizes.stored)
+
+    return (
+        (op("join queries", K.JOIN, query), op("keys", K.BROADCAST, query)),
+        (
+            op("keys gradient copy", K.COPY, 2 * query),
+            op("keys gradient", K.BROADCAST, query),
+            op("join kv gradients", K.JOIN, up),
+            op("swap kv gradients", K.BROADCAST, up),
+            op("join query gradients", K.JOIN, query),
+            op("swap query gradients", K.BROADCAST, query),
+        ),
+    )

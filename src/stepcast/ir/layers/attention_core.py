@@ -1,0 +1,579 @@
+"""The attention core: which kernels run it, alone or shared by context-parallel ranks.
+
+Context parallelism is one of:
+
+- ring (p2p): keys and values travel from rank to rank, one step during the attention to those at hand (Liu et
+  al., Ring Attention, 2023). Each rank holds a slice from either end of the sequence, so that all work the
+  same: half a square each step. The backward passes keys, values and their gradients.
+- all-to-all: ranks exchange heads for positions before the core and back after it (Jacobs et al., DeepSpeed
+  Ulysses, 2023).
+- all-gather: keys and values are gathered before the core, their gradients reduced and scattered after it
+  (Llama 3, 2024, section 3.3.2).
+
+The facts about transformers are those of version 5.17: integrations/sdpa_attention.py, masking_utils.py and
+models/*/modeling_*.py.
+"""
+
+from dataclasses import dataclass, replace
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels, Modules, SelectiveRule
+from stepcast.ir.group import Group
+from stepcast.ir.layers.operators import (
+    FP32,
+    GATHER,
+    SCATTER,
+    K,
+    Ops,
+    cast_op,
+    collective,
+    dropout_gradient_op,
+    dropout_op,
+    make_layer,
+    softcap_ops,
+    stream_op,
+)
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
+from stepcast.ir.strategy import ContextKind, RecomputeModule, Strategy
+from stepcast.ir.work import Attention, CollectiveKind, Direction, ElementwiseKind, Matmul, Transfer
+from stepcast.ir.workload import Layer, Op, Role
+
+
+def fuses_attention(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
+    """Return True if one kernel runs attention: none knows sinks, none what PyTorch falls back for, and
+    transformers asks for none where scores are biased by distance.
+    """
+    if framework.modules is Modules.TRANSFORMERS:
+        unknown = model.attention_sinks or model.position.kind is PositionKind.ALIBI
+        if unknown or falls_back(model, strategy, framework):
+            return False
+    return framework.flash_attention
+
+
+def recomputes_in_vain(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
+    """Return True if recomputing core attention, and nothing else, frees no memory.
+
+    Fused attention stores no scores, and its inputs and result stay for the projections around it.
+    """
+    modules = framework.selective is SelectiveRule.MODULES
+    core_only = strategy.recompute.selected == (RecomputeModule.CORE,)
+    return modules and core_only and fuses_attention(model, strategy, framework)
+
+
+def falls_back(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
+    """Return True if PyTorch runs its attention operation by operation, in fp32: heads that share keys in
+    fp32, which no kernel takes, and Falcon's, whose code does not say that they are shared
+    (_scaled_dot_product_attention_math, aten/src/ATen/native/transformers/attention.cpp).
+    """
+    if framework.modules is not Modules.TRANSFORMERS or not framework.flash_attention:
+        return False
+    unstated = model.joined and not model.gated and model.kv_heads == 1
+    rotary = model.position.kind is PositionKind.ROTARY
+    return model.heads != model.kv_heads and rotary and (unstated or strategy.stored is DType.FP32)
+
+
+def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:
+    """Return True if a mask selects the pairs that count: for a window, which PyTorch's attention does not
+    know, and for any model whose code is compiled, where a mask cannot be left out for what is in it.
+    """
+    if framework.modules is not Modules.TRANSFORMERS:
+        return False
+    compiled = framework.kernels is Kernels.COMPILED
+    return compiled or (window is not None and window <= strategy.seq)
+
+
+def selects_heads(model: Architecture) -> bool:
+    """Return True if queries, keys and values are taken by index from the one tensor that a product made of
+    them: BLOOM's code, whose gradients fill a tensor of that size each.
+    """
+    return model.activation is Activation.GELU_BLOOM
+
+
+def widens_softmax(model: Architecture) -> bool:
+    """Return True if eager attention has its softmax in fp32: all but GPT-2, OPT, GPT-NeoX and GPT-OSS."""
+    biased = model.position.kind is PositionKind.ALIBI
+    return (model.norm.kind is NormKind.RMS or biased) and not model.attention_sinks
+
+
+def core_layer(sizes: Sizes, block: LayerParts) -> Layer:
+    """Return scores, softmax and weighted sum, with the communication of context parallelism."""
+    if sizes.cp == 1:
+        core = _local_core(sizes, block, sizes.heads, sizes.kv_heads)
+        return make_layer(Role.CORE, core.forward(), core.backward())
+    match sizes.strategy.context:
+        case ContextKind.RING:
+            return _ring(sizes, block)
+        case ContextKind.ALL_TO_ALL:
+            return _all_to_all(sizes, block)
+        case ContextKind.ALL_GATHER:
+            return _all_gather(sizes, block)
+
+
+def window_keys(seq: int, block: LayerParts) -> int | None:
+    """Return the keys a query sees on average within its window or chunk; None where that does not bind.
+
+    In a window the first queries see fewer: sum over positions of min(position + 1, window). In a chunk all
+    see the half before them; the last chunk may be shorter.
+    """
+    window = block.window
+    if window is None or window >= seq:
+        return None
+    if block.chunked:
+        chunks, rest = divmod(seq, window)
+        return max(1, round((chunks * window * (window + 1) + rest * (rest + 1)) / (2 * seq)))
+    return max(1, round(window - window * (window - 1) / (2 * seq)))
+
+
+def _key_value_bytes(sizes: Sizes) -> int:
+    """Return the bytes of keys and values of a micro-batch on this rank."""
+    return sizes.tokens * (sizes.key_width + sizes.value_width) * sizes.element
+
+
+def _local_core(sizes: Sizes, block: LayerParts, heads: int, kv_heads: int) -> "_Core":
+    """Return attention of all tokens on one rank; a window leaves a rectangle with as many pairs as its band."""
+    seq = sizes.strategy.seq
+    if masks_window(block.window, sizes.strategy, sizes.framework):
+        return _Core(sizes, seq, seq, False, heads, kv_heads, masked=True)
+    keys = window_keys(seq, block)
+    return _Core(sizes, seq, keys or seq, keys is None, heads, kv_heads)
+
+
+def _ring(sizes: Sizes, block: LayerParts) -> Layer:
+    seq, size = sizes.seq, _key_value_bytes(sizes)
+    keys = window_keys(sizes.strategy.seq, block)
+    if keys is None:
+        own = _Core(sizes, seq, seq, True, sizes.heads, sizes.kv_heads)
+        other = replace(own, key_len=max(1, seq // 2), causal=False)
+    else:
+        own = other = _Core(sizes, seq, max(1, round(keys / sizes.cp)), False, sizes.heads, sizes.kv_heads)
+    forward: list[Op] = []
+    backward: list[Op] = []
+    for step in range(sizes.cp):
+        core = own if step == 0 else other
+        # Each step passes on what it works with while as much arrives; the last has nobody left to pass it to.
+        if step < sizes.cp - 1:
+            forward.append(Op(f"ring {step + 1}", Transfer(Direction.SEND, size, Group.CP), blocking=False))
+            gradients = Transfer(Direction.SEND, 2 * size, Group.CP)
+            backward.append(Op(f"ring gradient {step + 1}", gradients, blocking=False))
+        waits = (f"ring {step}",) if step else ()
+        forward += [Op(op.name, op.work, after=waits) for op in core.forward(f"core {step}")]
+        waits = (f"ring gradient {step}",) if step else ()
+        backward += [Op(op.name, op.work, after=waits) for op in core.backward(f"core gradient {step}")]
+    # The gradients of keys and values still have to return to their rank.
+    backward.append(Op("ring gradient home", Transfer(Direction.SEND, size, Group.CP)))
+    return make_layer(Role.CORE, tuple(forward), tuple(backward))
+
+
+def _all_to_all(sizes: Sizes, block: LayerParts) -> Layer:
+    core = _local_core(sizes, block, sizes.heads // sizes.cp, max(1, sizes.kv_heads // sizes.cp))
+    kind = CollectiveKind.ALL_TO_ALL
+    inside = sizes.tokens * sizes.query_width * sizes.element + _key_value_bytes(sizes)
+    outside = sizes.tokens * sizes.output_width * sizes.element
+    return make_layer(
+        Role.CORE,
+        (
+            collective("cp all-to-all qkv", kind, inside, Group.CP),
+            *core.forward(),
+            collective("cp all-to-all output", kind, outside, Group.CP),
+        ),
+        (
+            collective("cp all-to-all output gradient", kind, outside, Group.CP),
+            *core.backward(),
+            collective("cp all-to-all qkv gradient", kind, inside, Group.CP),
+        ),
+    )
+
+
+def _all_gather(sizes: Sizes, block: LayerParts) -> Layer:
+    seq = sizes.strategy.seq
+    # Slices from either end of the sequence see half of all keys between them: as many pairs as a rectangle.
+    keys = window_keys(seq, block) or max(1, seq // 2)
+    core = _Core(sizes, sizes.seq, keys, False, sizes.heads, sizes.kv_heads)
+    size = _key_value_bytes(sizes) * sizes.cp
+    if not sizes.fused_by_hand:
+        # PyTorch's context parallelism knows no heads that share keys: they are repeated before it is asked
+        # (pytorch/torchtitan, models/llama/model.py, repeat_kv).
+        size = size * sizes.heads // sizes.kv_heads
+    return make_layer(
+        Role.CORE,
+        (collective("cp all-gather", GATHER, size, Group.CP), *core.forward()),
+        (
+            collective("cp all-gather again", GATHER, size, Group.CP),
+            *core.backward(),
+            collective("cp reduce-scatter", SCATTER, size, Group.CP),
+        ),
+    )
+
+
+def _exchanged_bytes(sizes: Sizes) -> tuple[float, float, float]:
+    """Return the bytes of this rank's queries, of its keys and values, and of the attention's result."""
+    model, element, heads = sizes.model, sizes.tokens * sizes.stored.bytes, sizes.model.heads / sizes.tp
+    shared = sizes.fused_by_hand or sizes.strategy.context is not ContextKind.ALL_GATHER
+    pairs = max(model.kv_heads / sizes.tp, 1) if shared else heads
+    return (
+        element * heads * model.head_dim,
+        element * pairs * (model.head_dim + model.value_dim),
+        element * heads * model.value_dim,
+    )
+
+
+def context_saved_bytes(sizes: Sizes) -> float:
+    """Return what context parallelism saves on top: the result before it is put together or exchanged,
+    besides the one that the output projection saves (Transformer Engine, attention/dot_product_attention/
+    context_parallel.py: out_per_step of the all-gather, out_part of the all-to-all), and repeated keys. The
+    ring saves the block it received last in place of its own.
+    """
+    model = sizes.model
+    _, pairs, output = _exchanged_bytes(sizes)
+    once = sizes.tokens * max(model.kv_heads / sizes.tp, 1) * (model.head_dim + model.value_dim)
+    saved = max(0.0, pairs - once * sizes.stored.bytes)
+    if sizes.fused_by_hand and sizes.strategy.context is not ContextKind.RING:
+        saved += output
+    return saved
+
+
+def context_transient(sizes: Sizes, gradients: float) -> float:
+    """Return the most that the exchange of context-parallel ranks and the attention's *gradients* take at once.
+
+    Fused is Transformer Engine's context_parallel.py:
+
+    - ring: the forward holds the blocks of all ranks (p2p_comm_buffers), a result of each step and their sum
+      in fp32; the backward two buffers of keys and values with their gradients.
+    - all-gather: the backward holds gathered keys and values, as large sums of their gradients (dk, dv), and
+      the gradients of two steps, whose ranges are 2 cp + 1 of 2 cp slices together.
+    - all-to-all: gradients of queries, keys and values are copied to be received; the result's arrive first.
+
+    Otherwise it is PyTorch's (torch/distributed/tensor/experimental/_attention.py): keys and values gathered
+    or one block received, and gradients in two blocks.
+    """
+    query, pairs, output = _exchanged_bytes(sizes)
+    cp = sizes.cp
+    match sizes.strategy.context:
+        case ContextKind.RING:
+            forward = cp * (pairs + output) + 2 * output if sizes.fused_by_hand else 0.0
+            return max(gradients + 4 * pairs, forward)
+        case ContextKind.ALL_GATHER:
+            return gradients + ((3 * cp + 0.5) if sizes.fused_by_hand else (cp + 2)) * pairs
+        case ContextKind.ALL_TO_ALL:
+            return gradients + query + pairs + output
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """One piece of attention: its kernels forward and backward."""
+
+    sizes: Sizes
+    query_len: int
+    key_len: int
+    causal: bool
+    heads: int
+    kv_heads: int
+    masked: bool = False
+
+    def forward(self, name: str = "core") -> Ops:
+        if not self._fused:
+            return self._eager.forward() if self.sizes.eager_modules else self._unfused()
+        # Code that joins the parts of queries has them head by head, not token by token.
+        by_heads = self.sizes.model.position.tailed or self.sizes.model.latent is not None
+        joined = (self._eager.join_heads("join heads"),) if self.sizes.eager_modules and by_heads else ()
+        return (*self._mask_ops(), Op(name, self._flash(False)), *joined)
+
+    def backward(self, name: str = "core gradient") -> Ops:
+        if not self._fused:
+            return self._eager.backward() if self.sizes.eager_modules else self._unfused_gradient()
+        repeated = self._eager.repeat_gradient() if self._mask_ops() else ()
+        return (Op(name, self._flash(True)), *repeated)
+
+    @property
+    def _fused(self) -> bool:
+        return fuses_attention(self.sizes.model, self.sizes.strategy, self.sizes.framework)
+
+    def _flash(self, backward: bool) -> Attention:
+        model, sizes = self.sizes.model, self.sizes
+        # NVFP4 leaves attention as it is (Transformer Engine: NVTE_DPA_FP8_RECIPE is F16 unless set).
+        narrow = sizes.framework.fp8_attention and sizes.dtype in (DType.FP8, DType.MXFP8)
+        return Attention(
+            batch=sizes.strategy.micro_batch,
+            query_len=self.query_len,
+            key_len=self.key_len,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=model.head_dim,
+            value_dim=model.value_dim,
+            causal=self.causal,
+            backward=backward,
+            dtype=DType.FP8 if narrow else sizes.unquantised,
+            masked=self.masked,
+            drops=model.drops_attention and sizes.framework.dropout,
+        )
+
+    def _mask_ops(self) -> Ops:
+        """Return keys and values for each head, and the mask as numbers to add: what a tensor of pairs needs.
+
+        A compiler makes the mask once for all layers.
+        """
+        if not self.masked or self.sizes.framework.modules is not Modules.TRANSFORMERS:
+            return ()
+        if not self.sizes.eager_modules:
+            return self._eager.repeat()
+        rows = self.sizes.strategy.micro_batch * self.query_len
+        mask = stream_op("mask", K.MASK, rows, self.key_len, 0.5, 1, self.sizes.unquantised)
+        return (*self._eager.repeat(), mask)
+
+    @property
+    def _eager(self) -> "_EagerCore":
+        return _EagerCore(self.sizes, self.query_len, self.key_len, self.heads, self.kv_heads)
+
+    @property
+    def _rows(self) -> int:
+        return self.sizes.strategy.micro_batch * self.heads * self.query_len
+
+    def _matmul(self, name: str, m: int, n: int, k: int) -> Op:
+        return Op(name, Matmul(m, n, k, self.sizes.strategy.micro_batch * self.heads, self.sizes.unquantised))
+
+    def _score_op(self, name: str, kind: ElementwiseKind) -> Op:
+        return stream_op(name, kind, self._rows, self.key_len, 1, 1, self.sizes.unquantised)
+
+    def _unfused(self) -> Ops:
+        """Compute and store the full square; a mask hides the future."""
+        sizes, model = self.sizes, self.sizes.model
+        softmax = self._softmax("softmax", 1, backward=False)
+        if not sizes.fused:
+            # masked_fill writes into a copy, by a mask that all heads share.
+            scale = (self._score_op("scale", K.MUL), self._score_op("mask copy", K.COPY))
+            softmax = (*scale, self._score_op("mask", K.MASK), *softmax)
+        if sizes.framework.dropout:
+            softmax += (dropout_op(sizes, "dropout", self._rows, self.key_len),)
+        return (
+            self._matmul("scores", self.query_len, self.key_len, model.head_dim),
+            *softmax,
+            self._matmul("values", self.query_len, model.value_dim, self.key_len),
+            *self._join_heads(""),
+        )
+
+    def _unfused_gradient(self) -> Ops:
+        sizes, head, value = self.sizes, self.sizes.model.head_dim, self.sizes.model.value_dim
+        softmax = self._softmax("softmax gradient", 2, backward=True)
+        if sizes.framework.dropout:
+            softmax = (dropout_gradient_op(sizes, "dropout gradient", self._rows, self.key_len), *softmax)
+        if not sizes.fused:
+            mask = (self._score_op("mask copy gradient", K.COPY), self._score_op("mask gradient", K.MASK))
+            softmax = (*softmax, *mask, self._score_op("scale gradient", K.MUL))
+        return (
+            self._matmul("probability gradient", self.query_len, self.key_len, value),
+            self._matmul("value gradient", self.key_len, value, self.query_len),
+            *softmax,
+            self._matmul("query gradient", self.query_len, head, self.key_len),
+            self._matmul("key gradient", self.key_len, head, self.query_len),
+            *self._join_heads(" gradient"),
+        )
+
+    def _softmax(self, name: str, reads: int, backward: bool) -> Ops:
+        """Return a softmax; autocast runs it in fp32, and not the products before and after it."""
+        sizes, rows, columns = self.sizes, self._rows, self.key_len
+        # Megatron's fused kernel skips what the mask hides.
+        seen = reads * (0.5 if sizes.fused and self.causal else 1.0)
+        dtype = sizes.stream if sizes.strategy.autocast else sizes.unquantised
+        softmax = stream_op(name, K.SOFTMAX, rows, columns, seen, 1, dtype, backward)
+        if not sizes.casts_activations:
+            return (softmax,)
+        widen = cast_op(f"{name} cast", rows, columns, sizes.stored, sizes.stream, sizes.stored)
+        narrow = cast_op(f"{name} cast back", rows, columns, sizes.stream, sizes.stored, sizes.stored)
+        return (widen, softmax, narrow)
+
+    def _join_heads(self, suffix: str) -> Ops:
+        """Bring the heads of a token next to each other, where no kernel writes them so."""
+        sizes = self.sizes
+        if sizes.fused:
+            return ()
+        width, rows = self.heads * sizes.model.value_dim, sizes.strategy.micro_batch * self.query_len
+        return (stream_op(f"join heads{suffix}", K.COPY, rows, width, 1, 1, sizes.unquantised),)
+
+
+@dataclass(frozen=True, slots=True)
+class _EagerCore:
+    """Attention as PyTorch operations: transformers' eager_attention_forward, and GPT-OSS's with its sinks.
+
+    The full square is computed and stored, keys and values are repeated for every head.
+    """
+
+    sizes: Sizes
+    query_len: int
+    key_len: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def _batch(self) -> int:
+        return self.sizes.strategy.micro_batch * self.heads
+
+    @property
+    def _rows(self) -> int:
+        return self._batch * self.query_len
+
+    @property
+    def _fallen_back(self) -> bool:
+        return falls_back(self.sizes.model, self.sizes.strategy, self.sizes.framework)
+
+    @property
+    def _dtype(self) -> DType:
+        return FP32 if self._fallen_back else self.sizes.unquantised
+
+    @property
+    def _is_biased(self) -> bool:
+        """Return True if a bias by distance is written over the full square."""
+        return self.sizes.model.position.kind is PositionKind.ALIBI
+
+    @property
+    def _widths(self) -> dict[str, int]:
+        return {"key": self.sizes.model.head_dim, "value": self.sizes.model.value_dim}
+
+    def _score_op(self, name: str, kind: ElementwiseKind, reads: float, writes: float = 1) -> Op:
+        """Return a kernel over all scores."""
+        return stream_op(name, kind, self._rows, self.key_len, reads, writes, self._dtype)
+
+    def _matmul(self, name: str, m: int, n: int, k: int) -> Op:
+        return Op(name, Matmul(m, n, k, self._batch, self._dtype))
+
+    def forward(self) -> Ops:
+        model = self.sizes.model
+        # A sink makes rows one longer, which products of what is left of them have to step over.
+        row = self.key_len + model.attention_sinks
+        return (
+            *self._separate_heads(),
+            *self.repeat(),
+            *((self._score_op("bias", K.BROADCAST, 0),) if self._is_biased else ()),
+            self._matmul("scores", self.query_len, self.key_len, model.head_dim),
+            *(() if self._fallen_back else (self._score_op("scale", K.MUL, 1),)),
+            *self._softcap()[0],
+            self._score_op("mask", K.BROADCAST, 1),
+            *self._softmax(),
+            *self._clear_empty_rows(),
+            self._matmul("values", self.query_len, model.value_dim, row),
+            self.join_heads("join heads"),
+        )
+
+    def backward(self) -> Ops:
+        model, length = self.sizes.model, self.query_len
+        row = self.key_len + model.attention_sinks
+        return (
+            self.join_heads("join heads gradient"),
+            self._matmul("probability gradient", length, self.key_len, model.value_dim),
+            self._matmul("value gradient", row, model.value_dim, length),
+            *self._softmax_gradient(),
+            *self._softcap()[1],
+            *self._scale_gradient(),
+            self._matmul("query gradient", length, model.head_dim, self.key_len),
+            self._matmul("key gradient", self.key_len, model.head_dim, length),
+            *self.repeat_gradient(),
+        )
+
+    def _separate_heads(self) -> Ops:
+        """Copy queries, keys and values out of the product that made them, where nothing else does."""
+        if not self._is_biased:
+            return ()
+        rows, width = self.sizes.strategy.micro_batch * self.query_len, self.heads * self.sizes.model.head_dim
+        return tuple(
+            stream_op(f"{what} apart", K.BROADCAST, rows, width, 1, 1, self._dtype)
+            for what in ("query", "key", "value")
+        )
+
+    def _scale_gradient(self) -> Ops:
+        """Scale the scores' gradient; BLOOM's product scales as it adds the bias, and so do those of its
+        gradient, and PyTorch's own operations scale queries and keys.
+        """
+        if selects_heads(self.sizes.model) or self._fallen_back:
+            return ()
+        return (self._score_op("scale gradient", K.BROADCAST if self.sizes.model.attention_sinks else K.MUL, 1),)
+
+    def repeat(self) -> Ops:
+        """Make keys and values as wide as queries, where heads share them."""
+        if self.heads == self.kv_heads:
+            return ()
+        rows = self.sizes.strategy.micro_batch * self.key_len
+        return tuple(
+            stream_op(f"{what} repeat", K.BROADCAST, rows, self.heads * width, 1, 1, self._dtype)
+            for what, width in self._widths.items()
+        )
+
+    def repeat_gradient(self) -> Ops:
+        if self.heads == self.kv_heads:
+            return ()
+        rows = self._batch * self.key_len
+        return tuple(
+            stream_op(f"{what} repeat gradient", K.ROW_SUM, rows, width, 1, 0, self._dtype)
+            for what, width in self._widths.items()
+        )
+
+    def _softmax(self) -> Ops:
+        sizes, rows, columns = self.sizes, self._rows, self.key_len
+        if sizes.model.attention_sinks:
+            ops: Ops = (
+                self._score_op("sink", K.JOIN, 1),
+                self._score_op("largest", K.ROW_SUM, 1, 0),
+                self._score_op("less the largest", K.BROADCAST, 1),
+                stream_op("softmax", K.SOFTMAX, rows, columns + 1, 1, 1, self._dtype),
+            )
+        elif widens_softmax(sizes.model) and self._dtype is not FP32:
+            ops = (
+                cast_op("softmax widen", rows, columns, self._dtype, FP32, sizes.stored),
+                stream_op("softmax", K.SOFTMAX, rows, columns, 1, 1, FP32),
+                cast_op("softmax cast", rows, columns, FP32, self._dtype, sizes.stored),
+            )
+        else:
+            ops = (self._score_op("softmax", K.SOFTMAX, 1),)
+        if sizes.framework.dropout and sizes.model.drops_attention:
+            ops += (dropout_op(sizes, "dropout", rows, columns),)
+        return ops
+
+    def _softmax_gradient(self) -> Ops:
+        sizes, rows, columns = self.sizes, self._rows, self.key_len
+        ops: Ops = (stream_op("softmax gradient", K.SOFTMAX, rows, columns, 2, 1, self._dtype, True),)
+        if sizes.model.attention_sinks:
+            ops = (
+                self._score_op("sink gradient fill", K.FILL, 0),
+                self._score_op("sink gradient", K.BROADCAST, 1),
+                self._score_op("softmax gradient product", K.MUL, 2),
+                *ops,
+                self._score_op("largest gradient negate", K.MUL, 1),
+                self._score_op("largest gradient", K.ROW_SUM, 1, 0),
+                self._score_op("largest gradient fill", K.FILL, 0),
+                self._score_op("largest gradient sum", K.ADD, 2),
+            )
+        elif widens_softmax(sizes.model) and self._dtype is not FP32:
+            ops = (
+                cast_op("softmax gradient cast", rows, columns, self._dtype, FP32, sizes.stored),
+                stream_op("softmax gradient", K.SOFTMAX, rows, columns, 2, 1, FP32, True),
+                cast_op("softmax gradient narrow", rows, columns, FP32, self._dtype, sizes.stored),
+            )
+        if sizes.framework.dropout and sizes.model.drops_attention:
+            ops = (dropout_gradient_op(sizes, "dropout gradient", rows, columns), *ops)
+        return ops
+
+    def _clear_empty_rows(self) -> Ops:
+        """Return what PyTorch's own softmax of attention adds: rows that see nothing are looked for and left
+        at zero, and the probabilities are given back as narrow as the queries.
+        """
+        if not self._fallen_back:
+            return ()
+        sizes, asked = self.sizes, self.sizes.unquantised
+        narrow = (cast_op("probabilities", self._rows, self.key_len, FP32, asked, sizes.stored),)
+        return (
+            self._score_op("rows of nothing", K.MUL, 1, 0.25),
+            self._score_op("whole rows of nothing", K.ROW_SUM, 0.25, 0),
+            self._score_op("rows of nothing cleared", K.BROADCAST, 1),
+            *(narrow if asked is not FP32 else ()),
+        )
+
+    def _softcap(self) -> tuple[Ops, Ops]:
+        if not self.sizes.model.attention_softcap:
+            return (), ()
+        return softcap_ops("scores", self._rows, self.key_len, self._dtype)
+
+    def join_heads(self, name: str) -> Op:
+        """Bring the heads of a token next to each other, or apart again."""
+        width = self.heads * self.sizes.model.value_dim
+        rows = self.sizes.strategy.micro_batch * self.query_len
+        return stream_op(name, K.BROADCAST, rows, width, 1, 1, self._dtype)

@@ -1,0 +1,173 @@
+"""Gated delta nets: norm, in-projection, convolution, delta rule in chunks, gated norm, out-projection.
+
+Tensor ranks share heads, the projections are split like those of an MLP, and context-parallel ranks exchange
+positions for heads (Megatron-LM, core/ssm/gated_delta_net.py; the same layers in transformers'
+models/qwen3_next). The rule is flash-linear-attention's, which takes as many heads of queries and keys as of
+values: where a model has fewer, they are repeated before it and their gradients added up after it. It saves
+queries and keys as they are normed, values, decays summed along a chunk and the solved system of each chunk,
+and computes states again.
+"""
+
+from functools import partial
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers.operators import (
+    K,
+    LayerKind,
+    Linear,
+    Ops,
+    SavedTensor,
+    column_layer,
+    column_waits,
+    exchange_in,
+    exchange_out,
+    gate_ops,
+    make_layer,
+    no_adapters,
+    norm_backward,
+    norm_forward,
+    norm_layer,
+    row_layer,
+    sequence_tokens,
+    stream_op,
+)
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.recurrent import Delta, DeltaRule, delta_rule_of
+from stepcast.ir.weights import Split, Weight, WeightPart
+from stepcast.ir.work import Elementwise
+from stepcast.ir.workload import Layer, Op, Role
+
+# Kernels of flash-linear-attention's forward and backward, norms of queries and keys included.
+RULE_KERNELS, RULE_GRADIENT_KERNELS = 8, 12
+
+
+def _delta(model: Architecture) -> Delta:
+    assert model.delta is not None
+    return model.delta
+
+
+def _weights(model: Architecture) -> list[Weight]:
+    """Return a gated delta net (Yang et al. 2024); decay and its bias are one number per head of values."""
+    own, part, split = _delta(model), WeightPart.DELTA, Split.TENSOR
+    return [
+        Weight("delta.in", part, (own.projected, model.hidden), split, inputs_split=False),
+        Weight("delta.conv", part, (own.channels, own.conv), split, per_channel=True),
+        Weight("delta.heads", part, (2, own.value_heads), split, per_channel=True),
+        Weight("delta.norm", WeightPart.NORM, (own.value_dim,)),
+        Weight("delta.out", part, (model.hidden, own.values), split, inputs_split=True),
+    ]
+
+
+def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+    return delta_rule_of(_delta(model), batch, seq).flops
+
+
+def _saved_rule(sizes: Sizes) -> DeltaRule:
+    batch = sizes.strategy.micro_batch
+    seq = max(1, sequence_tokens(sizes) // batch)
+    return delta_rule_of(_delta(sizes.model), batch, seq, sizes.tp * sizes.cp)
+
+
+def rule_saved(rule: DeltaRule, element: float) -> float:
+    """Return the bytes flash-linear-attention saves, its result included: queries and keys as they are normed,
+    the solved systems, decays summed along a chunk, and the roots of both norms.
+    """
+    narrow = 2 * rule.keys + rule.inputs + rule.rows * rule.chunk
+    return narrow * element + 3 * rule.rows * FP32_BYTES
+
+
+def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+    """Return the tensors from the in-projection's result to the out-projection's input."""
+    rule, element = _saved_rule(sizes), sizes.stored.bytes
+    convolved = rule.batch * rule.seq * _delta(sizes.model).channels / (sizes.tp * sizes.cp)
+    tensors = [
+        SavedTensor("convolution input", convolved * element),
+        SavedTensor("gate and values", 2 * rule.inputs * element),
+        SavedTensor("strengths", rule.rows * element),
+        SavedTensor("delta rule", rule_saved(rule, element)),
+        SavedTensor("inputs of decays and the norm's roots", 3 * rule.rows * FP32_BYTES),
+        SavedTensor("out-projection input", rule.inputs * sizes.matmul_bytes),
+    ]
+    if sizes.alternates_matmuls:
+        tensors.append(SavedTensor("norm output", sizes.outer_share * sizes.model.hidden * element))
+    return tensors
+
+
+def _transient(sizes: Sizes, block: LayerParts) -> float:
+    """Return the gradient of the projection; states of all chunks and their gradients; what the system solved
+    and its gradients; gradients of queries, keys and values.
+    """
+    rule = _saved_rule(sizes)
+    projected = rule.batch * rule.seq * _delta(sizes.model).projected / (sizes.tp * sizes.cp)
+    return (projected + 2 * rule.states + 5 * rule.keys + 4 * rule.inputs) * sizes.stored.bytes
+
+
+def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+    delta, model = _delta(sizes.model), sizes.model
+    into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype, adapted=False)
+    out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype, adapted=False)
+    layers = [
+        norm_layer(sizes, Role.DELTA_NORM, column_waits(sizes, Role.DELTA_IN)),
+        column_layer(sizes, Role.DELTA_IN, (into,)),
+        _rule_layer(sizes, delta),
+        _gate_norm_layer(sizes, delta),
+        row_layer(sizes, Role.DELTA_OUT, out),
+    ]
+    if model.post_norms:
+        layers.append(norm_layer(sizes, Role.DELTA_POST_NORM, branches=False))
+    return tuple(layers)
+
+
+DELTA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)
+
+
+def _rule_layer(sizes: Sizes, delta: Delta) -> Layer:
+    """Return the convolution with its activation, decay and strength of each head, and the rule."""
+    strategy, ways, dtype = sizes.strategy, sizes.tp * sizes.cp, sizes.stored
+    rows, channels, heads = sequence_tokens(sizes), delta.channels // ways, max(1, delta.value_heads // ways)
+    rule = partial(delta_rule_of, delta, strategy.micro_batch, strategy.seq, ways, dtype=sizes.unquantised)
+    arrange = partial(exchange_in, sizes, delta.projected // sizes.tp)
+    back = partial(exchange_out, sizes, delta.values // sizes.tp)
+    return make_layer(
+        Role.DELTA_RULE,
+        (
+            *arrange(""),
+            stream_op("convolution", K.CONVOLUTION, rows, channels, 1, 1, dtype),
+            *_repeat_keys(sizes, delta, "repeat keys", backward=False),
+            stream_op("decay", K.SILU, rows, 2 * heads, 1, 1.5, dtype),  # decays in fp32, strengths as they came
+            Op("rule", rule(), kernels=RULE_KERNELS),
+            *back(""),
+        ),
+        (
+            *back(" gradient"),
+            Op("rule gradient", rule(backward=True), kernels=RULE_GRADIENT_KERNELS),
+            stream_op("decay gradient", K.SILU, rows, 2 * heads, 2.5, 1, dtype, True),
+            *_repeat_keys(sizes, delta, "sum key gradients", backward=True),
+            stream_op("convolution gradient", K.CONVOLUTION, rows, channels, 2, 1, dtype, True),
+            *arrange(" gradient"),
+        ),
+    )
+
+
+def _repeat_keys(sizes: Sizes, delta: Delta, name: str, backward: bool) -> Ops:
+    """Repeat queries and keys for each head of values; backward add up the gradients of the copies."""
+    if delta.key_heads == delta.value_heads:
+        return ()
+    ways, rows, element = sizes.tp * sizes.cp, sequence_tokens(sizes), sizes.element
+    few = 2 * max(1, delta.key_heads // ways) * delta.key_dim
+    many = 2 * max(1, delta.value_heads // ways) * delta.key_dim
+    read, write = (float(rows * width * element) for width in ((many, few) if backward else (few, many)))
+    return (Op(name, Elementwise(K.ADD if backward else K.COPY, rows, many, read, write, dtype=sizes.stored)),)
+
+
+def _gate_norm_layer(sizes: Sizes, delta: Delta) -> Layer:
+    """Return an RMS norm of each head, times the activated gate."""
+    rows, width = sizes.tokens * (delta.value_heads // sizes.tp), delta.value_dim
+    gate, gate_gradient = gate_ops(sizes, "gate", rows, width)
+    return make_layer(
+        Role.DELTA_GATE_NORM,
+        (*norm_forward(sizes, "head norm", rows, width, heads=True), *gate),
+        (*gate_gradient, *norm_backward(sizes, "head norm", rows, width, heads=True)),
+    )

@@ -1,0 +1,179 @@
+"""The ends of a model: embedding before the first layer; norm, output projection and loss after the last; and
+the modules of multi-token prediction.
+
+Multi-token prediction (DeepSeek-V3, 2024, section 2.2): a module after the last layer looks the next token up,
+norms it and the stream, projects both to the hidden width, runs one block and the head again. Several tokens
+run modules one after the other; Megatron-Core puts them on the last stage.
+"""
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.framework import Kernels
+from stepcast.ir.group import Group
+from stepcast.ir.layers.operators import (
+    FP32,
+    GATHER,
+    REDUCE,
+    SCATTER,
+    K,
+    Linear,
+    Ops,
+    add_op,
+    cast_op,
+    collective,
+    column_layer,
+    column_waits,
+    make_layer,
+    norm_backward,
+    norm_forward,
+    norm_layer,
+    softcap_ops,
+    stream_op,
+)
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import PositionKind
+from stepcast.ir.strategy import TrainingKind
+from stepcast.ir.weights import Split, Weight, WeightPart, linear, norm_weight
+from stepcast.ir.workload import Layer, Op, Role
+
+# Kernels an eager host could issue while it makes positions, masks and angles before the first layer of a model
+# of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): the GPU
+# of traced forwards is idle for 1.2 to 1.7 ms.
+BEGINNING_KERNELS = 80
+
+
+def embedding_weights(model: Architecture) -> list[Weight]:
+    """Return the word embedding first, then what runs between it and the first layer."""
+    width = model.embedding_width or model.hidden
+    words = (model.vocab, width)
+    weights = [Weight("embedding.word", WeightPart.EMBEDDING, words, Split.VOCAB, inputs_split=False)]
+    if model.position.kind is PositionKind.LEARNED:
+        positions = (model.position.count, model.hidden)
+        weights.append(Weight("embedding.position", WeightPart.POSITION, positions, inputs_split=False))
+    if width != model.hidden:
+        weights.append(Weight("embedding.project_in", WeightPart.EMBEDDING, (model.hidden, width), inputs_split=False))
+    if model.embedding_norm:
+        weights.append(norm_weight(model, "embedding.norm", model.hidden))
+    return weights
+
+
+def final_weights(model: Architecture) -> list[Weight]:
+    return [norm_weight(model, "final_norm", model.hidden)] if model.final_norm else []
+
+
+def head_weights(model: Architecture) -> list[Weight]:
+    """Return the output projection first (the word embedding again where tied), then its bias and projection."""
+    width = model.embedding_width or model.hidden
+    weights = linear("head", WeightPart.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
+    if width != model.hidden:
+        weights.append(Weight("head.project_out", WeightPart.HEAD, (width, model.hidden), inputs_split=False))
+    return weights
+
+
+def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """Look rows up where this rank holds them and sum them over tp; positions and norm where there are any."""
+    model, dtype = sizes.model, sizes.stream
+    width = model.embedding_width or model.hidden
+    kernels = 1 + (BEGINNING_KERNELS if sizes.eager_modules else 0)
+    forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype, kernels=kernels)]
+    weight: list[Op] = []
+    backward: list[Op] = []
+    if sizes.tp > 1:
+        size = sizes.activation_bytes
+        if sizes.strategy.sequence_parallel:
+            forward.append(collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
+            backward.append(collective("embedding tp all-gather", GATHER, size, Group.TP))
+        else:
+            forward.append(collective("embedding tp all-reduce", REDUCE, size, Group.TP))
+    if width != model.hidden:
+        project = Linear("project in", sizes.outer_tokens, width, model.hidden, sizes.dtype, adapted=False)
+        forward += project.forward(sizes)
+        backward += project.input_gradient(sizes)
+        weight += project.weight_gradient(sizes)
+    if model.position.kind is PositionKind.LEARNED:
+        forward.append(add_op(sizes, "positions", sizes.outer_tokens, model.hidden))
+    if model.embedding_norm:
+        forward += norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
+        backward = [*norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
+    if sizes.strategy.training is TrainingKind.FULL:
+        weight += _lookup_gradient(sizes, width)
+    return (make_layer(Role.EMBEDDING, tuple(forward), tuple(backward), tuple(weight)),)
+
+
+def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
+    """Sort rows by token and sum them. Plain PyTorch sums them into a gradient of zeros for the whole table
+    (embedding_dense_backward), which is added to the head's where the two share their weights.
+    """
+    dtype = sizes.stream
+    ops: Ops = (stream_op("lookup gradient", K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, True),)
+    if sizes.fused:
+        return ops
+    ops = (stream_op("lookup gradient fill", K.FILL, sizes.vocab, width, 0, 1, dtype), *ops)
+    if sizes.model.tied and sizes.strategy.layout.pp == 1:
+        ops += (stream_op("tied gradients", K.ADD, sizes.vocab, width, 2, 1, dtype),)
+    return ops
+
+
+def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """Return final norm, logits and cross entropy over a vocabulary that tensor ranks share."""
+    model = sizes.model
+    width = model.embedding_width or model.hidden
+    layers = []
+    if model.final_norm:
+        layers.append(norm_layer(sizes, Role.FINAL_NORM, column_waits(sizes, Role.HEAD), branches=False))
+    if width != model.hidden:
+        project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
+        layers.append(make_layer(Role.HEAD_PROJECTION, *project.phases(sizes)))
+    logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
+    return (*layers, column_layer(sizes, Role.HEAD, (logits,), width=width), _loss_layer(sizes))
+
+
+def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Return one multi-token-prediction module: from the stream and the embedding of the next token through
+    its *block* to the norm, head and loss of that token.
+    """
+    hidden = sizes.model.hidden
+    project = Linear("further", sizes.tokens, 2 * hidden, hidden // sizes.tp, sizes.dtype, adapted=False)
+    return (
+        *embedding_layers(sizes),
+        norm_layer(sizes, Role.FURTHER_EMBEDDING_NORM),
+        norm_layer(sizes, Role.FURTHER_NORM),
+        column_layer(sizes, Role.FURTHER_PROJECTION, (project,), width=2 * hidden),
+        *block,
+        *head_layers(sizes),
+    )
+
+
+def _loss_layer(sizes: Sizes) -> Layer:
+    """Raise logits to fp32; each rank's maximum, exponential sum and target logit are summed over tp.
+
+    Source: Shoeybi et al. 2019, section 3: scalars per token travel instead of logits.
+    """
+    tokens, vocab, stored = sizes.tokens, sizes.vocab, sizes.stored
+    if sizes.framework.kernels is Kernels.COMPILED and sizes.tp == 1:
+        # One pass over the logits, which it widens on the way; backward another, which writes their gradient
+        # over zeros that are filled in first (PyTorch Inductor's kernels of log_softmax and nll_loss).
+        return make_layer(
+            Role.LOSS,
+            (stream_op("cross entropy", K.FUSED_LOSS, tokens, vocab, 1, 0, stored),),
+            (
+                stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, stored),
+                stream_op("cross entropy gradient", K.FUSED_LOSS, tokens, vocab, 1, 1, stored, True),
+            ),
+        )
+    forward: list[Op] = []
+    backward: list[Op] = []
+    if not sizes.fused:
+        # The likelihood's gradient is written into zeros before the softmax's is computed from it.
+        backward.append(stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, FP32))
+    backward.append(stream_op("cross entropy gradient", K.CROSS_ENTROPY, tokens, vocab, 2, 1, FP32, True))
+    if stored is not FP32:
+        forward.append(cast_op("cast", tokens, vocab, stored, FP32, stored))
+        backward.append(cast_op("cast gradient", tokens, vocab, FP32, stored, stored))
+    if sizes.eager_modules and sizes.model.logit_softcap:
+        cap, cap_gradient = softcap_ops("logits", tokens, vocab, stored)
+        forward, backward = [*cap, *forward], [*backward, *cap_gradient]
+    forward.append(stream_op("cross entropy", K.CROSS_ENTROPY, tokens, vocab, 3, 1, FP32))
+    if sizes.tp > 1:
+        names = ("maximum", "target logit", "exponential sum")
+        forward += [collective(f"loss tp all-reduce {name}", REDUCE, 4 * tokens, Group.TP) for name in names]
+    return make_layer(Role.LOSS, tuple(forward), tuple(backward))

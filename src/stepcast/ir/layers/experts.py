@@ -1,0 +1,409 @@
+"""A mixture of experts: norm, router, dispatch, experts, combine, and shared experts next to them.
+
+Tokens stay split over tp on their way to the experts (Megatron-Core's all-to-all dispatcher); experts that
+are themselves split gather the tokens of their expert-tp group.
+"""
+
+from dataclasses import replace
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import FP32_BYTES, DType
+from stepcast.ir.framework import Modules
+from stepcast.ir.group import Group
+from stepcast.ir.layers.mlp import activation_ops, mlp_adapter_width, mlp_layers, mlp_saved, mlp_weights
+from stepcast.ir.layers.operators import (
+    FP32,
+    GATHER,
+    SCATTER,
+    K,
+    LayerKind,
+    Linear,
+    Ops,
+    PhaseOps,
+    SavedTensor,
+    add_op,
+    cast_op,
+    collective,
+    make_layer,
+    no_mixing,
+    norm_layer,
+    stream_op,
+)
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import Experts, LayerParts
+from stepcast.ir.strategy import RecomputeModule as M
+from stepcast.ir.weights import Shard, Split, Weight, WeightPart, linear
+from stepcast.ir.work import CollectiveKind, ElementwiseKind
+from stepcast.ir.workload import Layer, Op, OpPart, Role
+
+# Of the fused router with the counts that an exchange needs: "Optimizing DeepSeek-V3 Training Performance on
+# NVIDIA GB200 NVL72" (Megatron-LM, docs/discussions, sections 2.1.4 and 2.2.1).
+ROUTER_KERNELS = 17
+# Biased experts of Megatron-Core's TEGroupedMLP run kernels around the grouped matmuls, each here one op of as
+# many passes over its elements as it took an H200 (tools/measure_experts.py): about twice what its operands
+# alone would need. The gate of gpt-oss is clamped by PyTorch operators before its activation
+# (fused_bias_geglu.py): 16.0 to 16.3 and 32.6 to 34.3 passes over the inner width measured.
+CLAMP_PASSES, CLAMP_BACKWARD_PASSES = 16, 33
+# The second bias is weighted by the router's probability, expert by expert (TEGroupedMLP._apply_bias): 9.5 to
+# 11.3 and 15.4 to 23.8 passes over the experts' width, the more the smaller the experts' parts.
+BIAS_PASSES, BIAS_BACKWARD_PASSES = 10, 20
+
+
+def _sizes_of(model: Architecture) -> Experts:
+    assert model.experts is not None
+    return model.experts
+
+
+def _width(model: Architecture) -> int:
+    """Return the width that experts work in."""
+    return _sizes_of(model).latent or model.hidden
+
+
+def _weights(model: Architecture) -> list[Weight]:
+    experts, width = _sizes_of(model), _width(model)
+    weights = linear("router", WeightPart.ROUTER, model.hidden, experts.count, experts.router_bias)
+    if experts.latent:
+        weights += linear("experts.latent_down", WeightPart.MLP, model.hidden, width, False)
+        weights += linear("experts.latent_up", WeightPart.MLP, width, model.hidden, False)
+    up = (2 if model.gated else 1) * experts.ffn
+    count, part = experts.count, WeightPart.EXPERTS
+    weights.append(Weight("experts.up.weight", part, (count, up, width), Split.EXPERT, inputs_split=False))
+    weights.append(Weight("experts.down.weight", part, (count, width, experts.ffn), Split.EXPERT, inputs_split=True))
+    if model.biases.mlp:
+        weights.append(Weight("experts.up.bias", part, (count, up), Split.EXPERT))
+        weights.append(Weight("experts.down.bias", part, (count, width), Split.EXPERT_REPLICATED))
+    if experts.shared_ffn:
+        weights += mlp_weights(model, "shared_experts", WeightPart.SHARED_EXPERTS, experts.shared_ffn)
+    if experts.shared_gate:
+        weights.append(Weight("shared_experts.gate_value.weight", WeightPart.SHARED_EXPERTS, (1, model.hidden)))
+    return weights
+
+
+def _adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
+    experts, dense = _sizes_of(model), 0
+    if experts.shared_ffn:
+        dense = rank * mlp_adapter_width(model, experts.shared_ffn, model.hidden, tp)
+    width = mlp_adapter_width(model, experts.ffn, _width(model), expert_tp)
+    return Shard(dense, rank * -(-experts.count // ep) * width, unquantised=dense)
+
+
+def _saved_rows(sizes: Sizes) -> float:
+    """Return the rows at the busiest expert rank."""
+    return sizes.outer_share * _sizes_of(sizes.model).top_k * sizes.strategy.busiest_share
+
+
+def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+    """Return tokens in the order of the experts, and the experts' own activations.
+
+    Megatron-LM weights inside the activation; a plain loop saves each result before and after its weight.
+    """
+    experts, model, element = _sizes_of(sizes.model), sizes.model, sizes.stored.bytes
+    rows, width, ways, freed = _saved_rows(sizes), _width(model), sizes.strategy.layout.expert_tp_size, (M.EXPERTS,)
+    if sizes.alternates_matmuls:
+        routed = experts.top_k / sizes.strategy.outer_ways * sizes.strategy.busiest_share
+        widths = routed * (experts.ffn + model.hidden) + experts.shared_ffn / sizes.tp
+        return [SavedTensor("outputs of every second matmul", sizes.tokens * widths * element)]
+    tensors = [SavedTensor("tokens by expert", rows * ways * width * sizes.matmul_bytes, freed)]
+    if not sizes.fused_by_hand:
+        tensors.append(SavedTensor("results before and after their weights", rows * width * element * 2, freed))
+    tensors += mlp_saved(sizes, rows * ways, experts.ffn / ways, freed, (M.EXPERTS, M.EXPERT_ACTIVATION))
+    router = sizes.outer_share * experts.count * FP32_BYTES * 2
+    tensors.append(SavedTensor("router logits and probabilities", router, freed))
+    if experts.latent:
+        tensors.append(SavedTensor("latent tokens", sizes.outer_share * experts.latent * element, freed))
+    if experts.shared_ffn:
+        tensors += mlp_saved(sizes, sizes.tokens, experts.shared_ffn / sizes.tp, freed, freed)
+    return tensors
+
+
+def _transient(sizes: Sizes, block: LayerParts) -> float:
+    experts, model = _sizes_of(sizes.model), sizes.model
+    ways = sizes.strategy.layout.expert_tp_size
+    rows = _saved_rows(sizes) * ways
+    if not sizes.fused:  # one expert at a time
+        rows /= experts.count
+    return rows * (experts.ffn / ways * (2 if model.gated else 1) + _width(model)) * sizes.stored.bytes
+
+
+def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+    experts = _sizes_of(sizes.model)
+    layers = [
+        norm_layer(sizes, Role.EXPERTS_NORM),
+        _router(sizes, experts),
+        _dispatch(sizes, experts),
+        *_routed(sizes, experts),
+        _combine(sizes, experts),
+    ]
+    if experts.shared_ffn:
+        layers += mlp_layers(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
+        # Shared and routed experts are added up; the backward adds the gradients of both inputs.
+        shape = (sizes.outer_tokens, sizes.model.hidden)
+        total = add_op(sizes, "shared sum", *shape, OpPart.SUM)
+        layers.append(make_layer(Role.EXPERTS_SUM, (total,), (add_op(sizes, "shared gradient sum", *shape),)))
+    if sizes.model.post_norms:
+        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, branches=False))
+    return tuple(layers)
+
+
+EXPERTS = LayerKind(_weights, no_mixing, _operators, _saved, _transient, _adapters)
+
+
+def _routed_rows(sizes: Sizes) -> int:
+    """Return the rows that arrive at the busiest expert rank."""
+    top_k = _sizes_of(sizes.model).top_k
+    return max(1, round(sizes.outer_tokens * top_k * sizes.strategy.busiest_share))
+
+
+def _dispatch_bytes(sizes: Sizes) -> int:
+    return _routed_rows(sizes) * _width(sizes.model) * sizes.element
+
+
+def _router(sizes: Sizes, experts: Experts) -> Layer:
+    """Return scores in fp32, their softmax and the choice of the best."""
+    rows = sizes.outer_tokens
+    wide = not sizes.eager_modules or sizes.model.latent is not None
+    scores = Linear("router", rows, sizes.model.hidden, experts.count, FP32 if wide else sizes.stored, adapted=False)
+    forward, backward, weight = _fused_router(sizes, scores) if sizes.fused else scores.phases(sizes)
+    if experts.latent:
+        down = Linear("latent down", rows, sizes.model.hidden, experts.latent, sizes.dtype, adapted=False)
+        down_forward, down_backward, down_weight = down.phases(sizes)
+        forward, backward, weight = forward + down_forward, backward + down_backward, weight + down_weight
+    # The host reads how many tokens each expert got, which sizes all that follows, unless the experts'
+    # capacity fixes that or the matmuls take their sizes from the GPU.
+    counted = sizes.strategy.expert_capacity is None and not sizes.framework.fused_experts
+    host_reads = counted and sizes.framework.modules is not Modules.TRANSFORMERS
+    choice = stream_op("choice", K.SOFTMAX, rows, experts.count, 2, 1, FP32, kernels=ROUTER_KERNELS)
+    gradient = stream_op("choice gradient", K.SOFTMAX, rows, experts.count, 2, 1, FP32, True)
+    return make_layer(Role.ROUTER, (*forward, replace(choice, host_reads=host_reads)), (gradient, *backward), weight)
+
+
+def _fused_router(sizes: Sizes, scores: Linear) -> PhaseOps:
+    """Return Megatron-Core's ``RouterGatingLinearFunction``.
+
+    The forward multiplies what is stored and writes fp32. The backward widens its operands, which Transformer
+    Engine then multiplies as TF32, and narrows the result.
+    """
+    if sizes.stored is FP32:
+        return scores.phases(sizes)
+    back = replace(scores, dtype=DType.TF32)
+    shape = (scores.rows, scores.inputs)
+    widen = cast_op("router widen", *shape, sizes.stored, FP32, sizes.stored)
+    narrow = cast_op("router narrow", *shape, FP32, sizes.stored, sizes.stored)
+    weight = back.weight_gradient(sizes)
+    return PhaseOps(
+        replace(scores, dtype=sizes.stored).forward(sizes),
+        (*back.input_gradient(sizes), narrow),
+        (widen, *weight) if weight else (),
+    )
+
+
+def _exchange(sizes: Sizes, name: str) -> Ops:
+    if sizes.strategy.layout.ep == 1:
+        return ()
+    return (collective(name, CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
+
+
+def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
+    ways = sizes.strategy.layout.expert_tp_size
+    if ways == 1:
+        return ()
+    return (collective(f"{name} {kind}", kind, _dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
+
+
+def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
+    return stream_op(name, K.COPY, _routed_rows(sizes), _width(sizes.model), 1, 1, sizes.stored, backward)
+
+
+def _permute_gradient(sizes: Sizes) -> Ops:
+    """Sum the rows of a token; plain PyTorch finds their places in zeros, and adds the router's gradient."""
+    if not sizes.eager_modules:
+        return (_permute(sizes, "permute gradient", backward=True),)
+    tokens, width, rows = sizes.outer_tokens, _width(sizes.model), _routed_rows(sizes)
+    return (
+        stream_op("permute gradient fill", K.FILL, tokens, width, 0, 1, sizes.stored),
+        stream_op("permute gradient", K.BROADCAST, rows, width, 1, 1, sizes.stored),
+        stream_op("router gradient sum", K.ADD, tokens, width, 2, 1, sizes.stored),
+    )
+
+
+def _sort(sizes: Sizes, experts: Experts, name: str, backward: bool = False) -> Ops:
+    """Bring what arrives from each rank into the order of this rank's experts, where it has several."""
+    ep = sizes.strategy.layout.ep
+    return (_permute(sizes, name, backward),) if ep > 1 and experts.count > ep else ()
+
+
+def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
+    return make_layer(
+        Role.DISPATCH,
+        (
+            _permute(sizes, "permute"),
+            *_exchange(sizes, "ep all-to-all dispatch"),
+            *_split_experts(sizes, "dispatch expert-tp", GATHER),
+            *_sort(sizes, experts, "sort"),
+        ),
+        (
+            *_sort(sizes, experts, "sort gradient", backward=True),
+            *_split_experts(sizes, "dispatch gradient expert-tp", SCATTER),
+            *_exchange(sizes, "ep all-to-all dispatch gradient"),
+            *_permute_gradient(sizes),
+        ),
+    )
+
+
+def _combine(sizes: Sizes, experts: Experts) -> Layer:
+    """Bring results back to the tokens' own ranks, weighted by the router and summed, and add the residual."""
+    outer, hidden, latent = sizes.outer_tokens, sizes.model.hidden, PhaseOps()
+    if experts.latent:
+        up = Linear("latent up", outer, experts.latent, hidden, sizes.dtype, adapted=False)
+        latent = up.phases(sizes)
+    return make_layer(
+        Role.COMBINE,
+        (
+            *_sort(sizes, experts, "unsort"),
+            *_split_experts(sizes, "combine expert-tp", SCATTER),
+            *_exchange(sizes, "ep all-to-all combine"),
+            *(() if sizes.eager_modules else (_permute(sizes, "unpermute"),)),
+            *latent.forward,
+            add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
+        ),
+        (
+            *latent.input_gradient,
+            *(() if sizes.eager_modules else (_permute(sizes, "unpermute gradient", backward=True),)),
+            *_exchange(sizes, "ep all-to-all combine gradient"),
+            *_split_experts(sizes, "combine gradient expert-tp", GATHER),
+            *_sort(sizes, experts, "unsort gradient", backward=True),
+        ),
+        latent.weight_gradient,
+    )
+
+
+def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
+    """Return the two grouped matmuls of the experts with what runs around them."""
+    layout, model = sizes.strategy.layout, sizes.model
+    ways = layout.expert_tp_size
+    rows, inner = _routed_rows(sizes) * ways, experts.ffn // ways
+    groups, width = max(1, experts.count // layout.ep), _width(model)
+    # transformers' grouped products take the weights as they are: autocast leaves them in fp32.
+    transformers = sizes.framework.modules is Modules.TRANSFORMERS
+    dtype = sizes.strategy.weights if transformers and sizes.strategy.autocast else sizes.dtype
+    up = Linear("up", rows, width, (2 if model.gated else 1) * inner, dtype, groups)
+    down = Linear("down", rows, inner, width, dtype, groups)
+    if sizes.framework.fused_experts:
+        # Biases, activation and its gradient run at the end of the matmuls before them, which also quantise
+        # their results for the matmuls after them: what arrives from other ranks is left to be quantised
+        # (``ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8`` and its backward in Transformer Engine).
+        up, down = replace(up, quantises_gradient=False), replace(down, quantises_input=False)
+        return make_layer(Role.EXPERTS_UP, *up.phases(sizes)), make_layer(Role.EXPERTS_DOWN, *down.phases(sizes))
+    forward, backward = activation_ops(sizes, rows, inner, weighted=True)
+    if sizes.eager_modules:
+        return _eager_experts(sizes, experts, up, down, (forward, backward))
+    bias: tuple[Ops, Ops] = ((), ())
+    if model.biases.mlp and sizes.fused:
+        if model.gated:
+            # Both sides of the gate are clamped and joined again.
+            clamp = _passes_op(sizes, "clamp", rows, inner, CLAMP_PASSES, 3)
+            forward = (replace(clamp, part=OpPart.ACTIVATION), *forward)
+            backward += (_passes_op(sizes, "clamp gradient", rows, inner, CLAMP_BACKWARD_PASSES, 7),)
+        # The host took 0.35 ms to issue the forward for 16 experts and 1.4 ms for the backward.
+        bias = (
+            (_passes_op(sizes, "weighted bias", rows, width, BIAS_PASSES, groups),),
+            (_passes_op(sizes, "weighted bias gradient", rows, width, BIAS_BACKWARD_PASSES, 2 * groups),),
+        )
+    first, last = up.phases(sizes), down.phases(sizes)
+    return (
+        make_layer(Role.EXPERTS_UP, first.forward + forward, backward + first.input_gradient, first.weight_gradient),
+        make_layer(Role.EXPERTS_DOWN, last.forward + bias[0], bias[1] + last.input_gradient, last.weight_gradient),
+    )
+
+
+def _passes_op(sizes: Sizes, name: str, rows: int, columns: int, count: int, kernels: int) -> Op:
+    """Return *count* reads and writes of all elements, a third of them writes."""
+    writes = count // 3
+    return stream_op(name, K.MUL, rows, columns, count - writes, writes, sizes.stored, kernels=kernels)
+
+
+def _eager_experts(
+    sizes: Sizes, experts: Experts, up: Linear, down: Linear, gate: tuple[Ops, Ops]
+) -> tuple[Layer, Layer]:
+    """Return transformers' grouped products, with what runs around them."""
+    (before, between, after), gradients = _grouped_masks(sizes, up.rows, up.inputs, up.outputs, experts.wide_weights)
+    first, last = up.phases(sizes), down.phases(sizes)
+    first_weight, last_weight = first.weight_gradient, last.weight_gradient
+    if sizes.model.biases.mlp:
+        bias, bias_gradient = _expert_bias("up", up.rows, up.outputs, up.groups, sizes.stored)
+        between, first_weight = (*bias, *between), (*first_weight, bias_gradient)
+        bias, bias_gradient = _expert_bias("down", down.rows, down.outputs, up.groups, sizes.stored)
+        after, last_weight = (*bias, *after), (*last_weight, bias_gradient)
+    return (
+        make_layer(
+            Role.EXPERTS_UP,
+            (*before, *first.forward, *between, *gate[0]),
+            (*gate[1], *gradients[1], *first.input_gradient, *gradients[0]),
+            first_weight,
+        ),
+        make_layer(Role.EXPERTS_DOWN, (*last.forward, *after), (*gradients[2], *last.input_gradient), last_weight),
+    )
+
+
+def _expert_bias(name: str, rows: int, width: int, groups: int, dtype: DType) -> tuple[Ops, Op]:
+    """Look a bias up for each row and add it; its gradient is summed over the rows of an expert in turn."""
+    forward = (
+        stream_op(f"{name} bias rows", K.COPY, rows, width, 0, 1, dtype),
+        stream_op(f"{name} bias", K.ADD, rows, width, 2, 1, dtype),
+    )
+    rows_of_expert = max(1, rows // groups)
+    return forward, stream_op(f"{name} bias gradient", K.SCATTER_SUM, rows_of_expert, width * groups, 1, 0, dtype)
+
+
+AroundMatmuls = tuple[Ops, Ops, Ops]
+"""The ops before, between and after the experts' grouped matmuls."""
+
+
+def _grouped_masks(sizes: Sizes, rows: int, width: int, inner: int, wide: bool) -> tuple[AroundMatmuls, AroundMatmuls]:
+    """Return what runs around the experts' grouped products, and what their gradients add.
+
+    grouped_mm_experts_forward (integrations/moe.py) fills rows of no expert with zeros three times, twice in
+    a copy, weighs the results, brings them back into the tokens' order and sums those of one token. *wide*:
+    weights are in fp32, and so is all from there on.
+    """
+    dtype, weighed, tokens = sizes.stored, FP32 if wide else sizes.stored, sizes.outer_tokens
+    per_token = max(1, rows // tokens)
+
+    def op(name: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
+        return stream_op(name, kind, rows, columns, reads, 1, dtype)
+
+    def late(name: str, kind: ElementwiseKind, reads: float, writes: float = 1) -> Op:
+        return stream_op(name, kind, rows, width, reads, writes, weighed)
+
+    def cast(name: str, before: DType, after: DType, count: int) -> Ops:
+        return (cast_op(name, count, width, before, after),) if wide else ()
+
+    forward = (
+        (op("mask input", K.MASK, width, 1),),
+        (op("mask up copy", K.COPY, inner, 1), op("mask up", K.MASK, inner, 1)),
+        (
+            op("mask down copy", K.COPY, width, 1),
+            op("mask down", K.MASK, width, 1),
+            late("weigh", K.STRIDED if wide else K.BROADCAST, 1),
+            late("unsort", K.COPY, 1),
+            stream_op("sum", K.ROW_SUM, tokens, per_token * width, 1, 1 / per_token, weighed),
+            *cast("sum narrow", weighed, dtype, tokens),
+        ),
+    )
+    backward = (
+        (op("mask input gradient copy", K.COPY, width, 1), op("mask input gradient", K.MASK, width, 1)),
+        (op("mask up gradient copy", K.COPY, inner, 1), op("mask up gradient", K.MASK, inner, 1)),
+        (
+            *cast("sum gradient widen", dtype, weighed, tokens),
+            late("sum gradient", K.BROADCAST, 0),
+            late("unsort gradient fill", K.FILL, 0),
+            late("unsort gradient", K.BROADCAST, 1),
+            late("weigh product", K.STRIDED if wide else K.MUL, 2),
+            late("weigh gradient", K.BROADCAST, 1),
+            *cast("weigh gradient narrow", weighed, dtype, rows),
+            late("weight gradient sum", K.ROW_SUM, 1, 0),
+            op("mask down gradient copy", K.COPY, width, 1),
+            op("mask down gradient", K.MASK, width, 1),
+        ),
+    )
+    return forward, backward

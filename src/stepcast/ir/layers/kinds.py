@@ -1,0 +1,71 @@
+"""Every kind of layer half, declared once, and what a layer of two halves has: weights, operators, FLOPs.
+
+A new kind is a module with a ``LayerKind`` and a line here: parameters, memory, FLOPs and operators follow.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.layers.attention import ATTENTION
+from stepcast.ir.layers.delta import DELTA
+from stepcast.ir.layers.experts import EXPERTS
+from stepcast.ir.layers.mamba import MAMBA
+from stepcast.ir.layers.mlp import MLP
+from stepcast.ir.layers.operators import LayerKind
+from stepcast.ir.layers.selective import SELECTIVE
+from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
+from stepcast.ir.weights import NOTHING, Shard, Weight, norm_weight
+
+MIXERS: dict[Mixer, LayerKind] = {
+    Mixer.ATTENTION: ATTENTION,
+    Mixer.MAMBA: MAMBA,
+    Mixer.SELECTIVE: SELECTIVE,
+    Mixer.DELTA: DELTA,
+}
+FEED_FORWARDS: dict[FeedForward, LayerKind] = {FeedForward.DENSE: MLP, FeedForward.EXPERTS: EXPERTS}
+
+
+def kinds_of(mixer: Mixer, feed_forward: FeedForward) -> Iterator[LayerKind]:
+    """Yield the kinds of a layer's halves, of which either may be missing."""
+    if mixer is not Mixer.NONE:
+        yield MIXERS[mixer]
+    if feed_forward is not FeedForward.NONE:
+        yield FEED_FORWARDS[feed_forward]
+
+
+@lru_cache(maxsize=4096)
+def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) -> tuple[Weight, ...]:
+    """Return the tensors of one layer, norms included."""
+    kinds = list(kinds_of(mixer, feed_forward))
+    weights = [weight for kind in kinds for weight in kind.weights(model)]
+    norms = (1 if model.shared_norm else len(kinds)) if model.pre_norms else 0
+    weights += [norm_weight(model, f"norm.{index}", model.hidden) for index in range(norms)]
+    if model.post_norms:
+        weights += [norm_weight(model, f"post_norm.{index}", model.hidden) for index in range(len(kinds))]
+    return tuple(weights)
+
+
+def mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+    """Return a forward's products that mix tokens, that is those without weights."""
+    kinds = kinds_of(block.mixer, block.feed_forward)
+    return sum((kind.mixing_flops(model, block, seq, batch, causal) for kind in kinds), start=0.0)
+
+
+@lru_cache(maxsize=1024)
+def adapter_shard(
+    model: Architecture,
+    mixer: Mixer,
+    feed_forward: FeedForward,
+    rank: int,
+    tp: int = 1,
+    ep: int = 1,
+    expert_tp: int = 1,
+) -> Shard:
+    """Return the two matrices of *rank* next to every linear layer of a block (Hu et al., LoRA, 2021).
+
+    Fused projections (q, k, v; gate and up) have one pair between them. The half that touches a split side
+    is split with it.
+    """
+    shards = (kind.adapters(model, rank, tp, ep, expert_tp) for kind in kinds_of(mixer, feed_forward))
+    return sum(shards, start=NOTHING)

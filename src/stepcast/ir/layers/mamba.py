@@ -1,0 +1,323 @@
+"""Mamba-2 blocks: norm, in-projection, convolution, chunked scan, norm by groups, out-projection.
+
+Tensor ranks share heads and groups, the projections are split like those of an MLP, and with sequence
+parallelism they gather and scatter like them (Megatron-LM, core/ssm/mamba_mixer.py). Context-parallel ranks
+exchange positions for heads before the convolution and back after the scan, whatever attention does, because
+both run along the whole sequence (core/ssm/mamba_context_parallel.py).
+
+The kernels are mamba_ssm's and causal_conv1d's, which every framework calls: the gate z is applied inside the
+scan, and the backward runs the convolution and the chunk states again instead of saving them. Where they are
+not installed transformers runs PyTorch operations instead, and a product is written out for every pair of
+tokens of a chunk and every state (models/mamba2/modeling_mamba2.py, Mamba2Mixer.torch_forward).
+
+mamba_ssm saves the in-projection's result (z, x, B, C, dt) and the scan's result before its gate. The norm by
+groups saves its input and one root per group, the out-projection its own. On an H200 the sum is what PyTorch
+reports to within a thousandth, and the backward's peak to within 4 % unless the block is too small to fill
+the GPU (tests/cost/test_memory_mamba.py). Megatron-LM's selective recomputation frees none of it by default.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.framework import SsmKernels
+from stepcast.ir.layers.operators import (
+    FP32,
+    K,
+    LayerKind,
+    Linear,
+    SavedTensor,
+    column_layer,
+    column_waits,
+    eager_norm,
+    eager_norm_gradient,
+    exchange_in,
+    exchange_out,
+    make_layer,
+    no_adapters,
+    norm_layer,
+    row_layer,
+    sequence_tokens,
+    stream_op,
+)
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import Hybrid, LayerParts
+from stepcast.ir.recurrent import Scan, scan_of
+from stepcast.ir.weights import Split, Weight, WeightPart
+from stepcast.ir.work import ElementwiseKind
+from stepcast.ir.workload import Layer, Op, Role
+
+
+def _weights(model: Architecture) -> list[Weight]:
+    """Return a Mamba-2 mixer (Dao and Gu 2024, section 6): gate, input, B, C and dt from one projection.
+
+    Groups bound the split of B and C; A, D and the dt bias are one number per head.
+    """
+    hybrid, part = model.hybrid, WeightPart.MAMBA
+    assert hybrid is not None
+    inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
+    split, ways = Split.TENSOR, hybrid.groups
+    return [
+        Weight("mamba.in.gate_input", part, (2 * inner, model.hidden), split, inputs_split=False),
+        Weight("mamba.in.states", part, (states, model.hidden), split, ways, False),
+        Weight("mamba.in.dt", part, (hybrid.mamba_heads, model.hidden), split, inputs_split=False),
+        Weight("mamba.conv.input", part, (inner, hybrid.conv + 1), split, per_channel=True),  # kernel and bias
+        Weight("mamba.conv.states", part, (states, hybrid.conv + 1), split, ways, per_channel=True),
+        Weight("mamba.heads", part, (3, hybrid.mamba_heads), split, per_channel=True),
+        Weight("mamba.norm", WeightPart.NORM, (inner,), split),
+        Weight("mamba.out", part, (model.hidden, inner), split, inputs_split=True),
+    ]
+
+
+def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+    """Return the products of the chunked form (Dao and Gu 2024, section 6), as they are executed."""
+    assert model.hybrid is not None
+    return scan_of(model.hybrid, batch, seq).flops
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSizes:
+    """Sizes of a Mamba block on one rank; the core is what runs along the whole sequence."""
+
+    sizes: Sizes
+    hybrid: Hybrid
+
+    @property
+    def inner(self) -> int:
+        """Width of z, of x and of the result between the projections."""
+        return self.hybrid.inner // self.sizes.tp
+
+    @property
+    def groups(self) -> int:
+        return self.hybrid.groups // self.sizes.tp
+
+    @property
+    def projected(self) -> int:
+        """Width of the in-projection: z, x, B, C and dt."""
+        return 2 * self.inner + 2 * self.groups * self.hybrid.state + self.hybrid.mamba_heads // self.sizes.tp
+
+    @property
+    def exchanged(self) -> int:
+        """Its width among context-parallel ranks: B and C once for each that needs them."""
+        repeated = max(1, self.sizes.cp // self.groups) * self.groups
+        return self.projected + 2 * (repeated - self.groups) * self.hybrid.state
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner // self.sizes.cp + 2 * max(1, self.groups // self.sizes.cp) * self.hybrid.state
+
+    def scan(self, backward: bool) -> Scan:
+        strategy, ways = self.sizes.strategy, self.sizes.tp * self.sizes.cp
+        dtype = self.sizes.unquantised
+        return scan_of(self.hybrid, strategy.micro_batch, strategy.seq, ways, backward=backward, dtype=dtype)
+
+
+def saved_scan(sizes: Sizes) -> Scan:
+    """Return the scan on one rank, of the tokens of a micro-batch after ranks exchanged them for heads."""
+    hybrid, batch = sizes.model.hybrid, sizes.strategy.micro_batch
+    assert hybrid is not None
+    seq = max(1, sequence_tokens(sizes) // batch)
+    return scan_of(hybrid, batch, seq, sizes.tp * sizes.cp, backward=True)
+
+
+def _is_eager(sizes: Sizes) -> bool:
+    return sizes.framework.ssm_kernels is SsmKernels.EAGER and not sizes.alternates_matmuls
+
+
+def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+    scan, element = saved_scan(sizes), sizes.stored.bytes
+    if sizes.alternates_matmuls:
+        norm = SavedTensor("norm output", sizes.outer_share * sizes.model.hidden * element)
+        return [norm, *fused_scan_saved(scan, element, element)]
+    if not _is_eager(sizes):
+        return fused_scan_saved(scan, element, sizes.matmul_bytes)
+    return [
+        SavedTensor("in-projection", _projected(scan) * element),
+        SavedTensor("convolution", (scan.inputs + 2 * scan.shared) * element),
+        SavedTensor("eager scan", eager_scan_saved(scan)),
+        SavedTensor("gate and norm", scan.inputs * 5 * FP32_BYTES),
+        SavedTensor("norm result", scan.inputs * sizes.matmul_bytes),
+    ]
+
+
+def _projected(scan: Scan) -> int:
+    """Return the elements of the in-projection: z, x, B, C and dt."""
+    return 2 * scan.inputs + 2 * scan.shared + scan.batch * scan.seq * scan.heads
+
+
+def fused_scan_saved(scan: Scan, element: float, matmul: float) -> list[SavedTensor]:
+    """Return the tensors from the in-projection's result to the out-projection's input, of *matmul* bytes."""
+    return [
+        SavedTensor("in-projection", _projected(scan) * element),
+        SavedTensor("scan before and after its gate", 2 * scan.inputs * element),
+        SavedTensor("norm result", scan.inputs * matmul),
+        SavedTensor("norm roots", scan.batch * scan.seq * scan.groups * FP32_BYTES),
+    ]
+
+
+def eager_scan_saved(scan: Scan) -> float:
+    """Return the bytes that autograd saves where the scan runs as PyTorch operations.
+
+    In fp32: for each pair of tokens of a chunk the decay, the score and their product; B, C and the decayed
+    B of every head; x, x dt, what is read from the states; the states of chunks before and after they are
+    summed. On an H200 this is what PyTorch reports to within 1 % (tests/generate/test_mamba_eager.py).
+    """
+    tokens, chunks = padded_tokens(scan)
+    rows = tokens * scan.heads
+    states = scan.batch * (2 * chunks + 1) * scan.heads * scan.head_dim * scan.state
+    return FP32_BYTES * (rows * (3 * scan.chunk + 3 * scan.state + 3 * scan.head_dim) + states)
+
+
+def padded_tokens(scan: Scan) -> tuple[int, int]:
+    """Return the tokens of a micro-batch, with sequences padded to complete chunks, and their chunks."""
+    chunks = -(-scan.seq // scan.chunk)
+    return scan.batch * chunks * scan.chunk, chunks
+
+
+def _transient(sizes: Sizes, block: LayerParts) -> float:
+    scan = saved_scan(sizes)
+    return eager_scan_transient(scan) if _is_eager(sizes) else scan_transient(scan, sizes.stored.bytes)
+
+
+def scan_transient(scan: Scan, element: float) -> float:
+    """Return the gradient of the projection; the convolution's result and its gradient; that of the scan's
+    result. On top, whichever is more: states and their gradients, in fp32 and rounded, while they run
+    backward, or both rounded while gradients of chunk products (before and after their sum over heads), B and
+    C are made.
+    """
+    convolved = 2 * (scan.inputs + 2 * scan.shared)
+    running = scan.states * 2 * (FP32_BYTES + element) + scan.squares * FP32_BYTES
+    products = scan.states * 2 * element + (3 * scan.squares + 2 * scan.shared) * FP32_BYTES
+    return (_projected(scan) + convolved + scan.inputs) * element + max(running, products)
+
+
+def eager_scan_transient(scan: Scan) -> float:
+    """Return the bytes of the two largest products, one for each factor, that a backward makes at once."""
+    rows = padded_tokens(scan)[0] * scan.heads
+    pairs = scan.chunk * max(scan.state, scan.head_dim)
+    return 2 * FP32_BYTES * rows * max(pairs, scan.head_dim * scan.state)
+
+
+def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+    hybrid, model = sizes.model.hybrid, sizes.model
+    assert hybrid is not None
+    own = MambaSizes(sizes, hybrid)
+    eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
+    projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype, adapted=False)
+    output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
+    layers = [
+        norm_layer(sizes, Role.MAMBA_NORM, column_waits(sizes, Role.MAMBA_IN)),
+        column_layer(sizes, Role.MAMBA_IN, (projected,)),
+        *((_eager_core(own), _eager_norm(own)) if eager else (_core(own), _group_norm(own))),
+        row_layer(sizes, Role.MAMBA_OUT, output),
+    ]
+    if model.post_norms:
+        layers.append(norm_layer(sizes, Role.MAMBA_POST_NORM, branches=False))
+    return tuple(layers)
+
+
+MAMBA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)
+
+
+def _core(own: MambaSizes) -> Layer:
+    """Return the convolution with its activation, and the scan."""
+    rows, columns, dtype = sequence_tokens(own.sizes), own.channels, own.sizes.stored
+    arrange, back = partial(exchange_in, own.sizes, own.exchanged), partial(exchange_out, own.sizes, own.inner)
+    convolution = stream_op("convolution", K.CONVOLUTION, rows, columns, 1, 1, dtype)
+    return make_layer(
+        Role.MAMBA_SCAN,
+        (*arrange(""), convolution, Op("scan", own.scan(False)), *back("")),
+        (
+            *back(" gradient"),
+            stream_op("convolution again", K.CONVOLUTION, rows, columns, 1, 1, dtype),
+            Op("scan gradient", own.scan(True)),
+            stream_op("convolution gradient", K.CONVOLUTION, rows, columns, 2, 1, dtype, True),
+            *arrange(" gradient"),
+        ),
+    )
+
+
+def _group_norm(own: MambaSizes) -> Layer:
+    """Return an RMS norm of each group's heads by themselves."""
+    rows, columns, dtype = own.sizes.tokens * own.groups, own.inner // own.groups, own.sizes.stored
+    return make_layer(
+        Role.MAMBA_GROUP_NORM,
+        (stream_op("group norm", K.GROUP_NORM, rows, columns, 1, 1, dtype),),
+        (stream_op("group norm gradient", K.GROUP_NORM, rows, columns, 2, 1, dtype, True),),
+    )
+
+
+def _eager_core(own: MambaSizes) -> Layer:
+    """Return convolution and scan as PyTorch operations in fp32.
+
+    A contraction is a broadcast product and its sum; its backward makes both for either factor.
+    Counts of kernels beyond the large ones are those of the source.
+    """
+    scan, stored = own.scan(False), own.sizes.stored
+    (tokens, chunks), batch = padded_tokens(scan), scan.batch
+    heads, width, state, chunk = scan.heads, scan.head_dim, scan.state, scan.chunk
+    rows, pairs, cells = tokens * heads, tokens * chunk * heads, tokens * heads * width
+    between = batch * (chunks + 1) ** 2 * heads * width
+
+    def small(name: str, columns: int, reads: float, writes: float, kernels: int) -> Op:
+        return stream_op(name, K.BROADCAST, rows, columns, reads, writes, FP32, kernels=kernels)
+
+    def contract(name: str, outer: int, inner: int, kind: ElementwiseKind) -> tuple[Op, Op]:
+        return (
+            stream_op(f"{name} product", K.BROADCAST, outer, inner, 0, 1, FP32),
+            stream_op(f"{name} sum", kind, outer, inner, 1, 0, FP32),
+        )
+
+    def convolve(name: str, kind: ElementwiseKind, reads: int, backward: bool = False) -> Op:
+        return stream_op(name, kind, tokens, own.channels, reads, 1, stored, backward)
+
+    forward = (
+        convolve("convolution", K.CONVOLUTION, 1),
+        convolve("convolution activation", K.SILU, 1),
+        small("repeated B and C", state, 0, 2, 4),
+        small("time steps", width, 2, 3, 9),
+        small("decays within chunks", chunk, 3, 4, 9),
+        *contract("scores", pairs, state, K.ROW_SUM),
+        small("decayed scores", chunk, 3, 2, 2),
+        *contract("outputs within chunks", pairs, width, K.COLUMN_SUM),
+        small("decayed B", state, 1, 1, 3),
+        *contract("chunk states", cells, state, K.COLUMN_SUM),
+        *contract("states between chunks", between, state, K.COLUMN_SUM),
+        *contract("outputs of states", cells, state, K.ROW_SUM),
+        small("outputs", width, 5, 3, 5),
+    )
+    backward = (
+        small("outputs gradient", width, 6, 4, 7),
+        *contract("C of states gradient", cells, state, K.COLUMN_SUM),
+        *contract("states gradient", cells, state, K.COLUMN_SUM),
+        *contract("states between chunks gradient", between, state, K.COLUMN_SUM),
+        *contract("decays between chunks gradient", between, state, K.ROW_SUM),
+        *contract("decayed B gradient", cells, state, K.COLUMN_SUM),
+        *contract("x of states gradient", cells, state, K.ROW_SUM),
+        small("decays of B gradient", state, 4, 3, 6),
+        *contract("decayed scores gradient", pairs, width, K.ROW_SUM),
+        *contract("x gradient", pairs, width, K.COLUMN_SUM),
+        small("scores gradient", chunk, 4, 2, 3),
+        *contract("C gradient", pairs, state, K.COLUMN_SUM),
+        *contract("B gradient", pairs, state, K.COLUMN_SUM),
+        small("decays within chunks gradient", chunk, 5, 4, 12),
+        small("B and C gradient", state, 4, 2, 8),
+        small("time steps gradient", width, 8, 5, 16),
+        convolve("convolution activation gradient", K.SILU, 2, True),
+        convolve("convolution gradient", K.CONVOLUTION, 2, True),
+    )
+    return make_layer(Role.MAMBA_SCAN, forward, backward)
+
+
+def _eager_norm(own: MambaSizes) -> Layer:
+    """Return the gate and an RMS norm, an operation a kernel."""
+    sizes, rows, columns = own.sizes, own.sizes.tokens * own.groups, own.inner // own.groups
+    gate = stream_op("gate", K.SILU, rows, columns, 2, 2, FP32, kernels=3)
+    gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
+    return make_layer(
+        Role.MAMBA_GROUP_NORM,
+        (gate, *eager_norm(sizes, "group norm", rows, columns, FP32)),
+        (*eager_norm_gradient(sizes, "group norm", rows, columns, FP32), gate_gradient),
+    )

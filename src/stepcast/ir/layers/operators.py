@@ -1,0 +1,624 @@
+"""The building blocks of every layer: matmuls with their gradients, norms, collectives and saved tensors.
+
+Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019, section 3): the first matmul of a pair is split
+by columns, the second by rows; the forward all-reduces after the second, the backward after the first. With
+sequence parallelism (Korthikanti et al. 2022, section 4.2.2) each all-reduce becomes a reduce-scatter and an
+all-gather, and the backward gathers the input of the first matmul again for its weight gradient.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Kernels
+from stepcast.ir.group import Group
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import LayerParts, NormKind
+from stepcast.ir.strategy import RecomputeModule, TrainingKind
+from stepcast.ir.weights import NOTHING, Shard, Weight
+from stepcast.ir.work import (
+    Collective,
+    CollectiveKind,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+    elementwise,
+)
+from stepcast.ir.workload import Layer, Op, OpPart, Role
+
+K = ElementwiseKind
+FP32 = DType.FP32
+Ops = tuple[Op, ...]
+GATHER, SCATTER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
+# Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
+# rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
+# magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
+# kernels of their own: three reads (Transformer Engine's recipes and csrc/quantizer.cpp, NVFP4Quantizer).
+QUANTISED: dict[DType, tuple[float, float]] = {DType.FP8: (4.0, 2.0), DType.MXFP8: (2.0, 2.0), DType.NVFP4: (6.0, 1.0)}
+# The same of an operand that no weight gradient needs, as under LoRA: its columns are left out, and with them
+# NVFP4's transform (Transformer Engine's modules, columnwise usage where weights require gradients).
+QUANTISED_ROWS: dict[DType, tuple[float, float]] = {
+    DType.FP8: (4.0, 1.0),
+    DType.MXFP8: (2.0, 1.0),
+    DType.NVFP4: (4.0, 0.5),
+}
+# Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
+# accumulation that SimuMax measured on an A100 and a B200 (configs/system).
+ACCUMULATE_EXPOSURE = 0.5
+# Parts into which Transformer Engine cuts a product whose result is summed at the same time (module/base.py,
+# initialize_ub: num_splits of the method "pipeline").
+OVERLAP_PARTS = 4
+MASK_BYTES = 1.0  # of one element in dropout's mask
+# Kernels of an eager RMS norm over one number for each row: the mean's epsilon and its root; of the backward,
+# the root's gradient (two products and a power). On a weight that multiplies in fp32: a cast, and Gemma's 1.
+NORM_ROW_KERNELS, NORM_ROW_GRADIENT_KERNELS, NORM_WEIGHT_KERNELS = 2, 3, 2
+
+
+class SavedTensor(NamedTuple):
+    """A tensor saved for the backward; recomputing any of the modules in *freed_by* frees it."""
+
+    name: str
+    size_bytes: float
+    freed_by: tuple[RecomputeModule, ...] = ()
+
+
+def no_mixing(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+    """Return the FLOPs of a half whose only products are those with its weights."""
+    return 0.0
+
+
+def no_adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
+    """Return the adapters of a half that LoRA leaves alone."""
+    return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A kind of layer half, a token mixer or a feed-forward, declared once.
+
+    *weights* are its tensors without the norms around it; parameters, optimizer states and the FLOPs of
+    products with weights are sums over them. *mixing_flops* are the forward's other products. *operators* are
+    its layers in the order of the forward, norms included. *saved* are the tensors it saves for the backward
+    without those norms, *transient* the bytes that its backward needs on top for a moment. *adapters* are the
+    parameters LoRA of a rank adds. *alternates*: torchtitan's selective recomputation knows its matmuls.
+    """
+
+    weights: Callable[[Architecture], list[Weight]]
+    mixing_flops: Callable[[Architecture, LayerParts, int, int, bool], float]
+    operators: Callable[[Sizes, LayerParts], tuple[Layer, ...]]
+    saved: Callable[[Sizes, LayerParts], list[SavedTensor]]
+    transient: Callable[[Sizes, LayerParts], float]
+    adapters: Callable[[Architecture, int, int, int, int], Shard]
+    alternates: bool = True
+
+
+class PhaseOps(NamedTuple):
+    """The ops of a forward, of its input gradient and of its weight gradient."""
+
+    forward: Ops = ()
+    input_gradient: Ops = ()
+    weight_gradient: Ops = ()
+
+
+def make_layer(role: Role, forward: Ops = (), input_gradient: Ops = (), weight_gradient: Ops = ()) -> Layer:
+    """Return the layer of that *role*, which is its name."""
+    return Layer(str(role), forward, input_gradient, weight_gradient, role=role)
+
+
+def collective(
+    name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True, times: int = 1
+) -> Op:
+    return Op(name, Collective(kind, size_bytes, group, times), blocking, kernels=times)
+
+
+def stream_op(
+    name: str,
+    kind: ElementwiseKind,
+    rows: int,
+    columns: int,
+    reads: float,
+    writes: float,
+    dtype: DType,
+    backward: bool = False,
+    *,
+    kernels: int = 1,
+    part: OpPart | None = None,
+) -> Op:
+    """Return an op that reads and writes *reads* and *writes* tensors of *rows* x *columns*."""
+    return Op(name, elementwise(kind, rows, columns, reads, writes, dtype, backward), kernels=kernels, part=part)
+
+
+def cast_op(name: str, rows: int, columns: int, before: DType, after: DType, counted_as: DType | None = None) -> Op:
+    """Return the cast of *rows* x *columns* elements from one format to another."""
+    elements = float(rows * columns)
+    read, write = before.bytes * elements, after.bytes * elements
+    return Op(name, Elementwise(K.CAST, rows, columns, read, write, False, counted_as or before))
+
+
+def wait_for(ops: Ops, names: tuple[str, ...]) -> Ops:
+    """Return *ops* of which the first waits for the non-blocking ops named."""
+    return (replace(ops[0], after=ops[0].after + names), *ops[1:]) if ops and names else ops
+
+
+def rename_ops(prefix: str, ops: Iterable[Op]) -> Ops:
+    """Return *ops* with *prefix* before their names and before the names that they wait for."""
+    return tuple(
+        replace(op, name=f"{prefix} {op.name}", after=tuple(f"{prefix} {name}" for name in op.after)) for op in ops
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix multiply with weights: (rows, inputs) x (inputs, outputs) on this rank.
+
+    *groups* > 0 makes it one grouped kernel over that many experts. *adapted*: LoRA adds adapters to it.
+    *gathered* and *gathered_gradient* are the ranks that each hold a share of the input, or of the output's
+    gradient, quantised before it is gathered. *quantises_input* and *quantises_gradient*: its operands are
+    turned into a scaled format here, not by the matmuls that they come from.
+    """
+
+    name: str
+    rows: int
+    inputs: int
+    outputs: int
+    dtype: DType
+    groups: int = 0
+    adapted: bool = True
+    gathered: int = 1
+    gathered_gradient: int = 1
+    bias: bool = False
+    quantises_input: bool = True
+    quantises_gradient: bool = True
+
+    def product(self, m: int, n: int, k: int) -> Matmul | GroupedMatmul:
+        if self.groups:
+            return GroupedMatmul(m, n, k, self.groups, self.dtype)
+        return Matmul(m, n, k, 1, self.dtype)
+
+    def phases(self, sizes: Sizes) -> PhaseOps:
+        return PhaseOps(self.forward(sizes), self.input_gradient(sizes), self.weight_gradient(sizes))
+
+    def forward(self, sizes: Sizes) -> Ops:
+        matmul = Op(self.name, self.product(self.rows, self.outputs, self.inputs), part=OpPart.PRODUCT)
+        casts = self._quantise(sizes, "input", self.gathered, self.inputs) if self.quantises_input else ()
+        weights = self._cast_weights(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
+        return (*casts, *weights, matmul, *self._adapters(sizes, "forward"))
+
+    def input_gradient(self, sizes: Sizes) -> Ops:
+        matmul = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
+        casts: Ops = ()
+        if self.quantises_gradient:
+            casts = self._quantise(sizes, "gradient", self.gathered_gradient, self.outputs)
+        return (*casts, matmul, *self._adapters(sizes, "input gradient"))
+
+    def weight_gradient(self, sizes: Sizes) -> Ops:
+        """Return the ops of the weight gradient; frozen weights under LoRA have none, their adapters do."""
+        if sizes.strategy.training is TrainingKind.LORA:
+            return self._adapters(sizes, "weight gradient")
+        # A grouped kernel keeps its rows as m: it is they that are divided among the experts.
+        work = (
+            self.product(self.rows, self.outputs, self.inputs)
+            if self.groups
+            else Matmul(self.inputs, self.outputs, self.rows, 1, self.dtype)
+        )
+        return (
+            *self._transpose_gathered(sizes),
+            Op(f"{self.name} weight gradient", work),
+            *self._bias_gradient(sizes),
+            *self._cast_weights(sizes, "weight gradient cast", sizes.stored, sizes.strategy.weights),
+            *self._accumulate(sizes),
+        )
+
+    def _quantise(self, sizes: Sizes, operand: str, ranks: int, width: int) -> Ops:
+        """Quantise the share of *ranks*; weights are quantised once a step, which is not counted."""
+        if self.dtype not in QUANTISED:
+            return ()
+        rows = self.rows // ranks
+        frozen = sizes.strategy.training is TrainingKind.LORA
+        read, write = (size * rows * width for size in (QUANTISED_ROWS if frozen else QUANTISED)[self.dtype])
+        work = Elementwise(K.CAST, rows, width, read, write, dtype=sizes.stored)
+        return (Op(f"{self.name} quantise {operand}", work),)
+
+    def _transpose_gathered(self, sizes: Sizes) -> Ops:
+        """Transpose gathered fp8 operands, of which the weight gradient takes the columns: those of one scale
+        are gathered by rows (Transformer Engine's Float8Tensor), others are gathered in both ways.
+        """
+        if self.dtype is not DType.FP8:
+            return ()
+        operands = ("input", self.inputs, self.gathered), ("gradient", self.outputs, self.gathered_gradient)
+        return tuple(
+            Op(
+                f"{self.name} turn gathered {operand}",
+                Elementwise(K.CAST, self.rows, width, elements, elements, dtype=sizes.stored),
+            )
+            for operand, width, ranks in operands
+            if ranks > 1 and (elements := float(self.rows * width))
+        )
+
+    def _cast_weights(self, sizes: Sizes, what: str, before: DType, after: DType) -> Ops:
+        """Autocast turns a weight into the format of its product once in a forward, and its gradient back."""
+        if not sizes.strategy.autocast or self.dtype is not sizes.dtype:
+            return ()
+        rows = self.outputs * max(1, self.groups)
+        return (cast_op(f"{self.name} {what}", rows, self.inputs, before, after, sizes.stored),)
+
+    def _bias_gradient(self, sizes: Sizes) -> Ops:
+        """Sum over all rows; Transformer Engine's matmul and compilers do it on the way."""
+        if not self.bias or not sizes.plain_gradients:
+            return ()
+        kind = K.COLUMN_SUM if sizes.eager_modules else K.OTHER
+        total = stream_op(f"{self.name} bias gradient", kind, self.rows, self.outputs, 1, 0, sizes.stored)
+        return (total, *accumulate_vectors(sizes, f"{self.name} bias", self.outputs))
+
+    def _accumulate(self, sizes: Sizes) -> Ops:
+        """Add the weight gradient to the sum of the micro-batches before."""
+        elements = self.inputs * self.outputs * max(1, self.groups)
+        if sizes.strategy.micro_batches == 1 or sizes.framework.kernels is Kernels.COMPILED:
+            return ()
+        if not sizes.plain_gradients:
+            # Added to the flat buffer when the matmul ends, which would else write the training format.
+            read, write = sizes.gradient, max(0, sizes.gradient - sizes.element)
+            exposed = ACCUMULATE_EXPOSURE * elements
+            added = Elementwise(K.ADD, 1, elements, read * exposed, write * exposed, dtype=sizes.stored)
+            return (Op(f"{self.name} accumulate", added),)
+        if sizes.fused and sizes.gradient > sizes.element:
+            # DeepSpeed's BF16_Optimizer.update_hp_grads: a copy in the sum's format, then the addition.
+            narrow_bytes, wide_bytes = float(sizes.element * elements), float(sizes.gradient * elements)
+            widen = Elementwise(K.CAST, 1, elements, narrow_bytes, wide_bytes, dtype=sizes.stored)
+            added_op = stream_op(f"{self.name} accumulate", K.ADD, 1, elements, 2, 1, sizes.framework.gradient_dtype)
+            return (Op(f"{self.name} widen", widen), added_op)
+        return (stream_op(f"{self.name} accumulate", K.ADD, 1, elements, 2, 1, sizes.strategy.weights),)
+
+    def _adapters(self, sizes: Sizes, phase: str) -> Ops:
+        """Multiply down to the rank and up again (Hu et al. 2021, section 4.1)."""
+        rank = sizes.strategy.lora_rank
+        if not rank or not self.adapted:
+            return ()
+        # Plain layers of Megatron-Core, which stay out of fp8 and fp4 (NeMo's ParallelLinearAdapter).
+        product = replace(self, dtype=sizes.unquantised).product
+        rows, inputs, outputs = self.rows, self.inputs, self.outputs
+        match phase:
+            case "forward":
+                works = product(rows, rank, inputs), product(rows, outputs, rank)
+            case "input gradient":
+                works = product(rows, inputs, rank), product(rows, rank, outputs)
+            case _:
+                works = product(inputs, rank, rows), product(rank, outputs, rows)
+        return tuple(
+            Op(f"{self.name} lora {way} {phase}", work) for way, work in zip(("down", "up"), works, strict=True)
+        )
+
+
+def join_phases(sizes: Sizes, linears: Iterable[Linear]) -> PhaseOps:
+    """Return the ops of *linears* that run one after another."""
+    phases = [linear.phases(sizes) for linear in linears]
+    return PhaseOps(*(tuple(op for ops in column for op in ops) for column in zip(*phases, strict=True)))
+
+
+def accumulate_vectors(sizes: Sizes, name: str, *vectors: int) -> Ops:
+    """Plain PyTorch adds the gradient of each vector to that of the micro-batches before by a kernel."""
+    if sizes.fused or sizes.strategy.micro_batches == 1:
+        return ()
+    width, count = max(1, sum(vectors)), len(vectors)
+    return (stream_op(f"{name} accumulate", K.ADD, 1, width, 2, 1, sizes.strategy.weights, kernels=count),)
+
+
+def norm_layer(
+    sizes: Sizes, role: Role, after: tuple[str, ...] = (), branches: bool = True, products: int = 1
+) -> Layer:
+    """Return a norm over the hidden width; *after* names what its backward waits for.
+
+    *products* read its result. Where the stream *branches* before it, its backward ends with the sum of both
+    gradients: the norm's and the residual's. Models without norms before their halves branch there, too.
+    """
+    rows, width = sizes.outer_tokens, sizes.model.hidden
+    forward: Ops = ()
+    gradient: Ops = ()
+    if sizes.model.pre_norms or not branches:
+        forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
+    if sizes.casts_activations:
+        # The input of each product is cast by itself, and each gradient back before they are added up.
+        copies = products if sizes.separate_projections else 1
+        numbers = [f" {number}" if copies > 1 else "" for number in range(copies)]
+        stream, stored = sizes.stream, sizes.stored
+        forward += tuple(cast_op(f"norm cast{number}", rows, width, stream, stored, stored) for number in numbers)
+        widen = tuple(cast_op(f"norm gradient cast{number}", rows, width, stored, stream, stored) for number in numbers)
+        gradient = widen + gradient
+    if branches:
+        gradient += (add_op(sizes, "residual gradient", rows, width),)
+    return make_layer(role, forward, wait_for(gradient, after))
+
+
+def norm_kind(sizes: Sizes) -> ElementwiseKind:
+    return K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
+
+
+def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
+    """Norm the stream, or *heads*, which are as narrow as products make them."""
+    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM:
+        return eager_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
+    return (stream_op(name, norm_kind(sizes), rows, width, 1, 1, sizes.stream),)
+
+
+def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
+    """Return the backward of a norm; plain PyTorch reads input and gradient again for the weight's gradient."""
+    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM:
+        narrow = sizes.stored if heads else sizes.stream
+        return eager_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
+    ops: Ops = (stream_op(f"{name} gradient", norm_kind(sizes), rows, width, 2, 1, sizes.stream, True),)
+    if sizes.fused:
+        return ops
+    vectors = sizes.model.norm.elements(width) // width
+    weight = stream_op(f"{name} weight gradient", K.OTHER, rows, width, 2, 0, sizes.stream, True)
+    return (*ops, weight, *accumulate_vectors(sizes, name, *(width,) * vectors))
+
+
+def eager_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) -> Ops:
+    """Return an RMS norm as transformers runs it, a kernel for each operation of
+
+        x = x.to(float32); x = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps); return weight * x.to(input_dtype)
+
+    (models/llama/modeling_llama.py, LlamaRMSNorm). *narrow* is the format of the input and of the result.
+    """
+    weighted = FP32 if sizes.model.wide_norms else narrow
+    ops = [
+        stream_op(f"{name} square", K.MUL, rows, width, 1, 1, FP32),
+        stream_op(f"{name} mean", K.ROW_SUM, rows, width, 1, 0, FP32),
+        stream_op(f"{name} root", K.OTHER, rows, 1, 1, 1, FP32, kernels=NORM_ROW_KERNELS),
+        stream_op(f"{name} scale", K.BROADCAST, rows, width, 1, 1, FP32),
+        stream_op(f"{name} weight", K.BROADCAST, rows, width, 1, 1, weighted),
+    ]
+    if weighted is FP32:
+        ops.insert(-1, stream_op(f"{name} weight widen", K.MUL, 1, width, 1, 1, FP32, kernels=NORM_WEIGHT_KERNELS))
+    if narrow is not FP32:
+        ops.insert(0, cast_op(f"{name} widen", rows, width, narrow, FP32))
+        ops.insert(len(ops) if weighted is FP32 else -1, cast_op(f"{name} narrow", rows, width, FP32, narrow))
+    return tuple(ops)
+
+
+def eager_norm_gradient(sizes: Sizes, name: str, rows: int, width: int, narrow: DType, swapped: bool = False) -> Ops:
+    """Return what autograd makes of it. Of the weight: a product, summed over all rows. Of the input: through
+    the scale, and through the root of the mean of squares, whose gradient each element gets a share of; the
+    two added up. *swapped*: the gradient arrives with tokens and heads in another order than the input.
+    """
+    weighted, product = FP32 if sizes.model.wide_norms else narrow, K.STRIDED if swapped else K.MUL
+    ops = [
+        stream_op(f"{name} gradient weighted", K.BROADCAST, rows, width, 1, 1, weighted),
+        stream_op(f"{name} weight product", product, rows, width, 2, 1, weighted),
+        stream_op(f"{name} weight gradient", K.COLUMN_SUM, rows, width, 1, 0, weighted),
+        stream_op(f"{name} root product", product, rows, width, 2, 1, FP32),
+        stream_op(f"{name} gradient scaled", K.BROADCAST, rows, width, 1, 1, FP32),
+        stream_op(f"{name} root gradient", K.ROW_SUM, rows, width, 1, 0, FP32),
+        stream_op(f"{name} root gradient rows", K.OTHER, rows, 1, 1, 1, FP32, kernels=NORM_ROW_GRADIENT_KERNELS),
+        stream_op(f"{name} mean gradient", K.MASK, rows, width, 0, 1, FP32),
+        # The square's own power, 1, is a copy.
+        stream_op(f"{name} square gradient power", K.COPY, rows, width, 1, 1, FP32),
+        stream_op(f"{name} square gradient", K.MUL, rows, width, 1, 1, FP32),
+        stream_op(f"{name} square gradient product", K.MUL, rows, width, 2, 1, FP32),
+        stream_op(f"{name} gradient sum", K.STRIDED if swapped else K.ADD, rows, width, 2, 1, FP32),
+    ]
+    if narrow is not FP32:
+        ops.insert(0 if weighted is FP32 else 3, cast_op(f"{name} gradient widen", rows, width, narrow, FP32))
+        ops.append(cast_op(f"{name} gradient narrow", rows, width, FP32, narrow))
+    return tuple(ops)
+
+
+def gate_ops(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Ops, Ops]:
+    """Multiply *rows* x *width* elements by an activation of as many: one kernel, or one per operation."""
+    dtype = sizes.stored
+    if sizes.fused:
+        return (
+            (stream_op(name, K.SWIGLU, rows, width, 2, 1, dtype),),
+            (stream_op(f"{name} gradient", K.SWIGLU, rows, width, 3, 2, dtype, True),),
+        )
+    return (
+        (
+            stream_op(f"{name} activation", K.SILU, rows, width, 1, 1, dtype),
+            stream_op(name, K.MUL, rows, width, 2, 1, dtype),
+        ),
+        (
+            stream_op(f"{name} gradient", K.MUL, rows, width, 2, 1, dtype),
+            stream_op(f"{name} factor gradient", K.MUL, rows, width, 2, 1, dtype),
+            stream_op(f"{name} activation gradient", K.SILU, rows, width, 2, 1, dtype, True),
+        ),
+    )
+
+
+def softcap_ops(name: str, rows: int, columns: int, dtype: DType) -> tuple[Ops, Ops]:
+    """Return cap * tanh(x / cap) of *rows* x *columns* numbers, an op for each operation, and its gradient."""
+    return (
+        tuple(stream_op(f"{name} cap {at}", K.MUL, rows, columns, 1, 1, dtype) for at in range(3)),
+        tuple(
+            stream_op(f"{name} cap gradient {at}", K.MUL, rows, columns, reads, 1, dtype)
+            for at, reads in enumerate((1, 2, 1))
+        ),
+    )
+
+
+def add_op(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None = None) -> Op:
+    return stream_op(name, K.ADD, rows, width, 2, 1, sizes.stream, part=part)
+
+
+def residual_op(sizes: Sizes) -> Op:
+    """Add the branch to the stream; with dropout in the same kernel, which also writes its mask."""
+    rows, width, stream = sizes.outer_tokens, sizes.model.hidden, sizes.stream
+    elements = rows * width
+    read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
+    if not sizes.framework.dropout or sizes.eager_modules:
+        # A branch of another format than the stream keeps PyTorch from reading several elements at once.
+        kind = K.STRIDED if sizes.eager_modules and stream is not sizes.stored else K.ADD
+    else:
+        kind, write = K.DROPOUT, write + elements * MASK_BYTES
+    return Op("residual", Elementwise(kind, rows, width, read, write, dtype=stream), part=OpPart.RESIDUAL)
+
+
+def dropout_op(sizes: Sizes, name: str, rows: int, width: int) -> Op:
+    """Drop some of *rows* x *width* elements and write the mask of those that are left."""
+    elements = float(rows * width)
+    read, write = elements * sizes.element, elements * (sizes.element + MASK_BYTES)
+    return Op(name, Elementwise(K.DROPOUT, rows, width, read, write, dtype=sizes.stored))
+
+
+def dropout_gradient_op(sizes: Sizes, name: str, rows: int, width: int) -> Op:
+    """Multiply the gradient by the mask."""
+    elements = float(rows * width)
+    read, write = elements * (sizes.element + MASK_BYTES), elements * sizes.element
+    return Op(name, Elementwise(K.MUL, rows, width, read, write, dtype=sizes.stored))
+
+
+def sum_input_gradients(sizes: Sizes, layer: Layer, products: int) -> Layer:
+    """Return *layer* whose input gets gradients from several *products*, which plain PyTorch adds one by one."""
+    if sizes.fused:
+        return layer
+    sums = tuple(
+        stream_op(f"input gradient sum {number}", K.ADD, sizes.tokens, sizes.model.hidden, 2, 1, sizes.stored)
+        for number in range(1, products)
+    )
+    return replace(layer, input_gradient=(*layer.input_gradient, *sums))
+
+
+def tensor_bytes(sizes: Sizes, width: int | None = None) -> int:
+    """Return the buffer of a tensor-parallel collective: the tokens of a micro-batch, *width* (hidden) wide."""
+    return sizes.tokens * (width or sizes.model.hidden) * sizes.element
+
+
+def _gathers_quantised(sizes: Sizes, linear: Linear) -> bool:
+    """Return True if operands of *linear* are quantised before they are gathered, as Transformer Engine does:
+    its buffers of gathers are in fp8 then (module/base.py, initialize_ub). Adapters of LoRA take them wide.
+    """
+    engine = sizes.fused_by_hand and sizes.strategy.training is not TrainingKind.LORA
+    return engine and sizes.strategy.sequence_parallel and linear.dtype in QUANTISED
+
+
+def _gathered_bytes(sizes: Sizes, linear: Linear, width: int | None = None, gradient: bool = False) -> int:
+    """Return the bytes gathered for *linear*. Scales of blocks hold along rows or along columns: of a
+    *gradient* both are needed, of an input one forward and the other backward.
+    """
+    size = tensor_bytes(sizes, width)
+    if not _gathers_quantised(sizes, linear):
+        return size
+    copies = 2 if gradient and linear.dtype is not DType.FP8 else 1
+    return round(size / sizes.element * linear.dtype.bytes * copies)
+
+
+def _overlaps_gradients(sizes: Sizes) -> bool:
+    """Return True if the backward's collectives overlap the gradients' matmuls, as in Megatron-LM."""
+    return sizes.fused and sizes.strategy.overlap.tensor_gradients
+
+
+def column_layer(
+    sizes: Sizes,
+    role: Role,
+    linears: tuple[Linear, ...],
+    then: Ops = (),
+    then_gradient: Ops = (),
+    width: int | None = None,
+) -> Layer:
+    """Return matmuls split by columns on inputs of *width*, and what follows them on this rank (*then*)."""
+    if _gathers_quantised(sizes, linears[0]):
+        linears = tuple(replace(linear, gathered=sizes.tp) for linear in linears)
+    forward, gradients, weights = join_phases(sizes, linears)
+    if sizes.tp == 1:
+        return make_layer(role, forward + then, then_gradient + gradients, weights)
+    size, overlaps_gradients = tensor_bytes(sizes, width), _overlaps_gradients(sizes)
+    if not sizes.strategy.sequence_parallel:
+        reduce = collective(f"{role} tp all-reduce", REDUCE, size, Group.TP, blocking=not overlaps_gradients)
+        return make_layer(role, forward + then, (*then_gradient, *gradients, reduce), weights)
+    overlap = sizes.strategy.overlap.tensor
+    gathered = _gathered_bytes(sizes, linears[0], width)
+    gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not overlap)
+    again = collective(f"{role} tp all-gather again", GATHER, gathered, Group.TP, blocking=not overlaps_gradients)
+    scatter = collective(f"{role} tp reduce-scatter", SCATTER, size, Group.TP, blocking=not overlaps_gradients)
+    return make_layer(
+        role,
+        (gather, *forward, *wait_for(then, (gather.name,) if overlap else ())),
+        (*then_gradient, again, *gradients, scatter),
+        wait_for(weights, (again.name,) if overlaps_gradients else ()),
+    )
+
+
+def column_waits(sizes: Sizes, role: Role) -> tuple[str, ...]:
+    """Return the names that the backward before a column layer waits for."""
+    if sizes.tp == 1 or not _overlaps_gradients(sizes):
+        return ()
+    return (f"{role} tp {'reduce-scatter' if sizes.strategy.sequence_parallel else 'all-reduce'}",)
+
+
+def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> Layer:
+    """Return a matmul split by rows, the sum over ranks, and the residual where the branch *ends* here.
+
+    Overlapped, its gradient is gathered during the matmul that takes it (Transformer Engine's ring exchange
+    of proj_dgrad and fc2_dgrad, module/base.py, initialize_ub), but for adapters of LoRA, which take it too.
+    """
+    sequence, rows, hidden = sizes.strategy.sequence_parallel, sizes.outer_tokens, sizes.model.hidden
+    if _gathers_quantised(sizes, linear):
+        linear = replace(linear, gathered_gradient=sizes.tp)
+    forward, gradient, weight = linear.phases(sizes)
+    tail: Ops = (residual_op(sizes),) if ends else ()
+    if ends and sizes.framework.dropout:
+        if sizes.eager_modules:
+            tail = (dropout_op(sizes, "dropout", rows, hidden), *tail)
+        gradient = (dropout_gradient_op(sizes, "dropout gradient", rows, hidden), *gradient)
+    if ends and sizes.casts_activations:
+        # The stream's gradient is as wide as the stream, the branch's as narrow as the branch.
+        narrow = cast_op("branch gradient cast", rows, hidden, sizes.stream, sizes.stored, sizes.stored)
+        gradient = (narrow, *gradient)
+    if sizes.tp == 1:
+        return make_layer(role, forward + tail, gradient, weight)
+    size, overlap = tensor_bytes(sizes), sizes.strategy.overlap.tensor
+    kind, word = (SCATTER, "reduce-scatter") if sequence else (REDUCE, "all-reduce")
+    name = f"{role} tp {word}"
+    if overlap:
+        # The sum of one part runs during the matmul of the next, so it is issued with the matmul; that of the
+        # last part overlaps no matmul.
+        last = collective(f"{name} of the last part", kind, size // OVERLAP_PARTS, Group.TP)
+        reduce = collective(name, kind, size - size // OVERLAP_PARTS, Group.TP, blocking=False)
+        forward = (reduce, *forward, *wait_for((last,), (name,)))
+    else:
+        forward = (*forward, collective(name, kind, size, Group.TP))
+    if sequence:
+        gathers_early = overlap and sizes.strategy.training is not TrainingKind.LORA
+        gathered = _gathered_bytes(sizes, linear, gradient=True)
+        gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not gathers_early)
+        gradient = (gather, *gradient)
+        weight = wait_for(weight, (gather.name,) if gathers_early else ())
+    return make_layer(role, forward + tail, gradient, weight)
+
+
+def sequence_tokens(sizes: Sizes) -> int:
+    """Return the tokens of a micro-batch where kernels run along the whole sequence."""
+    return sizes.tokens * sizes.cp
+
+
+def exchange_in(sizes: Sizes, width: int, phase: str) -> Ops:
+    """Bring a projection of *width* into the order of kernels that run along the whole sequence: exchange it
+    with the context-parallel ranks (Megatron-LM, core/ssm/mamba_context_parallel.py), put their slices in the
+    order of the sequence, and turn tokens by sequences into sequences by tokens.
+    """
+    ops: Ops = ()
+    if sizes.cp > 1:
+        size = sizes.tokens * width * sizes.element
+        exchange = collective(f"cp all-to-all scan{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
+        ops = (exchange, _copy_sequence(sizes, f"reorder{phase}", width))
+    if sizes.strategy.micro_batch > 1:
+        ops = (*ops, _copy_sequence(sizes, f"transpose{phase}", width))
+    return ops
+
+
+def exchange_out(sizes: Sizes, width: int, phase: str) -> Ops:
+    """Bring the kernels' result back, *width* wide after the exchange."""
+    ops: Ops = ()
+    if sizes.strategy.micro_batch > 1:
+        ops = (_copy_sequence(sizes, f"transpose back{phase}", width),)
+    if sizes.cp > 1:
+        size = sizes.tokens * width * sizes.element
+        exchange = collective(f"cp all-to-all scanned{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
+        ops = (*ops, _copy_sequence(sizes, f"reorder back{phase}", width), exchange)
+    return ops
+
+
+def _copy_sequence(sizes: Sizes, name: str, width: int) -> Op:
+    return stream_op(name, K.COPY, sequence_tokens(sizes), width // sizes.cp, 1, 1, sizes.stored)

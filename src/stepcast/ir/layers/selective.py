@@ -1,0 +1,132 @@
+"""Mamba blocks of the first version: norm, in-projection, convolution, time step with B and C, selective
+scan, out-projection (Gu and Dao 2023, section 3.4; transformers' models/mamba and models/jamba).
+
+No training software splits them among tensor or context-parallel ranks (``ir.legality``). The convolution is
+causal_conv1d's, the scan mamba_ssm's with the gate inside, which saves its inputs, its result before the gate
+and the states at every 2,048th token.
+"""
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers.operators import (
+    K,
+    LayerKind,
+    Linear,
+    Ops,
+    SavedTensor,
+    add_op,
+    column_layer,
+    make_layer,
+    no_adapters,
+    norm_backward,
+    norm_forward,
+    norm_layer,
+    row_layer,
+    stream_op,
+)
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.recurrent import Selective, SelectiveScan
+from stepcast.ir.weights import Weight, WeightPart
+from stepcast.ir.workload import Layer, Op, Role
+
+# Tokens between those whose states the selective scan saves (csrc/selective_scan/selective_scan.cpp).
+SCAN_CHUNK = 2048
+
+
+def _selective(model: Architecture) -> Selective:
+    assert model.selective is not None
+    return model.selective
+
+
+def _weights(model: Architecture) -> list[Weight]:
+    """Return a Mamba mixer of the first version (Gu and Dao 2023); A and D are numbers of channels."""
+    own, part = _selective(model), WeightPart.MAMBA
+    weights = [
+        Weight("selective.in", part, (2 * own.inner, model.hidden), inputs_split=False),
+        Weight("selective.conv", part, (own.inner, own.conv + own.conv_bias), per_channel=True),
+        Weight("selective.steps", part, (own.steps, own.inner), inputs_split=False),
+        Weight("selective.dt", part, (own.inner, own.rank), inputs_split=False),
+        Weight("selective.channels", part, ((own.state + 2) * own.inner,)),  # A, D and the bias of dt
+        Weight("selective.out", part, (model.hidden, own.inner), inputs_split=True),
+    ]
+    return [*weights, Weight("selective.norms", WeightPart.NORM, (own.steps,))] if own.normed else weights
+
+
+def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+    own = _selective(model)
+    return SelectiveScan(batch, seq, own.inner, own.state).flops
+
+
+def scan_saved(scan: SelectiveScan, element: float) -> float:
+    """Return the bytes mamba_ssm saves: the result before its gate and after it, and in fp32 states in
+    between, twice: what they were, and what they had been multiplied by.
+    """
+    states = scan.batch * -(-scan.seq // SCAN_CHUNK) * scan.channels * scan.state
+    return 2 * scan.inputs * element + 2 * states * FP32_BYTES
+
+
+def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+    """Return the tensors from the in-projection's result to the out-projection's input, which is the scan's."""
+    own, tokens, batch, element = _selective(sizes.model), sizes.tokens, sizes.strategy.micro_batch, sizes.stored.bytes
+    scan = SelectiveScan(batch, max(1, tokens // batch), own.inner, own.state)
+    tensors = [
+        SavedTensor("in-projection, channels and their time steps", tokens * 4 * own.inner * element),
+        SavedTensor("time step, B and C", tokens * own.steps * (2 if own.normed else 1) * element),
+        SavedTensor("selective scan", scan_saved(scan, element)),
+    ]
+    if sizes.alternates_matmuls:
+        tensors.append(SavedTensor("norm output", sizes.outer_share * sizes.model.hidden * element))
+    return tensors
+
+
+def _transient(sizes: Sizes, block: LayerParts) -> float:
+    """Return the gradients of the channels, time steps, gate and the projection."""
+    return sizes.tokens * 5.0 * _selective(sizes.model).inner * sizes.stored.bytes
+
+
+def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+    own, model, tokens, dtype = _selective(sizes.model), sizes.model, sizes.tokens, sizes.stored
+    into = Linear("in", tokens, model.hidden, 2 * own.inner, sizes.dtype, adapted=False)
+    out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
+    convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
+    gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, own.inner, 2, 1, dtype, True)
+    layers = [
+        norm_layer(sizes, Role.MAMBA_NORM),
+        column_layer(sizes, Role.MAMBA_IN, (into,), (convolution,), (gradient,)),
+        _steps_layer(sizes, own),
+        _scan_layer(sizes, own),
+        row_layer(sizes, Role.MAMBA_OUT, out),
+    ]
+    if model.post_norms:
+        layers.append(norm_layer(sizes, Role.MAMBA_POST_NORM, branches=False))
+    return tuple(layers)
+
+
+SELECTIVE = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)
+
+
+def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
+    """Return time step, B and C from the channels, and the time step of each channel from its low rank; the
+    channels get back gradients from here and from the scan.
+    """
+    low = Linear("steps", sizes.tokens, own.inner, own.steps, sizes.dtype, adapted=False).phases(sizes)
+    high = Linear("time step", sizes.tokens, own.rank, own.inner, sizes.dtype, adapted=False).phases(sizes)
+    norm: Ops = ()
+    norm_gradient: Ops = ()
+    if own.normed:
+        norm = norm_forward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
+        norm_gradient = norm_backward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
+    channels = add_op(sizes, "channel gradient", sizes.tokens, own.inner)
+    return make_layer(
+        Role.MAMBA_STEPS,
+        (*low.forward, *norm, *high.forward),
+        (*high.input_gradient, *norm_gradient, *low.input_gradient, channels),
+        (*high.weight_gradient, *low.weight_gradient),
+    )
+
+
+def _scan_layer(sizes: Sizes, own: Selective) -> Layer:
+    shape = (sizes.strategy.micro_batch, sizes.strategy.seq, own.inner, own.state)
+    forward, backward = (SelectiveScan(*shape, backward, sizes.unquantised) for backward in (False, True))
+    return make_layer(Role.MAMBA_SCAN, (Op("scan", forward),), (Op("scan gradient", backward),))
