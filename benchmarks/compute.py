@@ -10,8 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepcast.cost.compute import attention_seconds, compute_price, matmul_seconds, stream_seconds
+from stepcast.cost.attention import attention_seconds
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
+from stepcast.cost.matmul import matmul_seconds
+from stepcast.cost.memory_bound import stream_seconds
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, Matmul

@@ -10,7 +10,6 @@ head configuration, or GPU). Needs numpy only; takes a few minutes.
 import argparse
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,13 @@ import numpy as np
 from fit_neusight import all_points, fit_neusight
 from fit_tables import OUT, Free, Row, column, fit_keys, folds, put, read, report, to_toml, with_values
 from minimise import Vector
+from msgspec.structs import replace
 
-from stepcast.cost.compute import ALONE, Load, attention_seconds, matmul_seconds, softmax_key, stream_seconds
-from stepcast.cost.compute_fit import ComputeFit, compute_fit
+from stepcast.cost.attention import attention_seconds
+from stepcast.cost.fits import ComputeFit, compute_fit
+from stepcast.cost.matmul import matmul_seconds
+from stepcast.cost.memory_bound import softmax_key, stream_seconds
+from stepcast.cost.power import ALONE, Load
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 

@@ -31,7 +31,7 @@ from fit_neusight import LATEST, MATMUL, STREAMS, Points, all_points, fit_memory
 from fit_tables import OUT, Free, Row, column, fit_keys, literal, put, read, with_values
 from minimise import Vector
 
-from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.fits import ComputeFit
 from stepcast.validate.folds import fit_digest
 from stepcast.validate.h200 import FITTED_FILES, family_of
 

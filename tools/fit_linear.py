@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from fit_mamba import refined, report
 
-from stepcast.cost.fits import default_fit
+from stepcast.cost.fits import ScanFit, default_fit
 from stepcast.cost.rates import matrix_rates, vector_rates
-from stepcast.cost.scan import ScanFit, chunk_steps, scan_s
+from stepcast.cost.scan import chunk_steps, scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan

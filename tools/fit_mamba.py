@@ -10,16 +10,16 @@ and state that are left out of the fit.
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
-from stepcast.cost.fits import default_fit
-from stepcast.cost.memory_bound import StreamFit, stream_s
+from stepcast.cost.fits import ScanFit, StreamFit, default_fit
+from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.rates import matrix_rates, vector_rates
-from stepcast.cost.scan import ScanFit, scan_s
+from stepcast.cost.scan import scan_s
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import Scan

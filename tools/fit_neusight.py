@@ -18,8 +18,8 @@ from fit_tables import Free, to_toml
 from minimise import Vector, minimise
 
 from stepcast.cost.calibration import fit_correction
-from stepcast.cost.compute import matmul_seconds
-from stepcast.cost.compute_fit import ComputeFit, compute_fit
+from stepcast.cost.fits import ComputeFit, compute_fit
+from stepcast.cost.matmul import matmul_seconds
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from minimise import Vector, minimise
 
-from stepcast.cost.compute_fit import ComputeFit, compute_fit
+from stepcast.cost.fits import ComputeFit, compute_fit
 
 OUT = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits"
 

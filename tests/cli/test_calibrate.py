@@ -9,8 +9,9 @@ import pytest
 
 from stepcast.calibrate.megatron import LinkPoint, fit_link
 from stepcast.cli.main import main
-from stepcast.cost.compute import ALONE, compute_price
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import ALONE
 from stepcast.hardware import load_gpu
 from stepcast.inputs.kineto import ops as kineto_ops
 from stepcast.ir.dtype import DType

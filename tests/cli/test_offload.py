@@ -29,7 +29,7 @@ def test_offload_moves_memory_to_the_host(capsys: pytest.CaptureFixture[str]) ->
         (("--offload", "optimizer=half"), "expected a share between 0 and 1, such as optimizer=0.5"),
         (("--offload", "activations=1.5"), "between 0 and 1, not 1.5"),
         (("--offload", "activations=nan"), "between 0 and 1, not nan"),
-        (("--offload", "optimizer", "--cluster", "a40-pcie"), "a40-pcie says nothing of its hosts"),
+        (("--offload", "optimizer", "--cluster", "a40-pcie"), "a40-pcie does not describe its hosts"),
         (("--offload", "optimizer", "--to-workload", "x.txt"), "leave --offload out"),
     ],
 )

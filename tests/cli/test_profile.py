@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.cost.compute import SUSTAINED, compute_price
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.pytorch.profile import torch_backend, torch_collectives

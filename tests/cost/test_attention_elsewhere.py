@@ -2,8 +2,9 @@
 
 import pytest
 
-from stepcast.cost.compute import SUSTAINED, compute_price
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention

@@ -20,12 +20,10 @@ from stepcast.cost.collectives import (
     imbalance_of,
     price,
     route_of,
-    send_receive_s,
+    send_receive_price,
 )
-from stepcast.cost.collectives.protocol import protocols
-from stepcast.cost.collectives.ring import ring
-from stepcast.cost.collectives.tree import tree
-from stepcast.cost.collectives.tuning import library_tuning, tuning_of
+from stepcast.cost.collectives.algorithms import protocols, ring_curve, tree_curve
+from stepcast.cost.collectives.route import library_tuning, tuning_of
 from stepcast.hardware import cluster_names, load_cluster, resolve
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import GB, GIB, MIB, US
@@ -171,7 +169,7 @@ def test_one_rank_costs_nothing(kind: CollectiveKind, size: float) -> None:
     route = Route(ranks=1, launch_overhead_s=1.0, channel_overhead_s=1.0, intra_latency_s=1.0)
     assert price(kind, size, route).seconds == 0
     assert collective_s(kind, np.array([size]), route)[0] == 0
-    assert send_receive_s(size, route) == 0
+    assert send_receive_price(size, route).seconds == 0
 
 
 @settings(max_examples=100)
@@ -191,9 +189,9 @@ def test_nothing_to_send_costs_nothing() -> None:
 def test_ring_by_hand() -> None:
     """Four ranks, Simple: six hops of 1 + 2.8 us, 30 us once, 3/2 of the buffer over the link, no overheads."""
     route = Route(ranks=4, intra_bytes_per_s=100 * GB, intra_latency_s=1 * US)
-    seconds = ring(CollectiveKind.ALL_REDUCE, route, Protocol.SIMPLE).seconds(400e6)
+    seconds = ring_curve(CollectiveKind.ALL_REDUCE, route, Protocol.SIMPLE).seconds(400e6)
     assert seconds == pytest.approx(30 * US + 6 * 3.8 * US + 1.5 * 400e6 / 100e9)
-    gathered = ring(CollectiveKind.ALL_GATHER, route, Protocol.SIMPLE).seconds(400e6)
+    gathered = ring_curve(CollectiveKind.ALL_GATHER, route, Protocol.SIMPLE).seconds(400e6)
     assert gathered == pytest.approx(30 * US + 3 * 3.8 * US + 0.75 * 400e6 / 100e9)
 
 
@@ -206,11 +204,11 @@ def test_ring_and_tree_cross_where_they_should() -> None:
     route = Route(ranks=16, nodes=16, inter_bytes_per_s=wire, inter_latency_s=latency_s)
     crossing = (22 * latency_s - 0.2 * US) * (wire / 2) / (4 - 30 / 16)
     assert crossing < 4 * 2 * 72000
-    ring_curve = ring(CollectiveKind.ALL_REDUCE, route, Protocol.LL)
-    tree_curve = tree(CollectiveKind.ALL_REDUCE, route, Protocol.LL)
-    assert ring_curve.seconds(crossing) == pytest.approx(tree_curve.seconds(crossing), rel=1e-9)
-    assert ring_curve.seconds(crossing / 2) > tree_curve.seconds(crossing / 2)
-    assert ring_curve.seconds(crossing * 2) < tree_curve.seconds(crossing * 2)
+    ring = ring_curve(CollectiveKind.ALL_REDUCE, route, Protocol.LL)
+    tree = tree_curve(CollectiveKind.ALL_REDUCE, route, Protocol.LL)
+    assert ring.seconds(crossing) == pytest.approx(tree.seconds(crossing), rel=1e-9)
+    assert ring.seconds(crossing / 2) > tree.seconds(crossing / 2)
+    assert ring.seconds(crossing * 2) < tree.seconds(crossing * 2)
 
 
 def test_small_messages_take_the_tree_and_large_ones_the_ring() -> None:

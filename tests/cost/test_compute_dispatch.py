@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.cost.calibration import Calibration, CalibrationError, Correction, calibration, fit_correction, work_class
-from stepcast.cost.compute import SUSTAINED, compute_price
-from stepcast.cost.dispatch import elapsed_s
+from stepcast.cost.calibration import Calibration, CalibrationError, Correction, calibration, fit_correction
+from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.host import elapsed_s
+from stepcast.cost.power import SUSTAINED
 from stepcast.cost.price import PriceSource
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul

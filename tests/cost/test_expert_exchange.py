@@ -12,7 +12,6 @@ import pytest
 from stepcast.cost.pricing import Pricer, forwarding_route
 from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster
-from stepcast.hardware.cluster import Communication
 from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
@@ -36,8 +35,8 @@ def test_eight_b200_reach_what_simumax_measured() -> None:
 
 def test_a_share_lies_within_the_link() -> None:
     for share in (0.0, 1.01):
-        with pytest.raises(ValueError, match="exchange_share must lie above 0"):
-            Communication(1e-6, exchange_share=share)
+        with pytest.raises(ValueError, match=r"communication\.exchange_share: must be at "):
+            load_cluster("dgx-h100", [f"communication.exchange_share={share}"])
 
 
 def test_a_token_crosses_the_network_once_for_each_node() -> None:

@@ -8,8 +8,9 @@ from statistics import mean
 import pytest
 
 import stepcast
-from stepcast.cost.compute import Load, compute_price
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import Load
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.layout import Layout

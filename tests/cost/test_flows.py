@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from stepcast.cost.collectives import Algorithm, price
-from stepcast.cost.collectives.flows import collective_flows, members_of, transfer_flows
-from stepcast.cost.collectives.moves import Groups, double_tree, moved
+from stepcast.cost.collectives.flows import (
+    Groups,
+    collective_flows,
+    collective_traffic,
+    double_tree,
+    members_of,
+    transfer_flows,
+)
 from stepcast.cost.pricing import Pricer
 from stepcast.hardware import Cluster, NetworkKind, cluster_names, load_cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
@@ -32,9 +38,9 @@ def groups_of(ranks: int, per_node: int, count: int = 1, mesh: bool = False) -> 
 
 def between_nodes(kind: KIND, algorithm: Algorithm, groups: Groups, **how: float) -> np.ndarray:
     """Bytes that leave each node."""
-    found = moved(kind, algorithm, SIZE, groups, **how)  # type: ignore[arg-type]
-    out = found.moves.source // 8 != found.moves.target // 8
-    total = np.bincount(found.moves.source[out] // 8, found.moves.size_bytes[out])
+    found = collective_traffic(kind, algorithm, SIZE, groups, **how)  # type: ignore[arg-type]
+    out = found.messages.source // 8 != found.messages.target // 8
+    total = np.bincount(found.messages.source[out] // 8, found.messages.size_bytes[out])
     sums = np.bincount(found.reduced.gpu // 8, found.reduced.sent_bytes)
     return total if len(total) else sums
 
@@ -48,7 +54,7 @@ def test_a_ring_passes_each_node_once_a_round(kind: KIND, rounds: int, ranks: in
 
 @pytest.mark.parametrize("mesh", [False, True])
 def test_a_ring_within_a_node_sends_the_least_possible(mesh: bool) -> None:
-    found = moved(KIND.ALL_REDUCE, Algorithm.RING, SIZE, groups_of(8, 8, mesh=mesh)).moves
+    found = collective_traffic(KIND.ALL_REDUCE, Algorithm.RING, SIZE, groups_of(8, 8, mesh=mesh)).messages
     sent = np.bincount(found.source, found.size_bytes)
     assert sent == pytest.approx(np.full(8, 2 * 7 / 8 * SIZE))
     assert np.bincount(found.target, found.size_bytes) == pytest.approx(sent)
@@ -75,10 +81,10 @@ def test_two_trees_move_the_buffer_along_every_edge(nodes: int) -> None:
 
 
 def test_switches_that_add_save_half() -> None:
-    inside = moved(KIND.ALL_REDUCE, Algorithm.NVLS, SIZE, groups_of(8, 8)).added
+    inside = collective_traffic(KIND.ALL_REDUCE, Algorithm.NVLS, SIZE, groups_of(8, 8)).added
     assert inside.sent_bytes == pytest.approx(np.full(8, SIZE * (1 + 1 / 8)))
     assert inside.received_bytes == pytest.approx(inside.sent_bytes)
-    scatter = moved(KIND.REDUCE_SCATTER, Algorithm.NVLS, SIZE, groups_of(8, 8)).added
+    scatter = collective_traffic(KIND.REDUCE_SCATTER, Algorithm.NVLS, SIZE, groups_of(8, 8)).added
     assert scatter.sent_bytes == pytest.approx(np.full(8, SIZE))
     assert scatter.received_bytes == pytest.approx(np.full(8, SIZE / 8))
     assert between_nodes(KIND.ALL_REDUCE, Algorithm.IN_NETWORK, groups_of(64, 8)) == pytest.approx(np.full(8, SIZE))
@@ -96,18 +102,18 @@ def test_an_exchange_sends_what_is_meant_for_others(algorithm: Algorithm) -> Non
 
 def test_flows_of_senders_and_of_groups_move_as_much() -> None:
     groups = groups_of(16, 8, count=3)
-    whole = moved(KIND.ALL_TO_ALL, Algorithm.PAIRWISE, SIZE, groups).moves
-    apart = moved(KIND.ALL_TO_ALL, Algorithm.PAIRWISE, SIZE, groups, by_sender=True).moves
+    whole = collective_traffic(KIND.ALL_TO_ALL, Algorithm.PAIRWISE, SIZE, groups).messages
+    apart = collective_traffic(KIND.ALL_TO_ALL, Algorithm.PAIRWISE, SIZE, groups, by_sender=True).messages
     assert set(whole.flow.tolist()) == set(range(3))
     assert set(apart.flow.tolist()) == set(range(48))
     assert apart.size_bytes.sum() == pytest.approx(whole.size_bytes.sum()) == pytest.approx(3 * 15 * SIZE)
 
 
 def test_the_root_of_a_gather_gets_all_but_its_own() -> None:
-    found = moved(KIND.GATHER, Algorithm.DIRECT, SIZE, groups_of(16, 8)).moves
+    found = collective_traffic(KIND.GATHER, Algorithm.DIRECT, SIZE, groups_of(16, 8)).messages
     assert set(found.target.tolist()) == {0}
     assert found.size_bytes.sum() == pytest.approx(15 / 16 * SIZE)
-    back = moved(KIND.SCATTER, Algorithm.DIRECT, SIZE, groups_of(16, 8)).moves
+    back = collective_traffic(KIND.SCATTER, Algorithm.DIRECT, SIZE, groups_of(16, 8)).messages
     assert set(back.source.tolist()) == {0}
 
 

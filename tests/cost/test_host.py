@@ -62,5 +62,5 @@ def test_nothing_beats_the_wire_or_the_memory(size: int, gpus: int, name: str) -
 
 
 def test_a_cluster_that_tells_nothing_of_its_hosts_says_so() -> None:
-    with pytest.raises(ValueError, match="a40-pcie says nothing of its hosts"):
+    with pytest.raises(ValueError, match="a40-pcie does not describe its hosts"):
         host_of(load_cluster("a40-pcie"))

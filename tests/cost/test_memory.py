@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.cost.memory import fits, memory
-from stepcast.cost.memory.in_flight import default_in_flight
+from stepcast.cost.memory.stages import default_in_flight
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType

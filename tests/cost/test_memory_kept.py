@@ -6,7 +6,7 @@ import pytest
 
 import stepcast
 from stepcast.cost.memory import memory
-from stepcast.cost.memory.loss import loss_bytes
+from stepcast.cost.memory.piece import loss_bytes
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import MEGATRON_CORE, LossKernel
 from stepcast.ir.layout import Layout

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from stepcast.cost.memory import memory
-from stepcast.cost.memory.loss import loss_bytes
+from stepcast.cost.memory.piece import loss_bytes
 from stepcast.generate.recompute import recompute_modules
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu

@@ -9,7 +9,7 @@ from statistics import mean, median
 import pytest
 
 from stepcast.cost.memory import StageMemory, Verdict, memory, verdict_of
-from stepcast.cost.memory.overhead import MemoryBand, fragmented_bytes
+from stepcast.cost.memory.stages import MemoryBand, fragmented_bytes
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import Overhead

@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from stepcast.cost.compute import Load, compute_price, counted_load
+from stepcast.cost.compute import compute_price, counted_load
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import Load
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType

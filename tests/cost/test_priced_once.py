@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from stepcast.cost.compute import COOL, SUSTAINED, Load, compute_price, priced_once
+from stepcast.cost.compute import COOL, compute_price, priced_once
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import SUSTAINED, Load
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.recurrent import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from stepcast.cost.calibration import work_class
-from stepcast.cost.compute import ALONE, SUSTAINED, compute_price
-from stepcast.cost.compute_fit import FitError, compute_fit
-from stepcast.cost.fits import default_fit
+from stepcast.cost.compute import compute_price, work_class
+from stepcast.cost.fits import FitError, ScanFit, compute_fit, default_fit
 from stepcast.cost.memory_bound import stream_s
+from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import PriceSource
 from stepcast.cost.rates import vector_rates
-from stepcast.cost.scan import ScanFit, scan_bytes, scan_s
+from stepcast.cost.scan import scan_bytes, scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import Scan
+from stepcast.ir.tables import convert_table
 from tests.cost.mamba_rows import cases
 
 H200 = load_gpu("h200")
@@ -147,10 +148,11 @@ def test_wrong_shapes_are_refused() -> None:
         replace(SMALL, heads=3)
     with pytest.raises(ValueError, match="chunk"):
         replace(SMALL, chunk=0)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        ScanFit(1, 1.5, 1.0, 1.0, 0.0)
-    with pytest.raises(ValueError, match="zero or more"):
-        ScanFit(1, 0.5, -1.0, 1.0, 0.0)
+    good = structs.asdict(ScanFit(1, 0.5, 1.0, 1.0, 0.0))
+    with pytest.raises(ValueError, match="must be at most 1"):
+        convert_table({**good, "bandwidth_efficiency": 1.5}, ScanFit)
+    with pytest.raises(ValueError, match="must be at least 0"):
+        convert_table({**good, "input_clocks": -1.0}, ScanFit)
 
 
 def test_it_is_calibrated_as_a_class_of_its_own() -> None:

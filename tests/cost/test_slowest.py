@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepcast.cost.compute import Load, compute_price
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
+from stepcast.cost.pace import VARIATION, apply_pace, least_pace, pace_of, slowest
+from stepcast.cost.power import Load
 from stepcast.cost.price import Price
-from stepcast.cost.slowest import VARIATION, least_pace, pace_of, paced, slowest
 from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster, load_gpu
 from stepcast.ir.layout import Layout
@@ -32,9 +33,9 @@ def test_it_paces_products_and_no_memory_bound_kernel() -> None:
         return compute_price(work, load_gpu("h100"), default_fit(), Load(1e6, 0.8))
 
     for work in (Matmul(8192, 8192, 8192), Attention(1, 8192, 8192, 32, 32, 128, 128)):
-        assert paced(price(work), work, 1.04).seconds == pytest.approx(1.04 * price(work).seconds)
+        assert apply_pace(price(work), work, 1.04).seconds == pytest.approx(1.04 * price(work).seconds)
     add = Elementwise(ElementwiseKind.ADD, 8192, 8192, 2.7e8, 1.4e8)
-    assert paced(price(add), add, 1.04) == price(add)
+    assert apply_pace(price(add), add, 1.04) == price(add)
 
 
 def test_pipelines_fill_and_drain_at_the_pace_of_their_stages() -> None:

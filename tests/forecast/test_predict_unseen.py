@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 
 from stepcast import Layout, Strategy, load_cluster, load_model, predict
-from stepcast.cost.compute import ALONE, SUSTAINED, compute_price
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import PriceSource
 from stepcast.hardware import CatalogError, gpu_names, load_gpu
 from stepcast.ir.dtype import DType

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.hardware.background import nodes_told, read_background
+from stepcast.hardware.background import parse_nodes, read_background
 from stepcast.inputs.source import FormatError
 from stepcast.ir.flows import FlowSpread, OtherJob, Pattern
 
@@ -41,16 +41,16 @@ def test_patterns_and_jobs_are_read(tmp_path: Path) -> None:
         ("jobs = 1", "jobs: unknown key; expected [[flows]] and [[job]]"),
         ("flows = 1", "flows: expected tables, each headed [[flows]]"),
         ("[[flows]]\nbytes = '1 GB'\nperiod = '1 s'", "[[flows]] 1: nodes: is missing"),
-        ("[[flows]]\nnodes = '0'\nbytes = '1 GB'\nperiod = '1 s'", "a pattern needs two at least"),
+        ("[[flows]]\nnodes = '0'\nbytes = '1 GB'\nperiod = '1 s'", "a pattern needs at least two"),
         ("[[flows]]\nnodes = '3-1'\nbytes = '1 GB'\nperiod = '1 s'", "3-1 counts down"),
         ("[[flows]]\nnodes = '0-x'\nbytes = '1 GB'\nperiod = '1 s'", "'0-x' is no range of nodes"),
         ("[[flows]]\nnodes = [1, 1]\nbytes = '1 GB'\nperiod = '1 s'", "one is named twice"),
         ("[[flows]]\nnodes = '0-9999999'\nbytes = '1 GB'\nperiod = '1 s'", "more than 1,000,000"),
         ("[[flows]]\nnodes = '0-1'\nbytes = '1'\nperiod = '1 s'", "has no unit"),
         ("[[flows]]\nnodes = '0-1'\nbytes = '1 GB'\nperiod = '0 s'", "period: must be above zero"),
-        ("[[flows]]\nnodes = '0-1'\nbytes = '1 GB'\nperiod = '1 s'\nspread = 'x'", "spread: unknown 'x'"),
+        ("[[flows]]\nnodes = '0-1'\nbytes = '1 GB'\nperiod = '1 s'\nspread = 'x'", "spread: 'x' is not known"),
         ("[[flows]]\nnodes = '0-1'\nbytes = '1 GB'\nperiod = '1 s'\nrate = 1", "rate: unknown key"),
-        ("[[job]]\nnodes = '0-1'\npredict = 'x'", "predict: expected a table of its options"),
+        ("[[job]]\nnodes = '0-1'\npredict = 'x'", "predict: 'x' is not a table"),
         ("[[job]]\nnodes = []\npredict = {}", "nodes: none is named"),
     ],
 )
@@ -62,5 +62,5 @@ def test_wrong_files_are_told_in_one_line(text: str, message: str, tmp_path: Pat
 
 
 def test_nodes_are_ranges_or_lists() -> None:
-    assert nodes_told("0-2, 8") == (0, 1, 2, 8)
-    assert nodes_told([3, 1]) == (3, 1)
+    assert parse_nodes("0-2, 8") == (0, 1, 2, 8)
+    assert parse_nodes([3, 1]) == (3, 1)

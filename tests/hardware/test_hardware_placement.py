@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from stepcast import Layout, Options, Place, Strategy, load_cluster, load_model, predict
 from stepcast.cli.main import main
-from stepcast.hardware import group_path, placed
-from stepcast.hardware.placement import FILLED, PLACES
+from stepcast.hardware import group_path, place_ranks
+from stepcast.hardware.path import FILLED
 from stepcast.ir.ranks import RankGrid
 from stepcast.ir.step import StepReport
 from stepcast.questions.question import PLACES as WORDS
@@ -29,23 +29,23 @@ def forecast(gpus: int, place: Place, tp: int = 1) -> StepReport:
 
 
 def test_words_are_those_of_the_table() -> None:
-    assert set(WORDS) == {str(place) for place in PLACES} == {str(place) for place in Place}
+    assert set(WORDS) == {str(place) for place in Place}
 
 
 def test_equal_parts_are_those_of_a_scheduler() -> None:
     """512 GPUs of NVL72 racks are 8 segments of 16 trays, as MLPerf's GB200 runs ask Slurm for."""
-    assert placed(Place.EVEN, RACKS, 512).held == (64,) * 8
-    assert placed(Place.EVEN, RACKS, 576).held == (72,) * 8
-    assert placed(Place.EVEN, RACKS, 504).held == (72,) * 7
-    assert placed(Place.EVEN, RACKS, 520).held == (68,) * 2 + (64,) * 6
-    assert placed(Place.EVEN, RACKS, 576, (64,)).held == (64,) * 9  # whole expert groups
-    assert placed(Place.EVEN, RACKS, 64) == placed(Place.PACKED, RACKS, 512) == FILLED
+    assert place_ranks(Place.EVEN, RACKS, 512).held == (64,) * 8
+    assert place_ranks(Place.EVEN, RACKS, 576).held == (72,) * 8
+    assert place_ranks(Place.EVEN, RACKS, 504).held == (72,) * 7
+    assert place_ranks(Place.EVEN, RACKS, 520).held == (68,) * 2 + (64,) * 6
+    assert place_ranks(Place.EVEN, RACKS, 576, (64,)).held == (64,) * 9  # whole expert groups
+    assert place_ranks(Place.EVEN, RACKS, 64) == place_ranks(Place.PACKED, RACKS, 512) == FILLED
 
 
 @given(st.integers(1, 4000), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
 def test_racks_get_whole_nodes_in_nearly_equal_parts(nodes: int, tp: int) -> None:
     gpus = 4 * nodes
-    held = placed(Place.EVEN, RACKS, gpus, (tp,)).held
+    held = place_ranks(Place.EVEN, RACKS, gpus, (tp,)).held
     if not held:
         assert gpus <= 72
         return
@@ -59,7 +59,7 @@ def test_racks_get_whole_nodes_in_nearly_equal_parts(nodes: int, tp: int) -> Non
 
 def test_hosts_are_filled_in_order_whatever_the_place() -> None:
     for gpus in (12, 500, 512):
-        assert placed(Place.EVEN, HOSTS, gpus) == FILLED
+        assert place_ranks(Place.EVEN, HOSTS, gpus) == FILLED
         grid = RankGrid(Layout(tp=2, dp=gpus // 2))
         assert group_path(HOSTS, grid, "dp", Place.EVEN) == group_path(HOSTS, grid, "dp", Place.PACKED)
 
@@ -81,7 +81,7 @@ def test_512_gpus_are_no_slower_than_504_or_576(tp: int, slower: float) -> None:
 
 def test_a_rank_alone_in_a_rack_is_said() -> None:
     (warning,) = forecast(512, Place.PACKED, 8).warnings
-    assert warning.startswith("a dp group of 64 ranks stands on 8 racks, 9 on the fullest and 1 on the emptiest")
+    assert warning.startswith("a dp group of 64 ranks is spread over 8 racks, 9 on the fullest and 1 on the emptiest")
     assert "--place even" in warning
     assert forecast(512, Place.EVEN, 8).warnings == ()
 
@@ -106,6 +106,6 @@ def test_a_place_without_racks_is_noted(capsys: pytest.CaptureFixture[str]) -> N
     assert "--place has no effect: nodes of dgx-h100 form no racks" in printed.err
     (warning,) = json.loads(printed.out)["warnings"]
     assert warning == (
-        "a dp group of 12 ranks stands on 2 nodes, 8 on the fullest and 4 on the emptiest, whose way out "
-        "bounds them all: choose GPUs that fill every node alike"
+        "a dp group of 12 ranks is spread over 2 nodes, 8 on the fullest and 4 on the emptiest, whose links "
+        "limit all of them: choose a number of GPUs that fills every node equally"
     )

@@ -6,8 +6,7 @@ import pytest
 
 from stepcast.hardware import load_cluster
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.path import GroupPath, group_path, neighbour_path, resolve
-from stepcast.hardware.placement import Place, placed
+from stepcast.hardware.path import GroupPath, Place, group_path, neighbour_path, place_ranks, resolve
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import Copies, RankGrid, grid_of
 
@@ -21,7 +20,7 @@ def slowest(cluster: Cluster, grid: RankGrid, groups: list[Copies], place: Place
     """Of every group, one by one."""
     layout = grid.layout
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
-    placement = placed(place, cluster, layout.gpus, whole)
+    placement = place_ranks(place, cluster, layout.gpus, whole)
     each = [tuple(first + offset for offset in offsets) for firsts, offsets in groups for first in firsts]
     return max(slowness(resolve(cluster, ranks, placement=placement)) for ranks in each)
 

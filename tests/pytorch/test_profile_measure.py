@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.cost.calibration import CalibrationError, Correction, calibration
-from stepcast.cost.compute import SUSTAINED, compute_price, step_load
+from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul

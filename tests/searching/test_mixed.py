@@ -88,7 +88,7 @@ def test_layers_are_split_by_speed(layers: int, takes: tuple[float, ...], chunks
     [
         ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a100"\n', "other.nodes: is missing"),
         ('base = "dgx-h100"\nnodes = 2\n[other]\nnodes = 2\n', "other.cluster: is missing"),
-        ('base = "dgx-h100"\n[other]\ncluster = "dgx-a100"\nnodes = 2\n', "nodes of both kinds must be told"),
+        ('base = "dgx-h100"\n[other]\ncluster = "dgx-a100"\nnodes = 2\n', "nodes of both kinds must be given"),
         ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a101"\nnodes = 2\n', "unknown cluster 'dgx-a101'"),
     ],
 )

@@ -6,7 +6,7 @@ from statistics import mean, median
 
 import pytest
 
-from stepcast.cost.generations import misses_boundaries
+from stepcast.cost.pace import misses_boundaries
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.legality import is_legal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cost.fits import merged
+from stepcast.cost.fits import merge_tables
 from stepcast.validate import h200 as h200
 from stepcast.validate.folds import fit_digest, load_folds
 from stepcast.validate.scoreboard import Scoreboard, scoreboard
@@ -29,7 +29,7 @@ def test_the_folds_belong_to_the_committed_fit() -> None:
 
 def test_merging_replaces_what_must_not_remember() -> None:
     base = {"power": {"a": 1, "b": 2}, "memory_efficiency": {"ampere": 1.0, "hopper": 1.0}}
-    changed = merged(base, {"power": {"b": 3}, "memory_efficiency": {"unseen": 0.9}})
+    changed = merge_tables(base, {"power": {"b": 3}, "memory_efficiency": {"unseen": 0.9}})
     assert changed == {"power": {"a": 1, "b": 3}, "memory_efficiency": {"unseen": 0.9}}
     assert base["power"] == {"a": 1, "b": 2}
 

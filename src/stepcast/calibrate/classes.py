@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cost.calibration import work_class
-from stepcast.cost.compute import ALONE, Load, compute_price
+from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import default_fit
+from stepcast.cost.power import ALONE, Load
 from stepcast.hardware import load_gpu
 from stepcast.ir.measured import OperatorTimes
 from stepcast.pytorch.profile.cases import Case

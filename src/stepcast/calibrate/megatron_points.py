@@ -9,8 +9,7 @@ from typing import Any
 
 from stepcast.analyze.megatron.analysis import MegatronAnalysis
 from stepcast.analyze.recording import BlockKind
-from stepcast.cost.calibration import work_class
-from stepcast.cost.compute import compute_price, step_load
+from stepcast.cost.compute import compute_price, step_load, work_class
 from stepcast.cost.fits import default_fit
 from stepcast.generate.workload import generate
 from stepcast.hardware import Gpu

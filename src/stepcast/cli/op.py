@@ -76,8 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.cost.compute import ALONE, SUSTAINED, compute_price
+    from stepcast.cost.compute import compute_price
     from stepcast.cost.fits import default_fit
+    from stepcast.cost.power import ALONE, SUSTAINED
     from stepcast.hardware import load_gpu
     from stepcast.views.costs import operator_view
 
@@ -186,7 +187,7 @@ def _elementwise(args: argparse.Namespace, dtype: DType) -> Elementwise:
 
 
 def _record(work: Operator, price: "Price") -> dict[str, Any]:
-    from stepcast.cost.moved import moved_bytes
+    from stepcast.cost.compute import moved_bytes
 
     moved = moved_bytes(work)
     flops = 0.0 if isinstance(work, Elementwise) else work.flops

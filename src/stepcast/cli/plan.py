@@ -370,7 +370,7 @@ def _saving(args: argparse.Namespace, found: "SettledRun | None", failing: bool,
 
     size = args.checkpoint_size
     if size is None and found is not None:
-        from stepcast.cost.memory.checkpoint import checkpoint_bytes
+        from stepcast.cost.memory.states import checkpoint_bytes
 
         size = checkpoint_bytes(found.model, found.strategy, found.framework)
     if size is None and failing:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     every = {case.name: case for quick in (False, True)
              for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
     every |= {case.name: case for case in kept_up}
-    fit = Calibration(gpu.name, {}, power=power).told(gpu, default_fit())
+    fit = Calibration(gpu.name, {}, power=power).adapt_fit(gpu, default_fit())
     fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
     document = replace(
         document,

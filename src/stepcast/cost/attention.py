@@ -2,40 +2,79 @@
 
 Work is counted in scores: each is a dot product of the head dimension, an exponential, and its share of the
 weighted sum. The exponential runs on slower units, so it is charged as extra operations per score; that is
-why small heads reach less of the peak. Query tiles are handed to the multiprocessors one by one, under a
+why small heads reach less of the peak. The multiprocessors take query tiles one by one, under a
 causal mask of unequal length, and the last one to finish keeps the GPU waiting.
 
 Operation counts: Dao, FlashAttention-2 (2023), section 3: two products forward, five backward.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec.structs import replace
 
-from stepcast.cost.rates import Number, Rates
+from stepcast.cost.fits import AttentionFit, ComputeFit
+from stepcast.cost.power import ALONE, Load, launch_s, limit_power
+from stepcast.cost.price import Price
+from stepcast.cost.rates import Number, Rates, matrix_rates, price_kernel, scale_rates
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Attention
 
 QUERY_TILE = 128
+DEFAULT_HEAD = 192  # wider heads run in kernels of other tiles
+# Share of the peak that the best published product of an H200, on which attention was fitted, reaches.
+BEST_SHARE = 794.5 / 989.4
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionFit:
-    """Learnt separately for forward and backward."""
+def price_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+    seconds = attention_seconds(*_sizes(work), work.causal, work.backward, work.dtype, gpu, fit, load)
+    own = fit.attention_backward if work.backward else fit.attention_forward
+    seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
+    rates = matrix_rates(gpu, work.dtype)
+    return price_kernel("attention", float(seconds), work.flops, attention_work_bytes(work), rates, gpu, fit)
 
-    efficiency: float  # of the matrix peak, in the inner loop
-    flops_per_score: float  # softmax work, in matrix operations of the same duration
-    tail: float  # share of the longest query tile during which the others wait
-    memory_exposure: float  # share of reading and writing the tensors that nothing hides
-    latency_s: float  # beyond the launch; backward is several kernels
-    # Of that time, what others take: kernels within a step, heads wider than usual, pairs that a tensor says
-    # (over all pairs without one), probabilities of which some are dropped.
-    in_step: float = 1.0
-    wide: float = 1.0
-    masked: float = 1.0
-    dropping: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.efficiency <= 1:
-            raise ValueError(f"efficiency must lie between 0 and 1, not {self.efficiency!r}")
+def attention_work_bytes(work: Attention) -> float:
+    return float(attention_bytes(*_sizes(work), work.backward, work.dtype.bytes))
+
+
+def _sizes(work: Attention) -> tuple[int, int, int, int, int, int, int]:
+    return work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
+
+
+def attention_seconds(
+    batch: Number,
+    query_len: Number,
+    key_len: Number,
+    heads: Number,
+    kv_heads: Number,
+    head_dim: Number,
+    value_dim: Number,
+    causal: bool,
+    backward: bool,
+    dtype: DType,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load = ALONE,
+) -> Number:
+    """Return the seconds of fused attention; sizes are numbers or arrays of one length."""
+    rates = matrix_rates(gpu, dtype)
+    own = fit.attention_backward if backward else fit.attention_forward
+    if dtype.scaled:  # exponentials cost as much as before, which is more operations of the faster format
+        wider = gpu.matrix_peak_flops(dtype) / gpu.matrix_peak_flops(DType.BF16)
+        own = replace(own, flops_per_score=own.flops_per_score * wider)
+    sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
+    seconds = attention_s(*sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), own)
+    seconds = seconds * np.where(np.asarray(head_dim) > DEFAULT_HEAD, own.wide, 1.0)
+    if load.busy_s > 0:
+        seconds = seconds * own.in_step
+    if not fit.measured("attention", gpu.architecture):
+        # Where products are known to reach less of the peak than on the GPU that attention was fitted on, what
+        # limits them, clocks under power first of all, limits attention too.
+        seconds = seconds * max(1.0, BEST_SHARE * gpu.matrix_peak_flops(dtype) / gpu.best_product_flops(dtype))
+    square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
+    flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
+    seconds = limit_power(seconds, flops, gpu, dtype, fit, load, attention=True)
+    return seconds + launch_s(rates, own.latency_s, fit, load)
 
 
 def attention_s(
@@ -52,13 +91,13 @@ def attention_s(
     rates: Rates,
     fit: AttentionFit,
 ) -> Number:
-    """Seconds of one attention kernel (or the kernels of one backward), launch latency left out."""
+    """Return the seconds of one attention kernel (or the kernels of one backward) without launch latency."""
     rows = np.ceil(query_len / QUERY_TILE) * QUERY_TILE
     keys = np.ceil(key_len / QUERY_TILE) * QUERY_TILE
-    # A causal mask over as many queries as keys leaves half, and the tiles on the diagonal are whole.
+    # A causal mask over as many queries as keys leaves half, and the tiles on the diagonal are complete.
     seen = np.where(causal, np.maximum(keys - 0.5 * (rows - QUERY_TILE), 0.5 * (keys + QUERY_TILE)), keys)
     scores = batch * heads * rows * seen
-    head, value = _tiled(head_dim), _tiled(value_dim)
+    head, value = _tile_width(head_dim), _tile_width(value_dim)
     flops = np.where(backward, 6.0 * head + 4.0 * value, 2.0 * head + 2.0 * value)
     rate = rates.peak_flops * fit.efficiency
     per_score_s = (flops + fit.flops_per_score) / rate
@@ -70,9 +109,9 @@ def attention_s(
     return scores * per_score_s + fit.tail * longest_s + fit.memory_exposure * memory_s
 
 
-def _tiled(width: Number) -> Number:
-    """Heads between 64 and 128 wide run in tiles of 128; half of what these are wider is time lost: those of
-    Phi-3, 96 wide, take 1.14 and 1.06 times as long as others' of 128 for as many operations.
+def _tile_width(width: Number) -> Number:
+    """Return the effective width of heads: between 64 and 128 they run in tiles of 128, and half of the difference is
+    time lost. Those of Phi-3, 96 wide, take 1.14 and 1.06 times as long as others of 128 for as many operations.
     """
     return np.where((np.asarray(width) > 64) & (np.asarray(width) < 128), (width + 128) / 2, width)
 
@@ -88,7 +127,7 @@ def attention_bytes(
     backward: Number,
     element_bytes: Number,
 ) -> Number:
-    """Forward reads q, k, v and writes the output.
+    """Return the bytes moved: forward reads q, k, v and writes the output.
 
     Backward also reads the output and its gradient and writes dq twice (an fp32 sum, then rounded); with
     shared key heads, dk and dv are first written per query head.

@@ -1,50 +1,86 @@
-"""The host's side of a step: copies between its memory and the GPUs, and the optimizer's update there.
+"""The host's side of a step: issuing kernels, copies between its memory and the GPUs, and the optimizer's update there.
+
+An eager framework issues kernels one by one. The host runs ahead of the GPU as long as kernels are longer than their
+dispatch. Kernel i cannot start before the host has issued it, so a sequence ends at the latest of (issue of kernel i +
+all GPU work from i on). A captured graph or a compiled step issues everything at once.
 
 All GPUs of a node that a job has copy and update at the same time, so each has a share of the links and of
 the memory.
 """
+
+from collections.abc import Sequence
+
+import numpy as np
 
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import Host
 from stepcast.ir.work import HostCopy, HostUpdate
 
-# Of the memory's peak, what an update on the host moves. DeepSpeed's CPU-Adam updates 4 and 10 billion
+# Additional host seconds of a grouped matmul for each expert: Transformer Engine calls cuBLAS and handles
+# weights, formats and gradients expert by expert. Its issue 2897 measures 1.2 ms forward and 2.1 ms backward
+# for both layers of 64 experts: 9.4 and 8.2 us for each product of an expert, with the products joined.
+EXPERT_ISSUE_S = 9e-6
+# Additional host seconds of a product in a scaled format: Transformer Engine's modules handle scales, quantisers
+# and transposes in Python. Its issue 445 has 2.07 ms in fp8 and 0.57 in bf16 for the three products of a
+# linear layer of 1,024 x 1,024 on an H100, whose kernels take a few microseconds.
+SCALED_ISSUE_S = 0.5e-3
+# Additional host seconds of any product of Megatron-LM's and Transformer Engine's modules, more Python than
+# PyTorch's own: Transformer Engine's pull request 1191 (2024) measures 74 us of host for a forward of
+# Megatron's ColumnParallelLinear in bf16 and 115 us for its own, 50 us of which are heavy_s; halfway between.
+MODULE_ISSUE_S = 45e-6
+# Host seconds of each copy that PyTorch makes of what it gathered into a list, one for each rank
+# (ProcessGroupNCCL::allgather): tools/measure_part_copies.py on the host of an H200.
+PART_ISSUE_S = 6e-6
+
+# The host's times differ so much between machines, days and runs, either way: the same host-bound steps took
+# 0.8 to 1.3 times as long on three days (tools/measure_pace.py), and 0.73 to 1.03 times the median within one
+# minute (20 small PyTorch programs on an H200).
+HOST_SPREAD = 1.25
+# Share of the memory's peak that an update on the host reaches. DeepSpeed's CPU-Adam updates 4 and 10 billion
 # parameters in 1.03 and 2.57 s on a DGX-2 with 12 channels of DDR4-2666, 30 bytes each: 0.46; PyTorch's, not
 # fused, 10 billion in 14.76 s, 82 bytes each: 0.22 (Ren et al., ZeRO-Offload, 2021, table 4). On 16 cores of
 # an H200's host PyTorch's own fused AdamW is 7 times as fast as its loop, there 6.
 UPDATE_SHARE = {True: 0.46, False: 0.22}
-# Nine in ten lie within, as far as the few figures say: 1 billion parameters take 0.22 s, 15 % less.
+# Half widths of the 90 % range, as far as the few figures show: 1 billion parameters take 0.22 s, 15 % less.
 COPY_SPREAD, UPDATE_SPREAD = 0.1, 0.3
 
 
 def host_of(cluster: Cluster) -> Host:
-    """The host of a node; a ValueError where the description says nothing of it."""
+    """Return the host of a node; a ValueError where the description does not include it."""
     if cluster.node.host is None:
         raise ValueError(
-            f"{cluster.name} says nothing of its hosts, to which this would be offloaded: describe node.host "
+            f"{cluster.name} does not describe its hosts, to which this would be offloaded: describe node.host "
             "with memory, memory_bandwidth, links and link (docs/clusters.md)"
         )
     return cluster.node.host
 
 
 def copy_bytes_per_s(host: Host, gpus: int) -> float:
-    """What one of *gpus* reaches in one direction while the others copy too."""
+    """Return the rate of one of *gpus* in one direction while the others copy too."""
     links = host.link.effective_bytes_per_s * min(1.0, host.links / gpus)
     return min(links, host.memory_bandwidth_bytes_per_s / gpus)
 
 
 def copy_price(work: HostCopy, host: Host, gpus: int) -> Price:
     seconds = host.link.latency_s + work.size_bytes / copy_bytes_per_s(host, gpus)
-    return _price(seconds, Bound.NETWORK, COPY_SPREAD)
+    return Price.spread(seconds, PriceSource.SCALED, Bound.NETWORK, COPY_SPREAD)
 
 
 def update_price(work: HostUpdate, host: Host, gpus: int) -> Price:
-    """Where each of *gpus* has as much to update."""
+    """Return the price of an update where each of *gpus* has as much to update."""
     moved = work.read_bytes + work.write_bytes
     reached = host.memory_bandwidth_bytes_per_s * UPDATE_SHARE[work.fused] / gpus
-    return _price(moved / reached, Bound.MEMORY, UPDATE_SPREAD)
+    return Price.spread(moved / reached, PriceSource.SCALED, Bound.MEMORY, UPDATE_SPREAD)
 
 
-def _price(seconds: float, bound: Bound, spread: float) -> Price:
-    return Price(seconds, PriceSource.SCALED, bound, 1.0, seconds / (1 + spread), seconds * (1 + spread))
+def elapsed_s(kernel_s: Sequence[float], issue_s: Sequence[float]) -> float:
+    """Return the seconds from the first issue until the GPU, idle at the start, has finished."""
+    if not len(kernel_s):
+        return 0.0
+    kernels = np.asarray(kernel_s, dtype=np.float64)
+    issued = np.cumsum(np.asarray(issue_s, dtype=np.float64))
+    remaining = np.cumsum(kernels[::-1])[::-1]
+    # The first kernel's own dispatch overlaps the end of what ran before.
+    ahead = issued - issued[0]
+    return float(max(np.max(ahead + remaining), issued[-1]))

@@ -2,7 +2,7 @@
 
 The output is cut into tiles; each streaming multiprocessor works on one tile at a time, so the tiles run in
 waves. Libraries hold many kernels and pick by heuristic; the fastest of a short list of tile shapes, each
-with and without splitting the reduction over idle multiprocessors, stands for that choice. For batched
+with and without splitting the reduction over idle multiprocessors, represents that choice. For batched
 products they hold fewer kernels, of other quality, so a fit may have constants of its own for these.
 
 Rows that miss 16-byte boundaries must be loaded in narrow pieces: each operand byte costs more instructions,
@@ -12,53 +12,134 @@ The tile shapes are those seen in a PyTorch trace of an H200 (nvjet kernels) and
 for ordinary cores those that NeuSight recorded.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from stepcast.cost.rates import Number, Rates
-from stepcast.ir.arrays import FloatArray
+from stepcast.cost.fits import ComputeFit, MatmulFit
+from stepcast.cost.power import ALONE, Load, launch_s, limit_power
+from stepcast.cost.price import Price
+from stepcast.cost.rates import SIMT, Number, Rates, matrix_rates, matrix_unit, price_kernel, scale_rates
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.arrays import BoolArray, FloatArray
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Compute, GroupedMatmul, Matmul
 
 SMALLEST_SPLIT = 256  # a reduction is not cut into pieces shorter than this
 CHUNK = 4096  # operators priced at once: the candidates of a chunk stay in the processor's cache
+MOST_PRODUCTS = 65536  # remembered for each GPU
 
 
-@dataclass(frozen=True, slots=True)
-class MatmulFit:
-    """What is learnt from measurements. Efficiencies are at most 1, so that no price beats the hardware."""
+Product = Matmul | GroupedMatmul
 
-    efficiency: float  # of the peak, in the inner loop of a tile
-    operand_clocks: float  # of a multiprocessor, to bring one operand byte from shared memory to its cores
-    store_exposure: float  # share of writing a tile that nothing hides
-    memory_efficiency: float  # of the memory bandwidth
-    reread: float  # share of operand traffic that goes to memory once a wave's panels overflow the L2 cache
-    unaligned_operands: float  # times the operand clocks when rows miss 16-byte boundaries
-    odd_operands: float  # when they miss even 4-byte boundaries
-    unaligned_memory: float  # of the memory efficiency when rows miss 16-byte boundaries
-    odd_memory: float  # when they miss even 4-byte boundaries
-    partial_wave: float  # 1: a partly filled last wave costs a whole one; 0: only what it holds
-    split_s: float  # summing the pieces of a split reduction
-    latency_s: float  # beyond the launch
-    k_step: int  # a tile walks the reduction in steps of this length
-    tiles: tuple[tuple[int, int], ...]
-    batched: "MatmulFit | None" = None  # where batched products differ
 
-    def __post_init__(self) -> None:
-        for name in ("efficiency", "memory_efficiency", "reread", "unaligned_memory", "odd_memory", "partial_wave"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)!r}")
-        if not 1 <= self.unaligned_operands <= self.odd_operands:
-            raise ValueError("narrower loads must cost more: 1 <= unaligned_operands <= odd_operands")
-        if not self.tiles:
-            raise ValueError("a matmul fit needs at least one tile shape")
+def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+    seconds = _add_load(products_of(gpu, fit).seconds(work), work.flops, work.dtype, gpu, fit, load)
+    if isinstance(work, GroupedMatmul):
+        seconds = seconds + fit.grouped_s * work.groups
+    rates, unit = matrix_rates(gpu, work.dtype), matrix_unit(gpu, work.dtype)
+    return price_kernel(unit, float(seconds), work.flops, matmul_bytes(work), rates, gpu, fit)
+
+
+def matmul_bytes(work: Product) -> float:
+    """Return the bytes of operands read once and the result written once."""
+    m, n, k, batch = _sizes(work)
+    return float((m * k + k * n + m * n) * batch * work.dtype.bytes)
+
+
+def _sizes(work: Product) -> tuple[float, int, int, int]:
+    """Return rows, columns, depth and number of products; those of experts share their rows."""
+    if isinstance(work, Matmul):
+        return work.m, work.n, work.k, work.batch
+    return work.m / work.groups, work.n, work.k, work.groups
+
+
+def matmul_seconds(
+    m: Number,
+    n: Number,
+    k: Number,
+    batch: Number,
+    dtype: DType,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load = ALONE,
+    grouped: bool = False,
+) -> Number:
+    """Return the seconds of *batch* products (m, k) by (k, n), *grouped* into one kernel of several weights.
+
+    Sizes are numbers or arrays of one length.
+    """
+    seconds = _unloaded_s(m, n, k, batch, dtype, gpu, fit, grouped)
+    seconds = _add_load(seconds, 2.0 * m * n * k * batch, dtype, gpu, fit, load)
+    return seconds + fit.grouped_s * batch if grouped else seconds
+
+
+def _add_load(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, load: Load) -> Number:
+    """Return *seconds* of products under the power that *load* leaves, and with their launch."""
+    seconds = limit_power(seconds, flops, gpu, dtype, fit, load)
+    return seconds + launch_s(matrix_rates(gpu, dtype), _unit_fit(gpu, dtype, fit).latency_s, fit, load)
+
+
+def _unit_fit(gpu: Gpu, dtype: DType, fit: ComputeFit) -> MatmulFit:
+    """Return the constants of the units that multiply this format."""
+    simt = matrix_unit(gpu, dtype) == SIMT
+    return fit.simt_fit(gpu.architecture) if simt else fit.tensor_fit(gpu.architecture)
+
+
+def _unloaded_s(
+    m: Number, n: Number, k: Number, batch: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, grouped: bool = False
+) -> Number:
+    """Return the seconds of *batch* products, or of one kernel for all of them, without power limit and launch."""
+    own = _unit_fit(gpu, dtype, fit)
+    share = fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype))
+    reached = scale_rates(matrix_rates(gpu, dtype), gpu, fit, share * (fit.grouped_efficiency if grouped else 1.0))
+    seconds_of = matmul_s if grouped else products_s
+    if isinstance(m, np.ndarray):
+        return seconds_of(m, n, k, batch, dtype.bytes, reached, own)
+    column: FloatArray = np.array([m], dtype=np.float64)
+    return float(seconds_of(column, n, k, batch, dtype.bytes, reached, own)[0])
+
+
+class Products:
+    """The products of one GPU under one fit, without power limit and launch: each distinct one is priced once.
+
+    Those of a step are priced together, a column for each size; one alone is a column of one.
+    """
+
+    def __init__(self, gpu: Gpu, fit: ComputeFit) -> None:
+        self._gpu, self._fit = gpu, fit
+        self._seconds: dict[Product, float] = {}
+
+    def seconds(self, work: Product) -> float:
+        if work not in self._seconds:
+            self.learn((work,))
+        return self._seconds[work]
+
+    def learn(self, works: Iterable[Compute]) -> None:
+        """Price those of *works* that are not known yet, all of a kind and format at once."""
+        if len(self._seconds) >= MOST_PRODUCTS:
+            self._seconds.clear()
+        unknown: dict[tuple[type, DType], list[Product]] = {}
+        for work in works:
+            if isinstance(work, Product) and work not in self._seconds:
+                unknown.setdefault((type(work), work.dtype), []).append(work)
+        for (kind, dtype), products in unknown.items():
+            m, n, k, count = np.array([_sizes(work) for work in products], dtype=np.float64).T
+            seconds = _unloaded_s(m, n, k, count, dtype, self._gpu, self._fit, kind is GroupedMatmul)
+            assert isinstance(seconds, np.ndarray)
+            self._seconds.update(zip(products, seconds.tolist(), strict=True))
+
+
+@lru_cache(maxsize=64)
+def products_of(gpu: Gpu, fit: ComputeFit) -> Products:
+    return Products(gpu, fit)
 
 
 def products_s(
     m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
 ) -> FloatArray:
-    """Seconds of *batch* products (m, k) by (k, n), by the constants for batched ones where these differ."""
+    """Return the seconds of *batch* products (m, k) by (k, n), by the constants for batched ones where these differ."""
     own = fit.batched
     if own is None:
         return matmul_s(m, n, k, batch, element_bytes, rates, fit)
@@ -67,38 +148,32 @@ def products_s(
         return matmul_s(m, n, k, batch, element_bytes, rates, own if np.any(batched) else fit)
     seconds = np.empty(m.shape)
     for part, kind in ((batched, own), (~batched, fit)):
-        columns, depth, count, size = (_part(each, part) for each in (n, k, batch, element_bytes))
-        own_rates = _part_of_rates(rates, part)
-        seconds[part] = matmul_s(m[part], columns, depth, count, size, own_rates, kind)
+        columns, depth, count, size, *own_rates = _take(part, n, k, batch, element_bytes, *rates)
+        seconds[part] = matmul_s(m[part], columns, depth, count, size, Rates(*own_rates), kind)
     return seconds
 
 
 def matmul_s(
     m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
 ) -> FloatArray:
-    """Seconds of *batch* products (m, k) by (k, n), launch latency left out; all but m may be numbers."""
+    """Return the seconds of *batch* products (m, k) by (k, n) without launch latency; all but m may be numbers."""
     if m.size <= CHUNK:
         return _fastest_s(m, n, k, batch, element_bytes, rates, fit)
     pieces = []
     for start in range(0, m.size, CHUNK):
         part = slice(start, start + CHUNK)
-        columns, depth, count, size = (_part(each, part) for each in (n, k, batch, element_bytes))
-        own_rates = _part_of_rates(rates, part)
-        pieces.append(_fastest_s(m[part], columns, depth, count, size, own_rates, fit))
+        columns, depth, count, size, *own_rates = _take(part, n, k, batch, element_bytes, *rates)
+        pieces.append(_fastest_s(m[part], columns, depth, count, size, Rates(*own_rates), fit))
     return np.concatenate(pieces)
 
 
-def _part(value: Number, part: Any) -> Number:
-    return value[part] if isinstance(value, np.ndarray) else value
-
-
-def _part_of_rates(rates: Rates, part: Any) -> Rates:
-    return Rates(*(_part(rate, part) for rate in rates))
+def _take(part: slice | BoolArray, *values: Number) -> list[Number]:
+    return [value[part] if isinstance(value, np.ndarray) else value for value in values]
 
 
 @lru_cache(maxsize=64)
 def _candidates(tiles: tuple[tuple[int, int], ...]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Heights, widths, areas and half circumferences of the tiles, one row per candidate."""
+    """Return heights, widths, areas and half circumferences of the tiles, one row per candidate."""
     height, width = np.array(tiles, dtype=np.float64).T[:, :, None]
     return height, width, height * width, height + width
 
@@ -106,7 +181,7 @@ def _candidates(tiles: tuple[tuple[int, int], ...]) -> tuple[FloatArray, FloatAr
 def _fastest_s(
     m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
 ) -> FloatArray:
-    """The fastest candidate, one result per size."""
+    """Return the seconds of the fastest candidate, one result per size."""
     height, width, area, side = _candidates(fit.tiles)
     sms = rates.sms
     tiles = np.ceil(m / height) * np.ceil(n / width) * batch
@@ -145,29 +220,24 @@ def _fastest_s(
 
 
 def _waves(waves: FloatArray, fit: MatmulFit) -> FloatArray:
-    """How many tiles one multiprocessor works through."""
+    """Return the number of tiles that one multiprocessor processes in turn."""
     if fit.partial_wave:
         waves = waves + fit.partial_wave * (np.ceil(waves) - waves)
     return np.maximum(1.0, waves)
 
 
 def _either_s(compute_s: FloatArray, memory_s: Number) -> FloatArray:
-    """A smooth maximum: computing and moving overlap except where they take equally long."""
+    """Return a smooth maximum: computing and moving overlap except where they take equally long."""
     compute_2, memory_2 = compute_s * compute_s, memory_s * memory_s
     longer: FloatArray = np.sqrt(np.sqrt(compute_2 * compute_2 + memory_2 * memory_2))
     return longer
 
 
 def _alignment(n: Number, k: Number, element_bytes: Number, fit: MatmulFit) -> tuple[Number, Number]:
-    """Factors on operand clocks and memory rate: the result's rows have n elements, an operand's k."""
+    """Return factors on operand clocks and memory rate: the result's rows have n elements, an operand's k."""
     result, operand = n * element_bytes % 16, k * element_bytes % 16
     if not (np.any(result) or np.any(operand)):
         return 1.0, 1.0
     aligned, narrow = (result == 0) & (operand == 0), (result % 4 == 0) & (operand % 4 == 0)
     operands = np.where(aligned, 1.0, np.where(narrow, fit.unaligned_operands, fit.odd_operands))
     return operands, np.where(aligned, 1.0, np.where(narrow, fit.unaligned_memory, fit.odd_memory))
-
-
-def matmul_bytes(m: Number, n: Number, k: Number, batch: Number, element_bytes: Number) -> Number:
-    """Operands read once and the result written once."""
-    return (m * k + k * n + m * n) * batch * element_bytes

@@ -6,37 +6,80 @@ to its length however few rows there are, and a row too long to stay in the cach
 it is read once more.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from stepcast.cost.rates import Number, Rates
+from stepcast.cost.fits import ComputeFit, StreamFit
+from stepcast.cost.power import ALONE, Load, launch_s
+from stepcast.cost.price import Price
+from stepcast.cost.rates import Number, Rates, price_kernel, scale_rates, vector_rates
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Elementwise, ElementwiseKind
 
 BLOCKS_PER_SM = 16  # resident thread blocks of 128 threads, one row each (2,048 threads per multiprocessor)
+# Kernels with two elements a thread in fp32, and four in narrower formats.
+PLACED = (ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFit:
-    """One kind of memory-bound kernel."""
+def price_stream(work: Elementwise, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+    sizes = work.rows, work.columns, work.read_bytes, work.write_bytes
+    seconds = float(stream_seconds(stream_key(work), *sizes, gpu, fit, load))
+    moved = work.read_bytes + work.write_bytes
+    return price_kernel("stream", seconds, float(work.elements), moved, vector_rates(gpu), gpu, fit)
 
-    bandwidth_efficiency: float  # of the memory bandwidth
-    elements_per_clock: float = 0.0  # instruction limit per multiprocessor; 0: memory is the only limit
-    row_clocks: float = 0.0  # cost of starting a row, per multiprocessor
-    column_clocks: float = 0.0  # time of one element of a row within its thread block
-    passes: float = 0.0  # further reads of a row that does not stay in the cache between passes
-    latency_s: float = 0.0  # beyond the launch
-    serial_clocks: float = 0.0  # of each of the first serial_rows rows, which follow one another
-    serial_rows: float = float("inf")
 
-    def __post_init__(self) -> None:
-        if not 0 < self.bandwidth_efficiency <= 1:
-            raise ValueError(f"bandwidth_efficiency must lie between 0 and 1, not {self.bandwidth_efficiency!r}")
+def stream_seconds(
+    key: str,
+    rows: Number,
+    columns: Number,
+    read_bytes: Number,
+    write_bytes: Number,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load = ALONE,
+) -> Number:
+    """Return the seconds of a memory-bound kernel of the kind *key* (see ``stream_key``)."""
+    rates = vector_rates(gpu)
+    own = fit.stream(key)
+    seconds = stream_s(rows, columns, read_bytes, write_bytes, scale_rates(rates, gpu, fit), own)
+    return seconds + launch_s(rates, own.latency_s, fit, load)
+
+
+def stream_key(work: Elementwise) -> str:
+    """Return the kind of a memory-bound kernel in the fit.
+
+    Widening casts run in a kernel without wide loads, and PyTorch has three softmax kernels by row length.
+    """
+    if work.kind is ElementwiseKind.CAST:
+        if work.dtype.scaled:
+            return "quantize"
+        return "cast-up" if work.write_bytes > work.read_bytes else "cast"
+    if work.kind is ElementwiseKind.SOFTMAX and not work.backward:
+        # Rows of narrow formats that start anywhere, which no wide load can read: GPT-OSS's of 2,049.
+        if work.columns > 1024 and work.columns % 2 and work.dtype.bytes < DType.FP32.bytes:
+            return "softmax-odd"
+        return softmax_key(work.columns)
+    if work.kind in PLACED and work.dtype is DType.FP32:
+        return f"{work.kind}-wide"
+    return f"{work.kind}-backward" if work.backward else str(work.kind)
+
+
+def softmax_key(columns: int) -> str:
+    """Return the kind of a softmax kernel.
+
+    Up to 2,048 columns a warp keeps the row, beyond 1,024 at a lower rate; up to 9,216 the registers of a block, then
+    its shared memory. Source: PyTorch 2.11, aten/src/ATen/native/cuda/SoftMax.cu, and where the times of the h200 set
+    jump.
+    """
+    if columns <= 2048:
+        return "softmax" if columns <= 1024 else "softmax-wide"
+    return "softmax-registers" if columns <= 9216 else "softmax-shared"
 
 
 def stream_s(
     rows: Number, columns: Number, read_bytes: Number, write_bytes: Number, rates: Rates, fit: StreamFit
 ) -> Number:
-    """Seconds of one kernel, launch latency left out."""
+    """Return the seconds of one kernel without launch latency."""
     moved: Number = read_bytes + write_bytes
     if fit.passes:
         row_bytes = read_bytes / rows

@@ -1,74 +1,54 @@
-"""The clock a GPU can hold: dense matrix work can ask for more power than the board may draw.
+"""The load that an operator is part of, and the clock that a GPU can hold under it.
 
-Power grows with clock and voltage together, so a clock that must fall to save a share of power falls by less
-than that share. Energy per operation falls with the process node; the table of the fit holds it per
-architecture and number format.
+Dense matrix work can ask for more power than the board may draw. Power grows with clock and voltage together, so
+a clock that must fall to save a share of power falls by less than that share. Energy per operation falls with the
+process node; the table of the fit holds it per architecture and number format.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.cost.rates import Number
+from stepcast.cost.fits import ComputeFit, PowerFit
+from stepcast.cost.rates import Number, Rates
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dtype import DType
+
+LEAST_SLOWDOWN = 1.02  # the difference between two measurements of the same
 
 
 @dataclass(frozen=True, slots=True)
-class PowerFit:
-    """How a GPU slows down under its power limit."""
+class Load:
+    """The work around an operator; it decides how hot the GPU is and whether launches queue up."""
 
-    idle_share: float  # of the board's power that is spent whatever the cores do
-    memory_share: float  # of the board's power that kernels bound by memory draw
-    exponent: float  # slowdown = (power wanted / power allowed) ** exponent
-    warm_up_s: float  # a burst much shorter than this runs at full clock
-    joule_per_flop: Mapping[str, Mapping[str, float]] = field(hash=False)  # architecture -> format
-    attention: float = 1.0  # energy of an operation of fused attention, as a multiple of a product's
-    # By GPU: what products of a cool one take of the fit's, whose operators others had heated.
-    cool: Mapping[str, float] = field(default_factory=dict, hash=False)
-    # Architectures on which seconds of work were measured with their power, and their own constants.
-    measured: "Mapping[str, PowerFit]" = field(default_factory=dict, hash=False)
+    busy_s: float  # how long the work is kept up; 0: the operator by itself, cold caches, in short bursts
+    duty: float = 1.0  # share of that time in matrix kernels, which draw the most power
+    repeats: float = 1.0  # where busy_s is 0: how often in a row the operator runs
+    # Power that all of it needs at full clock, over what the board may draw; None: it follows from duty.
+    wanted: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.idle_share < 1 or not 0 <= self.exponent <= 1 or self.warm_up_s <= 0:
-            raise ValueError("power fit: idle_share in [0, 1), exponent in [0, 1] and warm_up_s above 0 expected")
-
-    def of(self, architecture: str) -> "PowerFit":
-        return self.measured.get(architecture, self)
-
-    def energy(self, architecture: str, dtype: str) -> float:
-        """Joule per operation; 0 (no limit known) where the table is silent."""
-        return self.joule_per_flop.get(architecture, {}).get(dtype, 0.0)
-
-    def told(self, architecture: str, energies: Mapping[str, float]) -> "PowerFit":
-        """The same with the *energies* of one GPU: joule per operation, and ``attention``'s as a multiple."""
-        own = self.of(architecture)
-        known = {**own.joule_per_flop.get(architecture, {}), **energies}
-        attention = known.pop(ATTENTION, own.attention)
-        own = replace(own, joule_per_flop={architecture: known}, attention=attention, cool={})
-        return replace(self, measured={**self.measured, architecture: own})
+        if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
+            raise ValueError(f"a load needs busy_s >= 0, a duty within 0 and 1 and repeats >= 1, not {self}")
 
 
-ATTENTION = "attention"
+ALONE = Load(0.0)
+SUSTAINED = Load(math.inf)
 
 
-def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float, fit: PowerFit) -> float:
-    """Joule per operation that slow work kept up without a pause to *sustained_s* from *cool_s*.
-
-    ``slowdown`` the other way round; 0 where the work is hardly slower, since it then wants less power than
-    the board may draw, and how much less is not seen.
-    """
-    slower = sustained_s / cool_s
-    if slower < LEAST_SLOWDOWN:
-        return 0.0
-    wanted: float = slower ** (1.0 / fit.exponent)
-    return (wanted - fit.idle_share) * power_w * cool_s / flops
+def cool_load(gpu: Gpu, fit: ComputeFit) -> Load:
+    """Return the load of a step that leaves the GPU at full clock."""
+    return Load(math.inf, 0.0, wanted=0.0 if gpu.architecture in fit.power.measured else None)
 
 
-LEAST_SLOWDOWN = 1.02  # what two measurements of the same differ by
+def launch_s(rates: Rates, latency_s: float, fit: ComputeFit, load: Load) -> Number:
+    """Return the seconds of a launch: by itself, or behind other kernels of a busy stream."""
+    return fit.step_launch_s if load.busy_s > 0 else rates.launch_s + latency_s
 
 
 def slowdown(flops_per_s: Number, joule_per_flop: float, power_w: Number, duty: float, fit: PowerFit) -> Number:
-    """Factor of at least 1 by which sustained work is slower than at full clock.
+    """Return the factor of at least 1 by which sustained work is slower than at full clock.
 
     The limit holds for the average: kernels at *flops_per_s* run for a share *duty* of the time, kernels
     bound by memory for the rest.
@@ -77,6 +57,39 @@ def slowdown(flops_per_s: Number, joule_per_flop: float, power_w: Number, duty: 
     return np.maximum(1.0, wanted) ** fit.exponent
 
 
-def heated_s(seconds: Number, factor: Number, busy_s: Number, fit: PowerFit) -> Number:
-    """Work that is part of *busy_s* seconds of it: the longer that is, the more of the slowdown it sees."""
-    return seconds * (1.0 + (factor - 1.0) / (1.0 + fit.warm_up_s / busy_s))
+def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float, fit: PowerFit) -> float:
+    """Return the joule per operation that slow work kept up without a pause from *cool_s* to *sustained_s*.
+
+    This is the inverse of ``slowdown``; 0 where the work is hardly slower, since it then wants less power than
+    the board may draw, and how much less cannot be seen.
+    """
+    slower = sustained_s / cool_s
+    if slower < LEAST_SLOWDOWN:
+        return 0.0
+    wanted: float = slower ** (1.0 / fit.exponent)
+    return (wanted - fit.idle_share) * power_w * cool_s / flops
+
+
+def limit_power(
+    seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load, attention: bool = False
+) -> Number:
+    """Return *seconds* of products at the clock that *load* allows, and no faster than any product published.
+
+    The longer the work is kept up, the more of the slowdown it sees.
+    """
+    power = fit.power.of(gpu.architecture)
+    energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
+    if energy > 0.0:
+        if load.wanted is not None and not attention:
+            # Products that want more than the board may draw were heated when the fit's were measured.
+            heating = power.idle_share + flops / seconds * energy / gpu.power_w > 1.0
+            seconds = np.where(heating, power.cool.get(gpu.name, 1.0), 1.0) * seconds
+        factor = (
+            slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
+            if load.wanted is None
+            else max(1.0, load.wanted) ** power.exponent
+        )
+        busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
+        seconds = seconds * (1.0 + (factor - 1.0) / (1.0 + power.warm_up_s / busy_s))
+    best = gpu.best_product_flops(dtype)
+    return seconds if best == math.inf else np.maximum(seconds, flops / best)

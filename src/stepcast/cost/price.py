@@ -1,4 +1,4 @@
-"""What an operator costs, and where the number came from."""
+"""The price of an operator: its seconds, and where the number came from."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class PriceSource(StrEnum):
 
 
 class Bound(StrEnum):
-    """What keeps the operator from being faster."""
+    """The resource that limits the operator."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -31,7 +31,7 @@ class Price:
     seconds: float
     source: PriceSource
     bound: Bound
-    efficiency: float  # of what the bounding resource could do; at most 1
+    efficiency: float  # share of the peak rate of the bounding resource; at most 1
     low_s: float
     high_s: float
 
@@ -39,15 +39,16 @@ class Price:
         if not (math.isfinite(self.seconds) and self.seconds >= 0):
             raise ValueError(f"a price must be a finite number of seconds, zero or more, not {self.seconds!r}")
         if not 0 <= self.low_s <= self.seconds <= self.high_s:
-            raise ValueError(f"a price of {self.seconds} s cannot lie outside {self.low_s} to {self.high_s} s")
+            raise ValueError(f"a price of {self.seconds} s cannot be outside {self.low_s} to {self.high_s} s")
+
+    @classmethod
+    def spread(
+        cls, seconds: float, source: PriceSource, bound: Bound, half_width: float, efficiency: float = 1.0
+    ) -> "Price":
+        """Return a price whose range reaches from seconds / (1 + half_width) to seconds * (1 + half_width)."""
+        return cls(seconds, source, bound, efficiency, seconds / (1.0 + half_width), seconds * (1.0 + half_width))
 
     def times(self, factor: float) -> "Price":
-        """The same work on what is *factor* times as slow."""
-        return Price(
-            self.seconds * factor,
-            self.source,
-            self.bound,
-            self.efficiency / factor,
-            self.low_s * factor,
-            self.high_s * factor,
-        )
+        """Return the price of the same work on a GPU that is *factor* times as slow."""
+        low_s, high_s = self.low_s * factor, self.high_s * factor
+        return Price(self.seconds * factor, self.source, self.bound, self.efficiency / factor, low_s, high_s)

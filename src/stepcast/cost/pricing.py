@@ -1,4 +1,4 @@
-"""One price for any work on a cluster: computation by the GPU's model, communication by the group's links."""
+"""The price of any work on a cluster: computation by the GPU's model, communication by the group's links."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,6 @@ from stepcast.cost.collectives import (
     price,
     route_of,
     send_receive_price,
-    send_receive_s,
     uneven_warning,
 )
 from stepcast.cost.host import copy_price, host_of, update_price
@@ -26,7 +25,6 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import (
-    COMPUTING,
     Collective,
     CollectiveKind,
     Communication,
@@ -38,22 +36,21 @@ from stepcast.ir.work import (
     Work,
 )
 
-# Nine rows in ten of nccl-tests lie within this, on the cluster the constants were fitted to.
+# Half width of the 90 % range of nccl-tests rows, on the cluster the constants were fitted to.
 COLLECTIVE_SPREAD = 0.15
 
 ComputePrice = Callable[[Compute], Price]
 
 
 def recorded_price(work: Compute) -> Price:
-    """Prices recorded times alone: what a workload file with times needs."""
+    """Return the price of recorded times, which is all that a workload file with times needs."""
     if not isinstance(work, Recorded):
         raise ValueError(f"no compute model was given to price a {type(work).__name__}")
-    time_s = work.duration_s
-    return Price(time_s, PriceSource.MEASURED, Bound.COMPUTE, 1.0, time_s, time_s)
+    return Price.spread(work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 0.0)
 
 
-def unpriced(work: Compute) -> Price:
-    """In place of a compute model that did not travel with its prices."""
+def refuse_to_price(work: Compute) -> Price:
+    """Replace a compute model that was not pickled with its prices."""
     raise ValueError(f"a {type(work).__name__} that was not priced before: predict again")
 
 
@@ -67,45 +64,43 @@ class Pricer:
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     # How tokens choose experts where one crosses the network once for each node, not for each expert.
     once_per_node: Routing | None = None
-    # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
+    # Collectives at the rate of the slowest link, without latency or protocol: a bound for every algorithm.
     ideal: bool = False
     place: Place = Place.EVEN
-    # Each group as if the others of its family were still: who shares links with whom is found later.
+    # Prices of a group while the others of its family are idle: who shares links with whom is found later.
     alone: bool = False
-    _known: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
-    """By the identity of works: what prices computation compares them where that is needed."""
-    _equal: dict[Work, Price] = field(default_factory=dict, repr=False)
-    """Of communication, and of all that travelled."""
+    # By the identity of works; the compute model compares them where that is needed.
+    _by_identity: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
+    # Prices of communication, and after unpickling of all works.
+    _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickled with the prices that are known: models of computation are functions, and stay behind."""
-        return {**self.__dict__, "compute": unpriced, "_known": {}, "_equal": dict(self.known())}
+        """Return the state with the prices that are known, but without the compute model, which is a function."""
+        prices = dict(self.known())
+        return {**self.__dict__, "compute": refuse_to_price, "_by_identity": {}, "_by_value": prices}
 
     def known(self) -> Iterator[tuple[Work, Price]]:
-        """What was priced, equal works perhaps more than once."""
-        yield from self._equal.items()
-        yield from self._known.values()
+        """Yield the works that were priced, equal ones perhaps more than once."""
+        yield from self._by_value.items()
+        yield from self._by_identity.values()
 
     def price(self, work: Work) -> Price:
-        return (self._known.get(id(work)) or self._learnt(work))[1]
+        return (self._by_identity.get(id(work)) or self._add_price(work))[1]
 
     def seconds(self, work: Work) -> float:
-        return (self._known.get(id(work)) or self._learnt(work))[1].seconds
+        return (self._by_identity.get(id(work)) or self._add_price(work))[1].seconds
 
-    def _learnt(self, work: Work) -> tuple[Work, Price]:
-        """A work that was not seen before, with its price."""
-        computes = type(work) in COMPUTING and self.compute is not unpriced
-        price = self.compute(work) if computes else self._compared(work)  # type: ignore[arg-type]
-        found = self._known[id(work)] = work, price
-        return found
-
-    def _compared(self, work: Work) -> Price:
-        found = self._equal.get(work)
-        if found is None:
-            price = self.compute if type(work) in COMPUTING else self._priced
-            found = self._equal[work] = price(work)  # type: ignore[arg-type]
-        return found
+    def _add_price(self, work: Work) -> tuple[Work, Price]:
+        if isinstance(work, Compute):
+            computed = self.compute is not refuse_to_price
+            price = self.compute(work) if computed else self._by_value.get(work) or self.compute(work)
+        else:
+            if work not in self._by_value:
+                self._by_value[work] = self._price_other(work)
+            price = self._by_value[work]
+        entry = self._by_identity[id(work)] = work, price
+        return entry
 
     def low_s(self, work: Work) -> float:
         return self.price(work).low_s
@@ -114,24 +109,23 @@ class Pricer:
         return self.price(work).high_s
 
     def sources(self) -> dict[str, str]:
-        """Kind of work -> the least trusted source among its prices."""
+        """Return kind of work -> the least trusted source among its prices."""
         trust = list(PriceSource)
         worst: dict[str, PriceSource] = {}
-        for work, found in self.known():
+        for work, known in self.known():
             kind = str(work.kind) if isinstance(work, Collective) else type(work).__name__.lower()
-            known = worst.get(kind, found.source)
-            worst[kind] = max(known, found.source, key=trust.index)
+            worst[kind] = max(worst.get(kind, known.source), known.source, key=trust.index)
         return {kind: str(source) for kind, source in sorted(worst.items())}
 
-    def _priced(self, work: Communication | HostUpdate) -> Price:
+    def _price_other(self, work: Communication | HostUpdate) -> Price:
         match work:
             case Collective():
                 route, algorithm = self._route_for(work), self.algorithms.get(work.kind)
-                make = partial(_collective, work, route, algorithm, self.ideal)
+                make = partial(_price_collective, work, route, algorithm, self.ideal)
                 return _PRICES.get((route,), make, work, algorithm, self.ideal)
             case Transfer():
                 route = self.neighbour_route(work.group)
-                make = partial(_transfer, work, route, self.ideal)
+                make = partial(_price_transfer, work, route, self.ideal)
                 return _PRICES.get((route,), make, work, self.ideal)
             case HostCopy():
                 return copy_price(work, host_of(self.cluster), self.node_gpus)
@@ -139,7 +133,7 @@ class Pricer:
                 return update_price(work, host_of(self.cluster), self.node_gpus)
 
     def chosen(self, work: Collective) -> CollectivePrice:
-        """One of *work*, with the algorithm that is taken for it."""
+        """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
         return price(work.kind, work.size_bytes, self._route_for(work), self.algorithms.get(work.kind))
 
     def _route_for(self, work: Collective) -> Route:
@@ -148,11 +142,11 @@ class Pricer:
             route = replace(route, exchange_share=self.cluster.communication.expert_share)
             if self.once_per_node:
                 route = forwarding_route(route, self.once_per_node)
-            route = _one(route)
+            route = _intern(route)
         return route
 
     def start_share(self, work: Collective | Transfer) -> float:
-        """The share of the time of *work* that does not depend on its bytes: its latency."""
+        """Return the share of the time of *work* that does not depend on its bytes: its latency."""
         if self.ideal:
             return 0.0
         if isinstance(work, Collective):
@@ -160,42 +154,41 @@ class Pricer:
         return send_receive_price(work.size_bytes, self.neighbour_route(work.group)).start_share
 
     def lost_share(self, work: Work) -> float:
-        """Seconds of computing lost for each second of *work* beside it."""
+        """Return the seconds of computation lost for each second that *work* overlaps it."""
         if not isinstance(work, Collective):
             return 0.0
         return lost_share(work, self.route(work.group), self.cluster.gpu.sms)
 
     def route(self, group: Group) -> Route:
-        """The links that the slowest set of *group* crosses."""
-        found = self._routes.get(group)
-        if found is None:
-            found = self._routes[group] = self._route(group, group_path)
-        return found
+        """Return the links that the slowest set of *group* crosses."""
+        if group not in self._routes:
+            self._routes[group] = self._route(group, group_path)
+        return self._routes[group]
 
     def _route(self, group: Group, path: Callable[..., GroupPath]) -> Route:
-        """Of layouts that differ in their chunks alone, one object."""
+        """Return one object for layouts that differ in their chunks alone."""
         layout = self._unchunked
 
         def make() -> Route:
             active = 0 if self.alone else None
-            found = path(self.cluster, grid_of(layout), str(group), self.place, active)
-            return _one(route_of(found, self.cluster))
+            group_links = path(self.cluster, grid_of(layout), str(group), self.place, active)
+            return _intern(route_of(group_links, self.cluster))
 
         return _ROUTES.get((self.cluster, path), make, layout, group, self.place, self.alone)
 
     @cached_property
     def _unchunked(self) -> Layout:
-        """Chunks of the model are no matter to links."""
+        """The layout without model chunks, which links do not depend on."""
         return self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
 
     def neighbour_route(self, group: Group) -> Route:
-        """The links between neighbours in *group*, at their slowest."""
+        """Return the slowest links between neighbours in *group*."""
         if self.layout.size(group) == 1:
             return self.route(group)
         return self._route(group, neighbour_path)
 
     def placement_warnings(self) -> list[str]:
-        """The priced group that is spread most unevenly, where it is; the world carries next to nothing."""
+        """Return a warning of the priced group that is spread most unevenly; the world carries next to nothing."""
         routes = {group: route for group, route in self._routes.items() if group is not Group.WORLD}
         if not routes:
             return []
@@ -204,7 +197,7 @@ class Pricer:
 
     @property
     def node_gpus(self) -> int:
-        """GPUs of a node that the job has."""
+        """The number of GPUs of a node that the job has."""
         return min(self.cluster.node.gpus, self.layout.gpus)
 
 
@@ -212,15 +205,15 @@ _ROUTES: ByIdentity[Route] = ByIdentity(4096)
 
 
 @lru_cache(maxsize=4096)
-def _one(route: Route) -> Route:
-    """One object for equal routes, whatever layouts they come from: what they cost is found by it."""
+def _intern(route: Route) -> Route:
+    """Return one object for equal routes, whatever layouts they come from: prices are looked up by it."""
     return route
 
 
 def forwarding_route(route: Route, routing: Routing) -> Route:
     """Return *route* for an exchange that sends a token to each node once; ranks there forward it to experts.
 
-    DeepEP and HybridEP do so. Ranks of a node then pass on what comes from all nodes, where a plain
+    DeepEP and HybridEP do so. Ranks of a node then forward tokens from all nodes, where a plain
     all-to-all moves only their own tokens inside it.
     """
     nodes = route.nodes
@@ -242,7 +235,7 @@ def crossing_share(nodes: int, routing: Routing) -> float:
 
 
 def ideal_s(work: Collective, route: Route) -> float:
-    """The whole buffer's share that must cross every rank's link, at the rate of the slowest."""
+    """Return the seconds of what must cross every rank's link, at the rate of the slowest."""
     if route.ranks == 1:
         return 0.0
     return bus_factor(work.kind, route.ranks) * work.size_bytes / _slowest_bytes_per_s(route)
@@ -253,22 +246,25 @@ def _slowest_bytes_per_s(route: Route) -> float:
     return min(route.intra_bytes_per_s, between)
 
 
-def _collective(work: Collective, route: Route, algorithm: Algorithm | None, ideal: bool) -> Price:
+def _price_collective(work: Collective, route: Route, algorithm: Algorithm | None, ideal: bool) -> Price:
     if ideal:
-        return _communication(ideal_s(work, route) * work.times, spread=0.0)
-    return _communication(price(work.kind, work.size_bytes, route, algorithm).seconds * work.times)
+        return _ideal_price(ideal_s(work, route) * work.times)
+    return _fitted_price(price(work.kind, work.size_bytes, route, algorithm).seconds * work.times)
 
 
-def _transfer(work: Transfer, route: Route, ideal: bool) -> Price:
+def _price_transfer(work: Transfer, route: Route, ideal: bool) -> Price:
     if ideal:
-        return _communication(work.size_bytes / _slowest_bytes_per_s(route), spread=0.0)
-    return _communication(send_receive_s(work.size_bytes, route))
+        return _ideal_price(work.size_bytes / _slowest_bytes_per_s(route))
+    return _fitted_price(send_receive_price(work.size_bytes, route).seconds)
 
 
+# Prices of communication by its route, which decides all of them: layouts of many strategies have few.
 _PRICES: ByIdentity[Price] = ByIdentity(65536)
-"""Of communication over a route, which tells all that it depends on: layouts of many strategies have few."""
 
 
-def _communication(seconds: float, spread: float = COLLECTIVE_SPREAD) -> Price:
-    source = PriceSource.FITTED if spread else PriceSource.ROOFLINE
-    return Price(seconds, source, Bound.NETWORK, 1.0, seconds / (1 + spread), seconds * (1 + spread))
+def _ideal_price(seconds: float) -> Price:
+    return Price.spread(seconds, PriceSource.ROOFLINE, Bound.NETWORK, 0.0)
+
+
+def _fitted_price(seconds: float) -> Price:
+    return Price.spread(seconds, PriceSource.FITTED, Bound.NETWORK, COLLECTIVE_SPREAD)

@@ -1,11 +1,14 @@
-"""What a kernel runs on: the few rates of a GPU that decide how long it takes.
+"""The few rates of a GPU that decide how long a kernel takes, and the price of a kernel from its seconds.
 
-Every field may be a number or an array that broadcasts with the sizes, so that one function prices one
+Every rate may be a number or an array that broadcasts with the sizes, so that one function prices one
 operator on one GPU and a million operators on many.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
+from stepcast.cost.fits import ComputeFit
+from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware.gpu import ORDINARY, Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
@@ -17,7 +20,7 @@ SIMT = "simt"
 
 
 class Rates(NamedTuple):
-    """One GPU seen by a kernel that computes in one number format."""
+    """One GPU as a kernel that computes in one number format sees it."""
 
     peak_flops: Number
     bandwidth_bytes_per_s: Number
@@ -29,10 +32,11 @@ class Rates(NamedTuple):
 
 
 def matrix_unit(gpu: Gpu, dtype: DType) -> str:
-    """Which unit multiplies: fp32 and fp64 run on the ordinary cores, all else on tensor cores."""
+    """Return the unit that multiplies: fp32 and fp64 run on the ordinary cores, all else on tensor cores."""
     return SIMT if gpu.runs_as(dtype) in ORDINARY else TENSOR
 
 
+@lru_cache(maxsize=256)
 def matrix_rates(gpu: Gpu, dtype: DType) -> Rates:
     return _rates(gpu, gpu.matrix_peak_flops(dtype))
 
@@ -51,3 +55,28 @@ def _rates(gpu: Gpu, peak_flops: float) -> Rates:
         gpu.shared_memory_per_sm_bytes,
         gpu.launch_overhead_s,
     )
+
+
+def scale_rates(rates: Rates, gpu: Gpu, fit: ComputeFit, peak_share: float = 1.0) -> Rates:
+    """Return *rates* with the share of its memory bandwidth that the architecture reaches, and *peak_share*."""
+    share = fit.memory_share(gpu.architecture)
+    if share == 1.0 and peak_share == 1.0:
+        return rates
+    return rates._replace(
+        peak_flops=rates.peak_flops * peak_share, bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s * share
+    )
+
+
+def price_kernel(
+    kind: str, seconds: float, flops: float, moved: float, rates: Rates, gpu: Gpu, fit: ComputeFit
+) -> Price:
+    """Return the price of a kernel of *kind* that takes *seconds*, with its physical bound and its uncertainty."""
+    ideal = {
+        Bound.COMPUTE: flops / rates.peak_flops,
+        Bound.MEMORY: moved / rates.bandwidth_bytes_per_s,
+        Bound.LAUNCH: rates.launch_s,
+    }
+    bound = max(ideal, key=lambda name: ideal[name])
+    source = PriceSource.FITTED if fit.measured(kind, gpu.architecture) else PriceSource.SCALED
+    efficiency = min(1.0, float(ideal[bound]) / seconds) if seconds > 0 else 1.0
+    return Price.spread(seconds, source, bound, fit.half_width(kind, gpu.architecture), efficiency)

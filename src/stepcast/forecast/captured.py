@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.memory.in_flight import held_in_flight
-from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory
+from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory, held_in_flight
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.predict import at_pace, compute_pricer, issue_s_of, memory_facts

@@ -11,14 +11,14 @@ from typing import Any
 
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.compute import Load, counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, PART_ISSUE_S, SCALED_ISSUE_S
+from stepcast.cost.compute import counted_load, priced_once
 from stepcast.cost.fits import default_dispatch, default_fit
-from stepcast.cost.generations import as_run, slowed
+from stepcast.cost.host import EXPERT_ISSUE_S, MODULE_ISSUE_S, PART_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.memory import StageMemory, memory, verdict_of
+from stepcast.cost.pace import apply_pace, convert_for_kernel, pace_of, slow_for_kernel
+from stepcast.cost.power import Load
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
-from stepcast.cost.slowest import pace_of, paced
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import prepared, simulate, together
@@ -437,12 +437,12 @@ def compute_pricer(
     load = _LOADS.get((gpu, fit, *made_of), counted, idle, *repeats)
     current, pace = priced_once(gpu, fit, load), pace_of(workload.layout, workload.micro_batches)
     if calibration is None and attention is AttentionKernel.CURRENT:
-        return current if pace == 1.0 else lambda work: paced(current(work), work, pace)
+        return current if pace == 1.0 else lambda work: apply_pace(current(work), work, pace)
 
     def price(work: Compute) -> Price:
-        work = as_run(work, attention)
+        work = convert_for_kernel(work, attention)
         found = current(work) if calibration is None else calibration.price(work, gpu, fit, load)
-        return paced(slowed(found, work, attention, gpu.architecture), work, pace)
+        return apply_pace(slow_for_kernel(found, work, attention, gpu.architecture), work, pace)
 
     return price
 

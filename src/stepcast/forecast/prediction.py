@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from stepcast.cost.dispatch import HOST_SPREAD
-from stepcast.cost.moved import moved_bytes
+from stepcast.cost.compute import moved_bytes
+from stepcast.cost.host import HOST_SPREAD
 from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Options
 from stepcast.hardware import Cluster

@@ -4,8 +4,7 @@ from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, lo
 from stepcast.hardware.cluster import Cluster, Communication, Fabric, FabricKind, Link, NetworkKind, Node, Topology
 from stepcast.hardware.described import CatalogError
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.path import GroupPath, group_path, job_path, neighbour_path, resolve
-from stepcast.hardware.placement import Place, placed
+from stepcast.hardware.path import GroupPath, Place, group_path, job_path, neighbour_path, place_ranks, resolve
 
 __all__ = [
     "CatalogError",
@@ -27,6 +26,6 @@ __all__ = [
     "load_cluster",
     "load_gpu",
     "neighbour_path",
-    "placed",
+    "place_ranks",
     "resolve",
 ]

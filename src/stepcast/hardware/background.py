@@ -1,4 +1,4 @@
-"""What others send over the network meanwhile, as a TOML file tells it.
+"""Other traffic on the network, as a TOML file describes it.
 
 [[flows]]                      # a plain pattern
 nodes = "16-31"
@@ -12,96 +12,86 @@ predict = { model = "llama-2-7b", tp = 8 }
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any
+
+import msgspec
 
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
 from stepcast.ir.limits import BACKGROUND, GPUS
+from stepcast.ir.tables import convert_table
 
-OF_FLOWS = ("name", "nodes", "spread", "bytes", "period", "start")
-OF_JOBS = ("name", "nodes", "start", "predict")
 RANGE = re.compile(r"\s*([0-9]{1,7})\s*(?:-\s*([0-9]{1,7})\s*)?")
 
 
+class _FlowTable(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: object
+    bytes: object
+    period: object
+    spread: FlowSpread = FlowSpread.RING
+    start: object = "0 s"
+    name: str = ""
+
+    def build(self, default_name: str) -> Pattern:
+        nodes = parse_nodes(self.nodes)
+        if len(nodes) < 2:
+            raise ValueError("nodes: a pattern needs at least two")
+        period_s = parse_quantity(self.period, Dimension.TIME)
+        if period_s == 0:
+            raise ValueError("period: must be above zero")
+        size_bytes = parse_quantity(self.bytes, Dimension.SIZE)
+        start_s = parse_quantity(self.start, Dimension.TIME)
+        return Pattern(self.name or default_name, nodes, self.spread, size_bytes, period_s, start_s)
+
+
+class _JobTable(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: object
+    predict: dict[str, object]
+    start: object = "0 s"
+    name: str = ""
+
+    def build(self, default_name: str) -> OtherJob:
+        start_s = parse_quantity(self.start, Dimension.TIME)
+        return OtherJob(self.name or default_name, parse_nodes(self.nodes), self.predict, start_s)
+
+
+TABLES: dict[str, type[_FlowTable | _JobTable]] = {"flows": _FlowTable, "job": _JobTable}
+
+
 def read_background(path: str) -> Others:
-    """The jobs and patterns of the file at *path*; a FormatError says what is wrong with it."""
-    found = read_toml(path)
-    unknown = sorted(set(found) - {"flows", "job"})
+    """Return the jobs and patterns of the file at *path*; a FormatError says what is wrong with it."""
+    tables = read_toml(path)
+    unknown = sorted(set(tables) - set(TABLES))
     if unknown:
         raise FormatError(f"{unknown[0]}: unknown key; expected [[flows]] and [[job]]", path)
-    try:
-        others = (*_listed(found, "flows"), *_listed(found, "job"))
-        BACKGROUND.check(len(others))
-    except ValueError as error:
-        raise FormatError(str(error), path) from None
+    others: list[Pattern | OtherJob] = []
+    for key, kind in TABLES.items():
+        entries = tables.get(key, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise FormatError(f"{key}: expected tables, each headed [[{key}]]", path)
+        for number, entry in enumerate(entries, 1):
+            where = f"[[{key}]] {number}"
+            try:
+                others.append(convert_table(entry, kind).build(where))
+                BACKGROUND.check(len(others))
+            except ValueError as error:
+                raise FormatError(f"{where}: {error}", path) from None
     if not others:
         raise FormatError("names no other job; expected [[flows]] or [[job]]", path)
-    return others
+    return tuple(others)
 
 
-def _listed(found: dict[str, Any], key: str) -> Iterator[Pattern | OtherJob]:
-    entries = found.get(key, [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{key}: expected tables, each headed [[{key}]]")
-    for number, entry in enumerate(entries, 1):
-        where = f"[[{key}]] {number}"
-        try:
-            yield _pattern(entry, where) if key == "flows" else _job(entry, where)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-
-
-def _pattern(entry: dict[str, Any], where: str) -> Pattern:
-    _check(entry, OF_FLOWS, ("nodes", "bytes", "period"))
-    spread = entry.get("spread", FlowSpread.RING)
-    if spread not in list(FlowSpread):
-        raise ValueError(f"spread: unknown {spread!r}, expected one of {', '.join(FlowSpread)}")
-    nodes = nodes_told(entry["nodes"])
-    if len(nodes) < 2:
-        raise ValueError("nodes: a pattern needs two at least")
-    period_s = _time(entry, "period")
-    if period_s == 0:
-        raise ValueError("period: must be above zero")
-    size_bytes = parse_quantity(entry["bytes"], Dimension.SIZE)
-    return Pattern(
-        str(entry.get("name", where)), nodes, FlowSpread(spread), size_bytes, period_s, _time(entry, "start")
-    )
-
-
-def _job(entry: dict[str, Any], where: str) -> OtherJob:
-    _check(entry, OF_JOBS, ("nodes", "predict"))
-    words = entry["predict"]
-    if not isinstance(words, dict):
-        raise ValueError('predict: expected a table of its options, such as { model = "llama-2-7b", tp = 8 }')
-    return OtherJob(str(entry.get("name", where)), nodes_told(entry["nodes"]), words, _time(entry, "start"))
-
-
-def _check(entry: dict[str, Any], known: tuple[str, ...], needed: tuple[str, ...]) -> None:
-    unknown = sorted(set(entry) - set(known))
-    if unknown:
-        raise ValueError(f"{unknown[0]}: unknown key; expected {', '.join(known)}")
-    absent = [key for key in needed if key not in entry]
-    if absent:
-        raise ValueError(f"{absent[0]}: is missing")
-
-
-def _time(entry: dict[str, Any], key: str) -> float:
-    return parse_quantity(entry[key], Dimension.TIME) if key in entry else 0.0
-
-
-def nodes_told(value: object) -> tuple[int, ...]:
-    """Nodes, counted from 0: ``"0-3,8"``, or a list of numbers."""
+def parse_nodes(value: object) -> tuple[int, ...]:
+    """Return nodes, counted from 0, given as ``"0-3,8"`` or as a list of numbers."""
     if isinstance(value, list) and all(type(node) is int and 0 <= node < GPUS.most for node in value):
         nodes = list(value)
     elif isinstance(value, str):
         nodes = []
         for part in value.split(","):
-            found = RANGE.fullmatch(part)
-            if found is None:
+            match = RANGE.fullmatch(part)
+            if match is None:
                 raise ValueError(f"nodes: {part[:40]!r} is no range of nodes; expected such as 0-3,8")
-            first, last = int(found[1]), int(found[2] or found[1])
+            first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 raise ValueError(f"nodes: {part.strip()} counts down")
             GPUS.check(last)

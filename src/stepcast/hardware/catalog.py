@@ -1,48 +1,117 @@
 """The catalogue of GPUs and clusters, and users' own descriptions, read from TOML.
 
-A file may build on another with ``base``; what it says itself wins. ``[sources]`` names where its numbers
+A file may build on another with ``base``; its own keys win. ``[sources]`` names where its numbers
 come from: a number's source is the entry of its key or of the closest table around it, else the file itself.
+
+A description becomes dotted key -> Entry, and then a Gpu or a Cluster, whose types msgspec checks. The key of a field
+is its name without the unit: ``memory = "80 GB"`` sets ``memory_bytes``. Other fields have their defaults.
 """
 
 import re
 import tomllib
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.schema import (
-    CLUSTER_KEYS,
-    GPU_KEYS,
-    Entries,
-    Entry,
-    Transport,
-    Transports,
-    build_cluster,
-    build_gpu,
-    check_keys,
-)
+from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, Source, parse_toml
 from stepcast.ir.limits import BASES, DESCRIPTION
+from stepcast.ir.tables import TableError, convert_table
 from stepcast.units import US
 
 DATA = Path(__file__).parents[1] / "data"
 NOT_INHERITED = ("base", "aliases", "description")
-TRANSPORT = "node.nic.transport"
-OF_TRANSPORT = ("node.nic.latency", "node.nic.efficiency")
-MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct|geforce|quadro)-")
-# Names of platforms as their makers sell them, before those of who rents them out.
+VENDORS = re.compile(r"^(nvidia|amd|tesla|instinct|geforce|quadro)-")
+# Names of platforms as their vendors sell them, before those of cloud providers.
 PLAIN_STARTS = ("dgx-", "hgx-", "gb200-", "gb300-", "a800-", "h800-", "mi3")
-# The node of a GPU of which the catalogue has no cluster.
+# The node of a GPU of which the catalogue has no cluster, and GPUs whose boards are built as another's.
 BARE_NODE = "pcie-node"
-# Those whose boards are built as another's.
 BUILT_AS = {"h20": "dgx-h100", "v100-sxm-16gb": "dgx-2", "gh200-144gb": "gh200-node"}
 # Chips that are no GPUs, some of which have files.
 NOT_DESCRIBED = re.compile(r"^(tpu|trainium|trn[12]|inferentia|gaudi|v5p|v6e|v5e|cerebras|wse)")
+
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
+UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
+DIMENSION_OF_SUFFIX = {
+    "_bytes_per_s": Dimension.RATE,
+    "_bytes": Dimension.SIZE,
+    "_s": Dimension.TIME,
+    "_hz": Dimension.FREQUENCY,
+    "_w": Dimension.POWER,
+}
+TRANSPORT, DEFAULT_TRANSPORT = "node.nic.transport", "infiniband"
+OF_TRANSPORT = ("node.nic.latency", "node.nic.efficiency")
+SECTION_NAMES = {"topology": "network"}  # fields whose table in a description has another name
+
+Built = TypeVar("Built")
+
+
+class Transport(NamedTuple):
+    """A network protocol between nodes: the time of an empty message, and the share of the line rate that data get."""
+
+    latency_s: float
+    efficiency: float
+    source: str
+
+
+class Entry(NamedTuple):
+    """One value of a description, its ``file:line`` and the source that its author names."""
+
+    value: object
+    where: str
+    source: str
+
+
+Entries = Mapping[str, Entry]
+
+
+class DescriptionKey(NamedTuple):
+    """The fields that lead to the one that a key sets (none: it is treated apart), and its dimension, if it has one."""
+
+    path: tuple[str, ...] = ()
+    dimension: Dimension | None = None
+    is_number: bool = False
+
+
+def _list_keys(kind: type, prefix: str = "", path: tuple[str, ...] = ()) -> dict[str, DescriptionKey]:
+    """Return the keys that set the fields of *kind* and of the types below it."""
+    hints = get_type_hints(kind)
+    keys: dict[str, DescriptionKey] = {}
+    for field in fields(kind):
+        name, hint = field.name, hints[field.name]
+        if name in ("name", "gpu", "transport", "other") or get_origin(hint) is Mapping:
+            continue
+        is_list = get_origin(hint) is tuple
+        inner = next((part for part in get_args(hint) if part is not NoneType), hint)
+        own_path = (*path, name)
+        if is_dataclass(inner):
+            keys |= _list_keys(inner, f"{prefix}{SECTION_NAMES.get(name, name)}.", own_path)  # type: ignore[arg-type]
+            continue
+        suffix = next((end for end in DIMENSION_OF_SUFFIX if name.endswith(end)), "")
+        is_number = inner in (int, float, bool) and not is_list
+        keys[prefix + name.removesuffix(suffix)] = DescriptionKey(own_path, DIMENSION_OF_SUFFIX.get(suffix), is_number)
+    return keys
+
+
+GPU_KEYS: dict[str, DescriptionKey] = {
+    **dict.fromkeys(("base", "aliases"), DescriptionKey()),
+    **_list_keys(Gpu),
+    **{f"{unit}.{dtype}": DescriptionKey((f"{unit}_flops", dtype), Dimension.FLOPS, True)
+       for unit in UNITS for dtype in DTYPES},
+}  # fmt: skip
+CLUSTER_KEYS: dict[str, DescriptionKey] = {
+    **dict.fromkeys(("base", "aliases", "other.cluster"), DescriptionKey()),
+    "other.nodes": DescriptionKey(is_number=True),
+    TRANSPORT: DescriptionKey(("node", "transport")),
+    **_list_keys(Cluster),
+    **{f"gpu.{key}": description for key, description in GPU_KEYS.items()},
+}
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -54,34 +123,68 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def load_gpu(name_or_path: str) -> Gpu:
-    """A GPU of the catalogue, by name or alias in any letter case, or one described in a TOML file."""
-    entries = _described("gpus", name_or_path, ())
-    return build_gpu(_own_name("gpus", name_or_path), _without(entries, NOT_INHERITED), name_or_path)
+    """Return a GPU of the catalogue, by name or alias in any letter case, or one described in a TOML file."""
+    return _build_gpu(_own_name("gpus", name_or_path), _read_entries("gpus", name_or_path), name_or_path)
 
 
 def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
-    """A cluster of the catalogue or of a TOML file, changed by *overrides* such as ``node.nics=4``.
+    """Return a cluster of the catalogue or of a TOML file, changed by *overrides* such as ``node.nics=4``.
 
     A name may carry its own: ``generic:gpu=h200,node.gpus=4``. The name of a GPU is one node of it.
     """
-    changed = tuple(overrides)
+    changes = tuple(overrides)
     # A file may change between two calls, and what builds on one; the catalogue does not.
-    from_files = any(".toml" in text for text in (name_or_path, *changed))
-    return _cluster(name_or_path, changed) if from_files else _catalogued_cluster(name_or_path, changed)
+    from_files = any(".toml" in text for text in (name_or_path, *changes))
+    return (_read_cluster if from_files else _catalogued_cluster)(name_or_path, changes)
+
+
+def clusters_of(gpu: str) -> list[str]:
+    """Return the clusters of the catalogue that have *gpu*, the plainest first."""
+    names = []
+    for name in cluster_names():
+        base = _read_entries("clusters", name).get("gpu.base")
+        if base and _catalogue_name("gpus", str(base.value)) == gpu:
+            names.append(name)
+    return sorted(names, key=lambda name: (not name.startswith(PLAIN_STARTS), name))
+
+
+def load_fit(name: str) -> dict[str, Any]:
+    """Return the parsed file of fitted constants *name* (``compute``), for the cost model that knows its keys."""
+    return tomllib.loads((DATA / "fits" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def known_transports() -> dict[str, Transport]:
+    """Return the network protocols between nodes, by name."""
+    table = tomllib.loads((DATA / "transports.toml").read_text(encoding="utf-8"))
+    return {
+        name: Transport(entry["latency_us"] * US, entry["efficiency"], entry["source"]) for name, entry in table.items()
+    }
+
+
+# From entries to a GPU or a cluster.
+
+
+def _build_gpu(name: str, entries: Entries, where: str) -> Gpu:
+    entries = _without(entries, NOT_INHERITED)
+    values = _nest(entries, GPU_KEYS)
+    for unit in UNITS:
+        values.setdefault(f"{unit}_flops", {})
+    return _build(Gpu, values | {"name": name, "sources": _sources(entries, GPU_KEYS)}, entries, GPU_KEYS, where)
 
 
 @lru_cache(maxsize=256)
 def _catalogued_cluster(name: str, overrides: tuple[str, ...]) -> Cluster:
-    return _cluster(name, overrides)
+    return _read_cluster(name, overrides)
 
 
-def _cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
+def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
-    gpu_alone = _gpu_named(name)
-    entries = dict(_node_of(gpu_alone) if gpu_alone else _described("clusters", name, ()))
+    gpu_alone = _gpu_alone(name)
+    entries = dict(_node_entries(gpu_alone) if gpu_alone else _read_entries("clusters", name))
     for text in (*own, *overrides):
-        _set(entries, text)
+        _override(entries, text)
     gpu_entries = {key.removeprefix("gpu."): entry for key, entry in entries.items() if key.startswith("gpu.")}
     if not gpu_entries:
         raise CatalogError(name, "gpu", "is missing; name one of the catalogue or describe it in a [gpu] table")
@@ -89,77 +192,131 @@ def _cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     if "base" in gpu_entries:
         base = gpu_entries["base"]
         gpu_name = _own_name("gpus", str(base.value), base.where)
-        inherited = _described("gpus", str(base.value), (), base.where)
-        gpu_entries = _inherited(inherited, gpu_entries) | gpu_entries
+        gpu_entries = _inherit(_read_entries("gpus", str(base.value), (), base.where), gpu_entries)
     try:
-        gpu = build_gpu(gpu_name, _without(gpu_entries, NOT_INHERITED), name)
+        gpu = _build_gpu(gpu_name, gpu_entries, name)
     except CatalogError as error:
         raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
-    own_name = gpu_alone or _own_name("clusters", name)
-    other = _other(entries, name)
-    return build_cluster(own_name, entries, gpu, name, known_transports(), other)
+    return _build_cluster(gpu_alone or _own_name("clusters", name), entries, gpu, name)
 
 
-def _other(entries: Entries, where: str) -> Cluster | None:
-    """The nodes of a second kind: so many as in another description."""
-    said = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
-    if not said:
+def _build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
+    own = {key: entry for key, entry in entries.items() if not key.startswith("gpu.")}
+    values: dict[str, Any] = {"node": {}, "topology": {}, "communication": {}} | _nest(own, CLUSTER_KEYS)
+    values["node"]["gpu"] = gpu
+    sources = {f"gpu.{key}": source for key, source in gpu.sources.items()} | _sources(entries, CLUSTER_KEYS)
+    if any(key.startswith("node.nic.") for key in own):
+        # A NIC without latency or efficiency of its own has those of its transport.
+        word, transports = values["node"].get("transport") or DEFAULT_TRANSPORT, known_transports()
+        if word not in transports:
+            problem = f"unknown transport {word!r}, expected one of {', '.join(transports)}"
+            raise CatalogError(own[TRANSPORT].where, TRANSPORT, problem)
+        nic = values["node"].setdefault("nic", {})
+        for key in (key for key in OF_TRANSPORT if key not in own):
+            field = CLUSTER_KEYS[key].path[-1]
+            nic[field] = getattr(transports[word], field)
+            sources[key] = transports[word].source
+    values |= {"name": name, "other": _other_kind(own, where), "sources": sources}
+    return _build(Cluster, values, own, CLUSTER_KEYS, where)
+
+
+def _other_kind(entries: Entries, where: str) -> Cluster | None:
+    """Return the nodes of a second kind: as many as given, of another description."""
+    given = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
+    if not given:
         return None
     for key in ("other.cluster", "other.nodes"):
-        if key not in said:
+        if key not in given:
             raise CatalogError(where, key, "is missing; a second kind needs other.cluster and other.nodes")
-    named = str(said["other.cluster"].value)
-    found = load_cluster(named, [f"nodes={said['other.nodes'].value}"])
-    if found.other is not None:
-        raise CatalogError(said["other.cluster"].where, "other.cluster", f"{named} has a second kind itself")
-    return found
+    name = str(given["other.cluster"].value)
+    cluster = load_cluster(name, [f"nodes={given['other.nodes'].value}"])
+    if cluster.other is not None:
+        raise CatalogError(given["other.cluster"].where, "other.cluster", f"{name} has a second kind itself")
+    return cluster
 
 
-def clusters_of(gpu: str) -> list[str]:
-    """The clusters of the catalogue that have *gpu*, the plainest first."""
-    having = [name for name in cluster_names() if _gpu_of(name) == gpu]
-    return sorted(having, key=lambda name: (not name.startswith(PLAIN_STARTS), name))
+def _nest(entries: Entries, keys: Mapping[str, DescriptionKey]) -> dict[str, Any]:
+    """Return the values in SI as nested tables of fields."""
+    _check_keys(entries, keys)
+    nested: dict[str, Any] = {}
+    for key, entry in entries.items():
+        path, dimension, _ = keys[key]
+        if not path:
+            continue
+        value = entry.value
+        if dimension is not None:
+            try:
+                value = parse_quantity(value, dimension)
+            except ValueError as error:
+                raise CatalogError(entry.where, key, str(error)) from None
+        table = nested
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+        table[path[-1]] = value
+    return nested
 
 
-def load_fit(name: str) -> dict[str, Any]:
-    """The parsed file of learnt constants *name* (``compute``), for the cost model that knows its keys."""
-    text = (DATA / "fits" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def _check_keys(entries: Entries, keys: Mapping[str, DescriptionKey]) -> None:
+    for key, entry in entries.items():
+        if key not in keys:
+            raise CatalogError(entry.where, key, f"unknown key{nearest(key, keys)}")
 
 
-@lru_cache(maxsize=1)
-def known_transports() -> Transports:
-    """What carries messages between nodes, by name."""
-    text = (DATA / "transports.toml").read_text(encoding="utf-8")
-    return {
-        name: Transport(entry["latency_us"] * US, entry["efficiency"], entry["source"])
-        for name, entry in tomllib.loads(text).items()
-    }
+def _build(
+    kind: type[Built], values: dict[str, Any], entries: Entries, keys: Mapping[str, DescriptionKey], where: str
+) -> Built:
+    """Return a *kind* of *values*; a CatalogError names the file, line and key of what does not fit."""
+    try:
+        return convert_table(values, kind)
+    except TableError as error:
+        key = _blamed_key(error, entries, keys)
+        raise CatalogError(entries[key].where if key in entries else where, key, error.problem) from None
 
 
-@lru_cache(maxsize=1)
-def _aliases() -> dict[str, dict[str, str]]:
-    """For GPUs and clusters: every spelling, normalised -> the name in the catalogue."""
-    found: dict[str, dict[str, str]] = {}
-    for kind in ("gpus", "clusters"):
-        table = {name: name for name in _names(kind)}
-        for name in _names(kind):
-            alias = _described(kind, name, ()).get("aliases")
-            table |= {_normal(str(word)): name for word in (alias.value if alias else ())}  # type: ignore[attr-defined]
-        found[kind] = table
-    return found
+def _blamed_key(error: TableError, entries: Entries, keys: Mapping[str, DescriptionKey]) -> str:
+    """Return the key that *error* is about: of its path, or below it the one whose field its first word names."""
+    for key, (path, _, _) in keys.items():
+        if path and path == error.path[: len(path)]:
+            return key
+    section = ".".join(SECTION_NAMES.get(part, part) for part in error.path)
+    word = error.problem.split()[0]
+    for key in entries:
+        last = key.rpartition(".")[2]
+        if key.startswith(section) and (word in (key, last) or word.startswith(f"{last}_")):
+            return key
+    return section
+
+
+def _sources(entries: Entries, keys: Mapping[str, DescriptionKey]) -> dict[str, str]:
+    """Return key -> source, of everything that is a number."""
+    return {key: entry.source for key, entry in entries.items() if keys[key].is_number}
+
+
+# Names.
 
 
 @lru_cache(maxsize=2)
 def _names(kind: str) -> tuple[str, ...]:
-    folder = DATA / kind
-    return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")))
+    return tuple(sorted(file.stem for file in (DATA / kind).glob("*.toml")))
 
 
-def _normal(name: str) -> str:
+@lru_cache(maxsize=1)
+def _spellings() -> dict[str, dict[str, str]]:
+    """Return, for GPUs and clusters, every normalised spelling -> the name in the catalogue."""
+    tables: dict[str, dict[str, str]] = {}
+    for kind in ("gpus", "clusters"):
+        table = tables[kind] = {name: name for name in _names(kind)}
+        for name in _names(kind):
+            aliases = _read_entries(kind, name).get("aliases")
+            words = aliases.value if aliases and isinstance(aliases.value, list) else []
+            table |= {_normalise(str(word)): name for word in words}
+    return tables
+
+
+def _normalise(name: str) -> str:
     word = re.sub(r"[\s_]+", "-", name.strip().lower())
-    while MAKERS.match(word):
-        word = MAKERS.sub("", word)
+    while VENDORS.match(word):
+        word = VENDORS.sub("", word)
     return word
 
 
@@ -168,64 +325,61 @@ def _is_file(name: str) -> bool:
 
 
 def _own_name(kind: str, name: str, where: str = "") -> str:
-    return Path(name).stem if _is_file(name) else _known(kind, name, where)
+    return Path(name).stem if _is_file(name) else _catalogue_name(kind, name, where)
 
 
-def _known(kind: str, name: str, where: str = "") -> str:
-    """The catalogue's spelling of *name*."""
-    word = _normal(name)
+def _catalogue_name(kind: str, name: str, where: str = "") -> str:
+    """Return the catalogue's spelling of *name*."""
+    word = _normalise(name)
     if word in _names(kind):
         return word
-    table = _aliases()[kind]
-    if word not in table:
-        what = kind.removesuffix("s")
-        if NOT_DESCRIBED.match(word):
-            raise CatalogError(
-                where,
-                "",
-                f"{name} is not described: besides GPUs, tpu-v5p, tpu-v6e and trainium2 are, by what their "
-                "makers state; describe another in a file NAME.toml",
-            )
-        hint = nearest(word, table) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
-        raise CatalogError(where, "", f"unknown {what} {name!r}{hint}")
-    return table[word]
+    table = _spellings()[kind]
+    if word in table:
+        return table[word]
+    if NOT_DESCRIBED.match(word):
+        problem = (
+            f"{name} is not described: besides GPUs, tpu-v5p, tpu-v6e and trainium2 are, by what their "
+            "makers state; describe another in a file NAME.toml"
+        )
+        raise CatalogError(where, "", problem)
+    hint = nearest(word, table) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
+    raise CatalogError(where, "", f"unknown {kind.removesuffix('s')} {name!r}{hint}")
 
 
-def _gpu_named(name: str) -> str | None:
-    """The GPU that *name* means where no cluster has it."""
-    word = _normal(name)
-    if _is_file(name) or word in _names("clusters") or word in _aliases()["clusters"]:
+def _gpu_alone(name: str) -> str | None:
+    """Return the GPU that *name* means if no cluster has it."""
+    word = _normalise(name)
+    if _is_file(name) or word in _names("clusters") or word in _spellings()["clusters"]:
         return None
-    return _aliases()["gpus"].get(word)
+    return _spellings()["gpus"].get(word)
 
 
-def _gpu_of(cluster: str) -> str | None:
-    base = _described("clusters", cluster, ()).get("gpu.base")
-    return _known("gpus", str(base.value)) if base else None
-
-
-def _node_of(gpu: str) -> dict[str, Entry]:
-    """One node with *gpu*: of the plainest cluster that has it, else cards on PCIe."""
-    having = clusters_of(gpu)
+def _node_entries(gpu: str) -> dict[str, Entry]:
+    """Return the entries of one node with *gpu*: of the plainest cluster that has it, else cards on PCIe."""
+    clusters = clusters_of(gpu)
     other = BUILT_AS.get(gpu, BARE_NODE)
-    entries = dict(_described("clusters", having[0] if having else other, ()))
-    if not having:
-        _set(entries, f"gpu={gpu}")
-    told = f"one node of {having[0] if having else f'{gpu}, built as {other}'}"
-    entries["description"] = Entry(told, gpu, gpu)
-    whole = ("network.scale_up_nodes", "network.shape")  # racks that are one domain, and a torus, stay whole
-    if not any(key in entries for key in whole):
+    entries = dict(_read_entries("clusters", clusters[0] if clusters else other))
+    if not clusters:
+        _override(entries, f"gpu={gpu}")
+    description = f"one node of {clusters[0] if clusters else f'{gpu}, built as {other}'}"
+    entries["description"] = Entry(description, gpu, gpu)
+    # Racks that are one domain, and a torus, remain complete.
+    if not any(key in entries for key in ("network.scale_up_nodes", "network.shape")):
         entries["nodes"] = Entry(1, gpu, f"{gpu} alone names one node")
     return entries
 
 
-def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") -> Entries:
-    """The entries of a description with those of its bases under them. *chain*: the files that led here."""
+# From files to entries.
+
+
+def _read_entries(kind: str, name: str, chain: tuple[str, ...] = (), where: str = "") -> Entries:
+    """Return the entries of a description and of its bases. *chain*: the files that led here."""
     if not _is_file(name):
-        return _catalogued(kind, _known(kind, name, where))
+        return _catalogued_entries(kind, _catalogue_name(kind, name, where))
     path = Path(name)
-    if str(path.resolve()) in chain:
-        files = [Path(file).name for file in (*chain[chain.index(str(path.resolve())) :], name)]
+    resolved = str(path.resolve())
+    if resolved in chain:
+        files = [Path(file).name for file in (*chain[chain.index(resolved) :], name)]
         raise CatalogError(where, "base", f"cyclic include: {' -> '.join(files)}")
     if len(chain) == BASES.most:
         raise CatalogError(where, "base", BASES.said)
@@ -236,51 +390,51 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
     own = _parse(kind, text, name)
     for key in ("base", "gpu.base", "other.cluster"):  # a path is relative to the file that names it
         if key in own and _is_file(str(own[key].value)):
-            own[key] = replace(own[key], value=str(path.parent / str(own[key].value)))
-    return _with_base(kind, own, (*chain, str(path.resolve())))
+            own[key] = own[key]._replace(value=str(path.parent / str(own[key].value)))
+    return _with_base(kind, own, (*chain, resolved))
 
 
 @lru_cache(maxsize=256)
-def _catalogued(kind: str, name: str) -> Entries:
-    file = DATA / kind / f"{name}.toml"
-    return _with_base(kind, _parse(kind, file.read_text(encoding="utf-8"), f"{name}.toml"), ())
+def _catalogued_entries(kind: str, name: str) -> Entries:
+    text = (DATA / kind / f"{name}.toml").read_text(encoding="utf-8")
+    return _with_base(kind, _parse(kind, text, f"{name}.toml"), ())
+
+
+def _parse(kind: str, text: str, file: str) -> dict[str, Entry]:
+    description = Description.parse(text, file)
+    table = description.table
+    if isinstance(table.get("gpu"), str):
+        table["gpu"] = {"base": table["gpu"]}
+    values, keys = flat(table), GPU_KEYS if kind == "gpus" else CLUSTER_KEYS
+    description.check_keys(values, keys)
+    description.check_sources(keys, "description")
+    return {key: Entry(value, description.where(key), description.source(key)) for key, value in values.items()}
 
 
 def _with_base(kind: str, own: dict[str, Entry], chain: tuple[str, ...]) -> Entries:
     if "base" not in own:
         return own
     base = own["base"]
-    inherited = _without(_described(kind, str(base.value), chain, base.where), NOT_INHERITED)
-    if "gpu.base" in own:  # another GPU: what was said of the old one no longer holds
+    inherited = _without(_read_entries(kind, str(base.value), chain, base.where), NOT_INHERITED)
+    if "gpu.base" in own:  # what was given of the old GPU does not hold for another
         inherited = {key: entry for key, entry in inherited.items() if not key.startswith("gpu.")}
-    return _inherited(inherited, own) | own
+    return _inherit(inherited, own)
 
 
-def _inherited(base: Entries, own: Entries) -> dict[str, Entry]:
-    """What *own* takes over from *base*: with other peaks, products that were published no longer hold, and
-    with another transport what the old one reached.
+def _inherit(base: Entries, own: Entries) -> dict[str, Entry]:
+    """Return *own* with what it inherits from *base*: with other peaks published products no longer hold, and
+    with another transport neither do latency and efficiency of the old one.
     """
     other_peaks = any(key.startswith("matrix.") for key in own)
     kept = base if TRANSPORT not in own else _without(base, OF_TRANSPORT)
-    return {key: entry for key, entry in kept.items() if not (other_peaks and key.startswith("reached."))}
+    return {key: entry for key, entry in kept.items() if not (other_peaks and key.startswith("reached."))} | dict(own)
 
 
 def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:
     return {key: entry for key, entry in entries.items() if key not in keys}
 
 
-def _parse(kind: str, text: str, file: str) -> dict[str, Entry]:
-    described = Description.parse(text, file)
-    table = described.table
-    if isinstance(table.get("gpu"), str):
-        table["gpu"] = {"base": table["gpu"]}
-    values, keys = flat(table), GPU_KEYS if kind == "gpus" else CLUSTER_KEYS
-    described.check_keys(values, keys)
-    described.check_sources(keys, "description")
-    return {key: Entry(value, described.where(key), described.source(key)) for key, value in values.items()}
-
-
-def _set(entries: dict[str, Entry], text: str) -> None:
+def _override(entries: dict[str, Entry], text: str) -> None:
     """Apply one ``key=value``; the value is TOML, or text where it is not."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
@@ -297,5 +451,5 @@ def _set(entries: dict[str, Entry], text: str) -> None:
         for old in OF_TRANSPORT:
             entries.pop(old, None)
     entry = Entry(parsed, "--set", f"--set {key}")
-    check_keys({key: entry}, CLUSTER_KEYS)
+    _check_keys({key: entry}, CLUSTER_KEYS)
     entries[key] = entry

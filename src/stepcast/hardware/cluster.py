@@ -7,10 +7,8 @@ from itertools import pairwise
 from math import prod
 
 from stepcast.hardware.gpu import Gpu
-from stepcast.ir.check import require_amounts, require_counts, require_positive
+from stepcast.ir.tables import Amount, Count, Portion, Positive, Ratio, Share, Whole
 from stepcast.units import US
-
-# How nodes are joined.
 
 
 class NetworkKind(StrEnum):
@@ -22,11 +20,11 @@ class NetworkKind(StrEnum):
 
 
 class NetworkRouting(StrEnum):
-    """How a message finds its way where there are several."""
+    """The choice among several routes of a message."""
 
-    SPRAY = "spray"  # packet by packet, evenly over all ways
-    ECMP = "ecmp"  # each queue pair over one way, which a hash chooses
-    ADAPTIVE = "adaptive"  # each queue pair over the way that carries least when it starts
+    SPRAY = "spray"  # packet by packet, evenly over all routes
+    ECMP = "ecmp"  # each queue pair over one route, which a hash chooses
+    ADAPTIVE = "adaptive"  # each queue pair over the route that carries least when it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,51 +36,32 @@ class Topology:
     """
 
     kind: NetworkKind
-    switch_latency_s: float = 0.0
-    leaf_nodes: int | None = None  # nodes that reach each other through one switch; None: all of them
-    oversubscription: float = 1.0  # bandwidth into a leaf over bandwidth from the leaf to the spines
-    scale_up_nodes: int = 1
-    shape: tuple[int, ...] = ()  # of a torus, in scale-up domains
+    switch_latency_s: Amount = 0.0
+    leaf_nodes: Count | None = None  # nodes that reach each other through one switch; None: all of them
+    oversubscription: Ratio = 1.0  # bandwidth into a leaf over bandwidth from the leaf to the spines
+    scale_up_nodes: Count = 1
+    shape: tuple[Count, ...] = ()  # of a torus, in scale-up domains
     in_network_reduction: bool = False  # the switches add (SHARP)
-    pod_nodes: int | None = None  # None: all of them
-    pod_oversubscription: float = 1.0  # bandwidth into a pod's spines over bandwidth from there to the cores
-    spines: int | None = None  # ways up from a leaf; None: as many links of a NIC's rate as its share needs
-    cores: int | None = None  # ways up from a spine; None: likewise
+    pod_nodes: Count | None = None  # None: all of them
+    pod_oversubscription: Ratio = 1.0  # bandwidth into a pod's spines over bandwidth from there to the cores
+    spines: Count | None = None  # ways up from a leaf; None: as many links of a NIC's rate as its share needs
+    cores: Count | None = None  # ways up from a spine; None: the same
     routing: NetworkRouting = NetworkRouting.SPRAY
-    queue_pairs: int = 1  # that each two NICs share their messages among
-    seed: int = 0  # of the hash
+    queue_pairs: Count = 1  # that each two NICs share their messages among
+    seed: Whole = 0  # of the hash
     failed: tuple[str, ...] = ()  # links, by their names or patterns of them
     slow: tuple[str, ...] = ()  # the same with the share that is left, such as "node 3 NIC 2 up: 0.5"
 
     @property
     def doubts(self) -> list[str]:
-        """What prices of collectives one by one leave out, as a warning; flows over the links know it."""
-        said = {"routing": self.routing is not NetworkRouting.SPRAY, "failed": self.failed, "slow": self.slow}
-        names = " and ".join(f"network.{name}" for name, given in said.items() if given)
+        """A warning of what the prices of collectives leave out; flows over the links include it."""
+        given = {"routing": self.routing is not NetworkRouting.SPRAY, "failed": self.failed, "slow": self.slow}
+        names = " and ".join(f"network.{name}" for name, value in given.items() if value)
         return [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []
 
     def __post_init__(self) -> None:
-        require_amounts(self, "switch_latency_s")
-        require_positive(self, "oversubscription")
-        require_counts(self, 1, "scale_up_nodes")
-        if self.leaf_nodes is not None:
-            require_counts(self, 1, "leaf_nodes")
-        if self.oversubscription < 1:
-            raise ValueError(f"oversubscription must be at least 1, not {self.oversubscription!r}")
-        self._check_tiers()
         if (self.kind is NetworkKind.TORUS) != bool(self.shape):
             raise ValueError("shape is for a torus, and a torus needs one, such as [4, 4, 4]")
-        if any(type(size) is not int or size < 1 for size in self.shape):
-            raise ValueError(f"shape must be whole numbers of at least 1, not {list(self.shape)!r}")
-
-    def _check_tiers(self) -> None:
-        for name in ("pod_nodes", "spines", "cores"):
-            if getattr(self, name) is not None:
-                require_counts(self, 1, name)
-        require_positive(self, "pod_oversubscription")
-        require_counts(self, 1, "queue_pairs")
-        if self.pod_oversubscription < 1:
-            raise ValueError(f"pod_oversubscription must be at least 1, not {self.pod_oversubscription!r}")
         if self.kind is NetworkKind.TORUS and self.in_network_reduction:
             raise ValueError("in_network_reduction needs switches between nodes, which a torus has not")
         if self.kind is NetworkKind.DRAGONFLY and self.leaf_nodes is None:
@@ -93,39 +72,29 @@ class Topology:
             raise ValueError("pod_nodes is for trees of switches and dragonflies, not for a torus")
         if self.leaf_nodes is None or self.pod_nodes % self.leaf_nodes:
             raise ValueError(
-                f"pod_nodes ({self.pod_nodes}) must be whole leaves: a multiple of leaf_nodes "
-                f"({self.leaf_nodes or 'not given'})"
+                f"pod_nodes ({self.pod_nodes}) must be a multiple of leaf_nodes ({self.leaf_nodes or 'not given'})"
             )
         if self.pod_nodes % self.scale_up_nodes:
-            raise ValueError(f"pod_nodes ({self.pod_nodes}) must hold whole scale-up domains of {self.scale_up_nodes}")
-
-
-# A host: its GPUs, the fabric that joins them and the NICs that leave it.
-
-# One direction of one connection.
+            raise ValueError(
+                f"pod_nodes ({self.pod_nodes}) must be a multiple of scale_up_nodes ({self.scale_up_nodes})"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction: its line rate, the time of an empty message, and the share of the rate that data get."""
+    """One direction of a connection: its line rate, the time of an empty message, and the share that data get."""
 
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    efficiency: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_positive(self, "bandwidth_bytes_per_s", "efficiency")
-        require_amounts(self, "latency_s")
-        if self.efficiency > 1:
-            raise ValueError(f"efficiency must be at most 1, not {self.efficiency!r}")
+    bandwidth_bytes_per_s: Positive
+    latency_s: Amount
+    efficiency: Portion = 1.0
 
     @property
     def effective_bytes_per_s(self) -> float:
-        """What a long transfer reaches."""
+        """The rate of a long transfer."""
         return self.bandwidth_bytes_per_s * self.efficiency
 
     def scaled(self, factor: float) -> "Link":
-        """The same link with *factor* times the bandwidth: several side by side, or a share of one."""
+        """Return this link with *factor* times the bandwidth: several in parallel, or a share of one."""
         return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor)
 
 
@@ -138,7 +107,7 @@ class FabricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What joins the GPUs of a node.
+    """The connections between the GPUs of a node.
 
     ``link`` is one GPU's port on the switch, one edge of the mesh, one bridge, or one PCIe slot. GPUs that
     share a socket but no bridge talk over ``host_link``, GPUs of different sockets over ``socket_link``.
@@ -148,22 +117,19 @@ class Fabric:
     link: Link
     host_link: Link | None = None
     socket_link: Link | None = None
-    sockets: int = 1
+    sockets: Count = 1
     in_switch_reduction: bool = False  # the switch adds (NVLink SHARP)
-    reduction_share: float = 1.0  # of a ring's rate that a port keeps while the switch adds
-    planes: int = 1  # switches side by side, each with its share of every GPU's links
+    reduction_share: Portion = 1.0  # of a ring's rate that a port keeps while the switch adds
+    planes: Count = 1  # parallel switches, each with its share of every GPU's links
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "sockets", "planes")
         if self.kind is FabricKind.NVLINK_PAIRS and self.host_link is None:
-            raise ValueError("an nvlink-pairs fabric needs host_link, the way between GPUs without a bridge")
+            raise ValueError("an nvlink-pairs fabric needs host_link, the link between GPUs without a bridge")
         if self.in_switch_reduction and self.kind is not FabricKind.NVSWITCH:
             raise ValueError(f"in_switch_reduction needs an nvswitch fabric, not {self.kind}")
-        if not 0 < self.reduction_share <= 1:
-            raise ValueError(f"reduction_share must lie above 0 and be at most 1, not {self.reduction_share!r}")
 
     def between(self, a: int, b: int, gpus: int) -> Link:
-        """The way from GPU *a* to GPU *b* of a node that has *gpus*."""
+        """Return the link from GPU *a* to GPU *b* of a node that has *gpus*."""
         if self.kind in (FabricKind.NVSWITCH, FabricKind.NVLINK_MESH):
             return self.link
         if self.kind is FabricKind.NVLINK_PAIRS and a // 2 == b // 2:
@@ -174,15 +140,13 @@ class Fabric:
         return self.host_link or self.link
 
     def among(self, members: Sequence[int], gpus: int) -> Link:
-        """What each of *members* can send at while the group runs a ring inside the node.
+        """Return the link over which each of *members* sends while the group runs a ring inside the node.
 
-        In a full mesh the edges within the group carry disjoint rings side by side, so a GPU sends over
-        all of them. Elsewhere there is one way between neighbours and the slowest one sets the pace.
+        In a full mesh the edges within the group carry disjoint rings in parallel, so a GPU sends over
+        all of them. Elsewhere there is one link between neighbours and the slowest one sets the pace.
         """
         ring = sorted(members)
-        if len(ring) < 2:
-            return self.link
-        if self.kind is FabricKind.NVSWITCH:
+        if len(ring) < 2 or self.kind is FabricKind.NVSWITCH:
             return self.link
         if self.kind is FabricKind.NVLINK_MESH:
             return self.link.scaled(len(ring) - 1)
@@ -195,30 +159,23 @@ class Fabric:
 class Host:
     """The processors of a node as GPUs see them: memory, and *links* to it that the GPUs share evenly."""
 
-    memory_bytes: float
-    memory_bandwidth_bytes_per_s: float  # of all sockets, reads and writes together
+    memory_bytes: Positive
+    memory_bandwidth_bytes_per_s: Positive  # of all sockets, reads and writes together
     link: Link
-    links: int
-
-    def __post_init__(self) -> None:
-        require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s")
-        require_counts(self, 1, "links")
+    links: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     gpu: Gpu
-    gpus: int
+    gpus: Count
     fabric: Fabric
-    nics: int = 0  # that carry training traffic; storage and management NICs are not counted
+    nics: Whole = 0  # that carry training traffic; storage and management NICs are not counted
     nic: Link | None = None
-    transport: str = ""  # what the NICs speak, where it is told
+    transport: str = ""  # of the NICs, where it is given
     host: Host | None = None  # where it is known
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "gpus")
-        if type(self.nics) is not int or self.nics < 0:
-            raise ValueError(f"nics must be a whole number, not {self.nics!r}")
         if (self.nics > 0) != (self.nic is not None):
             raise ValueError("nics and the link of a nic go together: give both or neither")
         if self.fabric.sockets > self.gpus:
@@ -227,10 +184,10 @@ class Node:
 
 # Small messages of 2 and 8 GPUs in one process, for each GPU: 3.9 and 4.4 us (NetX-lab/Echo and
 # microsoft/superbenchmark: A100), 3.3 to 5.3 (Azure/AI-benchmarking-guide: A100, H100).
-USUAL_LAUNCH_S = 4.4 * US
+DEFAULT_LAUNCH_S = 4.4 * US
 # All-to-all of 8 A100 (microsoft/superbenchmark: 226 of a ring's 235 GB/s), 8 H100 (MooreThreads/SimuMax: 345
 # of 370), 4 and 64 GB200, 8 GB300 and 8 B300 (oracle-quickstart: 640 to 680 of 684).
-USUAL_EXCHANGE_SHARE = 0.95
+DEFAULT_EXCHANGE_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,22 +198,17 @@ class Communication:
     """
 
     # To start one rank's kernel; a thread starts those of its ranks in turn.
-    launch_overhead_s: float = USUAL_LAUNCH_S
-    channel_overhead_s: float = 0.0  # for each channel that a collective opens; more open with its size
-    # What an all-to-all reaches of the rate within a node, whose messages go to all peers at once.
-    exchange_share: float = USUAL_EXCHANGE_SHARE
-    # The same for tokens that go to their experts and come back, in uneven parts; 0: as others.
-    expert_share: float = 0.0
-    library: str = ""  # whose tables hold, such as "nccl-2.12"; none: the GPU maker's
+    launch_overhead_s: Amount = DEFAULT_LAUNCH_S
+    channel_overhead_s: Amount = 0.0  # for each channel that a collective opens; more open with its size
+    # Share of the rate within a node that an all-to-all reaches, whose messages go to all peers at once.
+    exchange_share: Portion = DEFAULT_EXCHANGE_SHARE
+    # The same for tokens that go to their experts and come back, in uneven parts; 0: as exchange_share.
+    expert_share: Share = 0.0
+    library: str = ""  # the collective library, such as "nccl-2.12"; none: that of the GPU's vendor
 
     def __post_init__(self) -> None:
-        require_amounts(self, "launch_overhead_s", "channel_overhead_s")
-        if not 0 < self.exchange_share <= 1:
-            raise ValueError(f"exchange_share must lie above 0 and be at most 1, not {self.exchange_share!r}")
         if self.expert_share == 0:
             object.__setattr__(self, "expert_share", self.exchange_share)
-        if not 0 < self.expert_share <= 1:
-            raise ValueError(f"expert_share must lie above 0 and be at most 1, not {self.expert_share!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,23 +217,21 @@ class Cluster:
     node: Node
     topology: Topology
     communication: Communication
-    nodes: int | None = None  # None: as many as asked for
+    nodes: Count | None = None  # None: as many as requested
     description: str = ""
     # Nodes of a second kind in the same network; the search alone uses them.
     other: "Cluster | None" = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.nodes is not None:
-            require_counts(self, 1, "nodes")
         if self.other is not None and (self.nodes is None or self.other.nodes is None):
-            raise ValueError("nodes of both kinds must be told: nodes, and other.nodes")
+            raise ValueError("nodes of both kinds must be given: nodes, and other.nodes")
         if self.nodes != 1 and self.node.nic is None:
-            raise ValueError("a cluster of several nodes needs node.nics and node.nic; nodes = 1 does without")
+            raise ValueError("a cluster of several nodes needs node.nics and node.nic; nodes = 1 needs neither")
         if self.topology.scale_up_nodes > 1 and self.node.fabric.kind is not FabricKind.NVSWITCH:
             raise ValueError("scale_up_nodes above 1 needs an nvswitch fabric")
         if self.topology.kind is NetworkKind.DRAGONFLY and self.nodes is None:
-            raise ValueError("nodes must be told: what leaves a dragonfly's pod is shared by its links to all others")
+            raise ValueError("nodes must be given: what leaves a dragonfly's pod is shared by its links to all others")
         if self.topology.shape and self.nodes is not None and self.nodes != self.torus_nodes:
             raise ValueError(f"nodes ({self.nodes}) must fill the torus ({self.torus_nodes})")
 
@@ -296,7 +246,7 @@ class Cluster:
 
     @property
     def domains(self) -> int | None:
-        """Scale-up domains of the first kind; None where the cluster is as large as asked for."""
+        """Scale-up domains of the first kind; None where the cluster is as large as requested."""
         return None if self.gpus is None else self.gpus // self.domain_gpus
 
     @property
@@ -305,7 +255,7 @@ class Cluster:
 
     @property
     def gpus(self) -> int | None:
-        """How many GPUs of the first kind there are; None where the cluster is as large as asked for."""
+        """The number of GPUs of the first kind; None where the cluster is as large as requested."""
         if self.topology.shape:
             return self.torus_nodes * self.node.gpus
         return None if self.nodes is None else self.nodes * self.node.gpus

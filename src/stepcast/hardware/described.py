@@ -1,4 +1,4 @@
-"""Descriptions in TOML: nested tables as dotted keys, and where each key stands and comes from."""
+"""Descriptions in TOML: nested tables as dotted keys, the line and the source of each key."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -19,7 +19,7 @@ class CatalogError(ValueError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean X?`` where something known is close, else nothing."""
-    from difflib import get_close_matches  # wanted for mistakes alone
+    from difflib import get_close_matches  # needed for mistakes alone
 
     close = get_close_matches(word, list(known), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
@@ -60,7 +60,7 @@ class Description:
 
     def where(self, key: str) -> str:
         """Return ``file:line`` of a dotted key, found in the text: the TOML parser keeps no positions."""
-        places = _places(self.text)
+        places = _key_lines(self.text)
         parts = key.split(".")
         prefixes = (".".join(parts[: count + 1]) for count in range(len(parts)))
         lines = [places[prefix] for prefix in prefixes if prefix in places]
@@ -81,12 +81,12 @@ class Description:
 
 
 @lru_cache(maxsize=4)
-def _places(text: str) -> dict[str, int]:
+def _key_lines(text: str) -> dict[str, int]:
     """Return the line of each dotted key that *text* sets, the first where it is set twice."""
-    section, places = "", dict[str, int]()
+    section, lines = "", dict[str, int]()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             section = header[1].strip() + "."
         elif match := re.match(r"\s*([\w.\"'-]+)\s*=", line):
-            places.setdefault(section + re.sub(r"[\"']", "", match[1]), number)
-    return places
+            lines.setdefault(section + re.sub(r"[\"']", "", match[1]), number)
+    return lines

@@ -1,42 +1,141 @@
-"""Which links a group of ranks crosses.
+"""The links that a group of ranks crosses.
 
-Rank r sits on GPU r mod n of node r div n, unless its job gets parts of racks (``placement``). All GPUs of a
-node are taken to communicate at once, each in its own group of the same family, unless told otherwise: so a
+Rank r runs on GPU r mod n of node r div n, unless its job gets parts of racks (``Placement``). All GPUs of a
+node are assumed to communicate at once, each in its own group of the same family, unless stated otherwise: so a
 GPU's share of its node's NICs is nics / gpus.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import groupby, pairwise
+from math import lcm
+from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
-from stepcast.hardware.placement import FILLED, Place, Placement, Region, placed
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.ranks import Copies, RankGrid
 
-# How much slower a network's links are than its NICs, for groups that all use them at once.
-#
-# Each kind answers (hops, near, far): switches or links between the farthest neighbours, and by how much a
-# ring's messages to neighbours and an exchange of all with all are slowed down.
+# The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks
+# follow each other in a domain and from one domain to the next; a placement says where they move on.
+
+
+class Place(StrEnum):
+    EVEN = "even"  # the same number of full nodes in every domain, as Slurm's --segment does
+    PACKED = "packed"  # every domain is filled before the next
+
+
+class Region(NamedTuple):
+    """The ranks from *start* to *stop* run in domains from *domain* on that hold *held* each."""
+
+    start: int
+    stop: int
+    domain: int
+    held: int
+
+    def locate(self, rank: int) -> tuple[int, int]:
+        """Return the domain of *rank*, and its place there."""
+        domain, local = divmod(rank - self.start, self.held)
+        return self.domain + domain, local
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Ranks of each domain in turn; none given: as many as a domain has GPUs."""
+
+    held: tuple[int, ...] = ()
+
+    def spread(self, ranks: Sequence[int], size: int) -> Mapping[int, Sequence[int]]:
+        """Return domain -> the GPUs in it that *ranks*, rising, run on; domains have *size* GPUs."""
+        if not self.held and ranks[-1] - ranks[0] == len(ranks) - 1:
+            return _spread_run(ranks[0], ranks[-1] + 1, size)
+        domains: dict[int, list[int]] = {}
+        ahead = iter(self.regions(size))
+        region = next(ahead)
+        for rank in ranks:
+            while rank >= region.stop:
+                region = next(ahead)
+            domain, local = region.locate(rank)
+            domains.setdefault(domain, []).append(local)
+        return domains
+
+    def regions(self, size: int) -> tuple[Region, ...]:
+        """Return the runs of domains that hold as many ranks each; domains have *size* GPUs."""
+        return _regions(self.held) if self.held else (Region(0, ENDLESS, 0, size),)
+
+
+FILLED = Placement()
+ENDLESS = 2**62
+
+
+@lru_cache(maxsize=1024)
+def _regions(held: tuple[int, ...]) -> tuple[Region, ...]:
+    regions: list[Region] = []
+    start = domain = 0
+    for ranks, run in groupby(held):
+        count = sum(1 for _ in run)
+        regions.append(Region(start, start + count * ranks, domain, ranks))
+        start, domain = start + count * ranks, domain + count
+    regions[-1] = regions[-1]._replace(stop=ENDLESS)
+    return tuple(regions)
+
+
+def _spread_run(start: int, stop: int, size: int) -> dict[int, range]:
+    """Spread ranks that follow each other, in no more time than a job of that many domains needs."""
+    domains = range(start // size, -(-stop // size))
+    spread = dict.fromkeys(domains, range(size))
+    first, last = domains[0], domains[-1]
+    spread[last] = range(stop - last * size)
+    spread[first] = range(start - first * size, spread[first].stop)
+    return spread
+
+
+@lru_cache(maxsize=1024)
+def place_ranks(place: Place, cluster: Cluster, ranks: int, together: tuple[int, ...] = ()) -> Placement:
+    """Place the *ranks* of a job. *together*: runs of ranks to keep in one domain, the most important first.
+
+    An even placement uses full nodes and groups, in as few domains as hold them, whose numbers differ by one unit at
+    most.
+    """
+    size = cluster.domain_gpus
+    if cluster.topology.scale_up_nodes == 1 or ranks <= size or place is Place.PACKED:
+        return FILLED
+    units = [cluster.node.gpus]
+    for run in together:
+        if lcm(units[-1], run) <= size:
+            units.append(lcm(units[-1], run))
+    domains = cluster.domains
+    for unit in reversed(units):
+        count, rest = divmod(ranks, unit)
+        used = -(-count // (size // unit))
+        if rest == 0 and (domains is None or used <= domains):
+            share, more = divmod(count, used)
+            return Placement(tuple(unit * (share + (domain < more)) for domain in range(used)))
+    return FILLED
+
+
+# The slowdown of a network's links relative to its NICs, for groups that all use them at once: (hops, near, far), the
+# switches or links between the farthest neighbours, and the factors for a ring's messages to neighbours and for
+# an exchange of all with all.
 
 Slowdown = tuple[int, float, float]
 
 
 def slowdown(topology: Topology, domains: list[int], every: int | None) -> Slowdown:
-    """For a group with members in *domains*, of a cluster of *every* domain (None: as many as it needs)."""
+    """Return that of a group with members in *domains*, of a cluster of *every* domain (None: as many as it needs)."""
     if topology.kind is NetworkKind.TORUS:
         return _torus(topology, domains)
     if topology.kind is NetworkKind.DRAGONFLY:
-        assert every is not None, "a dragonfly has checked that its nodes are told"
+        assert every is not None, "a dragonfly has checked that its nodes are given"
         return _dragonfly(topology, domains, every)
     return _tree(topology, domains)
 
 
-def alike_domains(topology: Topology) -> int:
-    """Scale-up domains after which the network is the same again: those of a pod, or of one leaf switch."""
+def repeated_domains(topology: Topology) -> int:
+    """Return the scale-up domains after which the network repeats: those of a pod, or of one leaf switch."""
     return max(1, (topology.pod_nodes or topology.leaf_nodes or 0) // topology.scale_up_nodes)
 
 
@@ -44,24 +143,24 @@ def _leaf_domains(topology: Topology) -> int:
     return max(1, (topology.leaf_nodes or 0) // topology.scale_up_nodes)
 
 
-def _under(domains: list[int], size: int) -> Counter[int]:
-    """How many of *domains* each switch, or pod, of *size* domains has."""
+def _count_under(domains: list[int], size: int) -> Counter[int]:
+    """Return how many of *domains* each switch, or pod, of *size* domains has."""
     return Counter(domain // size for domain in domains)
 
 
 def _tree(topology: Topology, domains: list[int]) -> Slowdown:
     """With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the
     rings of the other groups under it: the uplinks, 1/oversubscription of the downlinks, carry 1/m of the
-    traffic. In an exchange between n nodes each sends (n-m)/(n-1) of its traffic up. So it is again with
-    pods, whose way out is less by the oversubscription of both tiers.
+    traffic. In an exchange between n nodes each sends (n-m)/(n-1) of its traffic up. The same holds for
+    pods, whose uplinks are less by the oversubscription of both tiers.
     """
-    leaves = _under(domains, _leaf_domains(topology))
+    leaves = _count_under(domains, _leaf_domains(topology))
     if topology.leaf_nodes is None or len(leaves) == 1:
         return 1, 1.0, 1.0
     short = topology.oversubscription
     fewest, others = min(leaves.values()), len(domains) - 1
     near, far = short / fewest, short * (len(domains) - fewest) / others
-    pods = _under(domains, alike_domains(topology))
+    pods = _count_under(domains, repeated_domains(topology))
     if topology.pod_nodes is None or len(pods) == 1:
         return 3, max(1.0, near), max(1.0, far)
     short *= topology.pod_oversubscription
@@ -70,13 +169,13 @@ def _tree(topology: Topology, domains: list[int]) -> Slowdown:
 
 
 def _dragonfly(topology: Topology, domains: list[int], every: int) -> Slowdown:
-    """A ring's neighbours are in one other place, to which leads one link of many, 1/(k-1) of what may leave;
-    messages that may also go by way of others use all, twice each. An exchange uses all links evenly. What
-    goes to another pod takes a link within each of the two besides.
+    """A ring's neighbours are under one other switch, which one link of many leads to, 1/(k-1) of what may leave;
+    messages that may also go through others use all, twice each. An exchange uses all links evenly. Messages
+    to another pod also take a link within each of the two.
     """
     under_leaf = _leaf_domains(topology)
-    in_pod = alike_domains(topology) if topology.pod_nodes else -(-every // under_leaf) * under_leaf
-    leaves, pods = _under(domains, under_leaf), _under(domains, in_pod)
+    in_pod = repeated_domains(topology) if topology.pod_nodes else -(-every // under_leaf) * under_leaf
+    leaves, pods = _count_under(domains, under_leaf), _count_under(domains, in_pod)
     if len(leaves) == 1:
         return 1, 1.0, 1.0
     short, others = topology.oversubscription, len(domains) - 1
@@ -99,24 +198,24 @@ def _dragonfly(topology: Topology, domains: list[int], every: int) -> Slowdown:
     return 4, max(1.0, near), max(1.0, far)
 
 
-def _torus(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
-    """Links crossed, and the slow-down of neighbour and of all-to-all traffic, in a torus.
+def _torus(topology: Topology, domains: list[int]) -> Slowdown:
+    """Return the links crossed, and the slowdown of neighbour and of all-to-all traffic, in a torus.
 
     A node's NICs are spread evenly over its dimensions, and a group uses those it extends in; where its
-    neighbours are h links apart, h rings of sibling groups share each link. In an exchange every byte takes
-    up as many links as its way is long.
+    neighbours are h links apart, h rings of sibling groups share each link. In an exchange every byte occupies
+    as many links as its route is long.
     """
     shape = topology.shape
     cells = [_cell(domain, shape) for domain in domains]
     spacings = [_spacing({cell[axis] for cell in cells}, size) for axis, size in enumerate(shape)]
     hops = max(spacings)
     unused = len(shape) / sum(spacing > 0 for spacing in spacings)
-    mean_way = sum(_distance(cells[0], cell, shape) for cell in cells) / (len(cells) - 1)
-    return hops, unused * hops, unused * max(hops, mean_way)
+    mean_distance = sum(_distance(cells[0], cell, shape) for cell in cells) / (len(cells) - 1)
+    return hops, unused * hops, unused * max(hops, mean_distance)
 
 
 def _spacing(places: set[int], size: int) -> int:
-    """Links between neighbours along one dimension; the way that closes an open line runs back beside it."""
+    """Return the links between neighbours along one dimension; an open line is closed by running back along it."""
     if len(places) == 1:
         return 0
     ring = sorted(places)
@@ -133,17 +232,17 @@ def _cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _distance(a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Links between two nodes, the shorter way round in each dimension."""
+    """Return the number of links between two nodes, the shorter way round in each dimension."""
     return sum(min(abs(x - y), size - abs(x - y)) for x, y, size in zip(a, b, shape, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPath:
-    """A group of ranks as the network sees it. A node here is a scale-up domain: a host, or a whole NVL72.
+    """A group of ranks as the network sees it. A node here is a scale-up domain: a host, or a full NVL72.
 
-    ``intra`` is what one member can send at to its neighbours in the node, ``inter`` its share of the way out
+    ``intra`` is the link of one member to its neighbours in the node, ``inter`` its share of the links out
     of the node; None where the group has no such neighbours. ``exchange_bytes_per_s`` is the line rate that a
-    member keeps when all send to all: oversubscription and distance bite harder then than between neighbours.
+    member has when all send to all: oversubscription and distance cost more then than between neighbours.
     """
 
     ranks: int
@@ -162,7 +261,7 @@ class GroupPath:
 def resolve(
     cluster: Cluster, ranks: Sequence[int], active_per_node: int | None = None, placement: Placement = FILLED
 ) -> GroupPath:
-    """The links that *ranks* cross while *active_per_node* GPUs of each node (None: all) use its NICs."""
+    """Return the links that *ranks* cross while *active_per_node* GPUs of each node (None: all) use its NICs."""
     members = sorted(set(ranks))
     if not members or len(members) != len(ranks):
         raise ValueError("a group needs at least one rank, each of them once")
@@ -193,14 +292,14 @@ def resolve(
 
 
 def job_path(cluster: Cluster, ranks: int, ranks_per_node: int | None = None, place: Place = Place.EVEN) -> GroupPath:
-    """The links of a job that is one group: *ranks* in order, or *ranks_per_node* on the first GPUs of each.
+    """Return the links of a job that is one group: *ranks* in order, or *ranks_per_node* on the first GPUs of each.
 
     Nothing else runs on its nodes, so its ranks have their NICs to themselves.
     """
     size = cluster.domain_gpus
     held = size if ranks_per_node is None else ranks_per_node
     if ranks_per_node is None:
-        return resolve(cluster, range(ranks), min(held, ranks), placed(place, cluster, ranks))
+        return resolve(cluster, range(ranks), min(held, ranks), place_ranks(place, cluster, ranks))
     spread = [rank // held * size + rank % held for rank in range(ranks)]
     return resolve(cluster, spread, min(held, ranks))
 
@@ -209,7 +308,7 @@ def job_path(cluster: Cluster, ranks: int, ranks_per_node: int | None = None, pl
 def group_path(
     cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
 ) -> GroupPath:
-    """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
+    """Return the slowest group of *family*: the one on most nodes, then over the least bandwidth."""
     return _slowest_path(cluster, grid, grid.copies(family), place, active)
 
 
@@ -217,7 +316,7 @@ def group_path(
 def neighbour_path(
     cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
 ) -> GroupPath:
-    """The slowest way from a rank to the next of its group, as between pipeline stages."""
+    """Return the slowest link from a rank to the next of its group, as between pipeline stages."""
     pairs = grid.neighbours(family)
     if not pairs:
         raise ValueError(f"{family} has a single rank, so no neighbours")
@@ -228,8 +327,8 @@ def _slowest_path(
     cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place, active: int | None
 ) -> GroupPath:
     layout = grid.layout
-    whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
-    placement = placed(place, cluster, layout.gpus, whole)
+    together = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
+    placement = place_ranks(place, cluster, layout.gpus, together)
     paths = [
         _RESOLVED.get((cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement)
         for ranks in _distinct(groups, cluster, placement)
@@ -242,33 +341,33 @@ _RESOLVED: ByIdentity[GroupPath] = ByIdentity(2048)
 
 
 def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> list[tuple[int, ...]]:
-    """One group of each shape: copies are the same again whole leaves apart, and where all their members sit
+    """Return one group of each shape: copies that are full leaves apart are equal, and where all their members run
     on the same GPU of different domains, it makes no difference on which.
     """
     regions = placement.regions(cluster.domain_gpus)
     torus = cluster.topology.kind is NetworkKind.TORUS
-    under_leaf = alike_domains(cluster.topology)
+    under_leaf = repeated_domains(cluster.topology)
     known: dict[tuple[int, ...], dict[object, int]] = {}
     for firsts, offsets in groups:
         shapes = known.setdefault(offsets, {})
         if torus or len(regions) > 1:
-            seldom = firsts if torus else _within(firsts, offsets[-1], regions, under_leaf, shapes)
-            for first in seldom:
+            others = firsts if torus else _add_within(firsts, offsets[-1], regions, under_leaf, shapes)
+            for first in others:
                 shapes.setdefault(first if torus else _shape(first, offsets, regions, under_leaf), first)
             continue
         domain = regions[0].held
         leaf, step = domain * under_leaf, 1 if any(offset % domain for offset in offsets) else domain
-        # Of each shape the first.
+        # The first of each shape remains.
         known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
     return sorted(
         tuple([first + offset for offset in offsets]) for offsets, shapes in known.items() for first in shapes.values()
     )
 
 
-def _within(
+def _add_within(
     firsts: Sequence[int], span: int, regions: Sequence[Region], under_leaf: int, shapes: dict[object, int]
 ) -> Sequence[int]:
-    """Adds to *shapes* those of groups within one region, all at once; the others are given back."""
+    """Add to *shapes* those of groups within one region, all at once; return the others."""
     import numpy as np
 
     begins = np.asarray(firsts)
@@ -277,24 +376,24 @@ def _within(
     inside = begins + span < stop
     away, local = np.divmod(begins - start, held)
     keys = np.stack([number, local, (domain + away) % under_leaf])[:, inside]
-    found, places = np.unique(keys, axis=1, return_index=True)
-    for key, first in zip(found.T.tolist(), begins[inside][places].tolist(), strict=True):
+    unique, places = np.unique(keys, axis=1, return_index=True)
+    for key, first in zip(unique.T.tolist(), begins[inside][places].tolist(), strict=True):
         shapes.setdefault(((0, *key, False),), first)
     rest: list[int] = begins[~inside].tolist()
     return rest
 
 
 def _shape(first: int, offsets: tuple[int, ...], regions: Sequence[Region], under_leaf: int) -> object:
-    """Equal for groups that differ in no more than which domains they are in, region by region."""
-    shape, at, leaf_before = [], 0, -1
-    while at < len(offsets):
-        number = bisect_right(regions, first + offsets[at], key=lambda region: region.start) - 1
+    """Return a value that is equal for groups that differ only in which domains of each region they are in."""
+    shape, index, leaf_before = [], 0, -1
+    while index < len(offsets):
+        number = bisect_right(regions, first + offsets[index], key=lambda region: region.start) - 1
         region = regions[number]
-        domain, local = region.of(first + offsets[at])
+        domain, local = region.locate(first + offsets[index])
         # The last domains of a region and the first of the next may have one leaf.
-        shape.append((at, number, local, domain % under_leaf, domain // under_leaf == leaf_before))
-        at = bisect_left(offsets, region.stop - first)
-        leaf_before = region.of(first + offsets[at - 1])[0] // under_leaf
+        shape.append((index, number, local, domain % under_leaf, domain // under_leaf == leaf_before))
+        index = bisect_left(offsets, region.stop - first)
+        leaf_before = region.locate(first + offsets[index - 1])[0] // under_leaf
     return tuple(shape)
 
 
@@ -309,7 +408,7 @@ def _slowest(links: Iterable[Link]) -> Link | None:
 
 
 def _between(cluster: Cluster, domains: list[int], aligned: bool, active: int) -> tuple[Link, float, int]:
-    """One member's share of the way between nodes, its rate when all send to all, and the hops of the way."""
+    """Return one member's share of the links between nodes, its rate when all send to all, and the hops."""
     topology, nic = cluster.topology, cluster.node.nic
     assert nic is not None, "a cluster of several nodes has checked that it has NICs"
     nics = cluster.node.nics * topology.scale_up_nodes

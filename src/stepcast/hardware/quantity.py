@@ -11,7 +11,7 @@ BITS = {"Mb": MB / 8, "Gb": GB / 8, "Tb": TB / 8}
 
 
 class Dimension(Enum):
-    """What is measured."""
+    """The dimension of a quantity."""
 
     SIZE = "size"
     RATE = "rate"
@@ -21,7 +21,7 @@ class Dimension(Enum):
     POWER = "power"
 
 
-# The units a dimension may be written in, and what one of each is in SI.
+# The units that a dimension may be written in, and their values in SI.
 UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.SIZE: SIZES,
     Dimension.RATE: {
@@ -33,7 +33,7 @@ UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.FREQUENCY: {"Hz": 1.0, "MHz": 1e6, "GHz": 1e9},
     Dimension.POWER: {"W": 1.0, "kW": 1e3},
 }
-# Other spellings of one unit, whose letter case says nothing: sizes have no bits, and bps is bits.
+# Other spellings of one unit, in any letter case: sizes have no bits, and bps is bits.
 SPELLINGS: dict[Dimension, dict[str, str]] = {
     Dimension.SIZE: {unit.lower(): unit for unit in SIZES} | {"g": "GiB", "m": "MiB", "t": "TiB"},
     Dimension.RATE: {f"{unit.lower()}ps": f"{unit}/s" for unit in BITS}
@@ -63,7 +63,7 @@ LIMITS = {
 
 
 def parse_quantity(value: object, dimension: Dimension) -> float:
-    """*value* in SI; a ValueError says what is wrong with it. Letter case counts: b is a bit, B a byte."""
+    """Return *value* in SI; a ValueError says what is wrong with it. Letter case counts: b is a bit, B a byte."""
     example = f'write it like "{EXAMPLES[dimension]}"'
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ValueError(f"{value!r} has no unit; {example}")
@@ -72,20 +72,20 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
         raise ValueError(f"{value!r} is not a number with a unit; {example}")
     if not match[2]:
         raise ValueError(f"{value!r} has no unit; {example}")
-    unit = match[2] if match[2] in UNITS[dimension] else _spelt(match[2], dimension)
+    unit = match[2] if match[2] in UNITS[dimension] else _normalise_unit(match[2], dimension)
     if unit not in UNITS[dimension]:
         raise ValueError(f"{value!r} has unknown unit {match[2]!r}; {example}")
     number = float(match[1])
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{value!r} must not be negative or infinite")
-    size, (least, most, told) = number * UNITS[dimension][unit], LIMITS[dimension]
+    size, (least, most, limits) = number * UNITS[dimension][unit], LIMITS[dimension]
     if size and not least <= size <= most:
-        raise ValueError(f"{value!r} is beyond anything built; expected {told}")
+        raise ValueError(f"{value!r} is beyond anything built; expected {limits}")
     return size
 
 
-def _spelt(word: str, dimension: Dimension) -> str:
-    """*word* as the table of units has it, such as Gb/s for Gbps; GBps is bytes."""
+def _normalise_unit(word: str, dimension: Dimension) -> str:
+    """Return *word* as the table of units has it, such as Gb/s for Gbps; GBps is bytes."""
     if dimension is Dimension.RATE and word.endswith(("Bps", "B/sec", "b/sec")):
         return f"{word.removesuffix('ps').removesuffix('/sec')}/s"
     return SPELLINGS[dimension].get(word.lower(), word)

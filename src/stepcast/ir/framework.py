@@ -32,7 +32,7 @@ class Kernels(StrEnum):
 
 
 class AttentionKernel(StrEnum):
-    """The generation of the attention's kernels; ``cost.generations`` has how much slower the earlier are."""
+    """The generation of the attention's kernels; ``cost.pace`` has how much slower the earlier are."""
 
     CUDA_11 = "cuda-11"  # products of cuBLAS one per head, where no kernel fuses them
     FLASH_1 = "flash-1"

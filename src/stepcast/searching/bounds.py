@@ -19,12 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.cost.compute import cool_load
 from stepcast.cost.fits import default_fit
-from stepcast.cost.memory.in_flight import default_in_flight
-from stepcast.cost.memory.overhead import communicators, fragmented_bytes
-from stepcast.cost.memory.stages import workspace_bytes
+from stepcast.cost.memory.stages import communicators, default_in_flight, fragmented_bytes, workspace_bytes
 from stepcast.cost.memory.states import orientations, piece_states
+from stepcast.cost.power import cool_load
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dtype import FP32_BYTES

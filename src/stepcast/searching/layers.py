@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.cost.compute import Load, cool_seconds, load_of, priced_once
+from stepcast.cost.compute import cool_seconds, load_of, priced_once
 from stepcast.cost.fits import default_fit
-from stepcast.cost.generations import as_run, slowed
+from stepcast.cost.pace import apply_pace_s, convert_for_kernel, least_pace, slow_for_kernel
+from stepcast.cost.power import Load
 from stepcast.cost.pricing import Pricer
-from stepcast.cost.slowest import least_pace, paced_s
 from stepcast.generate.workload import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
@@ -194,9 +194,9 @@ class _LayerSeconds:
                 return 0.0
             runs = work.group not in self.alone and work.size_bytes > 0
             return self.pricer.seconds(work) if runs else 0.0
-        as_it_runs = as_run(work, self.attention)
-        price = slowed(self.price(as_it_runs), as_it_runs, self.attention, self.architecture)
-        return paced_s(price.seconds, as_it_runs, self.pace)
+        as_it_runs = convert_for_kernel(work, self.attention)
+        price = slow_for_kernel(self.price(as_it_runs), as_it_runs, self.attention, self.architecture)
+        return apply_pace_s(price.seconds, as_it_runs, self.pace)
 
 
 class ExchangeSeconds(NamedTuple):

@@ -13,9 +13,9 @@ from heapq import nsmallest
 
 import numpy as np
 
-from stepcast.cost.compute import cool_load
 from stepcast.cost.fits import default_fit
 from stepcast.cost.memory import memory
+from stepcast.cost.power import cool_load
 from stepcast.forecast.options import DEFAULTS
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster

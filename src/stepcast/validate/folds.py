@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from stepcast.cost.compute import Load, compute_price
-from stepcast.cost.compute_fit import ComputeFit, compute_fit
-from stepcast.cost.fits import merged
+from stepcast.cost.compute import compute_price
+from stepcast.cost.fits import ComputeFit, compute_fit, merge_tables
+from stepcast.cost.power import Load
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.work import Compute
@@ -71,13 +71,13 @@ def load_folds() -> Folds:
     families: dict[tuple[str, Family], ComputeFit] = {}
     compute = load_fit("compute")
     for fold in table["family"]:
-        fit = compute_fit(merged(compute, fold["values"]))
+        fit = compute_fit(merge_tables(compute, fold["values"]))
         families |= {(fold["kind"], tuple(family)): fit for family in fold["held"]}
     own = load_fit("neusight")
-    base = merged(compute, {section: own[section] for section in ("matmul", "stream")})
+    base = merge_tables(compute, {section: own[section] for section in ("matmul", "stream")})
     gpus = {
         fold["held"]: GpuFold(
-            compute_fit(merged(base, fold["values"])),
+            compute_fit(merge_tables(base, fold["values"])),
             own["added_s"] | fold["added_s"],
             own["least_s"] | fold["least_s"],
         )

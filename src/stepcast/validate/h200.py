@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.cost.compute import ALONE, Load, compute_price, step_load
-from stepcast.cost.compute_fit import ComputeFit
-from stepcast.cost.dispatch import DispatchFit, elapsed_s
-from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.compute import compute_price, step_load
+from stepcast.cost.fits import ComputeFit, DispatchFit, default_dispatch, default_fit
+from stepcast.cost.host import elapsed_s
 from stepcast.cost.memory import memory
+from stepcast.cost.power import ALONE, Load
 from stepcast.forecast.predict import predict
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster

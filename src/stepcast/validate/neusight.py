@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from stepcast.cost.calibration import fit_correction
-from stepcast.cost.compute import Load, matmul_seconds, softmax_key, step_load, stream_seconds
-from stepcast.cost.compute_fit import ComputeFit
-from stepcast.cost.fits import neusight_fit
+from stepcast.cost.compute import step_load
+from stepcast.cost.fits import ComputeFit, neusight_fit
+from stepcast.cost.matmul import matmul_seconds
+from stepcast.cost.memory_bound import softmax_key, stream_seconds
+from stepcast.cost.power import Load
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.rows import csv_rows

@@ -7,7 +7,7 @@ import pytest
 
 from stepcast.hardware import cluster_names, load_cluster
 from stepcast.hardware.graph import Network, network_of, routes, seats_of, seats_on
-from stepcast.hardware.graph.routes import summed
+from stepcast.hardware.graph.routes import sum_shares
 from stepcast.ir.layout import Layout
 
 CLOS = ["network.kind=fat-tree", "network.leaf_nodes=2"]
@@ -36,7 +36,7 @@ def test_every_message_leaves_once_and_arrives_once(kind: str, routing: str) -> 
     drawn = np.random.default_rng(7)
     source, target = drawn.integers(0, network.gpus, (2, 500))
     ways = routes(network, source, target, np.arange(500))
-    first, link, share = summed(*ways, 500, len(network.links))
+    first, link, share = sum_shares(*ways, 500, len(network.links))
     tiers = network.links.tiers
     domain = network.cluster.domain_gpus
     for message in range(500):
@@ -56,7 +56,7 @@ def test_every_message_leaves_once_and_arrives_once(kind: str, routing: str) -> 
 def chain(network: Network, source: int, target: int) -> list[str]:
     """The names of the links between two GPUs."""
     ways = routes(network, np.array([source]), np.array([target]))
-    return [network.links.name(int(link)) for link in summed(*ways, 1, len(network.links))[1]]
+    return [network.links.name(int(link)) for link in sum_shares(*ways, 1, len(network.links))[1]]
 
 
 def test_links_are_called_what_people_call_them() -> None:
@@ -171,8 +171,8 @@ def test_ranks_sit_where_the_path_says() -> None:
         (["network.failed=['leaf 0 to spine 99']"], "failed: no link is called 'leaf 0 to spine 99'"),
         (["network.slow=['node 0 NIC 0 up']"], "is not a link and the share that is left"),
         (["network.slow=['node 0 NIC 0 up: 0']"], "is not a link and the share that is left"),
-        (["network.failed=['leaf 0 to spine *']"], "no way is left from leaf 0 to leaf 1"),
-        (["network.failed=['node 0 NIC 0 up']"], "node 0 NIC 0 up has failed, and messages have no other way"),
+        (["network.failed=['leaf 0 to spine *']"], "no route is left from leaf 0 to leaf 1"),
+        (["network.failed=['node 0 NIC 0 up']"], "node 0 NIC 0 up has failed, and messages have no other route"),
         (["node.nics=16", "network.failed=['node 0 NIC [01] up']"], "all NICs of one have failed"),
     ],
 )

@@ -1,5 +1,6 @@
-"""What a collective costs: algorithms as curves of time over size, and the choice between them."""
+"""The cost of collectives: algorithms as curves of time over size, and the choice between them."""
 
+from stepcast.cost.collectives.algorithms import Curve, Ramp, imbalance_of
 from stepcast.cost.collectives.choose import (
     Algorithm,
     AlgorithmError,
@@ -10,12 +11,8 @@ from stepcast.cost.collectives.choose import (
     host_s,
     price,
     send_receive_price,
-    send_receive_s,
 )
-from stepcast.cost.collectives.curve import Curve, Ramp
-from stepcast.cost.collectives.exchange import imbalance_of
-from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
-from stepcast.cost.collectives.tuning import Protocol
+from stepcast.cost.collectives.route import Protocol, Route, lost_share, route_of, uneven_warning
 
 __all__ = [
     "Algorithm",
@@ -34,6 +31,5 @@ __all__ = [
     "price",
     "route_of",
     "send_receive_price",
-    "send_receive_s",
     "uneven_warning",
 ]

@@ -1,29 +1,80 @@
 """The flows of a communication: bytes on links, of all groups that run it at once.
 
 The ranks of a stage do the same, so where one of them runs a collective, every group of that family in the
-stage does. A flow alone takes the price of its collective: what it puts on a port, a NIC or a slot is at most
-what these carry in that time. Links between switches are not held to that: what collides there, collides.
+stage does. The members of a group are paced together, so all that a group moves is one flow; the senders of an
+exchange may be separate flows. Volumes are those that the curves in ``algorithms.py`` pay for.
+
+A flow alone takes the price of its collective: its load on a port, a NIC or a slot is at most what these carry
+in that time. Links between switches are not limited to that: what collides there, collides.
 """
 
-from functools import lru_cache
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from stepcast.cost.collectives.algorithms import PASSES, ROUNDS
 from stepcast.cost.collectives.choose import Algorithm
-from stepcast.cost.collectives.moves import NO_THROUGH, Groups, Moved, Moves, Through, joined_moves, moved
 from stepcast.hardware.cluster import FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.graph.routes import Ways, all_of, check_working, entries, over_ports, routes, summed
-from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.hardware.graph.routes import (
+    LinkShares,
+    check_working,
+    entries,
+    join_shares,
+    over_ports,
+    routes,
+    sum_shares,
+)
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import FAMILIES, PARTS
 from stepcast.ir.ranks import RankGrid
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
 
 # Tiers that belong to one GPU or node: a price has counted what they carry.
-OWN = ("NVLink", "PCIe", "sockets", "NIC", "torus")
+OWN_TIERS = ("NVLink", "PCIe", "sockets", "NIC", "torus")
+MOST_PAIRS = 8_000_000  # of an exchange; beyond them ranks of the same position in their nodes exchange
+
+
+class GpuMessages(NamedTuple):
+    """Messages between GPUs, in columns: the flow that each belongs to, its ends and its bytes."""
+
+    flow: IntArray
+    source: IntArray
+    target: IntArray
+    size_bytes: FloatArray
+
+    def only(self, selected: BoolArray) -> "GpuMessages":
+        return GpuMessages(*(column[selected] for column in self))  # type: ignore[arg-type]
+
+
+class SwitchTraffic(NamedTuple):
+    """Bytes that GPUs send to a switch, which adds or spreads them, and receive from it."""
+
+    flow: IntArray
+    gpu: IntArray
+    sent_bytes: FloatArray
+    received_bytes: FloatArray
+
+    def only(self, selected: BoolArray) -> "SwitchTraffic":
+        return SwitchTraffic(*(column[selected] for column in self))  # type: ignore[arg-type]
+
+
+NONE: IntArray = np.zeros(0, np.int64)
+NO_MESSAGES = GpuMessages(NONE, NONE, NONE, np.zeros(0))
+NO_TRAFFIC = SwitchTraffic(NONE, NONE, np.zeros(0), np.zeros(0))
+
+
+class CollectiveTraffic(NamedTuple):
+    """All that a collective moves; ``added`` goes to switches within nodes, ``reduced`` to those between."""
+
+    messages: GpuMessages
+    added: SwitchTraffic = NO_TRAFFIC
+    reduced: SwitchTraffic = NO_TRAFFIC
 
 
 def collective_flows(
@@ -37,7 +88,7 @@ def collective_flows(
     stage: int | None = None,
     crossing: float = 1.0,
 ) -> FlowSet:
-    """The flows of *work* while all ranks of *stage* (None: all ranks) run it; alone each takes *price_s*.
+    """Return the flows of *work* while all ranks of *stage* (None: all ranks) run it; alone each takes *price_s*.
 
     *seats* is the GPU of each rank. Of groups that span stages, what the ranks of *stage* send counts.
     """
@@ -46,40 +97,43 @@ def collective_flows(
     groups = Groups.of(seats[members], network.cluster.domain_gpus, mesh)
     by_sender = network.topology.routing is not NetworkRouting.SPRAY and work.kind is CollectiveKind.ALL_TO_ALL
     size = float(work.total_bytes)
-    found = moved(work.kind, algorithm, size, groups, by_sender=by_sender, crossing=crossing)
-    moves = _along_axes(network, found.moves) if _rings_on_torus(network, algorithm) else found.moves
-    added, reduced = found.added, found.reduced
+    traffic = collective_traffic(work.kind, algorithm, size, groups, by_sender=by_sender, crossing=crossing)
+    rings = (Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.TREE)
+    if network.topology.kind is NetworkKind.TORUS and algorithm in rings:
+        traffic = traffic._replace(messages=_along_axes(network, traffic.messages))
     if stage is not None and _spans_stages(work.group):
-        here = seats[_ranks_of(grid, stage)]
-        moves = moves.only(np.isin(moves.source, here))
-        added, reduced = (part.only(np.isin(part.gpu, here)) for part in (added, reduced))
+        here = seats[_stage_ranks(grid, stage)]
+        messages, added, reduced = traffic
+        traffic = CollectiveTraffic(
+            messages.only(np.isin(messages.source, here)),
+            added.only(np.isin(added.gpu, here)),
+            reduced.only(np.isin(reduced.gpu, here)),
+        )
     flows = groups.members.size if by_sender else groups.count
-    of_group = np.arange(flows) // (groups.ranks if by_sender else 1)
-    return _flow_set(network, Moved(moves, added, reduced), of_group, price_s)
+    group_of_flow = np.arange(flows) // (groups.ranks if by_sender else 1)
+    return _flow_set(network, traffic, group_of_flow, price_s)
 
 
 def transfer_flows(
     network: Network, seats: IntArray, grid: RankGrid, work: Transfer, price_s: float, *, stage: int | None = None
 ) -> FlowSet:
-    """A flow for each rank of *stage* (None: all) that sends to its peer, as *work* says."""
-    members = members_of(grid, work.group, None if _spans_stages(work.group) else stage)
+    """Return a flow for each rank of *stage* (None: all) that sends *work* to its peer."""
+    spans = _spans_stages(work.group)
+    members = members_of(grid, work.group, None if spans else stage)
     peers = np.roll(members, -work.peer_offset, axis=1)
     source, target = members.ravel(), peers.ravel()
-    if stage is not None and _spans_stages(work.group):
-        here = np.isin(source, _ranks_of(grid, stage))
+    if stage is not None and spans:
+        here = np.isin(source, _stage_ranks(grid, stage))
         source, target = source[here], target[here]
-    flow = np.arange(len(source))
-    moves = Moves(flow, seats[source], seats[target], np.full(len(source), float(work.size_bytes)))
-    return _flow_set(network, Moved(moves, NO_THROUGH, NO_THROUGH), flow, price_s)
+    return message_flows(network, seats[source], seats[target], np.full(len(source), float(work.size_bytes)), price_s)
 
 
 def message_flows(
     network: Network, source: IntArray, target: IntArray, size_bytes: FloatArray, price_s: float
 ) -> FlowSet:
-    """A flow for each message from GPU *source* to GPU *target*."""
+    """Return a flow for each message from GPU *source* to GPU *target*."""
     flow = np.arange(len(source))
-    moves = Moves(flow, source, target, size_bytes)
-    return _flow_set(network, Moved(moves, NO_THROUGH, NO_THROUGH), flow, price_s)
+    return _flow_set(network, CollectiveTraffic(GpuMessages(flow, source, target, size_bytes)), flow, price_s)
 
 
 @lru_cache(maxsize=256)
@@ -95,7 +149,7 @@ def members_of(grid: RankGrid, family: str, stage: int | None = None) -> IntArra
     ]
     members: IntArray = np.concatenate(rows)
     if stage is not None and not _spans_stages(family):
-        members = members[np.isin(members[:, 0], _ranks_of(grid, stage))]
+        members = members[np.isin(members[:, 0], _stage_ranks(grid, stage))]
     members.setflags(write=False)
     return members
 
@@ -104,25 +158,20 @@ def _spans_stages(family: str) -> bool:
     return "pp" in FAMILIES[PARTS.get(family, family)][1]
 
 
-def _ranks_of(grid: RankGrid, stage: int) -> IntArray:
+def _stage_ranks(grid: RankGrid, stage: int) -> IntArray:
     stride, stages = grid.stride("pp"), grid.layout.pp
     return np.flatnonzero(np.arange(grid.layout.gpus) // stride % stages == stage)
 
 
-def _rings_on_torus(network: Network, algorithm: Algorithm) -> bool:
-    rings = (Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.TREE)
-    return network.topology.kind is NetworkKind.TORUS and algorithm in rings
-
-
-def _along_axes(network: Network, moves: Moves) -> Moves:
-    """What leaves a domain, sent to the group's next along each dimension, both ways: on a torus rings run
-    along lines. Where a group has no lines, its ring stays as it is.
+def _along_axes(network: Network, messages: GpuMessages) -> GpuMessages:
+    """Send what leaves a domain to the group's next along each dimension, both ways: on a torus rings run
+    along lines. Where a group has no lines, its ring is unchanged.
     """
     size = network.cluster.domain_gpus
-    out = moves.source // size != moves.target // size
-    cells = int(max(moves.source.max(initial=0), moves.target.max(initial=0))) // size + 1
-    place, at = np.unique(moves.flow[out] * cells + moves.source[out] // size, return_inverse=True)
-    left = np.bincount(at, moves.size_bytes[out])
+    leaving = messages.source // size != messages.target // size
+    cells = int(max(messages.source.max(initial=0), messages.target.max(initial=0))) // size + 1
+    place, index = np.unique(messages.flow[leaving] * cells + messages.source[leaving] // size, return_inverse=True)
+    left = np.bincount(index, messages.size_bytes[leaving])
     flow, cell = np.divmod(place, cells)
     ends: list[tuple[IntArray, IntArray]] = []
     stride = 1
@@ -137,123 +186,392 @@ def _along_axes(network: Network, moves: Moves) -> Moves:
         follower = order[start + (np.arange(len(order)) - start + 1) % count]
         ends.append((order[count > 1], follower[count > 1]))
         stride *= length
-    near, far = (np.concatenate(each) for each in zip(*ends, strict=True))
+    near, far = (np.concatenate(column) for column in zip(*ends, strict=True))
     ways = np.bincount(near, minlength=len(cell))
     if (ways == 0).any():
-        return moves
+        return messages
     half = (left / ways)[near] / 2
-    inside = moves.only(~out)
-    return joined_moves(
-        [
-            inside,
-            Moves(flow[near], cell[near] * size, cell[far] * size, half),
-            Moves(flow[near], cell[far] * size, cell[near] * size, half),
-        ]
-    )
+    there = GpuMessages(flow[near], cell[near] * size, cell[far] * size, half)
+    back = GpuMessages(flow[near], cell[far] * size, cell[near] * size, half)
+    return join_messages([messages.only(~leaving), there, back])
 
 
-def _routed(network: Network, moves: Moves) -> Ways:
-    ways = routes(network, moves.source, moves.target)
-    return Ways(moves.flow[ways.row], ways.link, ways.share * moves.size_bytes[ways.row])
+def _flow_set(network: Network, traffic: CollectiveTraffic, group: IntArray, price_s: float) -> FlowSet:
+    links = network.links
+    first, link, size = _sum_on_links(network, traffic, len(group))
+    own = np.isin(links.tier[link], [links.tiers.index(tier) for tier in OWN_TIERS if tier in links.tiers])
+    if network.alive is None:
+        limited = np.minimum(size, links.capacity_bytes_per_s[link] * price_s)
+        return FlowSet.of(first, link, np.where(own, limited, size), group=group)
+    # The price knows no link that failed or is slow: flows are scaled as if all of them worked.
+    healthy = _flow_set(network.healthy, traffic, group, price_s)
+    before = _sum_on_links(network.healthy, traffic, len(group))[2]
+    share = np.ones(len(group))
+    np.minimum.at(share, healthy.flow, healthy.bytes_on / np.where(before > 0, before, 1.0))
+    flow = np.repeat(np.arange(len(group)), np.diff(first))
+    return FlowSet.of(first, link, np.where(own, size * share[flow], size), group=group)
 
 
-def _through_ports(network: Network, added: Through) -> Ways:
-    """Sums within a node: over the ports on its switches."""
+def _sum_on_links(network: Network, traffic: CollectiveTraffic, flows: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the links of each flow from ``first[flow]`` on, each once, and the bytes on them."""
+    messages = traffic.messages
+    routed = routes(network, messages.source, messages.target)
+    parts = [
+        LinkShares(messages.flow[routed.row], routed.link, routed.share * messages.size_bytes[routed.row]),
+        _through_ports(network, traffic.added),
+        _through_switches(network, traffic.reduced),
+    ]
+    shares = join_shares(parts)
+    return sum_shares(shares.row, shares.link, shares.share, flows, len(network.links))
+
+
+def _through_ports(network: Network, added: SwitchTraffic) -> LinkShares:
+    """Return sums within a node over the ports on its switches."""
     if not len(added.flow):
-        return all_of([])
-    ways = over_ports(network, np.arange(len(added.flow)), added.gpu, added.gpu)
-    check_working(network, ways)
+        return join_shares([])
+    shares = over_ports(network, np.arange(len(added.flow)), added.gpu, added.gpu)
+    check_working(network, shares)
     up = network["port up"]
-    sent = (ways.link >= up.start) & (ways.link < up.start + up.size)
-    size = np.where(sent, added.sent_bytes[ways.row], added.received_bytes[ways.row])
-    return Ways(added.flow[ways.row], ways.link, ways.share * size)
+    sent = (shares.link >= up.start) & (shares.link < up.start + up.size)
+    size = np.where(sent, added.sent_bytes[shares.row], added.received_bytes[shares.row])
+    return LinkShares(added.flow[shares.row], shares.link, shares.share * size)
 
 
-def _through_switches(network: Network, reduced: Through) -> Ways:
-    """Sums in the network: each node sends to its leaf, and each leaf of a group its sum to the spines."""
+def _through_switches(network: Network, reduced: SwitchTraffic) -> LinkShares:
+    """Return sums in the network: each node sends to its leaf, and each leaf of a group its sum to the spines."""
     if not len(reduced.flow):
-        return all_of([])
+        return join_shares([])
     nics = network.cluster.node.nics
     slot, share = network.nic_slots
     node, local = np.divmod(reduced.gpu, network.cluster.node.gpus)
-    at, column = np.nonzero(share[local])
-    part = share[local[at], column]
-    nic = slot[local[at], column]
-    flow, sent, received = reduced.flow[at], reduced.sent_bytes[at] * part, reduced.received_bytes[at] * part
+    index, column = np.nonzero(share[local])
+    part = share[local[index], column]
+    nic, node = slot[local[index], column], node[index]
+    flow = reduced.flow[index]
+    sent, received = reduced.sent_bytes[index] * part, reduced.received_bytes[index] * part
     parts = [
-        entries(flow, network["nic up"].at(node[at], nic), sent),
-        entries(flow, network["nic down"].at(node[at], nic), received),
+        entries(flow, network["nic up"].at(node, nic), sent),
+        entries(flow, network["nic down"].at(node, nic), received),
     ]
     if "leaf up" in network.blocks:
-        # What reaches a switch from one node of the group: all send as much, and the switch adds them.
-        sums = _Sums(flow, node[at], sent, network.nodes)
-        leaf = network.leaf_of(node[at] * nics + nic)
-        parts += _upward(network, "leaf", sums.under(leaf))
+        leaf = network.leaf_of(node * nics + nic)
+        parts += _upward(network, "leaf", leaf, flow, node, sent)
         if "core up" in network.blocks:
-            parts += _upward(network, "core", sums.under(network.pod_of(leaf)))
-    ways = all_of(parts)
-    check_working(network, ways)
-    return ways
+            parts += _upward(network, "core", network.pod_of(leaf), flow, node, sent)
+    shares = join_shares(parts)
+    check_working(network, shares)
+    return shares
 
 
-class _Sums(NamedTuple):
-    """What nodes send of each flow, to be added in switches above them."""
+def _upward(
+    network: Network, tier: str, switch: IntArray, flow: IntArray, node: IntArray, sent_bytes: FloatArray
+) -> list[LinkShares]:
+    """Return the sums that switches send up, spread over their links, and the totals that come down again.
 
-    flow: IntArray
-    node: IntArray
-    sent_bytes: FloatArray
-    nodes: int
-
-    def under(self, switch: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
-        """Of each flow that several switches have: these, and the bytes that each sends up."""
-        count = int(switch.max()) + 1
-        distinct, where = np.unique(self.flow * count + switch, return_inverse=True)
-        of_node, at = np.unique(where * self.nodes + self.node, return_inverse=True)
-        most = np.zeros(len(distinct))
-        np.maximum.at(most, of_node // self.nodes, np.bincount(at, self.sent_bytes))
-        flow, above = np.divmod(distinct, count)
-        several = np.bincount(flow)[flow] > 1  # a group below one switch is done there
-        return flow[several], above[several], most[several]
-
-
-def _upward(network: Network, tier: str, sums: tuple[IntArray, IntArray, FloatArray]) -> list[Ways]:
-    """Sums spread over the ways up from each switch, and their totals down again."""
-    flow, switch, size = sums
-    blocks = [network[f"{tier} {way}"] for way in ("up", "down")]
+    All nodes of a group send as much, and the switch adds them, so it sends up what it gets from one node.
+    """
+    count, nodes = int(switch.max()) + 1, network.nodes
+    distinct, where = np.unique(flow * count + switch, return_inverse=True)
+    node_of, index = np.unique(where * nodes + node, return_inverse=True)
+    most = np.zeros(len(distinct))
+    np.maximum.at(most, node_of // nodes, np.bincount(index, sent_bytes))
+    flow, above = np.divmod(distinct, count)
+    several = np.bincount(flow)[flow] > 1  # a group below one switch is done there
+    flow, above, size = flow[several], above[several], most[several]
+    blocks = [network[f"{tier} {direction}"] for direction in ("up", "down")]
     ways = prod(blocks[0].shape[1:])
     places = np.unravel_index(np.arange(ways), blocks[0].shape[1:])
     return [
         entries(
             np.repeat(flow, ways),
-            block.at(np.repeat(switch, ways), *(np.tile(place, len(flow)) for place in places)),
+            block.at(np.repeat(above, ways), *(np.tile(place, len(flow)) for place in places)),
             np.repeat(size / ways, ways),
         )
         for block in blocks
     ]
 
 
-def _flow_set(network: Network, found: Moved, group: IntArray, price_s: float) -> FlowSet:
-    links = network.links
-    first, link, size = _summed(network, found, len(group))
-    own = np.isin(links.tier[link], [links.tiers.index(tier) for tier in OWN if tier in links.tiers])
-    if network.alive is None:
-        held = np.minimum(size, links.capacity_bytes_per_s[link] * price_s)
-        return FlowSet.of(first, link, np.where(own, held, size), group=group)
-    # A link that failed or is slow was not in the price: scaled as if it were whole.
-    whole = _flow_set(network.healthy, found, group, price_s)
-    before = _summed(network.healthy, found, len(group))[2]
-    share = np.ones(len(group))
-    np.minimum.at(share, whole.flow, whole.bytes_on / np.where(before > 0, before, 1.0))
-    flow = np.repeat(np.arange(len(group)), np.diff(first))
-    return FlowSet.of(first, link, np.where(own, size * share[flow], size), group=group)
+# Bytes that a collective moves between its ranks, for all groups of a family at once.
 
 
-def _summed(network: Network, found: Moved, flows: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """The links of each flow from ``first[flow]`` on, each once, and the bytes on them."""
-    parts = [
-        _routed(network, found.moves),
-        _through_ports(network, found.added),
-        _through_switches(network, found.reduced),
-    ]
-    ways = all_of(parts)
-    return summed(ways.row, ways.link, ways.share, flows, len(network.links))
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Groups of as many members each: the GPUs of one in a row, those of a scale-up domain side by side."""
+
+    members: IntArray  # groups x members
+    domain_gpus: int
+    mesh: bool = False  # whether each two GPUs of a node have a link of their own
+
+    @classmethod
+    def of(cls, members: IntArray, domain_gpus: int, mesh: bool = False) -> "Groups":
+        order = np.argsort(members // domain_gpus, axis=1, kind="stable")
+        return cls(np.take_along_axis(members, order, axis=1), domain_gpus, mesh)
+
+    @property
+    def ranks(self) -> int:
+        return int(self.members.shape[1])
+
+    @property
+    def count(self) -> int:
+        return int(self.members.shape[0])
+
+    @cached_property
+    def gpu(self) -> IntArray:
+        return self.members.ravel()
+
+    @cached_property
+    def node(self) -> IntArray:
+        """The node of each member, counted over all groups."""
+        domain = self.members // self.domain_gpus
+        new = np.ones(domain.shape, bool)
+        new[:, 1:] = domain[:, 1:] != domain[:, :-1]
+        numbers: IntArray = np.cumsum(new.ravel()) - 1
+        return numbers
+
+    @cached_property
+    def held(self) -> IntArray:
+        """The number of members on each node."""
+        return np.bincount(self.node)
+
+    @cached_property
+    def first(self) -> IntArray:
+        """The first member of each node."""
+        return _starts(self.held)
+
+    @cached_property
+    def group(self) -> IntArray:
+        """The group of each node."""
+        return self.first // self.ranks
+
+    @cached_property
+    def nodes(self) -> IntArray:
+        """The number of nodes of each group."""
+        return np.bincount(self.group, minlength=self.count)
+
+    @cached_property
+    def start(self) -> IntArray:
+        """The first node of each group."""
+        return _starts(self.nodes)
+
+    @cached_property
+    def place(self) -> IntArray:
+        """The place of each node in its group."""
+        return np.arange(len(self.held)) - self.start[self.group]
+
+    @property
+    def group_nodes(self) -> IntArray:
+        """The number of nodes of each node's group."""
+        return self.nodes[self.group]
+
+    @property
+    def flow(self) -> IntArray:
+        """The group of each member."""
+        return np.arange(len(self.gpu)) // self.ranks
+
+    def shared(self, near: IntArray, far: IntArray, size_bytes: FloatArray | float) -> GpuMessages:
+        """Return messages from node *near* to node *far*, shared evenly by their members, the i-th with the i-th."""
+        channels = np.maximum(self.held[near], self.held[far])
+        index, number = _count_up(channels)
+        source = self.gpu[self.first[near[index]] + number % self.held[near[index]]]
+        target = self.gpu[self.first[far[index]] + number % self.held[far[index]]]
+        size = np.broadcast_to(np.asarray(size_bytes, np.float64), near.shape)
+        return GpuMessages(self.group[near[index]], source, target, size[index] / channels[index])
+
+    def around(self, size_bytes: FloatArray) -> GpuMessages:
+        """Return messages of each member round its node, *size_bytes* by node: to the next there, or, where
+        each two have a link of their own, evenly to all others.
+        """
+        held = self.held[self.node]
+        size = size_bytes[self.node]
+        senders = np.flatnonzero((held > 1) & (size > 0))
+        peers = held[senders] - 1 if self.mesh else np.ones(len(senders), np.int64)
+        index, number = _count_up(peers)
+        member = senders[index]
+        first = self.first[self.node[member]]
+        other = first + (member - first + number + 1) % held[member]
+        return GpuMessages(member // self.ranks, self.gpu[member], self.gpu[other], size[member] / peers[index])
+
+    def next_node(self) -> IntArray:
+        """Return for each node the next of its group; after the last comes the first."""
+        return self.start[self.group] + (self.place + 1) % self.group_nodes
+
+    def node_pairs(self) -> tuple[IntArray, IntArray]:
+        """Return each node with each other of its group."""
+        near, number = _count_up(self.group_nodes - 1)
+        group = self.group[near]
+        return near, self.start[group] + (self.place[near] + number + 1) % self.nodes[group]
+
+
+def _starts(counts: IntArray) -> IntArray:
+    return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+
+
+def _count_up(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Return each index as often as its count says, and the numbers from 0 within each."""
+    index = np.repeat(np.arange(len(counts)), counts)
+    return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def collective_traffic(
+    kind: CollectiveKind,
+    algorithm: Algorithm,
+    size_bytes: float,
+    groups: Groups,
+    *,
+    by_sender: bool = False,
+    crossing: float = 1.0,
+) -> CollectiveTraffic:
+    """Return what *groups* move for a collective of *size_bytes* each.
+
+    *by_sender*: a flow for each sender of an exchange, not for each group. *crossing*: the share of an
+    exchange's bytes between nodes that crosses the network, where tokens cross it once for each node.
+    """
+    if kind is CollectiveKind.BARRIER:
+        kind = CollectiveKind.ALL_REDUCE
+    match algorithm:
+        case Algorithm.RING:
+            return CollectiveTraffic(_ring(kind, size_bytes, groups))
+        case Algorithm.TREE:
+            return CollectiveTraffic(_tree(PASSES[kind], kind, size_bytes, groups))
+        case Algorithm.HIERARCHICAL if kind is not CollectiveKind.ALL_TO_ALL:
+            return CollectiveTraffic(_hierarchical(ROUNDS[kind], size_bytes, groups))
+        case Algorithm.HIERARCHICAL:
+            return CollectiveTraffic(_staged(size_bytes, groups, crossing))
+        case Algorithm.PAIRWISE:
+            return CollectiveTraffic(_pairwise(size_bytes, groups, by_sender, crossing))
+        case Algorithm.DIRECT:
+            return CollectiveTraffic(_rooted(kind, size_bytes, groups))
+        case Algorithm.NVLS:
+            return CollectiveTraffic(NO_MESSAGES, _nvls(kind, size_bytes, groups))
+        case Algorithm.NVLS_TREE:
+            between = _double_tree(2, CollectiveKind.ALL_REDUCE, size_bytes, groups)
+            return CollectiveTraffic(between, _nvls(kind, size_bytes, groups))
+        case Algorithm.IN_NETWORK:
+            held = groups.held
+            inside = groups.around(2 * (held - 1) / held * size_bytes)
+            part = size_bytes / held[groups.node]
+            return CollectiveTraffic(inside, reduced=SwitchTraffic(groups.flow, groups.gpu, part, part))
+
+
+def _ring(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
+    """As many rings as a node has members, each entering and leaving it by the NIC of another: a member sends
+    to its neighbour all but what leaves the node at it. A chain is a ring that is not closed.
+    """
+    closed = kind in ROUNDS
+    n = groups.ranks
+    passed = ROUNDS[kind] * (n - 1) / n * size_bytes if closed else size_bytes
+    alone = groups.group_nodes == 1
+    inside = np.where(alone & closed, passed, passed * (groups.held - 1) / groups.held)
+    near = np.flatnonzero(~alone & (closed | (groups.place < groups.group_nodes - 1)))
+    return join_messages([groups.around(inside), groups.shared(near, groups.next_node()[near], passed)])
+
+
+def _tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
+    """A chain within each node, as many as it has members, and two trees between nodes."""
+    inside = passes * size_bytes * (groups.held - 1) / groups.held
+    return join_messages([groups.around(inside), _double_tree(passes, kind, size_bytes, groups)])
+
+
+def _double_tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
+    """Two trees with half of the buffer each: up, down, or both."""
+    parts: list[GpuMessages] = []
+    for nodes in np.unique(groups.nodes).tolist():
+        if nodes == 1:
+            continue
+        start = groups.start[groups.nodes == nodes][:, None]
+        for parents in double_tree(nodes):
+            child = np.flatnonzero(parents >= 0)
+            near, far = (start + child).ravel(), (start + parents[child]).ravel()
+            if passes == 2 or kind is CollectiveKind.REDUCE:
+                parts.append(groups.shared(near, far, size_bytes / 2))
+            if passes == 2 or kind is not CollectiveKind.REDUCE:
+                parts.append(groups.shared(far, near, size_bytes / 2))
+    return join_messages(parts)
+
+
+def double_tree(nodes: int) -> tuple[IntArray, IntArray]:
+    """Return each node's parent in two binary trees, -1 for the root: an inner node of one is a leaf in the other.
+
+    The first is NCCL's (src/graph/trees.cc): a node's lowest set bit is its height. The second is its mirror
+    image, or, of an odd number of nodes, the same moved on by one.
+    """
+    number = np.arange(nodes)
+    parents = np.full(nodes, -1)
+    low = number & -number
+    for node in range(1, nodes):
+        bit = int(low[node])
+        parent = (node ^ bit) | (bit << 1)
+        parents[node] = parent if parent < nodes else node ^ bit
+    if nodes % 2 == 0:
+        return parents, np.where(parents[::-1] >= 0, nodes - 1 - parents[::-1], -1)
+    moved_on = np.roll(parents, 1)
+    return parents, np.where(moved_on >= 0, (moved_on + 1) % nodes, -1)
+
+
+def _hierarchical(rounds: int, size_bytes: float, groups: Groups) -> GpuMessages:
+    """Rings within the nodes, and rings of the members of one position between them."""
+    held, nodes = groups.held, groups.group_nodes
+    inside = rounds * (held - 1) / held * size_bytes
+    near = np.flatnonzero(nodes > 1)
+    passed = (rounds * (nodes - 1) / nodes * size_bytes)[near]
+    return join_messages([groups.around(inside), groups.shared(near, groups.next_node()[near], passed)])
+
+
+def _staged(size_bytes: float, groups: Groups, crossing: float) -> GpuMessages:
+    """An exchange between the ranks of one position, then within the nodes."""
+    held = groups.held
+    near, far = groups.node_pairs()
+    between = size_bytes * held[near] / groups.nodes[groups.group[near]] * crossing
+    return join_messages([groups.around((held - 1) / held * size_bytes), groups.shared(near, far, between)])
+
+
+def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: float) -> GpuMessages:
+    """Each rank sends 1/n of its buffer to every other.
+
+    Where tokens cross once for each node, they cross to the rank of the sender's position there, which hands
+    them on to all that they are for.
+    """
+    n = groups.ranks
+    if groups.count * n * (n - 1) > MOST_PAIRS:
+        return _staged(size_bytes, groups, crossing)
+    member = np.repeat(np.arange(len(groups.gpu)), n - 1)
+    ahead = np.tile(np.arange(1, n), len(groups.gpu))
+    group = member // n
+    other = group * n + (member - group * n + ahead) % n
+    flow = member if by_sender else group
+    size = np.full(len(member), size_bytes / n)
+    if crossing == 1:
+        return GpuMessages(flow, groups.gpu[member], groups.gpu[other], size)
+    away = groups.node[member] != groups.node[other]
+    first = groups.first[groups.node[other]]
+    place = member - groups.first[groups.node[member]]
+    handing = np.where(away, first + place % groups.held[groups.node[other]], member)
+    onward = GpuMessages(flow, groups.gpu[handing], groups.gpu[other], size).only(handing != other)
+    across = GpuMessages(flow, groups.gpu[member], groups.gpu[handing], size * crossing).only(away)
+    return join_messages([across, onward])
+
+
+def _rooted(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
+    """Gather and scatter: all parts but its own to or from the first rank."""
+    n = groups.ranks
+    root = np.repeat(groups.members[:, 0], n - 1)
+    others = groups.members[:, 1:].ravel()
+    ends = (root, others) if kind is CollectiveKind.SCATTER else (others, root)
+    flow = np.repeat(np.arange(groups.count), n - 1)
+    return GpuMessages(flow, *ends, np.full(len(flow), size_bytes / n))
+
+
+def _nvls(kind: CollectiveKind, size_bytes: float, groups: Groups) -> SwitchTraffic:
+    """The switch fetches a part from all ranks for the one in charge, and spreads what that writes."""
+    held = groups.held[groups.node]
+    fetched = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.ALL_GATHER else 0.0)
+    spread = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.REDUCE_SCATTER else 0.0)
+    sent, received = fetched + spread / held, spread + fetched / held
+    return SwitchTraffic(groups.flow, groups.gpu, sent, received).only(held > 1)
+
+
+def join_messages(parts: Iterable[GpuMessages]) -> GpuMessages:
+    filled = [part for part in parts if len(part.flow)]
+    if not filled:
+        return NO_MESSAGES
+    return GpuMessages(*(np.concatenate(column) for column in zip(*filled, strict=True)))

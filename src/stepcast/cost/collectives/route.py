@@ -1,25 +1,115 @@
-"""The way a group of ranks communicates over, in plain numbers: all that a collective's cost depends on."""
+"""The links that a group of ranks communicates over, in plain numbers: all that the cost of a collective depends on.
+
+The constants of the collective libraries are in data/fits/collectives.toml, each with its source.
+"""
 
 import math
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import lru_cache
 
-from stepcast.cost.collectives.tuning import Tuning, library_tuning, tuning_of
+from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Cluster, FabricKind, Link
-from stepcast.hardware.path import GroupPath
-from stepcast.hardware.placement import Place
+from stepcast.hardware.path import GroupPath, Place
+from stepcast.ir.tables import Amount, convert_table
 from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.units import GB, US
 
-UNEVEN = 2.0  # ranks on the fullest node over the emptiest, from which on it is said
+# The architecture whose limits hold for those that no table names, and for routes that name no GPU.
+DEFAULT_ARCHITECTURE = "hopper"
+NEVER = 2**31  # ranks from which a switch without reduction is used
+UNEVEN = 2.0  # ranks on the fullest node over the emptiest, from which on users are warned
+# Thread blocks of an exchange of tokens: DeepSeek-V3 (2024), section 3.2.2, and DeepEP use 20 for dispatch and combine.
+EXPERT_BLOCKS = 20
+
+
+class Protocol(StrEnum):
+    LL = "LL"
+    LL128 = "LL128"
+    SIMPLE = "Simple"
+
+
+@dataclass(frozen=True, slots=True)
+class PerProtocol:
+    """One figure for each protocol."""
+
+    ll: Amount
+    ll128: Amount
+    simple: Amount
+
+    def __getitem__(self, protocol: Protocol) -> float:
+        return {Protocol.LL: self.ll, Protocol.LL128: self.ll128, Protocol.SIMPLE: self.simple}[protocol]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuning:
+    """Constants of a library's collectives on one architecture, apart from links and hosts.
+
+    There is one object for each, so that routes, which are keys of caches, need not compare forty figures.
+    """
+
+    start_s: PerProtocol
+    tree_start_s: PerProtocol
+    hop_s: PerProtocol  # beyond the link's own latency, over NVLink or Infinity Fabric
+    pcie_hop_s: PerProtocol
+    tree_hop_s: PerProtocol
+    network_hop_s: PerProtocol
+    share: PerProtocol  # of the rate that is left to data
+    ll_limit_bytes_per_s: tuple[float, float, float]  # in one node, on two, on more
+    message_s: Amount  # for the host to prepare one message of an all-to-all
+    exchange_start_s: Amount
+    tree_step_s: Amount  # synchronisation of a chunk
+    nvls_start_s: Amount  # for each rank of the node
+    nvls_step_s: Amount  # synchronisation of a chunk, for each rank of the node
+    nvls_tree_hop_s: Amount
+    torch_call_s: Amount
+    nvls_least_ranks: int = NEVER
+
+
+def tuning_of(cluster: Cluster) -> Tuning:
+    """Return the constants of the cluster's library (by default that of the GPUs' vendor) on its architecture."""
+    default = "rccl" if cluster.gpu.vendor == "amd" else "nccl"
+    return library_tuning(cluster.communication.library or default, cluster.gpu.architecture)
+
+
+@lru_cache(maxsize=64)
+def library_tuning(library: str = "nccl", architecture: str = DEFAULT_ARCHITECTURE) -> Tuning:
+    """Return the constants of *library*; an architecture without an entry has the default limits and no NVLS."""
+    tables = load_fit("collectives")
+    if library not in tables:
+        raise ValueError(f"library must be one of {', '.join(tables)}, not {library!r}")
+    table = tables[library]
+    table = tables[table.pop("base", library)] | table
+    architectures = table.pop("architectures")
+    default = architectures.get(DEFAULT_ARCHITECTURE) or next(iter(architectures.values()))
+    own = architectures.get(architecture, {"ll_limit_gb_per_s": default["ll_limit_gb_per_s"]})
+    units = {"_us": ("_s", US), "_gb_per_s": ("_bytes_per_s", GB)}
+    values = {}
+    for key, value in (table | own).items():
+        suffix = next((suffix for suffix in units if key.endswith(suffix)), "")
+        name, unit = units.get(suffix, ("", 1))
+        values[key.removesuffix(suffix) + name] = _scale(value, unit)
+    return convert_table(values, Tuning)
+
+
+def _scale(value: object, unit: float) -> object:
+    match value:
+        case dict():
+            return {key.lower(): number * unit for key, number in value.items()}
+        case list():
+            return [number * unit for number in value]
+        case int() | float():
+            return value * unit
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Rates are what a long transfer reaches, efficiency included; latencies those of one empty message.
+    """Rates are those of a long transfer, efficiency included; latencies those of one empty message.
 
-    ``intra`` is the way between two ranks of a node, for one rank; ``inter`` the way out of a node, for
+    ``intra`` is the connection between two ranks of a node, for one rank; ``inter`` the connection out of a node, for
     all of the group's ranks there together (of the node that holds fewest). Where all send to all, a rank
-    gets ``exchange_bytes_per_s`` of the way out, less than its share where the network is oversubscribed.
+    gets ``exchange_bytes_per_s`` of it, less than its share where the network is oversubscribed.
     """
 
     ranks: int
@@ -64,19 +154,13 @@ class Route:
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above zero, not {getattr(self, name)!r}")
-        for name in (
-            "intra_latency_s",
-            "inter_latency_s",
-            "launch_overhead_s",
-            "call_overhead_s",
-            "channel_overhead_s",
-        ):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)!r}")
+        for name in ("intra_latency", "inter_latency", "launch_overhead", "call_overhead", "channel_overhead"):
+            if not 0 <= getattr(self, f"{name}_s") < math.inf:
+                raise ValueError(f"{name}_s must be finite and not negative, not {getattr(self, f'{name}_s')!r}")
 
     @property
     def ring_bytes_per_s(self) -> float:
-        """A ring passes each node's border once, over all its ranks' NICs, and each rank's port."""
+        """The rate of a ring, which leaves each node once, over the NICs of all its ranks, and uses each port."""
         if self.nodes == 1:
             return self.intra_bytes_per_s
         if self.ranks_per_node == 1:
@@ -85,34 +169,29 @@ class Route:
 
     @property
     def open_channels(self) -> int:
-        """Channels that a large message uses."""
+        """The number of channels that a large message uses."""
         if self.nodes == 1:
             return self.channels
         return min(self.channels, self.channels_per_rank * self.fewest_per_node)
 
     @property
     def unevenness(self) -> float:
-        """Ranks on the fullest node over those on the emptiest, through whose way out all of them go."""
+        """Ranks on the fullest node over those on the emptiest, whose links limit the whole group."""
         return self.ranks_per_node / self.fewest_per_node
 
     def within(self) -> "Route":
-        """The same ranks seen from one node."""
+        """Return the route of the ranks of one node."""
         return replace(self, ranks=self.ranks_per_node, nodes=1, fewest_per_node=self.ranks_per_node)
 
     def between(self) -> "Route":
-        """One rank of each node: they share the way out with the node's other ranks."""
-        return replace(
-            self,
-            ranks=self.nodes,
-            ranks_per_node=1,
-            fewest_per_node=1,
-            inter_bytes_per_s=self.inter_bytes_per_s / self.ranks_per_node,
-        )
+        """Return the route of one rank of each node; they share the links out with the node's other ranks."""
+        rate = self.inter_bytes_per_s / self.ranks_per_node
+        return replace(self, ranks=self.nodes, ranks_per_node=1, fewest_per_node=1, inter_bytes_per_s=rate)
 
 
 @lru_cache(maxsize=4096)
 def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Route:
-    """What a group's *path* through *cluster* means for its collectives."""
+    """Return the route of a group whose ranks are connected by *path*."""
     intra, inter, constants = path.intra, path.inter, cluster.communication
     fabric = cluster.node.fabric
     nvlink = fabric.kind is not FabricKind.PCIE
@@ -150,39 +229,33 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
     )
 
 
-def uneven_warning(who: str, route: Route, cluster: Cluster, place: Place) -> list[str]:
-    """Says that *who* is slow for the node that holds least of it; nothing where that hardly matters."""
-    if route.unevenness < UNEVEN:
-        return []
-    racks = cluster.topology.scale_up_nodes > 1
-    what = "rack" if racks else "node"
-    remedy = "use --place even, or " if racks and place is Place.PACKED else ""
-    return [
-        f"{who} {route.ranks} ranks stands on {route.nodes} {what}s, {route.ranks_per_node} on the fullest "
-        f"and {route.fewest_per_node} on the emptiest, whose way out bounds them all: {remedy}"
-        f"choose GPUs that fill every {what} alike"
-    ]
-
-
 def _rate(link: Link | None) -> float:
     return link.effective_bytes_per_s if link else math.inf
 
 
-# What computation loses to a collective that runs beside it.
-#
-# A collective's kernel keeps one thread block per channel on a multiprocessor of its own, which large
-# matrix kernels cannot share. While it runs, computation has the other multiprocessors, so every second
-# of it costs blocks / multiprocessors seconds of computing. On an H200 a stand-in of 16 copying blocks
-# (12 % of it) costs a transformer layer 7 to 21 %, of 24 (18 %) 12 to 21 % (tools/measure_overlap.py);
-# Lee et al., "Characterizing Compute-Communication Overlap" (arXiv 2507.03114), found 18.9 % on average
-# over A100, H100, MI210 and MI250.
-
-# DeepSeek-V3 (2024), section 3.2.2, and DeepEP, which keep 20 for dispatch and combine.
-EXPERT_BLOCKS = 20
+def uneven_warning(group: str, route: Route, cluster: Cluster, place: Place) -> list[str]:
+    """Return a warning if the node that holds fewest ranks of *group* limits it; empty where that hardly matters."""
+    if route.unevenness < UNEVEN:
+        return []
+    racks = cluster.topology.scale_up_nodes > 1
+    unit = "rack" if racks else "node"
+    remedy = "use --place even, or " if racks and place is Place.PACKED else ""
+    return [
+        f"{group} {route.ranks} ranks is spread over {route.nodes} {unit}s, {route.ranks_per_node} on the fullest "
+        f"and {route.fewest_per_node} on the emptiest, whose links limit all of them: {remedy}"
+        f"choose a number of GPUs that fills every {unit} equally"
+    ]
 
 
 def lost_share(work: Collective, route: Route, multiprocessors: int) -> float:
-    """Seconds of computing lost for each second of *work* beside it."""
+    """Return the seconds of computation lost for each second that *work* overlaps it.
+
+    The kernel of a collective occupies one multiprocessor per channel, which large matrix kernels cannot share. While
+    it runs, computation has the other multiprocessors, so every second of it costs blocks / multiprocessors seconds of
+    computing. On an H200 a stand-in of 16 copying blocks (12 % of it) costs a transformer layer 7 to 21 %, of 24
+    (18 %) 12 to 21 % (tools/measure_overlap.py); Lee et al., "Characterizing Compute-Communication Overlap" (arXiv
+    2507.03114), found 18.9 % on average over A100, H100, MI210 and MI250.
+    """
     if route.ranks == 1:
         return 0.0
     blocks = EXPERT_BLOCKS if work.kind is CollectiveKind.ALL_TO_ALL else route.open_channels

@@ -1,20 +1,21 @@
-"""Measured sweeps beside the model: the way that a sweep's ranks take, and what its sizes should cost."""
+"""Measured sweeps of a collective over sizes, and the times that the model predicts for them."""
 
 from typing import TYPE_CHECKING
 
 from stepcast.cost.collectives.choose import collective_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of
-from stepcast.hardware import Cluster, Place, placed, resolve
+from stepcast.hardware import Cluster, Place, place_ranks, resolve
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 
 if TYPE_CHECKING:
-    from numpy import float64
-    from numpy.typing import NDArray
+    from stepcast.ir.arrays import FloatArray
+
+MESSAGE = "message"
 
 
 def sweep_route(sweep: CollectiveSweep, cluster: Cluster) -> Route:
-    """The ranks spread evenly over as many nodes as the log names."""
+    """Return the route of the ranks, spread evenly over as many nodes as the log names."""
     per_node = -(-sweep.ranks // sweep.nodes)
     if per_node > cluster.domain_gpus:
         raise ValueError(f"{sweep.source}: {per_node} ranks on a node; {cluster.name} holds {cluster.domain_gpus}")
@@ -23,13 +24,13 @@ def sweep_route(sweep: CollectiveSweep, cluster: Cluster) -> Route:
 
 
 def measured_time_s(row: SweepRow) -> float | None:
-    """The mean of the variants that ran; None where none did."""
+    """Return the mean of the variants that ran; None where none did."""
     times = [time_s for time_s in (row.out_of_place_s, row.in_place_s) if time_s]
     return sum(times) / len(times) if times else None
 
 
 def kind_of(sweep: CollectiveSweep) -> CollectiveKind:
-    """The collective of a sweep that can be priced."""
+    """Return the collective of a sweep; a ValueError where it cannot be priced."""
     if sweep.kind is None:
         raise ValueError(
             f"{sweep.source}: does not say which collective it timed; keep the line with the program's name "
@@ -40,28 +41,22 @@ def kind_of(sweep: CollectiveSweep) -> CollectiveKind:
     return sweep.kind
 
 
-def sweep_s(sweep: CollectiveSweep, sizes_bytes: "NDArray[float64]", cluster: Cluster) -> "NDArray[float64]":
-    """What *sizes_bytes* of the collective of *sweep* cost on *cluster*, in place and out as it was timed."""
+def sweep_s(sweep: CollectiveSweep, sizes_bytes: "FloatArray", cluster: Cluster) -> "FloatArray":
+    """Return the seconds of *sizes_bytes* on *cluster*, averaged over in place and out of place as it was timed."""
     kind, route = kind_of(sweep), sweep_route(sweep, cluster)
-    places = {place for row in sweep.rows for place in places_of(row)} or {True}
-    times = [collective_s(kind, sizes_bytes, route, in_place=place) for place in sorted(places)]
+    in_place = any(row.in_place_s for row in sweep.rows)
+    out_of_place = any(row.out_of_place_s for row in sweep.rows)
+    variants = ([False] if out_of_place else []) + ([True] if in_place or not out_of_place else [])
+    times = [collective_s(kind, sizes_bytes, route, in_place=variant) for variant in variants]
     return sum(times[1:], start=times[0]) / len(times)
 
 
-def places_of(row: SweepRow) -> list[bool]:
-    """The variants that ran: True in place, False out of place."""
-    return [place for place, time_s in ((True, row.in_place_s), (False, row.out_of_place_s)) if time_s]
-
-
-# The bus bandwidth that a collective should reach on a cluster, for holding measured ones against it.
-
-MESSAGE = "message"
-
-
 def reached_busbw(kind: str, size_bytes: int, ranks: int, cluster: Cluster) -> float | None:
-    """Bytes per second of *kind* (a collective or a message) over neighbouring ranks; None if not known."""
+    """Return the bus bandwidth that *kind* (a collective or a message) should reach over neighbouring ranks of
+    *cluster*; None for unknown kinds.
+    """
     active = min(ranks, cluster.domain_gpus)
-    path = resolve(cluster, range(ranks), active, placed(Place.EVEN, cluster, ranks))
+    path = resolve(cluster, range(ranks), active, place_ranks(Place.EVEN, cluster, ranks))
     route = route_of(path, cluster)
     if kind == MESSAGE:
         return send_receive_price(size_bytes, route).busbw_bytes_per_s

@@ -1,4 +1,4 @@
-"""What fills the GPUs of each pipeline stage, tensor by tensor, and whether it fits."""
+"""The memory of the GPUs of each pipeline stage, tensor by tensor, and whether it fits."""
 
 from stepcast.cost.memory.stages import StageMemory, Verdict, fits, memory, verdict_of
 

@@ -1,32 +1,34 @@
-"""What one pipeline piece holds: states, and activations of one micro-batch."""
+"""The memory of one pipeline piece: states, activations of one micro-batch, and the loss at its end."""
 
 from dataclasses import dataclass
 from itertools import groupby
 
-from stepcast.cost.memory.gathered import Collected, collected
-from stepcast.cost.memory.loss import further_ends_bytes
-from stepcast.cost.memory.states import States, gradient_bytes, piece_states
-from stepcast.ir.framework import Framework
+from stepcast.cost.memory.states import Collected, States, collected_bytes, gradient_bytes, piece_states
+from stepcast.ir.dtype import FP32_BYTES, DType
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations, count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import StagePiece
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
+
+# torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
+ALIGNED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PieceTotals:
-    """Bytes, but for the two counts of parameters: those trained, and those whose states the rank keeps."""
+    """Bytes, except for the two counts of parameters: those trained, and those whose states the rank keeps."""
 
     states: States
     trained: int
     owned: float
     activations: float  # of one micro-batch
     on_host: float  # of one micro-batch, in the memory of the host
-    staged: float  # the most that one of these layers keeps, while it is on its way
-    recomputed: float  # what a recomputed layer or module holds while it is worked on
+    staged: float  # the most that one of these layers saves, while it is transferred
+    recomputed: float  # of a recomputed layer or module while it runs
     transient: float
     largest_layer: float
     first_layer_gradients: float
@@ -43,26 +45,26 @@ def piece_totals(
     known: dict[LayerParts, SavedActivations],
     orientations: int,
 ) -> PieceTotals:
-    """The totals of one piece; *known* gains what layers of each kind keep, for the pieces after it."""
+    """Return the totals of one piece; *known* gains what layers of each kind save, for the pieces after it."""
     trained = trained_shard(model, strategy, piece)
-    whole = strategy.recompute.whole_layers(len(piece.layers))
+    recomputed_layers = strategy.recompute.whole_layers(len(piece.layers))
+    offloaded_layers = strategy.offload.layers(len(piece.layers))
     kinds: dict[LayerParts, SavedActivations] = {}
 
-    def kept_by(block: LayerParts) -> SavedActivations:
+    def saved_by(block: LayerParts) -> SavedActivations:
         if block not in kinds:
             if block not in known:
                 known[block] = count_saved(model, strategy, block, framework)
             kinds[block] = known[block]
         return kinds[block]
 
-    offloaded = strategy.offload.layers(len(piece.layers))
     activations = recomputed = on_host = staged = 0.0
     blocks = model.blocks[piece.layers.start : piece.layers.stop]
-    alike = ((block, at < whole, at < offloaded) for at, block in enumerate(blocks))
-    # Most layers are like the one before; they are added one by one, as sums of floats are.
-    for (block, again, sent), run in groupby(alike):
-        kept = kept_by(block)
-        after = kept.after(again)
+    marked = ((block, index < recomputed_layers, index < offloaded_layers) for index, block in enumerate(blocks))
+    # Most layers equal the one before; they are added one by one, as sums of floats are.
+    for (block, again, sent), run in groupby(marked):
+        saved = saved_by(block)
+        after = saved.after(again)
         if sent:
             staged = max(staged, after)
         for _ in run:
@@ -70,15 +72,15 @@ def piece_totals(
                 on_host += after
             else:
                 activations += after
-        recomputed = max(recomputed, kept.saved - kept.input if again else kept.again)
+        recomputed = max(recomputed, saved.saved - saved.input if again else saved.again)
     if strategy.autocast:
-        activations += _cast_weights(model, strategy, piece, whole)
+        activations += _cast_weights(model, strategy, piece, recomputed_layers)
     if piece.head and strategy.further_tokens:
-        further = [kept_by(block) for block in model.next_token_blocks]
+        further = [saved_by(block) for block in model.next_token_blocks]
         activations += strategy.further_tokens * (
-            further_ends_bytes(model, strategy) + sum(kept.saved for kept in further)
+            _mtp_ends_bytes(model, strategy) + sum(saved.saved for saved in further)
         )
-        recomputed = max(recomputed, *(kept.again for kept in further))
+        recomputed = max(recomputed, *(saved.again for saved in further))
     return PieceTotals(
         states=piece_states(model, strategy, framework, piece, orientations),
         trained=trained.total,
@@ -87,21 +89,21 @@ def piece_totals(
         on_host=on_host,
         staged=staged,
         recomputed=recomputed,
-        transient=max((kept.transient for kept in kinds.values()), default=0.0),
-        largest_layer=max((kept.saved + kept.again for kept in kinds.values()), default=0.0),
+        transient=max((saved.transient for saved in kinds.values()), default=0.0),
+        largest_layer=max((saved.saved + saved.again for saved in kinds.values()), default=0.0),
         first_layer_gradients=_first_layer_gradients(model, strategy, framework, piece),
-        collected=collected(model, strategy, framework, piece, orientations),
+        collected=collected_bytes(model, strategy, framework, piece, orientations),
         embedding=piece.embedding,
         head=piece.head,
     )
 
 
-def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, whole: int) -> float:
-    """What autocast made of the weights that products read, for their backward; of recomputed layers, *whole*
-    from the first on, it is made again.
+def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recomputed_layers: int) -> float:
+    """Return the bytes of weights that autocast cast for products and saves for their backward; those of recomputed
+    layers, which are the first, are cast again.
     """
-    kept = StagePiece(range(piece.layers.start + whole, piece.layers.stop), False, False)
-    elements: float = held_shard(model, strategy, kept).quantised
+    saved = StagePiece(range(piece.layers.start + recomputed_layers, piece.layers.stop), False, False)
+    elements: float = held_shard(model, strategy, saved).quantised
     if piece.head:
         tp, width = strategy.layout.tp, model.embedding_width or model.hidden
         elements += model.padded_vocab(tp) / tp * width
@@ -117,3 +119,56 @@ def _first_layer_gradients(model: Model, strategy: Strategy, framework: Framewor
         trained = trained_shard(model, strategy, first)
         return gradient_bytes(strategy, framework, plan_of(strategy, framework), trained)
     return piece_states(model, strategy, framework, first, orientations=1).gradients
+
+
+def loss_bytes(
+    model: Model, strategy: Strategy, in_flight: int = 1, framework: Framework = MEGATRON_CORE, waiting: int = 0
+) -> float:
+    """Return the most that logits, softmax and their gradients take at once, with the projection's gradient.
+
+    *in_flight* micro-batches save their softmax; one of them is running. So do the losses of MTP modules:
+    Megatron-Core computes them before that of the next token, which is the first to run backward.
+    *waiting* more have run their input gradient and wait for the weight gradient of a zero-bubble schedule:
+    autograd has freed their softmax, and the projection keeps its input and the gradient of its output, the
+    logits, in the training precision (github.com/sail-sg/zero-bubble, WeightGradStore.put in
+    megatron/core/tensor_parallel/layers.py).
+    """
+    tp, kernels = strategy.layout.tp, framework.kernels
+    vocab = model.padded_vocab(tp)
+    logits = strategy.local_tokens * vocab / tp
+    saved = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.further_tokens) - 1)
+    element = strategy.stored.bytes
+    saved += logits * element * waiting * (1 + strategy.further_tokens)
+    if strategy.layout.pp > 1:
+        saved += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
+    if kernels is Kernels.PLAIN:
+        # The softmax, and the gradients before and after it; the logits may be gone.
+        capped = element if framework.writes_out and model.logit_softcap else 0.0
+        return saved + (3 * FP32_BYTES + capped + (element if framework.keeps_logits else 0.0)) * logits
+    if kernels is Kernels.COMPILED:
+        if plan_of(strategy, framework).by_unit:
+            # Layers are compiled one by one and the loss is not; the logits outlive it.
+            return saved + (3 * FP32_BYTES + element) * logits
+        if framework.modules is Modules.TRANSFORMERS:
+            # The logits, from which its loss function has their gradient made in fp32.
+            return saved + logits * (element + FP32_BYTES)
+        return saved + logits * element * (1 if vocab % ALIGNED == 0 else 3)
+    width = model.embedding_width or model.hidden
+    weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
+    narrow = element if strategy.stored is not DType.FP32 else 0.0
+    if framework.loss is LossKernel.ENGINE:
+        return saved + element * logits + weight
+    if framework.loss is LossKernel.IN_PLACE:
+        # Logits or their gradient and the fp32 copy, which is gone when the weight's gradient is made.
+        return saved + max((FP32_BYTES + narrow) * logits, element * logits + weight)
+    # Logits, their fp32 copy and softmax; then the gradient in both formats and the weight's.
+    return saved + (2 * FP32_BYTES + narrow) * logits + weight
+
+
+def _mtp_ends_bytes(model: Model, strategy: Strategy) -> float:
+    """Return what one MTP module saves around its block: the token's embedding, which is normed, the
+    concatenated results of two norms, which the projection needs, and input and output of the last norm.
+    The stream it starts from is saved already, by what made it.
+    """
+    outer = strategy.local_tokens * model.hidden // strategy.outer_ways
+    return (1 + 2 + 2) * outer * strategy.stored.bytes

@@ -1,28 +1,36 @@
 """Memory of each pipeline stage at its fullest moment, in named parts that add up.
 
-A stage is looked at in the moments that can be its fullest: when the last stage computes the loss, when a
+The moments that can be the fullest of a stage are: when the last stage computes the loss, when a
 layer runs backward while all others still wait, when the last backward ends and all gradients exist, and when
 the optimizer runs. Sums over layers are linear in between, so no other moment can exceed all of these.
+
+PyTorch reserves more than its tensors take (max_memory_reserved against max_memory_allocated). Measured on an
+H200 (153 steps of the h200 and transformers sets), the gap follows what comes and goes in a step and what is
+allocated late: the optimizer's moments are made in its first step, in blocks that activations have freed, and
+the activations of the next step then need new ones. Where layers are recomputed both shares are about twice
+as large, since few large blocks (logits, one layer) serve many small requests. Rounding to 512 bytes and to
+segments of 2 MiB is part of the shares. expandable_segments:True leaves 0.4 of the gap where nothing is
+recomputed, and all of it where everything is (15 of these steps measured both ways).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.cost.memory.gathered import keeps_weights
-from stepcast.cost.memory.in_flight import before_input_gradient, default_in_flight
-from stepcast.cost.memory.loss import loss_bytes
-from stepcast.cost.memory.overhead import UNKNOWN_BAND, MemoryBand, communicators, fragmented_bytes, memory_band
-from stepcast.cost.memory.piece import PieceTotals, piece_totals
-from stepcast.cost.memory.states import orientations
+from stepcast.cost.memory.piece import PieceTotals, loss_bytes, piece_totals
+from stepcast.cost.memory.states import keeps_weights, orientations
+from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.band import LEVEL
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.saved import SavedActivations
+from stepcast.ir.schedules import Pipeline, ScheduleKind, facts_of
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
@@ -38,9 +46,30 @@ EXPERT_STREAMS = 4
 LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
 
-BESIDE = ("stage", "capacity", "host", "band")  # no parts of what a GPU holds
-# Layers whose activations are on their way: while one runs, its neighbour's are sent or fetched.
+NO_PARTS = ("stage", "capacity", "host", "band")  # fields that are not in the memory of a GPU
+# Layers whose activations are in transfer: while one runs, its neighbour's are sent or fetched.
 STAGED_LAYERS = 2
+RECOMPUTED_TIMES = 2.0
+EXPANDABLE_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBand:
+    """Measured over predicted memory: the 90 % interval, and the number of rows that it was fitted to."""
+
+    low: float = 1.0
+    high: float = 1.0
+    rows: int = 0
+    of: str = ""
+    level: float = LEVEL
+
+
+UNKNOWN_BAND = MemoryBand()
+
+
+@lru_cache(maxsize=1)
+def _bands() -> dict[str, MemoryBand]:
+    return {name: MemoryBand(**entry, of=name) for name, entry in load_fit("memory")["kinds"].items()}
 
 
 class Verdict(StrEnum):
@@ -60,7 +89,7 @@ class StageMemory:
     gradients: float
     optimizer: float
     activations: float
-    temporary: float  # logits, gathered layers, gradients on their way
+    temporary: float  # logits, gathered layers, gradients in transfer
     fragmentation: float  # held by the allocator, used by nothing
     communication: float  # buffers of the communication library
     framework: float  # what the driver and its kernels take
@@ -70,17 +99,17 @@ class StageMemory:
 
     @property
     def allocated(self) -> float:
-        """What the framework's tensors take: torch.cuda.max_memory_allocated."""
+        """Bytes of the framework's tensors: torch.cuda.max_memory_allocated."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.temporary
 
     @property
     def reserved(self) -> float:
-        """What its allocator holds: torch.cuda.max_memory_reserved."""
+        """Bytes that its allocator holds: torch.cuda.max_memory_reserved."""
         return self.allocated + self.fragmentation
 
     @property
     def total(self) -> float:
-        """What the GPU reports as used."""
+        """Bytes that the GPU reports as used."""
         return self.reserved + self.communication + self.framework
 
     @property
@@ -112,7 +141,7 @@ class StageMemory:
     @property
     def parts(self) -> dict[str, float]:
         """Every part by name; they add up to the total."""
-        names = [field.name for field in fields(self) if field.name not in BESIDE]
+        names = [field.name for field in fields(self) if field.name not in NO_PARTS]
         return {name: getattr(self, name) for name in names}
 
 
@@ -123,8 +152,8 @@ def memory(
     framework: Framework = MEGATRON_CORE,
     in_flight: Sequence[Sequence[int]] | None = None,
 ) -> tuple[StageMemory, ...]:
-    """What each stage needs. *in_flight*: for each stage, how many micro-batches each of its pieces holds at
-    once; the schedule's usual number unless given.
+    """Return the memory of each stage. *in_flight*: for each stage, how many micro-batches each of its pieces holds
+    at once; by default the number that the schedule's authors give.
     """
     if in_flight is None:
         in_flight = default_in_flight(strategy)
@@ -134,18 +163,18 @@ def memory(
     shared = _Shared(model, strategy, framework, workspace_bytes(model, framework, gpu))
     known: dict[tuple[int, ...], _Held] = {}
     stages = []
-    before_input = before_input_gradient(strategy)
+    before_input = held_in_flight(strategy.schedule, _pipeline_of(strategy), True)
     for stage, counts in enumerate(in_flight):
-        pieces = [totals[index] for index in pieces_of_stage(strategy, stage)]
-        key = tuple(map(id, pieces))
+        stage_pieces = [totals[index] for index in pieces_of_stage(strategy, stage)]
+        key = tuple(map(id, stage_pieces))
         if key not in known:
-            known[key] = _Held(shared, pieces)
-        stages.append(_Stage(known[key], counts, before_input[stage]).memory(stage, gpu))
+            known[key] = _Held(shared, stage_pieces)
+        stages.append(known[key].memory(counts, before_input[stage], stage, gpu))
     return tuple(stages)
 
 
 def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
-    """Scratch space of matrix products, which is never given back."""
+    """Return the scratch space of matrix products, which is never given back."""
     if framework.kernels is not Kernels.FUSED:
         return WORKSPACE_BYTES
     own = ENGINE_WORKSPACE_BYTES if gpu.architecture in LARGE_WORKSPACES else SMALL_WORKSPACE_BYTES
@@ -153,7 +182,7 @@ def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
 
 
 def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE) -> bool:
-    """Whether every stage fits into the GPU's memory."""
+    """Return whether every stage fits into the GPU's memory."""
     return all(stage.fits for stage in memory(model, strategy, gpu, framework))
 
 
@@ -161,6 +190,60 @@ def verdict_of(stages: Sequence[StageMemory]) -> Verdict:
     """Return the worst verdict of *stages*."""
     order = list(Verdict)
     return max((stage.verdict for stage in stages), key=order.index, default=Verdict.FITS)
+
+
+# Micro-batches in flight: the numbers that authors of schedules give.
+
+
+def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+    """Return, for each stage, the number of micro-batches that each of its pieces holds."""
+    return held_in_flight(strategy.schedule, _pipeline_of(strategy), False)
+
+
+def _pipeline_of(strategy: Strategy) -> Pipeline:
+    layout = strategy.layout
+    # With a forward that overlaps the backward of another micro-batch, one more is begun before the first ends. On a
+    # single stage the one fills what the other empties, layer by layer.
+    paired = strategy.pairs_micro_batches and layout.pp > 1
+    return Pipeline(layout.pp, layout.vpp, strategy.micro_batches, ahead=1 if paired else 0)
+
+
+@lru_cache(maxsize=1024)
+def held_in_flight(
+    schedule: ScheduleKind, pipeline: Pipeline, before_input: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """Return, for each stage of *pipeline*, the micro-batches that each piece holds; with *before_input* those
+    whose input gradient has not run. The others wait for their weight gradient: of the loss they keep the gradient
+    of the logits alone.
+    """
+    facts, batches = facts_of(schedule, pipeline.stages), pipeline.micro_batches
+    held = (facts.before_input_gradient if before_input else None) or facts.held
+    return tuple(tuple(min(batches, number) for number in held(pipeline, stage)) for stage in range(pipeline.stages))
+
+
+# Memory beyond tensors.
+
+
+def communicators(strategy: Strategy) -> int:
+    """Return the number of groups of more than one rank that a GPU takes part in."""
+    layout = strategy.layout
+    sizes = [layout.tp, layout.cp, layout.dp * layout.cp, layout.pp, layout.ep]
+    return sum(size > 1 for size in sizes)
+
+
+def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: float, recomputed: float) -> float:
+    """Return the bytes that the allocator reserves beyond the tensors.
+
+    *loose*: the most that activations and temporaries take together. *moments*: of the optimizer. *update*:
+    temporaries of an optimizer that is not fused. *recomputed*: share of the layers that run forward again.
+    """
+    plain = EXPANDABLE_SHARE if overhead.expandable_segments else 1.0
+    times = plain + (RECOMPUTED_TIMES - plain) * recomputed
+    gap = overhead.fragmentation * loose + overhead.displaced * min(moments, loose)
+    return times * gap + plain * overhead.displaced * min(update, loose)
+
+
+# One stage.
 
 
 class _Moment(NamedTuple):
@@ -174,15 +257,14 @@ class _Moment(NamedTuple):
 
 
 def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> list[PieceTotals]:
-    """Every piece's totals in model order; pieces of the same layers share theirs."""
+    """Return the totals of every piece in model order; pieces of the same layers share theirs."""
     known: dict[tuple[object, ...], PieceTotals] = {}
     kinds: dict[LayerParts, SavedActivations] = {}
-    blocks = model.blocks
     totals = []
     for piece in pieces(model, strategy):
         # Blocks of a kind are one object.
-        alike = tuple(map(id, blocks[piece.layers.start : piece.layers.stop]))
-        key = (alike, piece.embedding, piece.head)
+        layers = tuple(map(id, model.blocks[piece.layers.start : piece.layers.stop]))
+        key = (layers, piece.embedding, piece.head)
         if key not in known:
             known[key] = piece_totals(model, strategy, framework, piece, kinds, orientations)
         totals.append(known[key])
@@ -190,31 +272,32 @@ def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orient
 
 
 class _Shared:
-    """What is the same for every stage."""
+    """Values that are the same for every stage."""
 
     def __init__(self, model: Model, strategy: Strategy, framework: Framework, workspace: float) -> None:
         layout = strategy.layout
         self.workspace = workspace
-        self.strategy, self.framework, self.plan = strategy, framework, plan_of(strategy, framework)
+        self.model, self.strategy, self.framework = model, strategy, framework
+        self.plan = plan_of(strategy, framework)
+        self.flat = framework.kernels is Kernels.FUSED
         # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
-        self.early = framework.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
-        whole = strategy.local_tokens * model.hidden * strategy.stream.bytes
-        outer = whole / strategy.outer_ways
+        self.early = self.flat or strategy.micro_batches > 1 or self.plan.splits_gradients
+        full = strategy.local_tokens * model.hidden * strategy.stream.bytes
+        outer = full / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
-        self.exchanged = (2 * whole if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
+        self.exchanged = (2 * full if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communicators = communicators(strategy)
         self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)
-        full = strategy.training is TrainingKind.FULL
         width = model.embedding_width or model.hidden
         rows = model.padded_vocab(layout.tp) / layout.tp
-        self.word_gradient = rows * width * strategy.weights.bytes if full else 0.0
-        self.tied = model.tied
-        self.model = model
+        trains = strategy.training is TrainingKind.FULL
+        self.word_gradient = rows * width * strategy.weights.bytes if trains else 0.0
+        self.band = _bands()["one GPU" if layout.gpus == 1 else "several GPUs"]
         self.loss: dict[tuple[int, int], float] = {}
 
     def loss_bytes(self, count: int, before_input: int) -> float:
-        """Of *count* micro-batches, the loss of *before_input* at most has not run backward yet."""
+        """Return the bytes of the loss of *count* micro-batches, *before_input* of them at most before backward."""
         key = min(count, before_input), max(0, count - before_input)
         if key not in self.loss:
             self.loss[key] = loss_bytes(self.model, self.strategy, key[0], self.framework, key[1])
@@ -222,7 +305,7 @@ class _Shared:
 
 
 class _Held:
-    """What stages of the same pieces hold, however many micro-batches they have begun."""
+    """Values of stages of the same pieces, however many micro-batches they have begun."""
 
     def __init__(self, shared: _Shared, pieces: Sequence[PieceTotals]) -> None:
         self.shared, self.pieces = shared, pieces
@@ -239,101 +322,72 @@ class _Held:
         self.working = max([piece.transient for piece in pieces]) + shared.exchanged
         self.again = max([piece.recomputed for piece in pieces])
         self.largest_layer = max([piece.largest_layer for piece in pieces])
-        whole = sum if keeps_weights(shared.plan) else max
-        self.gathered = whole([piece.collected.weights for piece in pieces])
-        whole = sum if shared.plan.reduced is Reduced.ONCE else max
-        self.unreduced = whole([piece.collected.gradients for piece in pieces])
+        combine = sum if keeps_weights(shared.plan) else max
+        self.gathered = combine([piece.collected.weights for piece in pieces])
+        combine = sum if shared.plan.reduced is Reduced.ONCE else max
+        self.unreduced = combine([piece.collected.gradients for piece in pieces])
 
-
-class _Stage:
-    def __init__(self, held: _Held, counts: Sequence[int], before_input: Sequence[int]) -> None:
-        self.held, self.counts, self.before_input, self.shared = held, counts, before_input, held.shared
-        self.strategy, self.framework = held.shared.strategy, held.shared.framework
-        self.states = held.states
-        pairs = list(zip(held.pieces, counts, strict=True))
-        self.activations = sum([count * piece.activations for piece, count in pairs]) + held.staged
-        self.on_host = sum([count * piece.on_host for piece, count in pairs])
-        if held.head:
-            at_head = max(count for piece, count in pairs if piece.head)
-            self.activations += at_head * held.shared.head_activations
-
-    def memory(self, stage: int, gpu: Gpu) -> StageMemory:
-        overhead = self.framework.overhead
-        moments = self._moments()
-        running = max(moments, key=lambda each: each.total)
-        updating = _Moment(self.states.gradients, 0.0, self._update())
-        moment = max(running, updating, key=lambda each: each.total)
+    def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int, gpu: Gpu) -> StageMemory:
+        """Return the memory of a stage whose pieces hold *counts* micro-batches at once."""
+        shared, states, overhead = self.shared, self.states, self.shared.framework.overhead
+        optimizer = shared.framework.optimizer
+        activations = sum([count * piece.activations for piece, count in zip(self.pieces, counts, strict=True)])
+        activations += self.staged
+        on_host = sum([count * piece.on_host for piece, count in zip(self.pieces, counts, strict=True)])
+        if self.head:
+            at_head = max(count for piece, count in zip(self.pieces, counts, strict=True) if piece.head)
+            activations += at_head * shared.head_activations
+        moments = self._moments(activations, counts, before_input)
+        # Without fusion the root of AdamW's second moment exists for all weights at once.
+        unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
+        updating = _Moment(states.gradients, 0.0, self.updated * optimizer.moment_bytes if unfused else 0.0)
+        moment = max(*moments, updating, key=lambda moment: moment.total)
         fragmentation = fragmented_bytes(
             overhead,
-            loose=max(each.activations + each.temporary for each in moments),
-            moments=self._moment_bytes(),
+            loose=max(moment.activations + moment.temporary for moment in moments),
+            # What the optimizer allocates in its first step and holds from then on.
+            moments=self.updated * optimizer.moments * optimizer.moment_bytes,
             update=updating.temporary,
-            recomputed=self.shared.recomputed,
+            recomputed=shared.recomputed,
         )
+        if not shared.flat and shared.strategy.micro_batches > 1 and self.head:
+            # Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
+            # largest, and finds no space among what is freed in small pieces.
+            fragmentation += shared.word_gradient
+        copies = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
         return StageMemory(
             stage=stage,
-            parameters=self.states.parameters,
-            gradients=moment.gradients + overhead.gradient_bytes * self.held.trained,
-            optimizer=self._optimizer(overhead),
+            parameters=states.parameters,
+            gradients=moment.gradients + overhead.gradient_bytes * self.trained,
+            optimizer=states.optimizer + overhead.step_bytes * self.updated + copies,
             activations=moment.activations,
             temporary=moment.temporary,
-            # A large gradient that is added to another finds no room among what is freed in small pieces.
-            fragmentation=fragmentation + self._accumulated(),
-            communication=overhead.buffer_bytes + overhead.communicator_bytes * self.shared.communicators,
+            fragmentation=fragmentation,
+            communication=overhead.buffer_bytes + overhead.communicator_bytes * shared.communicators,
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
-            host=self.states.host + self.on_host,
-            band=memory_band(self.strategy.layout.gpus),
+            host=states.host + on_host,
+            band=shared.band,
         )
 
-    def _optimizer(self, overhead: Overhead) -> float:
-        held = self.held
-        others = FP32_BYTES * (held.trained - held.owned) if overhead.whole_master else 0.0
-        return self.states.optimizer + overhead.step_bytes * held.updated + others
-
-    def _moments(self) -> list[_Moment]:
-        """The moments of a step before the optimizer's."""
-        shared, held, gradients = self.shared, self.held, self.states.gradients
+    def _moments(self, activations: float, counts: Sequence[int], before_input: Sequence[int]) -> list[_Moment]:
+        """Return the moments of a step before the optimizer's."""
+        shared, gradients = self.shared, self.states.gradients
         early = gradients if shared.early else 0.0
-        sharded = held.gathered + held.unreduced + shared.workspace
+        sharded = self.gathered + self.unreduced + shared.workspace
         # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(early, gradients - held.pieces[0].first_layer_gradients)
+        late = max(early, gradients - self.pieces[0].first_layer_gradients)
+        # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
+        # tied weights three times. Flat buffers need one.
+        twice = shared.model.tied and self.head and not shared.flat
+        embedding = shared.word_gradient * (2 if twice else 1) if self.embedding else 0.0
         moments = [
-            _Moment(early, self.activations, held.again + held.working + sharded),
-            _Moment(late, held.largest_layer, held.working + sharded),
-            _Moment(gradients, 0.0, self._embedding_gradient() + shared.workspace),
+            _Moment(early, activations, self.again + self.working + sharded),
+            _Moment(late, self.largest_layer, self.working + sharded),
+            _Moment(gradients, 0.0, embedding + shared.workspace),
         ]
-        for piece, count, before_input in zip(held.pieces, self.counts, self.before_input, strict=True):
+        for piece, count, before in zip(self.pieces, counts, before_input, strict=True):
             if piece.head:
-                loss = shared.loss_bytes(count, before_input) + held.gathered + shared.workspace
-                moments.append(_Moment(early, self.activations, loss))
+                loss = shared.loss_bytes(count, before) + self.gathered + shared.workspace
+                moments.append(_Moment(early, activations, loss))
         return moments
-
-    def _update(self) -> float:
-        """Without fusion the root of AdamW's second moment exists for all weights at once."""
-        optimizer = self.framework.optimizer
-        if optimizer.fused or optimizer.kind is not OptimizerKind.ADAMW:
-            return 0.0
-        return self.held.updated * optimizer.moment_bytes
-
-    def _moment_bytes(self) -> float:
-        """What the optimizer allocates in its first step and holds from then on."""
-        optimizer = self.framework.optimizer
-        return self.held.updated * optimizer.moments * optimizer.moment_bytes
-
-    def _accumulated(self) -> float:
-        """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
-        largest.
-        """
-        if self.framework.kernels is Kernels.FUSED or self.strategy.micro_batches == 1 or not self.held.head:
-            return 0.0
-        return self.shared.word_gradient
-
-    def _embedding_gradient(self) -> float:
-        """The dense gradient of a word embedding exists beside what it is added to: for a moment twice, with
-        tied weights three times. Flat buffers need one.
-        """
-        if not self.held.embedding:
-            return 0.0
-        twice = self.shared.tied and self.held.head and self.framework.kernels is not Kernels.FUSED
-        return self.shared.word_gradient * (2 if twice else 1)

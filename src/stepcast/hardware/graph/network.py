@@ -2,6 +2,7 @@
 
 Every capacity is what data reach, efficiency included. A switch itself never limits: its ports do. Where all
 messages are spread evenly over parallel links and none of these is worse than the others, those count as one.
+Links are numbered in blocks, as many as an array of some shape has places, so that a link's number is arithmetic.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,54 +12,53 @@ from functools import cached_property, lru_cache
 from math import ceil, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, NetworkRouting, Topology
-from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.flows import Links
 
-# Links in blocks: as many as an array of some shape has places, so that a link's number is arithmetic.
-
-Told = Callable[..., str]
+LinkNamer = Callable[..., str]
+RAILS = (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY)
+AXES = "xyzuvw"
 
 
 @dataclass(frozen=True)
 class LinkBlock:
-    """Links of one tier; *told* names one by its place."""
+    """Links of one tier; *namer* names one by its place."""
 
     tier: str
     start: int
     shape: tuple[int, ...]
-    told: Told = field(repr=False)
+    namer: LinkNamer = field(repr=False)
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
     def at(self, *place: IntArray | int) -> IntArray:
-        """The numbers of the links at *place*, a column for each dimension."""
+        """Return the numbers of the links at *place*, a column for each dimension."""
         number: IntArray = np.zeros(1, np.int64)
         for size, index in zip(self.shape, place, strict=True):
             number = number * size + index
         return number + self.start
 
     def name(self, link: int) -> str:
-        return self.told(*(int(place) for place in np.unravel_index(link - self.start, self.shape)))
+        return self.namer(*(int(place) for place in np.unravel_index(link - self.start, self.shape)))
 
 
 @dataclass
-class Blocks:
-    """Blocks that follow each other."""
+class LinkBlocks:
+    """Blocks of links that are numbered one after the other."""
 
     tiers: list[str] = field(default_factory=list)
     blocks: dict[str, LinkBlock] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
     links: int = 0
 
-    def add(self, key: str, tier: str, shape: Sequence[int], bytes_per_s: float, told: Told) -> None:
+    def add(self, key: str, tier: str, shape: Sequence[int], bytes_per_s: float, namer: LinkNamer) -> None:
         if tier not in self.tiers:
             self.tiers.append(tier)
-        block = self.blocks[key] = LinkBlock(tier, self.links, tuple(shape), told)
+        block = self.blocks[key] = LinkBlock(tier, self.links, tuple(shape), namer)
         self.rates.append(bytes_per_s)
         self.links += block.size
 
@@ -75,28 +75,25 @@ class Blocks:
         return Links(tuple(self.tiers), np.repeat(tiers, sizes), np.repeat(rates, sizes), name)
 
 
-# Links that failed or are slow, told by their names.
-
-
-def with_faults(links: Links, topology: Topology) -> tuple[Links, NDArray[np.bool_] | None]:
-    """*links* with the capacities that are left, and which of them work (None: all)."""
+def apply_faults(links: Links, topology: Topology) -> tuple[Links, BoolArray | None]:
+    """Return *links* with the capacities that slow ones have left, and which of them work (None: all)."""
     if not (topology.failed or topology.slow):
         return links, None
     names = [links.name(link) for link in range(len(links))]
     alive = np.ones(len(links), bool)
-    left = links.capacity_bytes_per_s.copy()
+    capacity = links.capacity_bytes_per_s.copy()
     for pattern in topology.failed:
-        alive[_named(pattern, names, "failed")] = False
+        alive[_match_names(pattern, names, "failed")] = False
     for entry in topology.slow:
-        pattern, share = _slowed(entry)
-        left[_named(pattern, names, "slow")] *= share
-    return Links(links.tiers, links.tier, left, links.namer), alive
+        pattern, _, text = entry.rpartition(":")
+        share = _parse_share(entry, pattern, text)
+        capacity[_match_names(pattern, names, "slow")] *= share
+    return Links(links.tiers, links.tier, capacity, links.namer), alive
 
 
-def _slowed(entry: str) -> tuple[str, float]:
-    pattern, _, told = entry.rpartition(":")
+def _parse_share(entry: str, pattern: str, text: str) -> float:
     try:
-        share = float(told)
+        share = float(text)
     except ValueError:
         share = -1.0
     if not (pattern and 0 < share <= 1):
@@ -104,21 +101,17 @@ def _slowed(entry: str) -> tuple[str, float]:
             f"network.slow: {entry!r} is not a link and the share that is left, above 0 and at most 1, "
             "such as 'node 3 NIC 2 up: 0.5'"
         )
-    return pattern, share
+    return share
 
 
-def _named(pattern: str, names: list[str], key: str) -> list[int]:
-    """The links that *pattern* names: itself, or with * for anything."""
-    found = [link for link, name in enumerate(names) if fnmatchcase(name, pattern)]
-    if not found:
+def _match_names(pattern: str, names: list[str], key: str) -> list[int]:
+    """Return the links whose names match *pattern*, in which * stands for anything."""
+    matches = [link for link, name in enumerate(names) if fnmatchcase(name, pattern)]
+    if not matches:
         raise ValueError(
             f"network.{key}: no link is called {pattern!r}; they are called such as {names[0]!r} or {names[-1]!r}"
         )
-    return found
-
-
-RAILS = (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY)
-AXES = "xyzuvw"
+    return matches
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +122,9 @@ class Network:
     nodes: int
     links: Links
     blocks: dict[str, LinkBlock]
-    # Which links work; None: all of them.
-    alive: NDArray[np.bool_] | None
-    spines: int  # ways up from a leaf that are told apart
-    cores: int  # and from a spine
+    alive: BoolArray | None  # which links work; None: all of them
+    spines: int  # distinct ways up from a leaf
+    cores: int  # distinct ways up from a spine
 
     def __getitem__(self, key: str) -> LinkBlock:
         return self.blocks[key]
@@ -151,9 +143,9 @@ class Network:
 
     @cached_property
     def nic_slots(self) -> tuple[IntArray, FloatArray]:
-        """For each GPU of a node the NICs next to it, and its share of messages over each.
+        """The NICs next to each GPU of a node, and its share of messages over each.
 
-        The NICs of a node lie beside its GPUs evenly: with fewer NICs than GPUs several have the same, with
+        NICs are distributed evenly over the GPUs: with fewer NICs than GPUs several have the same, with
         more a GPU has several. Slots beyond those it has hold a share of 0.
         """
         node = self.cluster.node
@@ -167,14 +159,14 @@ class Network:
 
     @property
     def healthy(self) -> "Network":
-        """The same with every link as it was built."""
+        """The same network with every link as it was built."""
         if self.alive is None:
             return self
-        whole = replace(self.topology, failed=(), slow=())
-        return network_of(replace(self.cluster, topology=whole), self.nodes)
+        topology = replace(self.topology, failed=(), slow=())
+        return network_of(replace(self.cluster, topology=topology), self.nodes)
 
     def leaf_of(self, nic: IntArray) -> IntArray:
-        """The leaf switch of each of *nic*, counted over all nodes."""
+        """Return the leaf switch of each of *nic*, counted over all nodes."""
         node, rail = np.divmod(nic, self.cluster.node.nics)
         unit = node // (self.topology.leaf_nodes or max(1, self.nodes))
         return unit * self.cluster.node.nics + rail if self.on_rails else unit
@@ -190,30 +182,30 @@ class Network:
 
 @lru_cache(maxsize=32)
 def network_of(cluster: Cluster, nodes: int) -> Network:
-    """The links of the first *nodes* of *cluster*, filled up to whole scale-up domains."""
+    """Return the links of the first *nodes* of *cluster*, rounded up to full scale-up domains."""
     if nodes < 1 or (cluster.gpus is not None and nodes * cluster.node.gpus > cluster.gpus):
         raise ValueError(f"{nodes} nodes are not in {cluster.name}, which has {cluster.nodes or 'none'}")
     domain = cluster.topology.scale_up_nodes
     nodes = ceil(nodes / domain) * domain
-    blocks = Blocks()
-    _fabric(blocks, cluster, nodes)
+    blocks = LinkBlocks()
+    _add_fabric(blocks, cluster, nodes)
     spines = cores = 1
     if cluster.topology.kind is NetworkKind.TORUS:
-        _torus(blocks, cluster)
+        _add_torus(blocks, cluster)
     elif cluster.node.nic is not None:
-        _nics(blocks, cluster, nodes)
-        spines, cores = _switches(blocks, cluster, nodes)
-    links, alive = with_faults(blocks.build(), cluster.topology)
+        _add_nics(blocks, cluster, nodes)
+        spines, cores = _add_switches(blocks, cluster, nodes)
+    links, alive = apply_faults(blocks.build(), cluster.topology)
     return Network(cluster, nodes, links, blocks.blocks, alive, spines, cores)
 
 
-def _fabric(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
-    """Ports on a switch, edges of a mesh, bridges, slots and the way between sockets."""
+def _add_fabric(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> None:
+    """Add ports on a switch, edges of a mesh, bridges, slots and the links between sockets."""
     fabric, gpus = cluster.node.fabric, cluster.node.gpus
     rate, every = fabric.link.effective_bytes_per_s, (nodes, gpus)
     match fabric.kind:
         case FabricKind.NVSWITCH:
-            # Switches side by side are told apart where one may be worse than the others.
+            # Parallel switches are distinct where one may be worse than the others.
             planes = fabric.planes if cluster.topology.failed or cluster.topology.slow else 1
 
             def switch(plane: int) -> str:
@@ -237,7 +229,7 @@ def _fabric(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
             blocks.add("socket", "sockets", shape, between, lambda n, a, b: f"node {n} socket {a} to socket {b}")
 
 
-def _nics(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
+def _add_nics(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> None:
     nic, shape = cluster.node.nic, (nodes, cluster.node.nics)
     assert nic is not None
     rate = nic.effective_bytes_per_s
@@ -245,8 +237,8 @@ def _nics(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
     blocks.add("nic down", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} down")
 
 
-def _switches(blocks: Blocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
-    """The links between switches; how many ways lead up from a leaf, and from a spine."""
+def _add_switches(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
+    """Add the links between switches; return how many ways lead up from a leaf, and from a spine."""
     topology, nic = cluster.topology, cluster.node.nic
     assert nic is not None
     if topology.leaf_nodes is None:
@@ -255,12 +247,12 @@ def _switches(blocks: Blocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
     below = topology.leaf_nodes * cluster.node.nics / rails  # NICs of one leaf
     rate, units = nic.effective_bytes_per_s, ceil(nodes / topology.leaf_nodes)
     if topology.kind is NetworkKind.DRAGONFLY:
-        _dragonfly(blocks, cluster, nodes, below * rate)
+        _add_dragonfly(blocks, cluster, nodes, below * rate)
         return 1, 1
-    apart = topology.routing is not NetworkRouting.SPRAY or bool(topology.failed or topology.slow)
-    spines = _ways(topology.spines, below / topology.oversubscription, apart)
+    distinct = topology.routing is not NetworkRouting.SPRAY or bool(topology.failed or topology.slow)
+    spines = _count_ways(topology.spines, below / topology.oversubscription, distinct)
     up = below * rate / topology.oversubscription / spines
-    many = apart or topology.spines == 1
+    many = distinct or topology.spines == 1
 
     def leaf(number: int) -> str:
         return f"leaf {number}" if rails == 1 else f"rail {number % rails} leaf {number // rails}"
@@ -275,7 +267,7 @@ def _switches(blocks: Blocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
         return spines, 1
     leaves = topology.pod_nodes // topology.leaf_nodes * rails  # of one pod
     into = leaves * up / rate  # a spine, in links of a NIC's rate
-    cores = _ways(topology.cores, into / topology.pod_oversubscription, apart)
+    cores = _count_ways(topology.cores, into / topology.pod_oversubscription, distinct)
     core_rate = leaves * up / topology.pod_oversubscription / cores
     pods = ceil(nodes / topology.pod_nodes)
 
@@ -292,18 +284,18 @@ def _switches(blocks: Blocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
     return spines, cores
 
 
-def _ways(given: int | None, links: float, apart: bool) -> int:
-    """Parallel ways: those given, else links of a NIC's rate; one where nothing tells them apart."""
-    return (given or max(1, round(links))) if apart else 1
+def _count_ways(given: int | None, links: float, distinct: bool) -> int:
+    """Return the number of parallel ways: those given, else links of a NIC's rate; one unless they are distinct."""
+    return (given or max(1, round(links))) if distinct else 1
 
 
-def _dragonfly(blocks: Blocks, cluster: Cluster, nodes: int, into_router: float) -> None:
-    """Each two switches of a pod have a link, and each switch has one to every other pod."""
+def _add_dragonfly(blocks: LinkBlocks, cluster: Cluster, nodes: int, into_router: float) -> None:
+    """Add a link between each two switches of a pod, and one from each switch to every other pod."""
     topology = cluster.topology
     assert topology.leaf_nodes is not None
     routers = (topology.pod_nodes or nodes) // topology.leaf_nodes or 1
     pods = ceil(nodes / (topology.pod_nodes or nodes))
-    every = ceil((cluster.nodes or nodes) / (topology.pod_nodes or nodes))  # of the whole cluster
+    every = ceil((cluster.nodes or nodes) / (topology.pod_nodes or nodes))  # pods of the full cluster
     local = into_router / topology.oversubscription / max(1, routers - 1)
     far = into_router * routers / topology.pod_oversubscription / max(1, every - 1)
     if routers > 1:
@@ -314,15 +306,15 @@ def _dragonfly(blocks: Blocks, cluster: Cluster, nodes: int, into_router: float)
         blocks.add("global", "between pods", shape, far / routers, lambda a, b, s: f"pod {a} switch {s} to pod {b}")
 
 
-def _torus(blocks: Blocks, cluster: Cluster) -> None:
-    """A domain's NICs are spread evenly over its dimensions and both ways along each."""
+def _add_torus(blocks: LinkBlocks, cluster: Cluster) -> None:
+    """Add links along each dimension; a domain's NICs are spread evenly over dimensions and directions."""
     topology, node = cluster.topology, cluster.node
     assert node.nic is not None, "a torus has several nodes, so NICs"
     shape, axes = topology.shape, len(topology.shape)
     ways = 2 * axes
     rate = node.nics * topology.scale_up_nodes * node.nic.effective_bytes_per_s / ways
 
-    def told(cell: int, axis: int, way: int) -> str:
+    def name(cell: int, axis: int, way: int) -> str:
         place = []
         for size in shape:
             place.append(str(cell % size))
@@ -330,4 +322,4 @@ def _torus(blocks: Blocks, cluster: Cluster) -> None:
         along = AXES[axis] if axes <= len(AXES) else f"axis {axis}"
         return f"cell ({', '.join(place)}) along {'+-'[way]}{along}"
 
-    blocks.add("torus", "torus", (prod(shape), axes, 2), rate, told)
+    blocks.add("torus", "torus", (prod(shape), axes, 2), rate, name)

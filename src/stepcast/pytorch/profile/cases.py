@@ -7,9 +7,9 @@ where launches and waves decide, to the large, where the peak does.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stepcast.cost.calibration import work_class
-from stepcast.cost.compute import ALONE, compute_price
-from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.compute import compute_price, work_class
+from stepcast.cost.fits import ComputeFit
+from stepcast.cost.power import ALONE
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, Correction, fit_correction, shows_slope
-from stepcast.cost.compute import ALONE, compute_price
-from stepcast.cost.compute_fit import ComputeFit
-from stepcast.cost.power import ATTENTION, energy_seen
+from stepcast.cost.compute import compute_price
+from stepcast.cost.fits import ATTENTION, ComputeFit
+from stepcast.cost.power import ALONE, energy_seen
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.work import Attention, Matmul
@@ -94,7 +94,7 @@ def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: b
         spread = max(spread, float(np.quantile(np.abs(unseen / measured - 1.0), 0.9)))
         left_out = _mean_error(unseen, measured)
     try:
-        correction = replace(correction, spread=min(spread, PLAUSIBLE["spread"][1])).checked()
+        correction = replace(correction, spread=min(spread, PLAUSIBLE["spread"][1])).check_plausible()
     except CalibrationError as error:
         raise CalibrationError(f"class {kind!r}: {error}; are its times in the unit their file says?") from None
     return FittedClass(

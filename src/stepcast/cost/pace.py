@@ -1,0 +1,111 @@
+"""Adjustments of a price: the kernels of earlier years, and the slowest of many GPUs that wait for one another.
+
+The prices are those of PyTorch 2.11 with cuDNN's attention. FlashAttention 1 reaches 30 to 50 % of an A100's peak
+forward and 25 to 35 % backward (Dao, FlashAttention-2, 2023, section 1); FlashAttention-2 what our prices say
+of an A100 (figures 5 and 6 there) but only 35 % of an H100 (Shah et al., FlashAttention-3, 2024, abstract).
+On an H200 it takes 25.9 and 68.9 ms for 32 heads of 32,768 tokens (tools/measure_ring_attention.py, kernels
+kept up for a second) where our prices say 15.8 and 47.2 ms within a step.
+FlashAttention 1 on an H100 is assumed to gain as much over an A100 as its successor does.
+
+Attention without such a kernel multiplies one small matrix per head. cuBLAS of CUDA 11 left the tensor cores
+where the rows of these miss 16-byte boundaries: with heads of 108 instead of 216 the same model takes 41 s
+longer (BLOOM's chronicles, "NHEADs comparison", 162.72 s and 121.28 s), which is all of its batched products
+at 10 TFLOP/s, half of what an A100's ordinary cores can do.
+
+GPUs of one kind hold different clocks under the same power limit. Sinha et al., "Not All GPUs Are Created
+Equal" (SC 2022, arXiv 2208.11035), ran the same work on 90 % of the GPUs of five clusters: on average their
+times differ by 8 %, outliers left out. Whiskers of a box plot, beyond which values count as outliers, stand
+5.4 standard deviations of normal values apart, so one is 1.5 % (V100 and MI60). "5 % and higher differences
+on an 8-gpu node" (stas00/ml-engineering, compute/accelerator, of products) are those of 1.75 %: taken here.
+MLPerf bounds it from above: the same run on eight GPUs in nodes of different makers differs by 1.2 % (one
+standard deviation, six groups of rows), as the slowest of eight would if single ones differed by 2.0 %.
+Published runs that differ in their number of GPUs alone bound it from below: 49 series grow by 2.3 % from
+their smallest to their largest (median), by 1.0 % so predicted and by 0.1 % without.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from stepcast.cost.price import Price
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import AttentionKernel
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
+
+# (kernel, architecture) -> seconds forward and backward over those of the current kernels.
+SLOWER: Mapping[tuple[AttentionKernel, str], tuple[float, float]] = {
+    (AttentionKernel.FLASH_1, "ampere"): (1.46, 1.68),
+    (AttentionKernel.FLASH_1, "hopper"): (2.5, 2.8),
+    (AttentionKernel.FLASH_2, "hopper"): (1.64, 1.46),
+}
+BOUNDARY_BYTES = 16
+
+
+def convert_for_kernel(work: Compute, kernel: AttentionKernel) -> Compute:
+    """Return *work* in the format in which that generation multiplies it."""
+    if kernel is AttentionKernel.CUDA_11 and isinstance(work, Matmul) and work.batch > 1:
+        return replace(work, dtype=DType.FP32) if misses_boundaries(work) else work
+    return work
+
+
+def slow_for_kernel(price: Price, work: Compute, kernel: AttentionKernel, architecture: str) -> Price:
+    """Return the price of that generation from the *price* of current kernels."""
+    if not isinstance(work, Attention) or (kernel, architecture) not in SLOWER:
+        return price
+    return price.times(SLOWER[kernel, architecture][work.backward])
+
+
+def misses_boundaries(work: Matmul) -> bool:
+    return any(size * work.dtype.bytes % BOUNDARY_BYTES for size in (work.n, work.k))
+
+
+# Standard deviation of a GPU's time for work that its clock decides, over that of the typical one.
+VARIATION = 0.0175
+CLOCKED = (Matmul, GroupedMatmul, Attention)
+
+
+@lru_cache(maxsize=1024)
+def slowest(gpus: int) -> float:
+    """Return the expected time of the slowest of *gpus* over that of the typical one.
+
+    The expected largest of n normal values: Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
+    """
+    if gpus < 2:
+        return 1.0
+    from statistics import NormalDist
+
+    return 1.0 + VARIATION * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+
+
+def pace_of(layout: Layout, micro_batches: int) -> float:
+    """Return the time of products over that of the typical GPU, on average over a step.
+
+    The slowest GPU of all holds up its tensor ranks in every layer, its pipeline in every micro-batch and
+    other replicas in every step. While a pipeline fills and drains, one stage after the other counts, each as
+    slow as the slowest of its own that wait for one another.
+    """
+    turns, waits = micro_batches * layout.vpp, layout.pp - 1
+    return (turns * slowest(layout.gpus) + waits * _stage_slowest(layout)) / (turns + waits)
+
+
+def least_pace(layout: Layout, micro_batches: int) -> float:
+    """Return a lower bound of the pace of *layout* and others that cut the same layers on as many GPUs into more
+    stages or fewer: the number of micro-batches grows with that of stages.
+    """
+    turns = micro_batches / layout.pp
+    return (turns * slowest(layout.gpus) + _stage_slowest(layout)) / (turns + 1.0)
+
+
+def _stage_slowest(layout: Layout) -> float:
+    return slowest(max(layout.tp * layout.cp, layout.ep))
+
+
+def apply_pace(price: Price, work: Compute, pace: float) -> Price:
+    """Return *price* at the pace of the slowest GPU; work that waits for memory takes all GPUs equally long."""
+    return price.times(pace) if isinstance(work, CLOCKED) else price
+
+
+def apply_pace_s(seconds: float, work: Compute, pace: float) -> float:
+    """Return the seconds of ``apply_pace`` alone."""
+    return seconds * pace if isinstance(work, CLOCKED) else seconds
