@@ -29,7 +29,7 @@ from stepcast.searching.best import search_parts
 from stepcast.searching.space import SearchAxes, SpacePart, build_space
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import records_of
-from stepcast.validate.published.setup import setup_of
+from stepcast.validate.published.setup import read_setup
 from tests.shared import DATA
 
 # Searched; all other fields of a strategy stay as they ran.
@@ -80,7 +80,7 @@ def choices() -> Iterator[Choice]:
 
 
 def _row(name: str, record: Mapping[str, Any]) -> Choice:
-    setup = setup_of(record)
+    setup = read_setup(record)
     return Choice(name, setup.model, setup.cluster, setup.strategy, setup.framework)
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from stepcast.units import MIB
-from stepcast.validate.collective_tables import (
+from stepcast.validate.collectives import (
     CONSTANTS,
     FILE,
     TableConstant,
     TableRow,
-    changed_route,
-    left_out,
-    matched,
-    priced_row,
+    change_route,
+    find_exclusion,
+    match_hardware,
+    price_row,
     read_rows,
 )
 
@@ -44,8 +44,8 @@ class Table:
         own = tuple((name, values[name]) for name in sorted(self.concerned))
         key = (id(self), own)
         if key not in known:
-            route = changed_route(self.rows[0], values)
-            times = [priced_row(row, route).seconds / row.measured_s - 1 for row in self.rows]
+            route = change_route(self.rows[0], values)
+            times = [price_row(row, route).seconds / row.measured_s - 1 for row in self.rows]
             known[key] = np.abs(np.array(times))
         return known[key]
 
@@ -71,11 +71,11 @@ def main() -> None:
 def read_tables(folder: str) -> list[Table]:
     found: dict[tuple[str, ...], list[TableRow]] = {}
     for row in read_rows(f"{folder}/{FILE}"):
-        if left_out(row) is None:
+        if find_exclusion(row) is None:
             found.setdefault((row.table, row.collective, row.algorithm), []).append(row)
     tables = []
     for rows in found.values():
-        hardware = matched(rows[0])
+        hardware = match_hardware(rows[0])
         names = frozenset(constant.name for constant in CONSTANTS if constant.concerns(rows[0], hardware))
         tables.append(Table(rows, names))
     return tables

@@ -19,7 +19,7 @@ from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.band import LEVEL
 from stepcast.validate.h200 import row_framework, row_model, row_strategy
-from stepcast.validate.published.comparison import measure, records_of
+from stepcast.validate.published.comparison import compare_records, records_of
 from stepcast.validate.transformers import Setting
 
 SHIPPED = Path(stepcast.__file__).parent / "data"
@@ -46,7 +46,7 @@ def one_gpu_ratios() -> Iterator[float]:
 def several_gpu_ratios(paths: Iterable[str]) -> Iterator[float]:
     """Yield measured over predicted peaks of the runs in *paths*."""
     records = [record for record in records_of(*paths) if record.get("peak_mem_gib")]
-    for row in measure(records).memory_rows:
+    for row in compare_records(records).memory_rows:
         if not row.fitted and not row.out_of_memory:
             yield row.measured_bytes / row.predicted_bytes
 

@@ -24,7 +24,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
-from stepcast.validate.nccl_tests import with_constants
+from stepcast.validate.collectives import with_constants
 
 Vector = NDArray[np.float64]
 

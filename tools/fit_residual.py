@@ -15,8 +15,8 @@ from pathlib import Path
 
 from stepcast.frameworks.catalog import DATA
 from stepcast.ir.band import Residual
-from stepcast.validate.residual import fitted
-from stepcast.validate.scoreboard import ScoredRow, columns
+from stepcast.validate.residual import fit_residuals
+from stepcast.validate.scoreboard import ScoredRow, columns_of
 
 FITTED_BY = "tools/fit_residual.py: median of measured over predicted in the sets published and mlperf"
 SOURCE = f'residual = "{FITTED_BY}"'
@@ -53,7 +53,7 @@ def written(text: str, residuals: list[Residual]) -> str:
 
 def main(path: str) -> None:
     found: dict[str, list[Residual]] = defaultdict(list)
-    for (profile, _), residual in fitted(columns(rows_of(path))).items():
+    for (profile, _), residual in fit_residuals(columns_of(rows_of(path))).items():
         found[profile].append(residual)
     for file in sorted((DATA / "frameworks").glob("*.toml")):
         text = Path(file).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from stepcast.analyze.sweeps import MeasuredSweep, find_shortfalls
 from stepcast.calibrate.collectives import fit_collectives
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
-from stepcast.validate.collective_tables import TableRow, matched, read_rows, row_route
+from stepcast.validate.collectives import TableRow, match_hardware, read_rows, row_route
 from tests.shared import DATA, needs_data
 
 # What its source says is wrong with a table, as far as stepcast can see it: sockets; a ring where the switch
@@ -23,7 +23,7 @@ WRONG = {
 
 
 def log_of(rows: list[TableRow]) -> MeasuredSweep:
-    first, cluster = rows[0], matched(rows[0]).cluster
+    first, cluster = rows[0], match_hardware(rows[0]).cluster
     route = row_route(first)
     timed = tuple(
         SweepRow(row.size_bytes, row.measured_s if row.out_of_place else None, row.measured_s if row.in_place else None)

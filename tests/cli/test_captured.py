@@ -167,7 +167,7 @@ def test_recording_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_the_captured_set_is_measured_when_it_is_named() -> None:
-    from stepcast.validate.sets import measurement_sets
+    from stepcast.validate.scoreboard import MEASUREMENT_SETS
 
-    assert measurement_sets()["captured"].when_named
-    assert not measurement_sets()["transformers"].when_named
+    assert MEASUREMENT_SETS["captured"].when_named
+    assert not MEASUREMENT_SETS["transformers"].when_named

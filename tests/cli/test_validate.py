@@ -15,7 +15,7 @@ KEYS = ("rows", "skipped", "mean_abs_error", "median_abs_error", "p90_abs_error"
 
 def small(folder: Path) -> Path:
     """Ten rows of the h200 set."""
-    lines = (h200.shipped() / "ops.csv").read_text().splitlines()
+    lines = (h200.shipped_folder() / "ops.csv").read_text().splitlines()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ops.csv").write_text("\n".join([lines[0], *lines[1:200:20]]) + "\n")
     return folder

@@ -8,7 +8,7 @@ from stepcast.inputs.table import folder_files, read
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
-from stepcast.validate.nccl_tests import MeasuredCollective, compare_sweep, mean_abs_error, read_sweep
+from stepcast.validate.collectives import MeasuredCollective, compare_sweep, mean_abs_error, read_sweep
 from tests.shared import DATA, needs_data
 
 FOLDER = DATA / "nccl-tests"

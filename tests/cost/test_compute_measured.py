@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stepcast.cost.compute import step_load
 from stepcast.cost.fits import default_dispatch, default_fit, neusight_fit
 from stepcast.hardware.catalog import load_gpu
-from stepcast.validate.folds import priced
+from stepcast.validate.folds import price_kernels
 from stepcast.validate.h200 import block_time, operator_s, row_framework, row_model, row_strategy
 from stepcast.validate.neusight import neusight_kernels
 from tests.shared import DATA, needs_data
@@ -116,7 +116,7 @@ def test_whole_fp32_models_are_closer_than_neusight() -> None:
             size = (int(row["seq"]), int(row["batch"]))
             forward, backward = neusight_kernels(row["model"], *size, row["mode"] == "train")
             kernels = (*forward, *backward)
-            seconds = sum(priced(kernels, gpu, fit, step_load(kernels, gpu, fit)))
+            seconds = sum(price_kernels(kernels, gpu, fit, step_load(kernels, gpu, fit)))
             measured = float(row["measured_ms"]) * 1e-3
             ours.append(abs(seconds / measured - 1))
             theirs.append(abs(float(row["neusight_ms"]) * 1e-3 / measured - 1))

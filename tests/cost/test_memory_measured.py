@@ -13,10 +13,10 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.inputs.optimus_log import read_logs
 from stepcast.units import GIB
 from stepcast.validate.h200 import Record, row_framework, row_model, row_strategy
-from stepcast.validate.optimus import peaks
-from stepcast.validate.published.comparison import MemoryRow, measure, records_of
-from stepcast.validate.published.rows import corrected, corrections
-from stepcast.validate.published.setup import completed, setup_of
+from stepcast.validate.published.comparison import MemoryRow, compare_records, records_of
+from stepcast.validate.published.rows import correct_records, load_corrections
+from stepcast.validate.published.setup import complete_heads, read_setup
+from stepcast.validate.traced_runs import read_stage_peaks
 from tests.shared import DATA, needs_data
 
 OURS = Path(__file__).parents[1] / "data" / "h200"
@@ -50,13 +50,13 @@ def test_peaks_of_eager_training_steps_on_one_h200(row: Record) -> None:
 @lru_cache(maxsize=1)
 def published() -> tuple[MemoryRow, ...]:
     """Of the runs whose memory is known alone: their steps are predicted too, which takes longest."""
-    told = completed(list(corrected(records_of(str(DATA / "published")), corrections())))
-    return measure([record for record in told if memory_is_known(record)]).memory_rows
+    told = complete_heads(list(correct_records(records_of(str(DATA / "published")), load_corrections())))
+    return compare_records([record for record in told if memory_is_known(record)]).memory_rows
 
 
 def memory_is_known(record: Mapping[str, str | None]) -> bool:
     try:
-        run = setup_of(record).run
+        run = read_setup(record).run
     except ValueError:
         return False
     return run.out_of_memory or run.peak_memory_gib is not None
@@ -90,7 +90,7 @@ def test_published_runs_with_room_to_spare_fit() -> None:
 def test_stages_of_the_optimus_sweep() -> None:
     """Every other run, with and without tensor parallelism; 'stepcast validate' tells of all of them."""
     logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))[::2]], print)
-    found = peaks(logs)
+    found = read_stage_peaks(logs)
     assert len(found) >= 12
     assert [peak for peak in found if abs(peak.error) > 0.10] == []
     assert mean(abs(peak.error) for peak in found) < 0.03

@@ -13,7 +13,7 @@ from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Compute, Matmul
-from stepcast.validate.h200 import shipped
+from stepcast.validate.h200 import shipped_folder
 from stepcast.validate.transformers import Setting
 
 H200 = load_gpu("h200")
@@ -46,7 +46,7 @@ def test_more_duty_is_never_faster() -> None:
 
 def test_a_step_wants_as_much_power_as_its_clock_shows() -> None:
     """Steps of transformers on an H200: what they want at full clock, beside how much lower their clock was."""
-    folder = shipped().parent / "transformers"
+    folder = shipped_folder().parent / "transformers"
     pairs = []
     with (folder / "steps_eager.csv").open() as lines:
         for record in csv.DictReader(lines):

@@ -14,7 +14,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import phases_s, unseen_share
+from stepcast.validate.scoreboard import split_phases_s, unseen_share
 
 BF16 = DType.BF16
 H200 = load_cluster("hgx-h200")
@@ -71,7 +71,7 @@ def test_updates_of_zero_gradients_take_as_long_as_measured() -> None:
         optimizer = replace(WAITING.optimizer, moment_dtype=dtype)
         framework = replace(WAITING, gradient_dtype=dtype, optimizer=optimizer)
         strategy = Strategy(Layout(), 1, 1, 8192, precision=dtype, zero_gradients=zeros)
-        return phases_s(predict(MODEL, H200, strategy, framework))["optimizer"] / MODEL.parameters
+        return split_phases_s(predict(MODEL, H200, strategy, framework))["optimizer"] / MODEL.parameters
 
     assert update_s(0, BF16) == pytest.approx(5.2e-12, rel=0.03)
     assert update_s(1, BF16) == pytest.approx(8.45e-12, rel=0.03)
@@ -83,7 +83,7 @@ def test_products_of_zeros_leave_the_clock_alone() -> None:
     """The toy that learns nothing drew 320 W and had its backward in 0.89 of the time."""
     strategy = Strategy(Layout(), 4, 4, 4096)
     usual, idle = (
-        phases_s(predict(MODEL, H200, each, WAITING))["backward"]
+        split_phases_s(predict(MODEL, H200, each, WAITING))["backward"]
         for each in (strategy, replace(strategy, zero_gradients=1.0))
     )
     assert 0.88 <= idle / usual <= 0.98

@@ -17,8 +17,8 @@ from stepcast.pytorch.capture.compiled import FlowNetwork  # noqa: E402
 from stepcast.pytorch.capture.kernels import pad_product  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
-from stepcast.validate.captured import measure_folder  # noqa: E402
-from stepcast.validate.scoreboard import scoreboard  # noqa: E402
+from stepcast.validate.scoreboard import build_scoreboard  # noqa: E402
+from stepcast.validate.transformers import measure_captured  # noqa: E402
 
 BATCH, SEQ, HIDDEN, FFN, VOCAB, HEADS, KV_HEADS, LAYERS = 2, 64, 64, 192, 512, 4, 2, 3
 CONFIG = {
@@ -111,7 +111,7 @@ def test_measured_steps(tmp_path: Path) -> None:
         writer = csv.DictWriter(lines, sorted({name for row in rows for name in row}))
         writer.writeheader()
         writer.writerows(rows)
-    board = scoreboard(measure_folder(str(tmp_path)))
+    board = build_scoreboard(measure_captured(str(tmp_path)))
     assert board.selections["step"].rows == 5
     assert board.selections["step"].mean_abs_error < 0.06
     assert board.figures["peak memory: mean_abs_error"] < 0.04

@@ -13,7 +13,7 @@ from stepcast.cli.forecasting import question_of
 from stepcast.cli.main import build_parser
 from stepcast.hardware import load_cluster
 from stepcast.questions.settle import settle
-from stepcast.validate.h200 import measure_folder, row_framework, row_model, row_strategy, shipped
+from stepcast.validate.h200 import measure_h200, row_framework, row_model, row_strategy, shipped_folder
 from tests.shared import ROOT
 
 Record = Mapping[str, str]
@@ -46,7 +46,7 @@ def test_training_steps_as_predict_has_them() -> None:
 
 
 def test_the_scoreboard_says_what_predict_says() -> None:
-    found = measure_folder(str(shipped())).columns
+    found = measure_h200(str(shipped_folder())).columns
     cluster, times = load_cluster("hgx-h200"), []
     for step in steps():
         model, strategy, framework = row_model(step), row_strategy(step), row_framework(step)
@@ -68,6 +68,6 @@ def test_the_command_line_can_say_it() -> None:
 
 
 def test_peaks_of_memory_on_the_scoreboard() -> None:
-    figures = measure_folder(str(shipped())).figures
+    figures = measure_h200(str(shipped_folder())).figures
     assert figures["peak memory: mean_abs_error"] == pytest.approx(0.003, abs=0.002)
     assert figures["peak memory: worst_abs_error"] <= 0.025

@@ -13,21 +13,21 @@ from stepcast.cli.main import main
 from stepcast.cost.collectives import Route
 from stepcast.inputs.source import FormatError
 from stepcast.units import GB, US
-from stepcast.validate.collective_tables import (
+from stepcast.validate.collectives import (
     COLUMNS,
     CONSTANTS,
     FILE,
     TableRow,
-    changed_route,
-    folds,
-    left_out,
-    matched,
-    measure_folder,
-    priced_row,
+    change_route,
+    find_exclusion,
+    load_table_folds,
+    match_hardware,
+    measure_tables,
+    price_row,
     read_rows,
     row_route,
 )
-from stepcast.validate.scoreboard import Scoreboard, scoreboard
+from stepcast.validate.scoreboard import Scoreboard, build_scoreboard
 from tests.shared import DATA, ROOT, needs_data
 
 FOLDER = DATA / "collectives"
@@ -91,8 +91,8 @@ def test_a_rack_is_one_node_and_two_racks_are_two(tmp_path: Path) -> None:
 
 def test_a_machine_may_have_an_entry_of_its_own(tmp_path: Path) -> None:
     echo = row_of(tmp_path, source="NetX-lab/Echo logs", gpu="A100-40", network="8 x 200 Gb/s InfiniBand")
-    assert matched(echo).cluster.name == "azure-nd-a100-v4"
-    assert matched(echo, own_entry=False).cluster.name == "dgx-a100"
+    assert match_hardware(echo).cluster.name == "azure-nd-a100-v4"
+    assert match_hardware(echo, own_entry=False).cluster.name == "dgx-a100"
     assert row_route(echo).inter_bytes_per_s < 0.7 * row_route(echo, own_entry=False).inter_bytes_per_s
 
 
@@ -114,7 +114,7 @@ def test_sides_that_were_printed_are_those_that_are_priced(tmp_path: Path) -> No
         row_of(tmp_path, **gather, **sides)
         for sides in ({"time_oop_us": ""}, {}, {"time_ip_us": ""})  # in place, both, out of place
     ]
-    inside, both, outside = (priced_row(row, row_route(row)).seconds for row in rows)
+    inside, both, outside = (price_row(row, row_route(row)).seconds for row in rows)
     assert inside < both < outside
     assert both == pytest.approx((inside + outside) / 2)
 
@@ -122,7 +122,7 @@ def test_sides_that_were_printed_are_those_that_are_priced(tmp_path: Path) -> No
 def test_a_ring_that_was_forced_is_a_ring(tmp_path: Path) -> None:
     inside = {"nodes": "1", "ranks": "8", "network": "NVSwitch"}
     prices = [
-        priced_row(row, row_route(row))
+        price_row(row, row_route(row))
         for row in (row_of(tmp_path, algo=algo, **inside) for algo in ("", "ring (NVLS off)", "ring forced"))
     ]
     assert [str(one.algorithm) for one in prices] == ["nvls", "ring", "ring"]
@@ -142,7 +142,7 @@ def test_marked_rows_are_left_out_and_counted(tmp_path: Path) -> None:
         line(nodes=""),
         line(nodes="1"),
     )
-    found = measure_folder(str(write(tmp_path / FILE, *lines)))
+    found = measure_tables(str(write(tmp_path / FILE, *lines)))
     assert len(found.columns) == 1
     assert sum(found.skipped.values()) == 7
     assert sorted(found.skipped.values()) == [1, 1, 1, 1, 1, 2]
@@ -168,7 +168,7 @@ def test_the_csv_has_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_damaged_rows_are_told_or_read(tmp_path_factory: pytest.TempPathFactory, damage: dict[str, str]) -> None:
     path = write(tmp_path_factory.mktemp("made") / FILE, line(**damage))
     with suppress(FormatError):
-        found = measure_folder(str(path))
+        found = measure_tables(str(path))
         assert len(found.columns) + sum(found.skipped.values()) <= 1
 
 
@@ -176,7 +176,7 @@ def test_damaged_rows_are_told_or_read(tmp_path_factory: pytest.TempPathFactory,
 def test_other_files_are_no_tables(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(FormatError):
-        measure_folder(str(tmp_path))
+        measure_tables(str(tmp_path))
 
 
 # ---- how good it is ------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_other_files_are_no_tables(tmp_path: Path, content: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def board() -> Scoreboard:
-    return scoreboard(measure_folder(str(FOLDER)))
+    return build_scoreboard(measure_tables(str(FOLDER)))
 
 
 @needs_data("collectives")
@@ -206,8 +206,8 @@ def test_machines_that_took_part_in_no_fit(board: Scoreboard) -> None:
     """The tables of one machine are predicted by what those of the others give."""
     assert board.figures["left out, 1 MiB and more"] <= 0.16
     assert board.figures["left out, 1 MiB and more"] > board.selections["1 MiB and more"].mean_abs_error
-    rows = [row for row in read_rows(str(FOLDER / FILE)) if left_out(row) is None]
-    assert {row.system for row in rows} == set(folds())
+    rows = [row for row in read_rows(str(FOLDER / FILE)) if find_exclusion(row) is None]
+    assert {row.system for row in rows} == set(load_table_folds())
 
 
 @needs_data("collectives")
@@ -215,9 +215,9 @@ def test_the_listed_constants_are_those_that_ship() -> None:
     """Every row's route, with each constant set to its listed value, is the route of the catalogue."""
     listed = {constant.name: constant.value for constant in CONSTANTS}
     for row in read_rows(str(FOLDER / FILE)):
-        if left_out(row) is None:
-            shipped, changed = row_route(row), changed_route(row, listed)
-            sizes = [priced_row(row, each).seconds for each in (shipped, changed)]
+        if find_exclusion(row) is None:
+            shipped, changed = row_route(row), change_route(row, listed)
+            sizes = [price_row(row, each).seconds for each in (shipped, changed)]
             assert sizes[0] == pytest.approx(sizes[1], rel=1e-9), row.table
 
 

@@ -15,7 +15,7 @@ from stepcast.validate.megatron_memory import (
     LeftOutError,
     MemoryCase,
     layer_pattern,
-    measure_folder,
+    measure_peak_memory,
     stage_layers_of,
 )
 from tests.shared import DATA, needs_data
@@ -119,7 +119,7 @@ def test_rows_are_bytes_and_their_commands_can_be_typed(tmp_path: Path, capsys: 
     assert main(["validate", "--set", "megatron-memory", "--data", str(path), "-o", str(out)]) == 0
     assert "GiB" in capsys.readouterr().out
     assert "measured_bytes,predicted_bytes" in out.read_text()
-    row = measure_folder(str(path)).columns.row(0)
+    row = measure_peak_memory(str(path)).columns.row(0)
     assert main([*shlex.split(row.tags[COMMAND])[1:-1], "--json"]) == 0
     stages = json.loads(capsys.readouterr().out)["memory_bytes"]["stages"]
     parts = ("parameters", "gradients", "optimizer", "activations", "temporary")
@@ -128,6 +128,6 @@ def test_rows_are_bytes_and_their_commands_can_be_typed(tmp_path: Path, capsys: 
 
 @needs_data("megatron-memory")
 def test_most_tests_are_compared() -> None:
-    found = measure_folder(str(DATA / "megatron-memory"))
+    found = measure_peak_memory(str(DATA / "megatron-memory"))
     assert len(found.columns) >= 195
     assert len(found.columns) + sum(found.skipped.values()) == 244

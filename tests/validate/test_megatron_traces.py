@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from stepcast.validate.megatron import REAL, TOY, measure_folder
-from stepcast.validate.scoreboard import scoreboard
+from stepcast.validate.scoreboard import build_scoreboard
+from stepcast.validate.traced_runs import REAL, TOY, measure_megatron_traces
 from tests.analyze.megatron_run import Pipeline, write
 from tests.shared import DATA, needs_data
 
@@ -13,7 +13,7 @@ def test_every_run_folder_is_a_row(tmp_path: Path) -> None:
     write(Pipeline(tp=1, layers=(6, 6, 6), micro_batches=5), tmp_path / "large")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "file.txt").write_text("nothing known\n")
-    found = measure_folder(str(tmp_path))
+    found = measure_megatron_traces(str(tmp_path))
     assert [found.columns.row(at).name for at in range(len(found.columns))] == ["large", "small"]
     assert found.selections[REAL].tolist() == [True, False]
     assert sum(found.skipped.values()) == 1
@@ -21,13 +21,13 @@ def test_every_run_folder_is_a_row(tmp_path: Path) -> None:
 
 def test_a_folder_may_be_one_run(tmp_path: Path) -> None:
     write(Pipeline(), tmp_path)
-    assert len(measure_folder(str(tmp_path)).columns) == 1
+    assert len(measure_megatron_traces(str(tmp_path)).columns) == 1
 
 
 @needs_data("megatron-traces")
 def test_replays_of_the_shared_runs() -> None:
     """The bar: mean 0.7 % and worst 2.5 % over real-size runs, toy ones apart."""
-    board = scoreboard(measure_folder(str(DATA / "megatron-traces")))
+    board = build_scoreboard(measure_megatron_traces(str(DATA / "megatron-traces")))
     assert board.selections[REAL].rows == 8
     assert board.selections[TOY].rows == 4
     assert board.selections[REAL].mean_abs_error < 0.007

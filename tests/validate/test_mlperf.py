@@ -6,9 +6,8 @@ import pytest
 
 from stepcast.ir.framework import Execution
 from stepcast.ir.strategy import RecomputeKind, Sharding, TrainingKind
-from stepcast.validate.mlperf import measure_folder
-from stepcast.validate.published.comparison import COMMAND
-from stepcast.validate.published.setup import Setup, setup_of
+from stepcast.validate.published.comparison import COMMAND, measure_mlperf
+from stepcast.validate.published.setup import Setup, read_setup
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 from tests.validate.test_published_commands import typed_s
@@ -45,7 +44,7 @@ LORA = {
 
 
 def changed(**columns: str) -> Setup:
-    return setup_of({**LORA, **columns})
+    return read_setup({**LORA, **columns})
 
 
 def test_own_columns_are_taken_up() -> None:
@@ -82,7 +81,7 @@ def test_gpus_that_the_catalogue_lacks_are_counted_and_left_out(tmp_path: Path) 
         {**LORA, "id": "m2", "gpu": "h200-nvl", "gpu_in_catalogue": "0"},
         {**LORA, "id": "m3", "parallel_from": "inferred from batch and accumulation"},
     )
-    found = measure_folder(str(path))
+    found = measure_mlperf(str(path))
     assert len(found.columns) == 2
     assert dict(found.skipped) == {"the GPU is not in the catalogue": 1}
     assert found.selections["layout stated"].tolist() == [True, False]
@@ -102,14 +101,14 @@ def test_gpus_that_the_catalogue_lacks_are_counted_and_left_out(tmp_path: Path) 
 def test_a_row_is_what_its_command_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str]
 ) -> None:
-    found = measure_folder(str(write(tmp_path / "runs.csv", {**LORA, **changes})))
+    found = measure_mlperf(str(write(tmp_path / "runs.csv", {**LORA, **changes})))
     row = found.columns.row(0)
     assert typed_s(row.tags[COMMAND], capsys) == pytest.approx(row.predicted_s, rel=1e-9)
 
 
 @needs_data("mlperf")
 def test_most_runs_are_compared() -> None:
-    found = measure_folder(str(DATA / "mlperf"))
+    found = measure_mlperf(str(DATA / "mlperf"))
     assert len(found.columns) >= 110
     assert sum(found.skipped.values()) + len(found.columns) == 118
     assert all(command.startswith("stepcast predict") for command in found.columns.tags[COMMAND])

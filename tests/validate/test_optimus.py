@@ -17,9 +17,8 @@ from stepcast.ir.measured import RunLog
 from stepcast.optimus.calibration import calibrated_of, fit, lengths_of, model_with, observed, shipped
 from stepcast.optimus.cost import machine_of
 from stepcast.optimus.program import step_s
-from stepcast.validate.optimus import measure_folder
-from stepcast.validate.optimus import rows as left_out
 from stepcast.validate.scoreboard import ScoredRow
+from stepcast.validate.traced_runs import measure_optimus, predict_runs
 from tests.shared import DATA, ROOT, needs_data
 
 SWEEP = DATA / "optimus-sweep"
@@ -28,7 +27,7 @@ SEED = ROOT / "examples" / "optimus-llama-1b.txt"
 
 
 def rows(folder: Path) -> tuple[list[ScoredRow], dict[str, int]]:
-    found = measure_folder(str(folder))
+    found = measure_optimus(str(folder))
     return [found.columns.row(at) for at in range(len(found.columns))], dict(found.skipped)
 
 
@@ -36,8 +35,8 @@ def rows(folder: Path) -> tuple[list[ScoredRow], dict[str, int]]:
 def test_left_out_runs_are_predicted() -> None:
     skipped: list[str] = []
     logs = read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], lambda *told: skipped.append(str(told)))
-    found = left_out(logs, lambda *told: skipped.append(str(told)))
-    assert (len(found), skipped) == (8, [])
+    found, not_predicted = predict_runs(logs)
+    assert (len(found), skipped, dict(not_predicted)) == (8, [], {})
     assert {row.tags["constants"] for row in found} == {"fitted to the other runs"}
     errors = [abs(row.error) for row in found]
     assert sum(errors) / len(errors) < 0.05

@@ -14,15 +14,15 @@ from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, Training
 from stepcast.ir.work import Matmul
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import (
-    measure,
-    measure_folder,
-    measured_step_s,
-    predicted_step,
+    compare_records,
+    measure_published,
+    measure_step_s,
+    predict_step,
     records_of,
-    rows,
+    score_rows,
 )
-from stepcast.validate.published.rows import NotComparableError, run_of
-from stepcast.validate.published.setup import Setup, completed, setup_of
+from stepcast.validate.published.rows import NotComparableError, read_run
+from stepcast.validate.published.setup import Setup, complete_heads, read_setup
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 
@@ -47,7 +47,7 @@ LLAMA = {
 
 
 def changed(**columns: str) -> Setup:
-    return setup_of({**LLAMA, **columns})
+    return read_setup({**LLAMA, **columns})
 
 
 def test_a_row_becomes_a_model_a_cluster_and_a_strategy() -> None:
@@ -163,7 +163,7 @@ def test_networks(network: str, nics: int, gbit: int) -> None:
 
 def test_omni_path_reaches_what_was_measured_of_it() -> None:
     """All-reduce of 32 A100 on Jean Zay: 40.5 Gb/s through one link of 100 Gb/s."""
-    setup = setup_of(BLOOM)
+    setup = read_setup(BLOOM)
     nic = setup.cluster.node.nic
     assert nic is not None
     assert nic.efficiency * nic.bandwidth_bytes_per_s * 8 / 1e9 == pytest.approx(40.5)
@@ -179,30 +179,30 @@ def test_blank_heads_are_those_of_like_runs() -> None:
     like = {**LLAMA, "source": "s", "hidden": "14400", "heads": "96"}
     blank = {**like, "heads": ""}
     other = {**blank, "hidden": "8192"}
-    found = list(completed([like, like, {**like, "heads": "32"}, blank, other]))
+    found = list(complete_heads([like, like, {**like, "heads": "32"}, blank, other]))
     assert [record["heads"] for record in found[3:]] == ["96", ""]
 
 
 def test_time_from_tokens_or_operations_where_it_is_not_stated() -> None:
-    assert measured_step_s(changed()) == 12.3
+    assert measure_step_s(changed()) == 12.3
     tokens = changed(iter_time_s="", tokens_per_s_per_gpu="10000")
-    assert measured_step_s(tokens) == pytest.approx(256 * 8192 / 160000)
+    assert measure_step_s(tokens) == pytest.approx(256 * 8192 / 160000)
     model = changed(iter_time_s="", tflops_per_gpu="500", tflops_kind="model")
     hardware = changed(iter_time_s="", tflops_per_gpu="500", tflops_kind="hardware(4x fwd)")
-    assert measured_step_s(hardware) == pytest.approx(measured_step_s(model) * 4 / 3)
+    assert measure_step_s(hardware) == pytest.approx(measure_step_s(model) * 4 / 3)
     with pytest.raises(NotComparableError, match="published"):
-        measured_step_s(changed(iter_time_s=""))
+        measure_step_s(changed(iter_time_s=""))
 
 
 def test_a_batch_that_micro_batches_do_not_divide_is_scaled() -> None:
     whole, odd = changed(micro_batch="4"), changed(micro_batch="4", global_batch="272")
     assert odd.strategy.global_batch == 256
-    assert predicted_step(odd).step_s == pytest.approx(predicted_step(whole).step_s * 272 / 256)
+    assert predict_step(odd).step_s == pytest.approx(predict_step(whole).step_s * 272 / 256)
 
 
 def test_an_older_attention_kernel_is_slower() -> None:
     new, old = changed(cp="1", dp="16"), changed(cp="1", dp="16", framework="llm-foundry/Composer FSDP")
-    assert predicted_step(old).step_s > predicted_step(new).step_s
+    assert predict_step(old).step_s > predict_step(new).step_s
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_an_older_attention_kernel_is_slower() -> None:
 )
 def test_rows_that_cannot_be_compared_say_why(columns: dict[str, str], reason: str) -> None:
     with pytest.raises(NotComparableError, match=reason):
-        setup_of({**LLAMA, **columns})
+        read_setup({**LLAMA, **columns})
 
 
 BLOOM = {
@@ -247,13 +247,13 @@ BLOOM = {
 
 
 def test_frameworks_of_2021_overlap_and_fuse_less() -> None:
-    bloom = setup_of(BLOOM)
+    bloom = read_setup(BLOOM)
     assert bloom.framework.dropout
     assert bloom.framework.boundary_scattered
     assert not bloom.framework.fused_accumulation
     assert not bloom.strategy.overlap.tensor_gradients
     # Who speaks of sequence parallelism ran a later release.
-    later = setup_of({**BLOOM, "sp": "0.0"})
+    later = read_setup({**BLOOM, "sp": "0.0"})
     assert later.framework.fused_accumulation
     assert later.strategy.overlap.tensor_gradients
     assert not changed().framework.dropout
@@ -261,14 +261,14 @@ def test_frameworks_of_2021_overlap_and_fuse_less() -> None:
 
 def test_heads_that_miss_boundaries_leave_the_tensor_cores() -> None:
     """The chronicles of BLOOM measured 121.28 s with 64 heads of 216, 162.72 s with 128 of 108."""
-    usual, narrow = (predicted_step(setup_of({**BLOOM, "heads": heads})).step_s for heads in ("64.0", "128.0"))
+    usual, narrow = (predict_step(read_setup({**BLOOM, "heads": heads})).step_s for heads in ("64.0", "128.0"))
     assert 25 < narrow - usual < 50
     assert misses_boundaries(Matmul(2048, 2048, 108, 64, DType.BF16))
     assert not misses_boundaries(Matmul(2048, 2048, 216, 32, DType.BF16))
 
 
 def test_a_run_keeps_blanks_apart_from_numbers() -> None:
-    run = run_of({**LLAMA, "vpp": "", "etp": "nan", "sp": "0.0"})
+    run = read_run({**LLAMA, "vpp": "", "etp": "nan", "sp": "0.0"})
     assert (run.vpp, run.expert_tp, run.sequence_parallel) == (None, None, False)
 
 
@@ -279,15 +279,15 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
         {**LLAMA, "id": "x2", "model": "no-such-model"},
         {**LLAMA, "id": "x3", "status": "OOM", "iter_time_s": "", "micro_batch": "32"},
     )
-    found, skipped = rows(str(path))
+    found, skipped = score_rows(str(path))
     assert [row.name.split()[0] for row in found] == ["x1"]
     assert found[0].tags["precision"] == "bf16"
     assert sum(skipped.values()) == 2
-    memories = measure(records_of(str(path))).memory_rows
+    memories = compare_records(records_of(str(path))).memory_rows
     assert [row.out_of_memory for row in memories] == [False, True]
     assert memories[0].measured_bytes == 70 * GIB
     assert not memories[1].fits
-    figures = measure_folder(str(tmp_path)).figures
+    figures = measure_published(str(tmp_path)).figures
     assert figures["out of memory, predicted not to fit"] == 1.0
     assert "peak memory: mean_abs_error" in figures
 
@@ -295,8 +295,8 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 def test_peaks_whose_overheads_were_fitted_stand_apart(tmp_path: Path) -> None:
     """Those of Megatron-DeepSpeed were learnt from BLOOM's runs, which are no test of them."""
     path = write(tmp_path / "runs.csv", {**LLAMA, "peak_mem_gib": "70"}, {**BLOOM, "peak_mem_gib": "56"})
-    assert [row.fitted for row in measure(records_of(str(path))).memory_rows] == [False, True]
-    found = measure_folder(str(path))
+    assert [row.fitted for row in compare_records(records_of(str(path))).memory_rows] == [False, True]
+    found = measure_published(str(path))
     part = "peak memory, {}: mean_abs_error"
     fitted, other = (found.figures[part.format(what)] for what in ("overhead fitted to such rows", "nothing fitted"))
     assert found.figures["peak memory: mean_abs_error"] == pytest.approx((fitted + other) / 2)
@@ -307,16 +307,16 @@ def test_several_folders_are_taken_together(tmp_path: Path) -> None:
     write(tmp_path / "training_runs.csv", LLAMA)
     (tmp_path / "more").mkdir()
     write(tmp_path / "more" / "training_runs.csv", {**LLAMA, "id": "x2"})
-    found, _ = rows(str(tmp_path), str(tmp_path / "more"))
+    found, _ = score_rows(str(tmp_path), str(tmp_path / "more"))
     assert [row.name.split()[0] for row in found] == ["x1", "x2"]
 
 
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"training_runs\.csv"):
-        measure_folder(str(tmp_path))
+        measure_published(str(tmp_path))
     write(tmp_path / "training_runs.csv", {"a": "1"})
     with pytest.raises(ValueError, match="columns"):
-        measure_folder(str(tmp_path))
+        measure_published(str(tmp_path))
 
 
 @needs_data("published")
@@ -324,9 +324,9 @@ def test_nearly_every_published_row_has_a_setup() -> None:
     with FILE.open(newline="") as lines:
         records = list(csv.DictReader(lines))
     setups = 0
-    for record in completed(records):
+    for record in complete_heads(records):
         try:
-            setup_of(record)
+            read_setup(record)
         except ValueError:
             continue
         setups += 1
@@ -337,12 +337,12 @@ def test_nearly_every_published_row_has_a_setup() -> None:
 def test_errors_of_some_published_runs() -> None:
     """One row in twelve: fast enough for every day, and it fails when predictions get much worse."""
     with FILE.open(newline="") as lines:
-        records = list(completed(list(csv.DictReader(lines))))
+        records = list(complete_heads(list(csv.DictReader(lines))))
     errors = []
     for record in records[::12]:
         try:
-            setup = setup_of(record)
-            errors.append(predicted_step(setup).step_s / measured_step_s(setup) - 1)
+            setup = read_setup(record)
+            errors.append(predict_step(setup).step_s / measure_step_s(setup) - 1)
         except ValueError:
             continue
     assert len(errors) > 40
@@ -354,14 +354,14 @@ def test_errors_of_some_published_runs() -> None:
 def test_errors_of_recipes_with_experts() -> None:
     """DeepSeek-V3 and Kimi K2 of Megatron-Bridge, with what their recipes set."""
     with FILE.open(newline="") as lines:
-        records = list(completed(list(csv.DictReader(lines))))
+        records = list(complete_heads(list(csv.DictReader(lines))))
     errors = []
     for record in records:
         bridge = (record["framework"] or "").startswith("Megatron-Bridge")
         if bridge and (record["model"] or "").startswith(("deepseek-v3", "kimi-k2")):
-            setup = setup_of(record)
+            setup = read_setup(record)
             if is_legal(setup.model, setup.strategy):
-                errors.append(predicted_step(setup).step_s / measured_step_s(setup) - 1)
+                errors.append(predict_step(setup).step_s / measure_step_s(setup) - 1)
     assert len(errors) == 21
     assert mean(abs(error) for error in errors) < 0.08
     assert abs(mean(errors)) < 0.06

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.validate.published.comparison import COMMAND, predicted_step, rows
-from stepcast.validate.published.rows import corrected, corrections
-from stepcast.validate.published.setup import completed, setup_of
+from stepcast.validate.published.comparison import COMMAND, predict_step, score_rows
+from stepcast.validate.published.rows import correct_records, load_corrections
+from stepcast.validate.published.setup import complete_heads, read_setup
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 from tests.validate.test_published import LLAMA
@@ -43,7 +43,7 @@ def test_a_row_is_what_its_command_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str]
 ) -> None:
     path = write(tmp_path / "runs.csv", {**LLAMA, "cp": "1", "dp": "8", **changes})
-    found, skipped = rows(str(path))
+    found, skipped = score_rows(str(path))
     assert not skipped
     assert typed_s(found[0].tags[COMMAND], capsys) == pytest.approx(found[0].predicted_s, rel=1e-9)
 
@@ -61,14 +61,14 @@ def test_the_output_has_a_column_of_commands(tmp_path: Path, capsys: pytest.Capt
 def test_published_rows_are_what_their_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
     path = DATA / "published" / "training_runs.csv"
     with open(path, encoding="utf-8", newline="") as file:
-        records = list(completed(list(corrected(csv.DictReader(file), corrections()))))
+        records = list(complete_heads(list(correct_records(csv.DictReader(file), load_corrections()))))
     usable = []
     for record in records:
         try:
-            usable.append(setup_of(record))
+            usable.append(read_setup(record))
         except ValueError:
             continue
     commands = [setup.command for setup in usable]
     assert all(command.startswith("stepcast predict ") for command in commands)
     for setup, command in list(zip(usable, commands, strict=True))[:: len(usable) // SAMPLED]:
-        assert typed_s(command, capsys) == pytest.approx(predicted_step(setup).step_s, rel=1e-9), command
+        assert typed_s(command, capsys) == pytest.approx(predict_step(setup).step_s, rel=1e-9), command

@@ -10,9 +10,9 @@ from stepcast.cli.main import main
 from stepcast.generate.flops import model_flops
 from stepcast.ir.framework import Dispatcher, Execution, Kernels
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule
-from stepcast.validate.published.comparison import measured_step_s
-from stepcast.validate.published.rows import CorrectionError, corrected, corrections, parse
-from stepcast.validate.published.setup import setup_of
+from stepcast.validate.published.comparison import measure_step_s
+from stepcast.validate.published.rows import CorrectionError, correct_records, load_corrections, parse_corrections
+from stepcast.validate.published.setup import read_setup
 from tests.shared import DATA, ROOT, needs_data
 from tests.validate.csv_rows import write
 
@@ -45,10 +45,10 @@ reason = "half as many tokens per second"
 
 
 def test_a_change_says_what_it_changed() -> None:
-    (found,) = corrected([ROW], parse(WRONG_BATCH))
+    (found,) = correct_records([ROW], parse_corrections(WRONG_BATCH))
     assert found["global_batch"] == "128"
     assert found["corrected"] == "global_batch 256 -> 128: half as many tokens per second"
-    assert setup_of(found).strategy.global_batch == 128
+    assert read_setup(found).strategy.global_batch == 128
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,14 @@ def test_a_change_says_what_it_changed() -> None:
 )
 def test_other_rows_and_other_values_stay(other: dict[str, str]) -> None:
     row = {**ROW, **other}
-    assert list(corrected([row], parse(WRONG_BATCH))) == [row]
+    assert list(correct_records([row], parse_corrections(WRONG_BATCH))) == [row]
 
 
 def test_a_correction_may_name_columns_instead_of_rows() -> None:
     text = WRONG_BATCH.replace('rows = ["x1"]', 'when = { model = "llama3-8b", num_gpus = "16" }')
-    assert [row["global_batch"] for row in corrected([ROW, {**ROW, "num_gpus": "8"}], parse(text))] == ["128", "256.0"]
+    assert [
+        row["global_batch"] for row in correct_records([ROW, {**ROW, "num_gpus": "8"}], parse_corrections(text))
+    ] == ["128", "256.0"]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +76,13 @@ def test_a_correction_may_name_columns_instead_of_rows() -> None:
 )
 def test_a_list_of_corrections_that_says_too_little(old: str, new: str, reason: str) -> None:
     with pytest.raises(CorrectionError, match=reason):
-        parse(WRONG_BATCH.replace(old, new))
+        parse_corrections(WRONG_BATCH.replace(old, new))
 
 
 def test_every_shipped_correction_has_a_reason_and_is_documented() -> None:
     page = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
-    assert corrections()
-    for each in corrections():
+    assert load_corrections()
+    for each in load_corrections():
         assert len(each.reason) > 30
         for row in each.rows:
             assert row in page, f"{row} is corrected but docs/published.md does not say so"
@@ -114,28 +116,28 @@ def test_the_scoreboard_says_what_was_corrected(tmp_path: Path, capsys: pytest.C
 @needs_data("published", "published-new")
 def test_both_folders_are_one_set() -> None:
     from stepcast.cli.validate import _default_places
-    from stepcast.validate.sets import measurement_sets
+    from stepcast.validate.scoreboard import MEASUREMENT_SETS
 
-    places = _default_places(measurement_sets()["published"])
+    places = _default_places(MEASUREMENT_SETS["published"])
     assert [place.name for place in places] == ["published", "published-new"]
 
 
 def test_operations_are_counted_as_the_source_counts_them() -> None:
     """Time from TFLOP/s: the whole square of attention, unless the source counts the causal half."""
     rate = {**ROW, "iter_time_s": "", "tflops_per_gpu": "400"}
-    whole = measured_step_s(setup_of({**rate, "tflops_kind": "model(incl. full, non-causal attention FLOPs)"}))
-    assert whole == measured_step_s(setup_of({**rate, "tflops_kind": "model"}))
-    causal = setup_of({**rate, "tflops_kind": "model(causal attention)"})
+    whole = measure_step_s(read_setup({**rate, "tflops_kind": "model(incl. full, non-causal attention FLOPs)"}))
+    assert whole == measure_step_s(read_setup({**rate, "tflops_kind": "model"}))
+    causal = read_setup({**rate, "tflops_kind": "model(causal attention)"})
     counted = model_flops(causal.model, 8192, 256, causal=True)
-    assert measured_step_s(causal) == pytest.approx(counted / (400e12 * 16))
-    assert measured_step_s(causal) < 0.95 * whole
+    assert measure_step_s(causal) == pytest.approx(counted / (400e12 * 16))
+    assert measure_step_s(causal) < 0.95 * whole
 
 
 def test_time_from_utilisation_alone() -> None:
     rate = {**ROW, "iter_time_s": "", "mfu_pct": "40"}
-    setup = setup_of(rate)
+    setup = read_setup(rate)
     peak = setup.cluster.gpu.matrix_peak_flops("bf16")
-    assert measured_step_s(setup) == pytest.approx(model_flops(setup.model, 8192, 256) / (0.4 * peak * 16))
+    assert measure_step_s(setup) == pytest.approx(model_flops(setup.model, 8192, 256) / (0.4 * peak * 16))
 
 
 @needs_data("published-new")
@@ -143,11 +145,11 @@ def test_the_zoo_of_mixtures_counts_causal_attention() -> None:
     """A row that states both: 276 TFLOP/s x 256 GPUs x 17.6 s are the causal count, 0.886 of the square."""
     with (DATA / "published-new" / "training_runs.csv").open(newline="") as lines:
         records = [row for row in csv.DictReader(lines) if row["id"] in ("gt0995", "gt1006")]
-    both, rate = (setup_of(record) for record in corrected(records, corrections()))
+    both, rate = (read_setup(record) for record in correct_records(records, load_corrections()))
     done = both.run.flops_per_gpu * 256 * both.run.iteration_s  # type: ignore[operator]
     assert done == pytest.approx(model_flops(both.model, 4096, 2048, causal=True), rel=0.005)
     counted = model_flops(rate.model, 4096, 8192, causal=True)
-    assert measured_step_s(rate) == pytest.approx(counted / (750e12 * 256))
+    assert measure_step_s(rate) == pytest.approx(counted / (750e12 * 256))
 
 
 @pytest.mark.parametrize(
@@ -163,37 +165,37 @@ def test_the_zoo_of_mixtures_counts_causal_attention() -> None:
     ],
 )
 def test_words_for_recomputed_modules(word: str, modules: tuple[M, ...]) -> None:
-    recompute = setup_of({**ROW, "recompute": word}).strategy.recompute
+    recompute = read_setup({**ROW, "recompute": word}).strategy.recompute
     assert recompute.kind is RecomputeKind.SELECTIVE
     assert recompute.modules == modules
 
 
 def test_what_a_row_may_say_beyond_the_usual_columns() -> None:
     titan = {**ROW, "framework": "torchtitan"}
-    assert setup_of({**titan, "compile": "0"}).framework.kernels is Kernels.PLAIN
-    assert setup_of(titan).framework.kernels is Kernels.COMPILED
+    assert read_setup({**titan, "compile": "0"}).framework.kernels is Kernels.PLAIN
+    assert read_setup(titan).framework.kernels is Kernels.COMPILED
     core = {**ROW, "framework": "Megatron-Core (DeepEP)", "model": "qwen3-30b-a3b", "ep": "8", "seq": "4096"}
-    assert setup_of(core).framework.dispatcher is Dispatcher.FORWARDING
-    plain = setup_of({**core, "framework": "Megatron-Core"}).framework
+    assert read_setup(core).framework.dispatcher is Dispatcher.FORWARDING
+    plain = read_setup({**core, "framework": "Megatron-Core"}).framework
     assert plain.dispatcher is Dispatcher.ALL_TO_ALL
-    assert setup_of({**core, "schedule": "1F1B, a2a overlap"}).strategy.overlap.experts
-    assert not setup_of(core).strategy.overlap.experts
+    assert read_setup({**core, "schedule": "1F1B, a2a overlap"}).strategy.overlap.experts
+    assert not read_setup(core).strategy.overlap.experts
     bridge = {**core, "framework": "Megatron-Bridge (NeMo container)", "model": "deepseek-v3"}
     bridge["table"] = "25.11 NeMo Container / Pre-Training Performance"
-    assert setup_of(bridge).strategy.further_tokens == 1
-    assert setup_of({**bridge, "mtp": "0"}).strategy.further_tokens == 0
+    assert read_setup(bridge).strategy.further_tokens == 1
+    assert read_setup({**bridge, "mtp": "0"}).strategy.further_tokens == 0
 
 
 def test_weights_kept_between_forward_and_backward_are_a_fact_of_the_row() -> None:
-    kept = setup_of({**ROW, "zero_fsdp": "fsdp(no reshard after fwd)"})
+    kept = read_setup({**ROW, "zero_fsdp": "fsdp(no reshard after fwd)"})
     assert kept.run.reshard is False
-    assert setup_of({**ROW, "zero_fsdp": "fsdp2"}).run.reshard is None
+    assert read_setup({**ROW, "zero_fsdp": "fsdp2"}).run.reshard is None
 
 
 def test_the_baseline_of_megascale_is_of_2023() -> None:
     row = {**ROW, "framework": "Megatron-LM 2023 (285068c8)", "gpu": "A100(Ampere)", "model": "gpt3-175b"}
     row |= {"tp": "8", "pp": "2", "dp": "1", "seq": "2048", "precision": ""}
-    strategy = setup_of(row).strategy
+    strategy = read_setup(row).strategy
     assert strategy.recompute.kind is RecomputeKind.SELECTIVE
     assert strategy.sequence_parallel
     assert not strategy.overlap.gradients
@@ -212,7 +214,7 @@ def test_runs_that_hung_otherwise_waited_for_each_kernel(gpus: str, execution: E
         "seq": "2048",
         "global_batch": "1920",
     }
-    (found,) = corrected([row], corrections())
-    setup = setup_of(found)
+    (found,) = correct_records([row], load_corrections())
+    setup = read_setup(found)
     assert setup.framework.execution is execution
     assert ("--execution blocking" in setup.command) == (execution is Execution.BLOCKING)

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.validate.scoreboard import MeasuredColumns, Measurements, ScoredRow, columns, scoreboard, summary
+from stepcast.validate.scoreboard import (
+    MeasuredColumns,
+    Measurements,
+    ScoredRow,
+    build_scoreboard,
+    columns_of,
+    summarise,
+)
 
 ROWS = [
     ScoredRow("exact", 1e-3, 1e-3, {"kind": "linear"}),
@@ -16,7 +23,7 @@ ROWS = [
 
 
 def test_known_answers() -> None:
-    board = scoreboard(Measurements(columns(ROWS), {"no time": 2}))
+    board = build_scoreboard(Measurements(columns_of(ROWS), {"no time": 2}))
     assert board.summary is not None
     assert board.summary.rows == 4
     assert board.summary.mean_abs_error == pytest.approx(0.7 / 4)
@@ -32,40 +39,40 @@ def test_known_answers() -> None:
 
 
 def test_selections_are_summed_up_alone() -> None:
-    table = columns(ROWS)
+    table = columns_of(ROWS)
     chosen = {"long": table.measured_s > 1e-4, "none": table.measured_s > 1}
-    board = scoreboard(Measurements(table, {}, chosen))
+    board = build_scoreboard(Measurements(table, {}, chosen))
     assert board.selections["long"].rows == 3
     assert "none" not in board.selections
 
 
 def test_labels_are_in_the_order_people_count() -> None:
     rows = [ScoredRow(str(n), 1.0, 1.0, {"ranks": f"{n} ranks"}) for n in (16, 2, 64, 8)]
-    assert list(scoreboard(Measurements(columns(rows), {})).groups["ranks"]) == [
+    assert list(build_scoreboard(Measurements(columns_of(rows), {})).groups["ranks"]) == [
         "2 ranks",
         "8 ranks",
         "16 ranks",
         "64 ranks",
     ]
-    asked = Measurements(columns(rows), {}, orders={"ranks": ["64 ranks", "2 ranks"]})
-    assert list(scoreboard(asked).groups["ranks"]) == ["64 ranks", "2 ranks"]
+    asked = Measurements(columns_of(rows), {}, orders={"ranks": ["64 ranks", "2 ranks"]})
+    assert list(build_scoreboard(asked).groups["ranks"]) == ["64 ranks", "2 ranks"]
 
 
 def test_an_empty_set_has_no_summary() -> None:
-    board = scoreboard(Measurements(columns([]), {"all of them": 3}))
+    board = build_scoreboard(Measurements(columns_of([]), {"all of them": 3}))
     assert board.summary is None
     assert board.worst == ()
 
 
 def test_only_the_ten_worst_are_named() -> None:
     table = MeasuredColumns(np.ones(50), np.linspace(1, 2, 50), {}, lambda at: f"row {at}")
-    worst = scoreboard(Measurements(table, {})).worst
+    worst = build_scoreboard(Measurements(table, {})).worst
     assert [row.name for row in worst] == [f"row {at}" for at in range(49, 39, -1)]
 
 
 @given(st.lists(st.tuples(st.floats(1e-7, 1e3), st.floats(0, 1e3)), min_size=1, max_size=40))
 def test_figures_are_ordered(times: list[tuple[float, float]]) -> None:
-    found = summary(*(np.array(column) for column in zip(*times, strict=True)))
+    found = summarise(*(np.array(column) for column in zip(*times, strict=True)))
     assert found is not None
     assert 0 <= found.median_abs_error <= found.worst_abs_error
     assert found.median_abs_error <= found.p90_abs_error * (1 + 1e-9) + 1e-12
@@ -92,8 +99,8 @@ def test_coverage_counts_the_rows_with_a_band() -> None:
         ScoredRow("at its end", 1.0, 1.2, {"kind": "b"}, (1.0, 1.5)),
         ScoredRow("without", 1.0, 2.0, {"kind": "b"}),
     ]
-    board = scoreboard(Measurements(columns(rows), {}))
+    board = build_scoreboard(Measurements(columns_of(rows), {}))
     assert board.summary is not None
     assert board.summary.coverage == pytest.approx(2 / 3)
     assert board.groups["kind"]["b"].coverage == 1.0
-    assert scoreboard(Measurements(columns(ROWS), {})).summary.coverage is None  # type: ignore[union-attr]
+    assert build_scoreboard(Measurements(columns_of(ROWS), {})).summary.coverage is None  # type: ignore[union-attr]

@@ -10,13 +10,12 @@ import pytest
 from stepcast.cost.fits import merge_tables
 from stepcast.validate import h200 as h200
 from stepcast.validate.folds import fit_digest, load_folds
-from stepcast.validate.scoreboard import Scoreboard, scoreboard
-from stepcast.validate.sets import measurement_sets
+from stepcast.validate.scoreboard import MEASUREMENT_SETS, Scoreboard, build_scoreboard
 from tests.shared import DATA, needs_data
 
 
 def board(name: str, folder: Path) -> Scoreboard:
-    return scoreboard(measurement_sets()[name].measure(str(folder)))
+    return build_scoreboard(MEASUREMENT_SETS[name].measure(str(folder)))
 
 
 def test_the_folds_belong_to_the_committed_fit() -> None:
@@ -35,7 +34,7 @@ def test_merging_replaces_what_must_not_remember() -> None:
 
 
 def test_h200_rows_by_constants_that_have_not_seen_them() -> None:
-    found = board("h200", h200.shipped())
+    found = board("h200", h200.shipped_folder())
     assert found.summary is not None
     assert found.summary.rows == 1792
     assert sum(found.skipped.values()) == 1
@@ -55,37 +54,37 @@ def test_h200_rows_by_constants_that_have_not_seen_them() -> None:
         assert found.selections[name].mean_abs_error <= bound, name
     assert found.selections["linear bf16"].time_weighted_error <= 0.04
     assert found.selections["training steps"].worst_abs_error <= 0.15
-    tags = measurement_sets()["h200"].measure(str(h200.shipped())).columns.tags["fit"]
+    tags = MEASUREMENT_SETS["h200"].measure(str(h200.shipped_folder())).columns.tags["fit"]
     assert set(tags.tolist()) == {"left out", ""}
 
 
 def test_every_fitted_operator_is_left_out_once() -> None:
     folds = load_folds()
     for name in h200.FITTED_FILES:
-        with (h200.shipped() / name).open(encoding="utf-8") as lines:
+        with (h200.shipped_folder() / name).open(encoding="utf-8") as lines:
             for row in csv.DictReader(lines):
                 kind, family = h200.family_of(row)
                 assert folds.without(kind, family) is not None, row
 
 
 def test_rows_of_another_folder_are_predicted_by_the_committed_constants(tmp_path: Path) -> None:
-    lines = (h200.shipped() / "ops.csv").read_text().splitlines()
+    lines = (h200.shipped_folder() / "ops.csv").read_text().splitlines()
     linear = next(line for line in lines if line.startswith("linear,bf16"))
     fields = linear.split(",")
     fields[lines[0].split(",").index("M")] = "777"
     (tmp_path / "ops.csv").write_text("\n".join([lines[0], linear, ",".join(fields), "fold,bf16" + "," * 13]) + "\n")
-    found = measurement_sets()["h200"].measure(str(tmp_path))
+    found = MEASUREMENT_SETS["h200"].measure(str(tmp_path))
     assert found.columns.tags["fit"].tolist() == ["left out", "never"]
     assert sum(found.skipped.values()) == 1
-    alone = measurement_sets()["h200"].measure(str(tmp_path / "ops.csv"))
+    alone = MEASUREMENT_SETS["h200"].measure(str(tmp_path / "ops.csv"))
     assert len(alone.columns) == 2
 
 
 def test_a_folder_without_rows_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected ops\.csv"):
-        measurement_sets()["h200"].measure(str(tmp_path))
+        MEASUREMENT_SETS["h200"].measure(str(tmp_path))
     with pytest.raises(ValueError, match="NeuSight's set"):
-        measurement_sets()["neusight"].measure(str(tmp_path))
+        MEASUREMENT_SETS["neusight"].measure(str(tmp_path))
 
 
 @needs_data("neusight")

@@ -13,10 +13,10 @@ from stepcast.forecast.predict import compute_pricer
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
-from stepcast.validate.h200 import shipped
+from stepcast.validate.h200 import shipped_folder
 from stepcast.validate.transformers import CLUSTER, Setting
 
-FOLDER = shipped().parent / "transformers"
+FOLDER = shipped_folder().parent / "transformers"
 TRACED = Path(__file__).parent.parent / "data" / "traced-h200.csv"
 CLASSES = ("products", "attention", "streams")
 

@@ -10,13 +10,13 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.strategy import RecomputeKind
-from stepcast.validate.h200 import shipped
-from stepcast.validate.scoreboard import phases_s
-from stepcast.validate.transformers import COMMAND, Setting, measure_folder
+from stepcast.validate.h200 import shipped_folder
+from stepcast.validate.scoreboard import split_phases_s
+from stepcast.validate.transformers import COMMAND, Setting, measure_transformers
 from tests.validate.csv_rows import write
 from tests.validate.test_published_commands import typed_s
 
-FOLDER = shipped().parent / "transformers"
+FOLDER = shipped_folder().parent / "transformers"
 ROW = {"model": "llama-3.2-1b", "layers": "", "batch": "4", "seq": "1024", "setting": "fused", "step_ms": "90"}
 
 
@@ -51,7 +51,7 @@ def test_a_row_is_what_its_command_says(capsys: pytest.CaptureFixture[str]) -> N
 def test_rows_without_a_model_are_counted(tmp_path: Path) -> None:
     (tmp_path / "configs").symlink_to(FOLDER / "configs")
     write(tmp_path / "steps_eager.csv", ROW, {**ROW, "model": "none"}, {**ROW, "setting": "experts-eager"})
-    found = measure_folder(str(tmp_path))
+    found = measure_transformers(str(tmp_path))
     assert len(found.columns) == 1
     assert sum(found.skipped.values()) == 2
     assert COMMAND in found.details
@@ -62,7 +62,7 @@ def test_a_row_that_was_visited_again_counts_once_by_its_medians(tmp_path: Path)
     write(tmp_path / "steps_eager.csv", ROW, {**ROW, "batch": "8"})
     again = [{**ROW, "step_ms": step_ms} for step_ms in ("100", "70", "120")]
     write(tmp_path / "steps_again.csv", *again)
-    found = measure_folder(str(tmp_path)).columns
+    found = measure_transformers(str(tmp_path)).columns
     assert sorted(found.measured_s.tolist()) == pytest.approx([0.09, 0.095])
 
 
@@ -92,7 +92,7 @@ def test_attention_that_no_kernel_takes_runs_in_fp32() -> None:
 
 
 def test_measured_steps_and_peaks() -> None:
-    found = measure_folder(str(FOLDER))
+    found = measure_transformers(str(FOLDER))
     table = found.columns
     steps = found.selections["step"]
     assert int(steps.sum()) >= 100
@@ -104,9 +104,9 @@ def test_measured_steps_and_peaks() -> None:
 
 
 def test_steps_with_a_profile_of_their_gpu() -> None:
-    found = measure_folder(str(FOLDER), calibration="examples/calibrations/h200.toml")
+    found = measure_transformers(str(FOLDER), calibration="examples/calibrations/h200.toml")
     errors = abs(found.columns.error[found.selections["step"]])
-    without = measure_folder(str(FOLDER))
+    without = measure_transformers(str(FOLDER))
     assert errors.mean() <= abs(without.columns.error[without.selections["step"]]).mean() + 0.002
 
 
@@ -114,13 +114,13 @@ def test_a_profile_of_another_gpu_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text('gpu = "h100-sxm"\n[class."matmul.bf16"]\nfactor = 1.0\n')
     with pytest.raises(ValueError, match="measured on h100-sxm"):
-        measure_folder(str(FOLDER), calibration=str(other))
+        measure_transformers(str(FOLDER), calibration=str(other))
 
 
 def test_the_phases_of_a_step_make_up_the_step() -> None:
     found = setting(layers="2")
     prediction = predict(found.model, load_cluster("hgx-h200"), found.strategy, found.framework)
-    phases = phases_s(prediction)
+    phases = split_phases_s(prediction)
     assert list(phases) == ["forward", "backward", "optimizer"]
     assert all(seconds > 0 for seconds in phases.values())
     assert sum(phases.values()) == pytest.approx(prediction.step_s)

@@ -16,8 +16,7 @@ from stepcast.ir.progress import watch_progress
 
 if TYPE_CHECKING:
     from stepcast.ir.facts import PointFacts
-    from stepcast.validate.scoreboard import MeasuredColumns, Scoreboard, ScoredRow
-    from stepcast.validate.sets import MeasurementSet
+    from stepcast.validate.scoreboard import MeasuredColumns, MeasurementSet, Scoreboard, ScoredRow
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.validate.scoreboard import scoreboard
+    from stepcast.validate.scoreboard import build_scoreboard
 
     boards: dict[str, Scoreboard] = {}
     measured: dict[str, MeasuredColumns] = {}
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         show_status(entry.name)
         with watch_progress(ProgressBar(entry.name, " rows")):
             found = entry.measure(*map(str, found_at), **_options(args, entry.name))
-        board = scoreboard(found)
+        board = build_scoreboard(found)
         if args.data and board.summary is None:
             why = next(iter(board.skipped), "give a folder laid out like the set")
             raise ValueError(f"{found_at[0]}: no row of the set {entry.name} could be compared: {why}")
@@ -93,14 +92,13 @@ Places = list[tuple["MeasurementSet", tuple[Path, ...]]]
 
 def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
     """The sets to measure with their folders, and those that are not at hand."""
-    from stepcast.validate.sets import measurement_sets
+    from stepcast.validate.scoreboard import MEASUREMENT_SETS
 
-    known = measurement_sets()
     for name in args.set or ():
-        if name not in known:
-            raise ValueError(f"unknown measurement set {name!r}; known are {', '.join(known)}")
-    usual = [name for name, entry in known.items() if not entry.when_named]
-    chosen = [known[name] for name in dict.fromkeys(args.set or usual)]
+        if name not in MEASUREMENT_SETS:
+            raise ValueError(f"unknown measurement set {name!r}; known are {', '.join(MEASUREMENT_SETS)}")
+    usual = [name for name, entry in MEASUREMENT_SETS.items() if not entry.when_named]
+    chosen = [MEASUREMENT_SETS[name] for name in dict.fromkeys(args.set or usual)]
     if args.data == "":
         raise ValueError("--data names nothing; is a variable of your shell not set?")
     if args.data:

@@ -20,7 +20,7 @@ from stepcast.ir.work import Compute
 # Lists of kernels, priced.
 
 
-def priced(kernels: Sequence[Compute], gpu: Gpu, fit: ComputeFit, load: Load) -> list[float]:
+def price_kernels(kernels: Sequence[Compute], gpu: Gpu, fit: ComputeFit, load: Load) -> list[float]:
     """Seconds of each kernel; equal kernels are priced once."""
     seconds = {work: compute_price(work, gpu, fit, load).seconds for work in set(kernels)}
     return [seconds[work] for work in kernels]

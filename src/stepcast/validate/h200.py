@@ -39,15 +39,15 @@ from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
 from stepcast.ir.workload import Op
 from stepcast.models.catalog import model_of
-from stepcast.validate.folds import Family, load_folds, priced
+from stepcast.validate.folds import Family, load_folds, price_kernels
 from stepcast.validate.scoreboard import (
     PHASES,
     MeasuredColumns,
     Measurements,
     ScoredRow,
-    columns,
+    columns_of,
     error_figures,
-    phases_s,
+    split_phases_s,
     unseen_share,
 )
 
@@ -171,10 +171,13 @@ def block_time(
     forward = _kernels([op for layer in layers for op in layer.forward])
     backward = _kernels([op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)])
     duty = step_load((*forward.works, *backward.works), gpu, fit).duty
-    forward_s, backward_s = priced(forward.works, gpu, fit, Load(1e-3, duty)), [0.0]
+    forward_s, backward_s = price_kernels(forward.works, gpu, fit, Load(1e-3, duty)), [0.0]
     for _ in range(MEASURED_ROUNDS):
         load = Load(max(1e-6, sum(forward_s) + sum(backward_s)), duty)
-        forward_s, backward_s = priced(forward.works, gpu, fit, load), priced(backward.works, gpu, fit, load)
+        forward_s, backward_s = (
+            price_kernels(forward.works, gpu, fit, load),
+            price_kernels(backward.works, gpu, fit, load),
+        )
     forward_host, backward_host = forward.issue_s(dispatch, False), backward.issue_s(dispatch, True)
     return BlockTime(
         max(elapsed_s(forward_s, forward_host), dispatch.call_s + sum(forward_host)),
@@ -195,7 +198,7 @@ FILES = ("ops*.csv", "blocks*.csv", "models*.csv", "eager_memory*.csv")
 MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
 
 
-def measure_folder(folder: str) -> Measurements:
+def measure_h200(folder: str) -> Measurements:
     """Every row of the csv files in *folder* (or of that one file)."""
     path = Path(folder)
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
@@ -206,13 +209,13 @@ def measure_folder(folder: str) -> Measurements:
     peaks: list[Peak] = []
     for file in files:
         rows += _rows_of(file, skipped, peaks)
-    table = columns(rows)
+    table = columns_of(rows)
     selections = _selections(table) if rows else {}
     figures = dict(error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error"))
     return Measurements(table, skipped, selections, figures, _notes(table))
 
 
-def shipped() -> Path:
+def shipped_folder() -> Path:
     """The folder of the set inside the package."""
     return Path(str(resources.files("stepcast") / "data" / "h200"))
 
@@ -259,7 +262,7 @@ def _fitted_rows() -> frozenset[tuple[str, ...]]:
     """The rows that the committed constants were learnt from, their times left out."""
     found = set()
     for name in FITTED_FILES:
-        found |= {_shape(record) for record in csv_records(Source(shipped() / name))[1]}
+        found |= {_shape(record) for record in csv_records(Source(shipped_folder() / name))[1]}
     return frozenset(found)
 
 
@@ -307,7 +310,7 @@ def _step(record: Record) -> Iterator[ScoredRow]:
     tags = {"kind": "step", "model": record["model"]}
     name = name.removesuffix(", ")
     yield ScoredRow(name, float(record["step_ms"]) * 1e-3, prediction.step_s, tags)
-    predicted = phases_s(prediction)
+    predicted = split_phases_s(prediction)
     for phase, column in zip(PHASES, ("fwd_ms", "bwd_ms", "opt_ms"), strict=True):
         if record.get(column):
             measured_s = float(record[column]) * 1e-3

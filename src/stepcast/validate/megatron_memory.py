@@ -22,7 +22,7 @@ from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, St
 from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
 from stepcast.questions.spelling import UnsaidError, predict_words
 from stepcast.validate.published.setup import MODULES
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)")
@@ -305,11 +305,11 @@ NOTES = (
 )
 
 
-def measure_folder(*folders: str) -> Measurements:
+def measure_peak_memory(*folders: str) -> Measurements:
     """The tests in ``megatron_memory.csv`` of *folders*, or in these files."""
     records = (record for folder in folders for record in _records(Path(folder)))
     rows, skipped = compare_each(records, lambda record: _row(MemoryCase(record)))
-    table = columns(rows)
+    table = columns_of(rows)
     large = {"hidden 2048 and more": table.tags["size"] == "large"} if rows else {}
     return Measurements(table, skipped, large, notes=NOTES, details=(COMMAND, "size"), unit="bytes")
 

@@ -25,8 +25,8 @@ from stepcast.inputs.source import Source
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
-from stepcast.validate.folds import GpuFold, load_folds, priced
-from stepcast.validate.scoreboard import MeasuredColumns, Measurements, ScoredRow, columns
+from stepcast.validate.folds import GpuFold, load_folds, price_kernels
+from stepcast.validate.scoreboard import MeasuredColumns, Measurements, ScoredRow, columns_of
 
 MATRIX = ("linear", "bmm")
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor
@@ -218,7 +218,7 @@ Skipped = Counter[str]
 Table = Mapping[str, Sequence[str]]
 
 
-def measure_folder(folder: str) -> Measurements:
+def measure_neusight(folder: str) -> Measurements:
     """The operators and models in *folder*, or in that one file."""
     path = Path(folder)
     skipped: Skipped = Counter()
@@ -237,7 +237,7 @@ def measure_folder(folder: str) -> Measurements:
             models += [model.row for model in found_models]
         else:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
-    joined = _joined(cells, columns(models))
+    joined = _joined(cells, columns_of(models))
     is_model = joined.tags["model"] != ""
     selections = {"operators": ~is_model, "linear and bmm": np.isin(joined.tags["kind"], MATRIX), "models": is_model}
     return Measurements(joined, skipped, selections, figures, _notes(cells))
@@ -436,7 +436,7 @@ def _comparison_model(record: Mapping[str, str], gpu: Gpu) -> ModelResult:
     kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
 
     def seconds(fit: ComputeFit) -> float:
-        return sum(priced(kernels, gpu, fit, step_load(kernels, gpu, fit)))
+        return sum(price_kernels(kernels, gpu, fit, step_load(kernels, gpu, fit)))
 
     mode = "training" if training else "inference"
     row = ScoredRow(

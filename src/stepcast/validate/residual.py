@@ -22,7 +22,7 @@ Place = tuple[str, str]
 """Profile, and kind of run: "dense on hopper"."""
 
 
-def fitted(table: MeasuredColumns, rows: BoolArray | None = None) -> dict[Place, Residual]:
+def fit_residuals(table: MeasuredColumns, rows: BoolArray | None = None) -> dict[Place, Residual]:
     """A residual for each profile and kind of which *rows* (or all) hold enough."""
     ratio, source = table.measured_s / table.predicted_s, table.tags["source"]
     known = np.ones(len(table), dtype=np.bool_) if rows is None else rows
@@ -40,7 +40,7 @@ def fitted(table: MeasuredColumns, rows: BoolArray | None = None) -> dict[Place,
     return found
 
 
-def shipped(table: MeasuredColumns) -> dict[Place, Residual]:
+def shipped_residuals(table: MeasuredColumns) -> dict[Place, Residual]:
     """Those that the profiles of these rows hold."""
     found = {}
     for place in dict.fromkeys(_places(table)):
@@ -51,29 +51,29 @@ def shipped(table: MeasuredColumns) -> dict[Place, Residual]:
     return found
 
 
-def corrected_s(table: MeasuredColumns, residuals: dict[Place, Residual]) -> FloatArray:
+def correct_s(table: MeasuredColumns, residuals: dict[Place, Residual]) -> FloatArray:
     """Predictions with the residuals of their own framework and generation."""
     factors = [residuals[place].factor if place in residuals else 1.0 for place in _places(table)]
     corrected: FloatArray = table.predicted_s * np.array(factors)
     return corrected
 
 
-def left_out_s(table: MeasuredColumns) -> FloatArray:
+def leave_out_s(table: MeasuredColumns) -> FloatArray:
     """Predictions with residuals that were fitted without any row of the same source."""
     predicted_s = table.predicted_s.copy()
     for source in sorted(set(table.tags["source"].tolist())):
         own = table.tags["source"] == source
-        predicted_s[own] = corrected_s(table, fitted(table, ~own))[own]
+        predicted_s[own] = correct_s(table, fit_residuals(table, ~own))[own]
     return predicted_s
 
 
-def figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
+def residual_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
     """Errors with the residuals that ship, and with each source's rows left out of them."""
     if not len(table):
         return
     ways = {
-        "with --residual": corrected_s(table, shipped(table)),
-        "with residuals fitted without the row's source": left_out_s(table),
+        "with --residual": correct_s(table, shipped_residuals(table)),
+        "with residuals fitted without the row's source": leave_out_s(table),
     }
     for name, predicted_s in ways.items():
         pairs = list(zip(table.measured_s.tolist(), predicted_s.tolist(), strict=True))

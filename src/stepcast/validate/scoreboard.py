@@ -1,7 +1,7 @@
-"""How far predictions lie from measurements: the figures in which every measurement set is summed up.
+"""The errors of predictions: the figures in which every measurement set is summed up, and the table of sets.
 
 A set gives Measurements: measured and predicted seconds side by side with labels to group them by, and what
-it had to leave out. ``scoreboard`` turns them into means, medians and the worst rows. Errors are fractions
+it had to leave out. ``build_scoreboard`` turns them into means, medians and the worst rows. Errors are fractions
 of the measured time; a positive error is a prediction that is too slow.
 """
 
@@ -9,8 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,8 +31,9 @@ TIME_NAMES = ("under 20 us", "20 to 50 us", "50 us to 1 ms", "1 to 10 ms", "10 m
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
-    """One measurement and its prediction; *tags* group it, such as kind -> linear. *ends* are those of the
-    prediction's band, where it has one.
+    """One measurement and its prediction, in seconds or bytes.
+
+    *tags* group it, such as kind -> linear; *ends* are those of the prediction's interval, where it has one.
     """
 
     name: str
@@ -46,7 +48,7 @@ class ScoredRow:
 
     @property
     def error(self) -> float:
-        """Signed, as a share of the measured time."""
+        """Return the signed error as a share of the measured time."""
         return self.predicted_s / self.measured_s - 1.0
 
 
@@ -58,7 +60,7 @@ class MeasuredColumns:
     predicted_s: FloatArray
     tags: Mapping[str, TextArray]
     name: Callable[[int], str]
-    # Low and high ends of the predictions' bands, not a number where a row has none; None: no row has.
+    # Low and high ends of the predictions' intervals, not a number where a row has none; None: no row has.
     ends: tuple[FloatArray, FloatArray] | None = None
 
     def __post_init__(self) -> None:
@@ -73,21 +75,22 @@ class MeasuredColumns:
 
     @property
     def error(self) -> FloatArray:
-        """Signed, as a share of the measured time."""
+        """Return the signed errors as shares of the measured times."""
         return self.predicted_s / self.measured_s - 1.0
 
     @property
     def inside(self) -> FloatArray:
-        """1 where the measured time lies in the band, 0 where it does not, not a number without a band."""
+        """Return 1 where the measured time is within the interval, 0 where it is not, nan without an interval."""
         if self.ends is None:
             return np.full(len(self), np.nan)
         low_s, high_s = self.ends
         within = (self.measured_s >= low_s) & (self.measured_s <= high_s)
         return np.where(np.isnan(low_s), np.nan, within.astype(np.float64))
 
-    def row(self, at: int) -> ScoredRow:
-        tags = {name: str(labels[at]) for name, labels in self.tags.items() if labels[at]}
-        return ScoredRow(self.name(at), float(self.measured_s[at]), float(self.predicted_s[at]), tags)
+    def row(self, index: int) -> ScoredRow:
+        """Return one row."""
+        tags = {name: str(labels[index]) for name, labels in self.tags.items() if labels[index]}
+        return ScoredRow(self.name(index), float(self.measured_s[index]), float(self.predicted_s[index]), tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,10 @@ class Measurements:
     columns: MeasuredColumns
     skipped: Mapping[str, int]  # reason -> rows
     selections: Mapping[str, BoolArray] = field(default_factory=dict)  # rows that a claim is about
-    figures: Mapping[str, float] = field(default_factory=dict)  # further figures of the set, fractions
+    figures: Mapping[str, float] = field(default_factory=dict)  # more figures of the set, as fractions
     notes: tuple[str, ...] = ()
     orders: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of a tag in the order to show
-    details: tuple[str, ...] = ()  # tags that tell about single rows and group none
+    details: tuple[str, ...] = ()  # tags that describe single rows and group none
     unit: str = "s"  # or bytes: what is measured and predicted, whatever the columns' names say
 
 
@@ -114,8 +117,8 @@ class Summary:
     p90_abs_error: float
     worst_abs_error: float
     mean_error: float  # signed: above zero where predictions are too slow
-    time_weighted_error: float  # sum of the differences without their signs over the sum of the times
-    coverage: float | None = None  # of the rows with a band, the share measured inside it
+    time_weighted_error: float  # sum of the absolute differences over the sum of the times
+    coverage: float | None = None  # of the rows with an interval, the share measured inside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +140,8 @@ def compare_each(
 ) -> tuple[list[Compared], Counter[str]]:
     """Compare every item with its prediction, and count why the others could not be compared.
 
-    *compare* raises a ValueError (or a KeyError for a column that is not there) for an item that it has no
-    prediction for; *where* names the file that the reason is put after.
+    *compare* raises a ValueError (or a KeyError for a missing column) for an item that it has no prediction for;
+    *where* names the file that the reason is put after.
     """
     compared: list[Compared] = []
     skipped: Counter[str] = Counter()
@@ -151,27 +154,21 @@ def compare_each(
     return compared, skipped
 
 
-def columns(rows: Sequence[ScoredRow]) -> MeasuredColumns:
-    """*rows* as columns; a tag that a row lacks is left blank there."""
+def columns_of(rows: Sequence[ScoredRow]) -> MeasuredColumns:
+    """Return rows as columns; a tag that a row lacks is blank there."""
     tags = dict.fromkeys(tag for row in rows for tag in row.tags)
+    ends = np.array([row.ends or (np.nan, np.nan) for row in rows], dtype=np.float64)
     return MeasuredColumns(
         np.array([row.measured_s for row in rows], dtype=np.float64),
         np.array([row.predicted_s for row in rows], dtype=np.float64),
         {tag: np.array([row.tags.get(tag, "") for row in rows], dtype=np.str_) for tag in tags},
-        lambda at: rows[at].name,
-        _ends(rows),
+        lambda index: rows[index].name,
+        None if all(row.ends is None for row in rows) else (ends[:, 0], ends[:, 1]),
     )
 
 
-def _ends(rows: Sequence[ScoredRow]) -> tuple[FloatArray, FloatArray] | None:
-    if all(row.ends is None for row in rows):
-        return None
-    table = np.array([row.ends or (np.nan, np.nan) for row in rows], dtype=np.float64)
-    return table[:, 0], table[:, 1]
-
-
-def summary(measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArray | None = None) -> Summary | None:
-    """None where there are no rows."""
+def summarise(measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArray | None = None) -> Summary | None:
+    """Return the errors of rows; None where there are no rows."""
     if not measured_s.size:
         return None
     signed = predicted_s / measured_s - 1.0
@@ -189,93 +186,163 @@ def summary(measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArray 
 
 
 def error_figures(what: str, pairs: Sequence[tuple[float, float]], *names: str) -> Iterator[tuple[str, float]]:
-    """The fields *names* of the Summary of measured and predicted *pairs*, told as figures of *what*."""
-    one = summary(*(np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1)))
-    if one is not None:
-        yield from ((f"{what}: {name}", getattr(one, name)) for name in names)
+    """Yield the fields *names* of the Summary of measured and predicted *pairs*, as figures of *what*."""
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    if summary := summarise(table[:, 0], table[:, 1]):
+        yield from ((f"{what}: {name}", getattr(summary, name)) for name in names)
 
 
-def _summed(table: MeasuredColumns, mask: BoolArray) -> Summary | None:
-    return summary(table.measured_s[mask], table.predicted_s[mask], table.inside[mask])
+def build_scoreboard(measurements: Measurements) -> Scoreboard:
+    """Return the errors of a set: of all rows, of selections and groups, and its worst rows."""
+    table = measurements.columns
+    measured_s, predicted_s, inside = table.measured_s, table.predicted_s, table.inside
 
+    def summarise_rows(mask: BoolArray) -> Summary | None:
+        return summarise(measured_s[mask], predicted_s[mask], inside[mask])
 
-def scoreboard(found: Measurements) -> Scoreboard:
-    table = found.columns
-    order = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
+    def summarise_group(labels: TextArray, order: Sequence[str] | None) -> dict[str, Summary]:
+        """Return summaries by label, in *order* or sorted; rows without a label are in no group."""
+        names = sorted(map(str, np.unique(labels)), key=_sort_numbers) if order is None else order
+        return {name: summary for name in names if name and (summary := summarise_rows(labels == name))}
+
     groups = {
-        tag: _grouped(table, labels, found.orders.get(tag))
+        tag: summarise_group(labels, measurements.orders.get(tag))
         for tag, labels in table.tags.items()
-        if tag not in found.details
+        if tag not in measurements.details
     }
-    if found.unit == "s":
-        groups["time"] = _grouped(table, time_labels(table.measured_s), TIME_NAMES)
+    if measurements.unit == "s":
+        groups["time"] = summarise_group(time_labels(measured_s), TIME_NAMES)
+    worst = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
     return Scoreboard(
-        summary=_summed(table, np.ones(len(table), dtype=np.bool_)),
-        skipped=found.skipped,
+        summary=summarise(measured_s, predicted_s, inside),
+        skipped=measurements.skipped,
         groups={tag: group for tag, group in groups.items() if len(group) > 1},
-        selections=_selected(table, found.selections),
-        worst=tuple(table.row(int(at)) for at in order),
-        figures=found.figures,
-        notes=found.notes,
-        unit=found.unit,
+        selections={
+            name: summary for name, mask in measurements.selections.items() if (summary := summarise_rows(mask))
+        },
+        worst=tuple(table.row(int(index)) for index in worst),
+        figures=measurements.figures,
+        notes=measurements.notes,
+        unit=measurements.unit,
     )
 
 
 def time_labels(measured_s: FloatArray) -> TextArray:
+    """Return the class of each measured time."""
     return np.array(TIME_NAMES)[np.digitize(measured_s, TIME_EDGES_S)]
 
 
-def _selected(table: MeasuredColumns, selections: Mapping[str, BoolArray]) -> dict[str, Summary]:
-    found = {name: _summed(table, mask) for name, mask in selections.items()}
-    return {name: one for name, one in found.items() if one is not None}
-
-
-def _grouped(table: MeasuredColumns, labels: TextArray, order: Sequence[str] | None = None) -> dict[str, Summary]:
-    """By label, in *order* or sorted; rows without a label are in no group."""
-    found = {}
-    names = sorted(map(str, np.unique(labels)), key=_natural) if order is None else order
-    for name in names:
-        mask = labels == name
-        one = _summed(table, mask)
-        if name and one is not None:
-            found[name] = one
-    return found
-
-
-def _natural(label: str) -> list[tuple[int, int, str]]:
-    """Numbers inside labels by their value: 2 ranks before 16 ranks."""
+def _sort_numbers(label: str) -> list[tuple[int, int, str]]:
+    """Return the key that sorts numbers inside labels by value: 2 ranks before 16 ranks."""
     parts = re.split(r"(\d+)", label)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
-# The phases of a predicted step on one GPU, as events on its own clock would tell them apart.
-
 PHASES = ("forward", "backward", "optimizer")
 
 
-def phases_s(prediction: Prediction) -> dict[str, float]:
-    """Seconds of forward, backward and update; each begins when the last kernel before it ends."""
+def split_phases_s(prediction: Prediction) -> dict[str, float]:
+    """Return the seconds of forward, backward and update of a predicted step on one GPU.
+
+    Each begins when the last kernel before it ends, as events on the GPU's own clock tell them apart.
+    """
     timeline = prediction.timeline
     computes = np.array([lane.name == "compute" for lane in timeline.lanes], dtype=bool)[timeline.lane_of]
     ends_s = timeline.start_s + timeline.duration_s
     ends = []
     for letter in ("F", "B"):
         slots = [slot.get("slot", "").startswith(letter) for slot in timeline.details]
-        found = computes & np.array([*slots, False], dtype=bool)[timeline.detail_of]
-        ends.append(float(np.max(ends_s[found], initial=0.0)))
-    bounds = (0.0, *ends, prediction.step_s)
-    spans = (after - before for before, after in pairwise(bounds))
+        rows = computes & np.array([*slots, False], dtype=bool)[timeline.detail_of]
+        ends.append(float(np.max(ends_s[rows], initial=0.0)))
+    spans = (after - before for before, after in pairwise((0.0, *ends, prediction.step_s)))
     return dict(zip(PHASES, spans, strict=True))
 
 
-# Weights that a benchmark of a few steps never gives a gradient.
-
-
 def unseen_share(model: Model, tokens: int) -> float:
-    """Of all weights, the rows of an embedding whose tokens are not among *tokens* drawn evenly, again and
-    again the same; a tied one has gradients as the head.
+    """Return the share of weights that a benchmark of a few steps never gives a gradient.
+
+    They are the rows of an embedding whose tokens are not among *tokens* drawn evenly, the same in every step; a
+    tied embedding has gradients as the head.
     """
     if model.tied:
         return 0.0
     rows = model.vocab * (1.0 - 1.0 / model.vocab) ** tokens
     return round(rows * model.hidden / model.parameters, 3)
+
+
+class MeasurementSet(NamedTuple):
+    """A set that we check ourselves against; *measure* names the function that reads and predicts its rows.
+
+    *folder* is its name among the folders of other sets, *more_folders* hold more rows of it.
+    """
+
+    name: str
+    about: str
+    function: str  # module:function below stepcast.validate; takes folders and options, returns Measurements
+    folder: str
+    more_folders: tuple[str, ...] = ()
+    when_named: bool = False  # left out unless it is asked for: it takes long, and needs packages of its own
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return all folders of the set."""
+        return (self.folder, *self.more_folders)
+
+    def measure(self, *folders: str, **options: str) -> Measurements:
+        """Return the rows of *folders* with their predictions."""
+        module, _, function = self.function.partition(":")
+        measurements: Measurements = getattr(import_module(f"stepcast.validate.{module}"), function)(
+            *folders, **options
+        )
+        return measurements
+
+
+MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
+    entry[0]: MeasurementSet(*entry)
+    for entry in (
+        ("h200", "operators, blocks and training steps on one H200", "h200:measure_h200", "h200"),
+        ("neusight", "fp32 operators and models, five GPUs", "neusight:measure_neusight", "neusight"),
+        ("nccl-tests", "all-reduce on 2 to 64 A100", "collectives:measure_nccl_tests", "nccl-tests"),
+        (
+            "collectives",
+            "public nccl-tests and rccl-tests tables, A100 to GB300 and MI355X",
+            "collectives:measure_tables",
+            "collectives",
+        ),
+        (
+            "megatron-traces",
+            "Megatron-LM runs, every rank traced",
+            "traced_runs:measure_megatron_traces",
+            "megatron-traces",
+        ),
+        ("optimus", "OptimusPrime sweep of a 1B model", "traced_runs:measure_optimus", "optimus-sweep"),
+        (
+            "published",
+            "published training runs",
+            "published.comparison:measure_published",
+            "published",
+            ("published-new",),
+        ),
+        (
+            "transformers",
+            "training steps of Hugging Face models on one H200",
+            "transformers:measure_transformers",
+            "transformers",
+        ),
+        (
+            "captured",
+            "the same steps, captured (needs PyTorch and transformers)",
+            "transformers:measure_captured",
+            "transformers",
+            ("captured",),
+            True,
+        ),
+        ("mlperf", "MLPerf Training runs of language models", "published.comparison:measure_mlperf", "mlperf"),
+        (
+            "megatron-memory",
+            "peak memory of Megatron-LM's functional tests",
+            "megatron_memory:measure_peak_memory",
+            "megatron-memory",
+        ),
+    )
+}

@@ -5,18 +5,24 @@ profile that these words mean. ``tools/measure_hf_steps.py`` measured them.
 """
 
 import csv
+import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cost.band import kind_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.calibration import calibration as calibration_of
+from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import load_profile
@@ -28,18 +34,22 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
+from stepcast.ir.progress import report_progress
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import (
     PHASES,
     Measurements,
     ScoredRow,
-    columns,
+    columns_of,
     compare_each,
     error_figures,
-    phases_s,
+    split_phases_s,
     unseen_share,
 )
+
+if TYPE_CHECKING:
+    from stepcast.pytorch.capture.program import CaptureOptions
 
 Record = Mapping[str, str]
 Peak = tuple[float, float]  # bytes, measured and predicted
@@ -65,7 +75,7 @@ def setting_words(record: Record) -> set[str]:
     return words
 
 
-def said_model(record: Record, folder: Path) -> str:
+def config_words(record: Record, folder: Path) -> str:
     """The config of a row, with as many layers as it ran."""
     path = folder / "configs" / f"{record['model']}.json"
     return f"{path}:layers={record['layers']}" if record.get("layers") else str(path)
@@ -79,7 +89,7 @@ class Setting:
         if "experts-eager" in words:
             raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
         self.words, self.batch, self.seq = words, int(record["batch"]), int(record["seq"])
-        self.said_model = said_model(record, folder)
+        self.said_model = config_words(record, folder)
         self.model: Model = load_model(self.said_model)
         profile = load_profile("transformers-compiled" if "compile" in words else "transformers")
         settled = settle(profile, self.model, GPU, Layout(), self._given(profile.framework.optimizer))
@@ -130,7 +140,7 @@ def step_files(folder: str) -> list[Path]:
     return files
 
 
-def measure_folder(folder: str, calibration: str = "") -> Measurements:
+def measure_transformers(folder: str, calibration: str = "") -> Measurements:
     """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside; *calibration* names a
     profile of the GPU.
     """
@@ -142,7 +152,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
         file, record = visit
         return list(_rows(record, Setting(record, file.parent), peaks, own, further))
 
-    rows, skipped = compare_each(visited(files), compare, lambda visit: visit[0].name)
+    rows, skipped = compare_each(merge_visits(files), compare, lambda visit: visit[0].name)
     return measurements_of(list(chain.from_iterable(rows)), skipped, peaks, NOTES)
 
 
@@ -150,7 +160,7 @@ def measurements_of(
     rows: Sequence[ScoredRow], skipped: Mapping[str, int], peaks: Sequence[Peak], notes: tuple[str, ...]
 ) -> Measurements:
     """Steps and their phases, and what was allocated at their peaks."""
-    table = columns(rows)
+    table = columns_of(rows)
     selections = {name: table.tags["phase"] == name for name in ("step", *PHASES)} if rows else {}
     names = ("mean_abs_error", "worst_abs_error", "mean_error")
     figures = dict(error_figures("peak memory", peaks, *names))
@@ -166,7 +176,7 @@ def _loaded(path: str) -> Calibration | None:
     return found
 
 
-def visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
+def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """Every row; one that was measured more than once by the medians of its times, for it waits for a host
     whose pace differs from visit to visit.
     """
@@ -222,10 +232,112 @@ def step_rows(
         COMMAND: command,
     }
     measured = {phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")}
-    predicted = {"step": prediction.step_s, **phases_s(prediction)}
+    predicted = {"step": prediction.step_s, **split_phases_s(prediction)}
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():
         band = prediction.band if banded and phase == "step" else None
         ends = band.around(predicted[phase]) if band else None
         yield ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
+
+
+# The transformers set by way of ``capture``: the same measured steps, each program traced, not generated.
+#
+# Needs PyTorch and transformers; a row takes some seconds. It is measured when it is asked for by name.
+
+# A process takes half a gigabyte and some seconds to load PyTorch.
+MOST_WORKERS, ROWS_OF_A_WORKER = 8, 6
+CAPTURED_NOTES = (
+    "steps of transformers 5.17 in PyTorch 2.11 on one H200; phases are those of the GPU's own clock",
+    "captured without a GPU by PyTorch {} and transformers {}, whose code may differ",
+)
+
+
+def measure_captured(*folders: str) -> Measurements:
+    """Every ``steps*.csv`` in *folders*, or that one file, with the configs beside."""
+    from stepcast.pytorch.load import load_torch, load_transformers
+
+    versions = load_torch("capture").__version__, load_transformers("capture").__version__
+    rows: list[ScoredRow] = []
+    skipped: Counter[str] = Counter()
+    peaks: list[Peak] = []
+    asked = list(merge_visits([file for folder in folders for file in step_files(folder)]))
+    with _workers(len(asked)) as map_each:
+        found = iter(map_each(_compared, asked))
+        for file, _ in report_progress(asked):
+            own, own_peaks, why = next(found)
+            if why:
+                skipped[f"{file.name}: {why}"] += 1
+            rows += own
+            peaks += own_peaks
+    return measurements_of(rows, skipped, peaks, (CAPTURED_NOTES[0], CAPTURED_NOTES[1].format(*versions)))
+
+
+@contextmanager
+def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """``map`` by a process for each core, each of which loads PyTorch once; of a few rows by this one."""
+    count = min(MOST_WORKERS, os.cpu_count() or 1, rows // ROWS_OF_A_WORKER)
+    if count < 2:
+        yield map
+        return
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        yield pool.map
+
+
+def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Peak], str]:
+    """The rows of one step and its peak; or why there are none."""
+    file, record = asked
+    peaks: list[Peak] = []
+    try:
+        prediction, command = _predicted(record, file.parent)
+    except ValueError as error:
+        return [], [], str(error)
+    return list(step_rows(record, prediction, command, peaks)), peaks, ""
+
+
+def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
+    from stepcast.pytorch.capture.run import capture
+
+    what, asked = config_words(record, folder), _asked(record, setting_words(record))
+    zeros = _unseen(what, asked.batch * asked.seq)
+    spread = Spread(zero_gradients=zeros)
+    return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked, zeros)
+
+
+def _unseen(what: str, tokens: int) -> float:
+    """The share of weights without a gradient, of a model that is known by its config."""
+    try:
+        return unseen_share(load_model(what), tokens)
+    except ValueError:
+        return 0.0
+
+
+def _asked(record: Record, words: set[str]) -> "CaptureOptions":
+    from stepcast.pytorch.capture.program import CaptureOptions
+
+    return CaptureOptions(
+        batch=int(record["batch"]),
+        seq=int(record["seq"]),
+        dtype="fp32" if "fp32" in words else "bf16",
+        autocast="autocast" in words,
+        checkpoint="checkpoint" in words,
+        fused="fused" in words,
+        # Which the library chose when it ran; a newer one may choose otherwise.
+        attention=record.get("attention") or ("eager" if "attn-eager" in words else ""),
+        experts=record.get("experts") or ("eager" if "experts-eager" in words else ""),
+        compiled="compile" in words,
+    )
+
+
+def _command(what: str, asked: "CaptureOptions", zeros: float) -> str:
+    words = ["stepcast capture", what, f"--batch {asked.batch} --seq {asked.seq} --dtype {asked.dtype}"]
+    given = {
+        "--autocast": asked.autocast,
+        "--checkpoint": asked.checkpoint,
+        "--no-fused-optimizer": not asked.fused,
+        f"--attention {asked.attention}": bool(asked.attention),
+        f"--experts {asked.experts}": bool(asked.experts),
+        "--compiled": asked.compiled,
+        f"--zero-gradients {zeros}": bool(zeros),
+    }
+    return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])

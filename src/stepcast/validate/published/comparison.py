@@ -1,7 +1,7 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepcast.cost.band import kind_of
@@ -16,18 +16,26 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB
-from stepcast.validate import residual
-from stepcast.validate.published.rows import CORRECTED, LEFT_OUT, NotComparableError, Record, corrected, corrections
-from stepcast.validate.published.setup import Setup, completed, setup_of
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each, error_figures
+from stepcast.validate.published.rows import (
+    CORRECTED,
+    LEFT_OUT,
+    NotComparableError,
+    Record,
+    correct_records,
+    load_corrections,
+)
+from stepcast.validate.published.setup import Setup, complete_heads, read_setup
+from stepcast.validate.residual import residual_figures
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures
 
 FILE = "training_runs.csv"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Peak memory of the fullest GPU, or of the one that logs it; *measured_bytes* is 0 for a run that
-    ran out of memory. *fitted*: the framework's overhead was learnt from runs such as this.
+    """Peak memory of the fullest GPU, or of the one that logs it; *measured_bytes* is 0 for a run out of memory.
+
+    *fitted*: the framework's overhead was learnt from such runs.
     """
 
     name: str
@@ -43,9 +51,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRows:
-    """Everything that files of published runs could be compared with; *corrected* and *left_out* are numbers
-    of rows that contradict their sources.
-    """
+    """Published runs with their predictions; *corrected* and *left_out* count rows that contradict their sources."""
 
     rows: tuple[ScoredRow, ...]
     memory_rows: tuple[MemoryRow, ...]
@@ -54,23 +60,28 @@ class PublishedRows:
     left_out: int = 0
 
 
-def measure_folder(*folders: str) -> Measurements:
-    """The runs in the csv files of *folders* (or in these csv files) together."""
-    found = measure(records_of(*folders))
-    table = columns(found.rows)
-    return Measurements(
-        table,
-        found.skipped,
-        figures={**dict(figures(found)), **dict(residual.figures(table))},
-        notes=(*NOTES, *_corrections_note(found), *_memory_note(found)),
-        details=DETAILS,
-    )
+def measure_published(*folders: str) -> Measurements:
+    """Compare the runs in the csv files of *folders* (or in these csv files) together."""
+    published = compare_records(records_of(*folders))
+    table = columns_of(published.rows)
+    notes = list(NOTES)
+    if published.corrected or published.left_out:
+        rows = "row" if published.corrected == 1 else "rows"
+        notes.append(
+            f"{published.corrected} {rows} corrected, {published.left_out} left out, where sources contradict "
+            "themselves or say elsewhere what a row lacks: docs/published.md"
+        )
+    known = [row for row in published.memory_rows if not row.out_of_memory]
+    if fitted := sum(row.fitted for row in known):
+        notes.append(f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows")
+    figures = {**dict(memory_figures(published)), **dict(residual_figures(table))}
+    return Measurements(table, published.skipped, figures=figures, notes=tuple(notes), details=DETAILS)
 
 
-def rows(*paths: str) -> tuple[tuple[ScoredRow, ...], Mapping[str, int]]:
-    """Measured and predicted step times, and why rows were left out: reason -> rows."""
-    found = measure(records_of(*paths))
-    return found.rows, found.skipped
+def score_rows(*paths: str) -> tuple[tuple[ScoredRow, ...], Mapping[str, int]]:
+    """Return measured and predicted step times, and why rows were left out: reason -> rows."""
+    published = compare_records(records_of(*paths))
+    return published.rows, published.skipped
 
 
 CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
@@ -84,54 +95,40 @@ NOTES = (
 )
 
 
-def _corrections_note(found: PublishedRows) -> Iterator[str]:
-    if found.corrected or found.left_out:
-        many = "row" if found.corrected == 1 else "rows"
-        yield (
-            f"{found.corrected} {many} corrected, {found.left_out} left out, where sources contradict "
-            "themselves or say elsewhere what a row lacks: docs/published.md"
-        )
-
-
-def _memory_note(found: PublishedRows) -> Iterator[str]:
-    known = [row for row in found.memory_rows if not row.out_of_memory]
-    fitted = sum(row.fitted for row in known)
-    if fitted:
-        yield f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows"
-
-
 def records_of(*paths: str) -> list[Record]:
-    """The rows of csv files, or of the one in each folder."""
+    """Return the rows of csv files, or of the one in each folder."""
     return [record for path in map(Path, paths) for record in _records(path)]
 
 
-def measure(records: Iterable[Record]) -> PublishedRows:
+def compare_records(records: Iterable[Record]) -> PublishedRows:
+    """Compare rows with their predictions; rows with the same prediction share it."""
     memories: list[MemoryRow] = []
-    predicted: dict[tuple[Model, Strategy, Framework, Cluster], Predicted] = {}
-    records = list(corrected(records, corrections()))
+    predicted: dict[tuple[Model, Strategy, Framework, Cluster], PredictedStep] = {}
+    records = list(correct_records(records, load_corrections()))
 
     def compare(record: Record) -> ScoredRow:
-        setup = setup_of(record)
+        setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(_memory_row(setup))
         if setup.run.out_of_memory:
             raise NotComparableError("ran out of memory: compared for memory alone")
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
-        measured_s = measured_step_s(setup)
+        measured_s = measure_step_s(setup)
         if key not in predicted:
-            predicted[key] = predicted_step(setup)
-        one = predicted[key]
-        return ScoredRow(_label(setup), measured_s, one.step_s, _tags(setup), one.ends)
+            predicted[key] = predict_step(setup)
+        step = predicted[key]
+        return ScoredRow(_label(setup), measured_s, step.step_s, _tags(setup), step.ends)
 
-    times, skipped = compare_each(completed(records), compare)
+    times, skipped = compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
     return PublishedRows(tuple(times), tuple(memories), skipped, changed, left_out)
 
 
-def measured_step_s(setup: Setup) -> float:
-    """Seconds of a step as published, else from tokens or floating-point operations per second, or from the
-    share that these are of a GPU's bf16 peak; operations are counted as the source counts them.
+def measure_step_s(setup: Setup) -> float:
+    """Return the seconds of a step as published, else from tokens or FLOP per second, or from the MFU.
+
+    Operations are counted as the source counts them.
     """
     run, strategy = setup.run, setup.strategy
     if run.iteration_s is not None:
@@ -152,17 +149,18 @@ def measured_step_s(setup: Setup) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
-    """Seconds of a step, and of the measured steps of its kind nine in ten around them."""
+class PredictedStep:
+    """Seconds of a step, and the ends of its 90 % interval."""
 
     step_s: float
     ends: tuple[float, float] | None
 
 
-def predicted_step(setup: Setup) -> Predicted:
+def predict_step(setup: Setup) -> PredictedStep:
+    """Return the predicted step of a setup, scaled to the published batch."""
     prediction = predict(setup.model, setup.cluster, setup.strategy, setup.framework)
     step_s = prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
-    return Predicted(step_s, prediction.band.around(step_s) if prediction.band else None)
+    return PredictedStep(step_s, prediction.band.around(step_s) if prediction.band else None)
 
 
 def _memory_row(setup: Setup) -> MemoryRow:
@@ -209,17 +207,18 @@ def _parallelism(strategy: Strategy) -> str:
     return " ".join(used) or "dp"
 
 
-def figures(found: PublishedRows) -> Iterator[tuple[str, float]]:
-    known = [row for row in found.memory_rows if not row.out_of_memory]
-    parts = (
-        ("peak memory", known),
-        ("peak memory, overhead fitted to such rows", [row for row in known if row.fitted]),
-        ("peak memory, nothing fitted", [row for row in known if not row.fitted]),
-    )
+def memory_figures(published: PublishedRows) -> Iterator[tuple[str, float]]:
+    """Yield the errors of peak memory, and the share of runs out of memory that are predicted not to fit."""
+    known = [row for row in published.memory_rows if not row.out_of_memory]
+    parts = {
+        "peak memory": known,
+        "peak memory, overhead fitted to such rows": [row for row in known if row.fitted],
+        "peak memory, nothing fitted": [row for row in known if not row.fitted],
+    }
     names = ("mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
-    for what, some in parts:
-        yield from error_figures(what, [(row.measured_bytes, row.predicted_bytes) for row in some], *names)
-    over = [row for row in found.memory_rows if row.out_of_memory]
+    for what, rows in parts.items():
+        yield from error_figures(what, [(row.measured_bytes, row.predicted_bytes) for row in rows], *names)
+    over = [row for row in published.memory_rows if row.out_of_memory]
     if over:
         yield "out of memory, predicted not to fit", sum(not row.fits for row in over) / len(over)
 
@@ -235,3 +234,41 @@ def _records(path: Path) -> Iterable[Record]:
     if "model" not in names or "num_gpus" not in names:
         raise ValueError(f"{file}: expected the columns of {FILE}, such as model, num_gpus, iter_time_s")
     return records
+
+
+# ---- MLPerf Training runs: the columns of published runs, and some of their own ------------------------------
+
+MLPERF_NOTES = (
+    "steps as logged, evaluation excluded; they are no MLPerf metric",
+    "what a row leaves open is taken from its framework's documented defaults (docs/mlperf.md)",
+)
+
+
+def measure_mlperf(*folders: str) -> Measurements:
+    """Compare the runs in ``training_runs.csv`` of *folders*, or in these files.
+
+    Layouts that were worked out from a log alone are told apart; GPUs that the catalogue lacks are left out.
+    """
+    records = records_of(*folders)
+    known = [record for record in records if (record.get("gpu_in_catalogue") or "1") != "0"]
+    published = compare_records({**record, "table": record.get("bench")} for record in known)
+    skipped = dict(published.skipped)
+    if missing := len(records) - len(known):
+        skipped["the GPU is not in the catalogue"] = missing
+    by_id = {str(record.get("id")): record for record in records}
+    rows = [replace(row, tags=_mlperf_tags(row, by_id[row.name.split()[0]])) for row in published.rows]
+    table = columns_of(rows)
+    stated = {"layout stated": table.tags["layout"] == "stated"} if rows else {}
+    figures = {**dict(memory_figures(published)), **dict(residual_figures(table))}
+    return Measurements(table, skipped, stated, figures, MLPERF_NOTES, details=DETAILS)
+
+
+def _mlperf_tags(row: ScoredRow, record: Record) -> dict[str, str]:
+    return {
+        **{name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")},
+        "source": "MLPerf",
+        "bench": record.get("bench") or "",
+        "round": record.get("round") or "",
+        "graphs": record.get("cuda_graphs") or "not stated",
+        "layout": "stated" if record.get("parallel_from") == "config" else "worked out from the log",
+    }

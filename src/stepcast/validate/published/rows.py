@@ -1,4 +1,4 @@
-"""Where the source of a published run contradicts itself, or says elsewhere what its row leaves out.
+"""Rows of published training runs, corrected where their sources contradict themselves.
 
 ``data/corrections/training_runs.toml`` lists such places as data. Each correction names a source, the rows
 (by id, or by what other columns hold), the values as published and corrected, and its reason: arithmetic, or
@@ -6,15 +6,16 @@ where the source says so. A row that does not hold the published value is left a
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 from stepcast.units import TFLOPS
 
 Record = Mapping[str, str | None]
-CORRECTED = "corrected"  # the column that tells what was changed, and why
+CORRECTED = "corrected"  # the column that lists what was changed, and why
 LEFT_OUT = "left out"  # the status of a row that contradicts its source and cannot be put right
 
 
@@ -23,7 +24,9 @@ class CorrectionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
+    """One value of a row, as published and as corrected."""
+
     column: str
     published: str
     corrected: str
@@ -34,48 +37,52 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RowCorrection:
-    """Of the rows whose source starts with *source*: those of *rows*, or all for which *when* holds."""
+    """Changes of the rows whose source starts with *source*: those of *rows*, or all for which *when* holds."""
 
     source: str
     rows: tuple[str, ...]
     when: tuple[tuple[str, str], ...]
-    changes: tuple[Change, ...]
+    changes: tuple[RowChange, ...]
     reason: str
 
-    def concerns(self, record: Record) -> bool:
+    def applies_to(self, record: Record) -> bool:
+        """Return True if the correction is about this row."""
         if not (record.get("source") or "").startswith(self.source):
             return False
         if self.rows and record.get("id") not in self.rows:
             return False
-        return all(_same(record.get(column), value) for column, value in self.when)
+        return all(_is_same(record.get(column), value) for column, value in self.when)
 
 
-def corrected(records: Iterable[Record], known: Iterable[RowCorrection]) -> Iterator[Record]:
-    """*records* with what is *known* to be wrong put right, and told in the column ``corrected``."""
-    known = tuple(known)
+def correct_records(records: Iterable[Record], corrections: Iterable[RowCorrection]) -> Iterator[Record]:
+    """Yield *records* with known mistakes put right, and listed in the column ``corrected``."""
+    corrections = tuple(corrections)
     for record in records:
-        told: list[str] = []
-        for each in known:
-            if not each.concerns(record):
+        notes: list[str] = []
+        for correction in corrections:
+            if not correction.applies_to(record):
                 continue
-            made = [one for one in each.changes if _same(record.get(one.column), one.published)]
-            if made:
-                told.append(f"{', '.join(map(str, made))}: {each.reason}")
-                record = {**record, **{one.column: one.corrected for one in made}}
-        yield {**record, CORRECTED: "; ".join(told)} if told else record
+            changes = [change for change in correction.changes if _is_same(record.get(change.column), change.published)]
+            if changes:
+                notes.append(f"{', '.join(map(str, changes))}: {correction.reason}")
+                record = {**record, **{change.column: change.corrected for change in changes}}
+        yield {**record, CORRECTED: "; ".join(notes)} if notes else record
 
 
 @lru_cache(maxsize=1)
-def corrections() -> tuple[RowCorrection, ...]:
-    """Those that ship with the package."""
-    return parse(files("stepcast").joinpath("data/corrections/training_runs.toml").read_text(encoding="utf-8"))
+def load_corrections() -> tuple[RowCorrection, ...]:
+    """Return the corrections that ship with the package."""
+    return parse_corrections(
+        files("stepcast").joinpath("data/corrections/training_runs.toml").read_text(encoding="utf-8")
+    )
 
 
-def parse(text: str) -> tuple[RowCorrection, ...]:
-    return tuple(_correction(entry) for entry in tomllib.loads(text).get("correction", ()))
+def parse_corrections(text: str) -> tuple[RowCorrection, ...]:
+    """Return the corrections of a TOML text."""
+    return tuple(_parse_correction(entry) for entry in tomllib.loads(text).get("correction", ()))
 
 
-def _correction(entry: Mapping[str, object]) -> RowCorrection:
+def _parse_correction(entry: Mapping[str, object]) -> RowCorrection:
     for needed in ("source", "change", "reason"):
         if not entry.get(needed):
             raise CorrectionError(f"a correction of {entry.get('source', '?')!r} has no {needed}")
@@ -92,13 +99,13 @@ def _correction(entry: Mapping[str, object]) -> RowCorrection:
         source=str(entry["source"]),
         rows=tuple(map(str, rows)),
         when=tuple((str(column), str(value)) for column, value in when.items()),
-        changes=tuple(Change(str(column), str(old), str(new)) for column, (old, new) in change.items()),
+        changes=tuple(RowChange(str(column), str(old), str(new)) for column, (old, new) in change.items()),
         reason=" ".join(str(entry["reason"]).split()),
     )
 
 
-def _same(held: str | None, stated: str) -> bool:
-    """256 and 256.0 are the same."""
+def _is_same(held: str | None, stated: str) -> bool:
+    """Return True if two values are the same text or number: 256 and 256.0 are."""
     held = (held or "").strip()
     try:
         return float(held) == float(stated)
@@ -106,18 +113,76 @@ def _same(held: str | None, stated: str) -> bool:
         return held == stated
 
 
-# One published training run as its csv row states it: a blank stays None.
-
-# What rows need to say to be compared at all.
-NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
-
-
-# Column -> field of an Overlap.
-OVERLAPS = {"tp_comm_overlap": "tensor", "overlap_grad_reduce": "gradients", "overlap_param_gather": "parameters"}
-
-
 class NotComparableError(ValueError):
     """A row that states too little, or something of which no prediction can be made."""
+
+
+# ---- one published training run as its csv row states it: a blank stays None --------------------------------
+
+
+def _text(record: Record, name: str) -> str:
+    return (record.get(name) or "").strip()
+
+
+def _number(record: Record, name: str) -> float | None:
+    text = _text(record, name)
+    if not text or text.lower() == "nan":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise NotComparableError(f"{name} {text!r} is not a number") from None
+
+
+def _count(record: Record, name: str) -> int | None:
+    number = _number(record, name)
+    if number is None:
+        return None
+    if not number.is_integer() or number < 1:
+        raise NotComparableError(f"{name} {number:g} is not a whole number above zero")
+    return int(number)
+
+
+def _needed_count(record: Record, name: str) -> int:
+    count = _count(record, name)
+    if count is None:
+        raise NotComparableError(f"{name} is not published")
+    return count
+
+
+def _flag(record: Record, name: str) -> bool | None:
+    number = _number(record, name)
+    return None if number is None else number != 0
+
+
+# Columns that a row needs to be compared at all.
+NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
+# Column -> field of an Overlap.
+OVERLAPS = {"tp_comm_overlap": "tensor", "overlap_grad_reduce": "gradients", "overlap_param_gather": "parameters"}
+# How the columns of fields are read; a field is named after its column unless COLUMNS says otherwise.
+READERS: Mapping[Callable[[Record, str], object], str] = {
+    _text: "name source table model gpu network framework precision sharding recompute schedule status tflops_kind "
+    "graphs corrected",
+    _needed_count: "gpus tp pp dp global_batch",
+    _count: "vpp cp ep expert_tp micro_batch seq lora_rank",
+    _number: "gpu_memory_gb iteration_s tokens_per_s_per_gpu peak_memory_gib",
+    _flag: "sequence_parallel flash_attention compiled further_tokens fp8_parameters",
+}
+COLUMNS = {
+    "name": "id",
+    "sharding": "zero_fsdp",
+    "graphs": "cuda_graphs",
+    "gpus": "num_gpus",
+    "expert_tp": "etp",
+    "gpu_memory_gb": "gpu_mem_gb",
+    "iteration_s": "iter_time_s",
+    "peak_memory_gib": "peak_mem_gib",
+    "sequence_parallel": "sp",
+    "flash_attention": "flash_attn",
+    "compiled": "compile",
+    "further_tokens": "mtp",
+    "fp8_parameters": "fp8_params",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +228,7 @@ class PublishedRun:
     fp8_parameters: bool | None = None
     # How kernels are captured in graphs; blank where the row is silent.
     graphs: str = ""
-    # What runs beside computation, by fields of an Overlap; a field that the row does not state is absent.
+    # Communication that overlaps computation, by fields of an Overlap; a field that the row does not state is absent.
     overlapped: Mapping[str, bool] = field(default_factory=dict, hash=False)
     flags: tuple[str, ...] = ()
     # The peak of the rank that writes the log, the first, and not of the fullest.
@@ -172,112 +237,47 @@ class PublishedRun:
 
     @property
     def out_of_memory(self) -> bool:
+        """Return True if the run ended for lack of memory."""
         return self.status.strip().lower() == "oom"
 
     @property
     def counts_causal(self) -> bool:
-        """Whether its FLOP/s count the causal half of attention, or the whole square."""
+        """Return True if its FLOP/s count the causal half of attention, not the full square."""
         return "causal" in self.tflops_kind and "non-causal" not in self.tflops_kind
 
     @property
     def reshard(self) -> bool | None:
-        """Whether FSDP frees gathered weights between forward and backward; None where the row is silent."""
+        """Return whether FSDP frees gathered weights between forward and backward; None where the row is silent."""
         return False if "no reshard" in self.sharding else None
 
     @property
     def recomputes_by_op(self) -> bool:
-        """torchtitan's selective activation checkpointing, which decides operator by operator."""
+        """Return True for torchtitan's selective activation checkpointing, which decides operator by operator."""
         return self.recompute.lower().endswith("ac")
 
     @property
     def overlaps_experts(self) -> bool:
+        """Return True if expert exchanges overlap computation."""
         return "a2a overlap" in self.schedule.lower()
 
 
-def run_of(record: Mapping[str, str | None]) -> PublishedRun:
-    """The run that one line of ``training_runs.csv`` describes."""
+def read_run(record: Record) -> PublishedRun:
+    """Return the run that one line of ``training_runs.csv`` describes."""
     missing = [name for name in NEEDED if not _text(record, name)]
     if missing:
         raise NotComparableError(f"{missing[0]} is not published")
     if _text(record, "status") == LEFT_OUT:
         raise NotComparableError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
+    values: dict[str, Any] = {
+        name: read(record, COLUMNS.get(name, name)) for read, names in READERS.items() for name in names.split()
+    }
     tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
     return PublishedRun(
-        name=_text(record, "id"),
-        source=_text(record, "source"),
-        table=_text(record, "table"),
-        model=_text(record, "model"),
-        gpu=_text(record, "gpu"),
-        network=_text(record, "network"),
-        framework=_text(record, "framework"),
-        precision=_text(record, "precision"),
-        sharding=_text(record, "zero_fsdp"),
-        recompute=_text(record, "recompute"),
-        schedule=_text(record, "schedule"),
-        status=_text(record, "status"),
-        tflops_kind=_text(record, "tflops_kind"),
-        gpus=_needed(record, "num_gpus"),
-        tp=_needed(record, "tp"),
-        pp=_needed(record, "pp"),
-        dp=_needed(record, "dp"),
-        global_batch=_needed(record, "global_batch"),
-        vpp=_count(record, "vpp"),
-        cp=_count(record, "cp"),
-        ep=_count(record, "ep"),
-        expert_tp=_count(record, "etp"),
-        micro_batch=_count(record, "micro_batch"),
-        seq=_count(record, "seq"),
-        sequence_parallel=_flag(record, "sp"),
-        flash_attention=_flag(record, "flash_attn"),
-        gpu_memory_gb=_number(record, "gpu_mem_gb"),
-        iteration_s=_number(record, "iter_time_s"),
-        tokens_per_s_per_gpu=_number(record, "tokens_per_s_per_gpu"),
+        **values,
         flops_per_gpu=None if tflops is None else tflops * TFLOPS,
         utilisation=None if mfu_percent is None else mfu_percent / 100,
-        peak_memory_gib=_number(record, "peak_mem_gib"),
         derived=_text(record, "derived").lower() == "true",
-        compiled=_flag(record, "compile"),
-        further_tokens=_flag(record, "mtp"),
-        lora_rank=_count(record, "lora_rank"),
-        fp8_parameters=_flag(record, "fp8_params"),
-        graphs=_text(record, "cuda_graphs"),
         overlapped={name: on for column, name in OVERLAPS.items() if (on := _flag(record, column)) is not None},
         flags=tuple(_text(record, "flags").split()),
         logged_by_first=bool(_text(record, "bench")),
-        corrected=_text(record, CORRECTED),
     )
-
-
-def _text(record: Mapping[str, str | None], name: str) -> str:
-    return (record.get(name) or "").strip()
-
-
-def _number(record: Mapping[str, str | None], name: str) -> float | None:
-    text = _text(record, name)
-    if not text or text.lower() == "nan":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise NotComparableError(f"{name} {text!r} is not a number") from None
-
-
-def _count(record: Mapping[str, str | None], name: str) -> int | None:
-    number = _number(record, name)
-    if number is None:
-        return None
-    if not number.is_integer() or number < 1:
-        raise NotComparableError(f"{name} {number:g} is not a whole number above zero")
-    return int(number)
-
-
-def _needed(record: Mapping[str, str | None], name: str) -> int:
-    found = _count(record, name)
-    if found is None:
-        raise NotComparableError(f"{name} is not published")
-    return found
-
-
-def _flag(record: Mapping[str, str | None], name: str) -> bool | None:
-    number = _number(record, name)
-    return None if number is None else number != 0

@@ -31,7 +31,7 @@ from stepcast.ir.strategy import (
 )
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.spelling import UnsaidError, predict_words
-from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, run_of
+from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, read_run
 
 # The cluster a published run was measured on, from the words of its row.
 
@@ -67,7 +67,7 @@ OMNI_PATH_GBIT = 100
 HDR_GBIT = 200
 
 
-def cluster_of(run: PublishedRun, assumptions: list[str]) -> Cluster:
+def find_cluster(run: PublishedRun, assumptions: list[str]) -> Cluster:
     """The catalogue's cluster of that GPU with the network that the row states."""
     name, changes = cluster_words(run)
     if not run.network and run.gpus > 8:
@@ -132,7 +132,7 @@ FILE = Path(__file__).parents[2] / "data" / "rows" / "frameworks.toml"
 RELEASE = re.compile(r"(\d\d\.\d\d)[. ].*NeMo Container")
 
 
-def profile_of(record: Record) -> Profile:
+def find_profile(record: Record) -> Profile:
     """The first entry of the table that fits decides."""
     return load_profile(next(entry["profile"] for entry in _entries() if _fits(entry, record)))
 
@@ -201,7 +201,7 @@ USUAL_TOKENS = 16384
 LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
 
 
-def strategy_of(
+def build_strategy(
     run: PublishedRun, profile: Profile, model: Model, gpu: str, assumptions: list[str]
 ) -> tuple[Strategy, Framework]:
     """How *run* was spread and run; *assumptions* gains what the row leaves open."""
@@ -413,7 +413,7 @@ class Setup:
         return self.sizes.get("seq") or str(max(self.strategy.seq, self.model.max_seq))
 
 
-def completed(records: Sequence[Record]) -> Iterator[Record]:
+def complete_heads(records: Sequence[Record]) -> Iterator[Record]:
     """*records* with blank heads as most runs of the same source and hidden size have them."""
     known: dict[tuple[str | None, str | None], Counter[str]] = {}
     for record in records:
@@ -425,13 +425,13 @@ def completed(records: Sequence[Record]) -> Iterator[Record]:
         yield {**record, "heads": usual.most_common(1)[0][0]} if blank and usual else record
 
 
-def setup_of(record: Record) -> Setup:
+def read_setup(record: Record) -> Setup:
     """The model, cluster and strategy of one row; a ValueError where it states too little."""
-    run = run_of(record)
+    run = read_run(record)
     model = model_of_columns(run.model, record)
     assumptions: list[str] = []
-    cluster, profile = cluster_of(run, assumptions), profile_of(record)
-    strategy, framework = strategy_of(run, profile, model, cluster.gpu.name, assumptions)
+    cluster, profile = find_cluster(run, assumptions), find_profile(record)
+    strategy, framework = build_strategy(run, profile, model, cluster.gpu.name, assumptions)
     if strategy.seq > model.max_seq:
         model = model.with_max_seq(strategy.seq)
     return Setup(run, model, cluster, strategy, framework, profile, tuple(assumptions), record)

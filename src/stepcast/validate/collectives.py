@@ -1,11 +1,12 @@
-"""The set of public tables of collectives: nccl-tests and rccl-tests on many machines."""
+"""The nccl-tests set: measured collectives on a cluster."""
 
 import csv
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -14,35 +15,178 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.cost.collectives import Algorithm, Route, price, route_of, send_receive_price
+from stepcast.cost.collectives import Algorithm, Protocol, Route, collective_s, price, route_of, send_receive_price
+from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
 from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.source import FormatError
+from stepcast.inputs.table import folder_files, read
+from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns, compare_each
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCollective:
+    """One size of one log. Measured is the mean of out-of-place and in-place, which differ by noise."""
+
+    source: str
+    kind: CollectiveKind
+    ranks: int
+    size_bytes: int
+    measured_s: float
+    predicted_s: float
+    algorithm: Algorithm | None
+    protocol: Protocol | None
+
+    @property
+    def error(self) -> float:
+        """Signed, as a share of the measured time."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def read_sweep(path: str) -> CollectiveSweep:
+    """Read a log that can be compared; a ValueError says why another cannot."""
+    sweep = read(path)
+    if not isinstance(sweep, CollectiveSweep):
+        raise FormatError("is no nccl-tests log", path)
+    if sweep.kind is None:
+        raise FormatError("does not say which collective it timed", path)
+    if sweep.ranks < 2:
+        raise FormatError("a single rank does not communicate", path)
+    return sweep
+
+
+def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> list[MeasuredCollective]:
+    kind, route = kind_of(sweep), sweep_route(sweep, cluster)
+    rows = []
+    for row in sweep.rows:
+        measured_s = measured_time_s(row)
+        if measured_s is None or row.size_bytes == 0:
+            continue
+        predicted = price(kind, row.size_bytes, route)
+        rows.append(
+            MeasuredCollective(
+                source=sweep.source,
+                kind=kind,
+                ranks=sweep.ranks,
+                size_bytes=row.size_bytes,
+                measured_s=measured_s,
+                predicted_s=predicted.seconds,
+                algorithm=predicted.algorithm,
+                protocol=predicted.protocol,
+            )
+        )
+    return rows
+
+
+def mean_abs_error(rows: Iterable[MeasuredCollective], at_least_bytes: int = 0) -> float:
+    """Mean of the errors without their signs, over sizes of *at_least_bytes* and more."""
+    errors: Sequence[float] = [abs(row.error) for row in rows if row.size_bytes >= at_least_bytes]
+    if not errors:
+        raise ValueError("no measurements to compare with")
+    return sum(errors) / len(errors)
+
+
+# The constants that ``tools/fit_nccl.py`` fits to nccl-tests logs, and their values without each log.
+#
+# ``data/fits/nccl_folds.toml`` holds for each number of ranks what the logs of the others give, so that the
+# scoreboard can also say how far off a size of group is that nobody measured.
+
+
+def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
+    """*route* with these constants in place of those that ship."""
+    launch_us, channel_us, nic_us, fabric, nic, ll_us, ll128_us = map(float, constants)
+    links = cluster.node.fabric.link, cluster.node.nic
+    assert links[1] is not None
+    between_s = route.inter_latency_s - links[1].latency_s + nic_us * US if route.nodes > 1 else 0.0
+    starts = replace(route.tuning.start_s, ll=ll_us * US, ll128=ll128_us * US)
+    return replace(
+        route,
+        launch_overhead_s=launch_us * US,
+        channel_overhead_s=channel_us * US,
+        intra_bytes_per_s=route.intra_bytes_per_s / links[0].efficiency * fabric,
+        inter_bytes_per_s=route.inter_bytes_per_s / links[1].efficiency * nic,
+        inter_latency_s=between_s,
+        tuning=replace(route.tuning, start_s=starts),
+    )
+
+
+def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """Mean errors of logs by the constants of logs with other numbers of ranks."""
+    table = load_fit("nccl_folds")
+    if table["cluster"] != cluster.name:
+        return
+    folds = {fold["ranks"]: fold["values"] for fold in table["fold"]}
+    errors, sizes = [], []
+    for sweep in sweeps:
+        if sweep.ranks not in folds:
+            continue
+        route = with_constants(sweep_route(sweep, cluster), folds[sweep.ranks], cluster)
+        timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
+        own, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
+        errors.append(np.abs(collective_s(kind_of(sweep), own, route) / times - 1))
+        sizes.append(own)
+    if errors:
+        every, size = np.concatenate(errors), np.concatenate(sizes)
+        parts = {"all sizes": size > 0, "1 MiB and more": size >= MIB, "below 1 MiB": size < MIB}
+        for name, mask in parts.items():
+            if mask.any():
+                yield f"each number of ranks left out of the fit, {name}", float(every[mask].mean())
+
+
+CLUSTER = "azure-nd-a100-v4"  # the cluster of the set
+# Latency, the middle, and bandwidth.
+SIZES = ((64 * KIB, "under 64 KiB"), (MIB, "64 KiB to 1 MiB"), (64 * MIB, "1 to 64 MiB"))
+LARGEST = "64 MiB and more"
+ORDER = (*(name for _, name in SIZES), LARGEST)
+
+
+def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> Measurements:
+    """Every log in *folder*, or that one log, priced on *cluster*."""
+    described = load_cluster(cluster)
+    skipped: Counter[str] = Counter()
+    if os.path.isdir(folder):
+        sweeps, skipped = compare_each(folder_files(folder), read_sweep, os.path.basename)
+    else:
+        sweeps = [read_sweep(folder)]
+    found = [one for sweep in sweeps for one in compare_sweep(sweep, described)]
+    table = columns_of([_row(one) for one in found])
+    sizes = np.array([one.size_bytes for one in found], dtype=np.float64)
+    return Measurements(
+        table,
+        skipped,
+        {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
+        figures=dict(left_out_errors(sweeps, described)),
+        notes=(f"priced on {cluster}",),
+        orders={"size": ORDER},
+    )
+
+
+def _row(one: MeasuredCollective) -> ScoredRow:
+    size = next((name for edge, name in SIZES if one.size_bytes < edge), LARGEST)
+    return ScoredRow(
+        f"{one.kind} {format_bytes(one.size_bytes)} on {one.ranks} ranks",
+        one.measured_s,
+        one.predicted_s,
+        {"kind": str(one.kind), "ranks": f"{one.ranks} ranks", "size": size, "algorithm": str(one.algorithm or "")},
+    )
+
+
+# The set of public tables of collectives: nccl-tests and rccl-tests on many machines.
 
 # Tables of measured collectives, gathered from many sources: one line for each size of each table (csv).
 
-COLUMNS = (
-    "id",
-    "source",
-    "gpu",
-    "nodes",
-    "ranks",
-    "network",
-    "ranks_per_thread",
-    "collective",
-    "algo",
-    "size_bytes",
-    "time_us",
-    "time_oop_us",
-    "time_ip_us",
-    "status",
-    "outlier",
-    "notes",
-    "ranks_per_node",
-)
+# Field of a TableRow -> column, where their names differ.
+TABLE_COLUMNS = {
+    "table": "id",
+    "algorithm": "algo",
+    "measured_s": "time_us",
+    "out_of_place": "time_oop_us",
+    "in_place": "time_ip_us",
+    "problem": "status",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,52 +217,46 @@ class TableRow:
         return f"{self.source.strip().partition(' ')[0]} {self.gpu}"
 
 
+COLUMNS = tuple(TABLE_COLUMNS.get(name, name) for name in TableRow.__annotations__)
+
+
 def read_rows(path: str) -> list[TableRow]:
+    """Return the rows of a csv file, one for each size of each table."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
                 raise FormatError(f"is no table of collectives: no column {missing[0]}", path)
-            return [_row(line, f"{path}:{number}") for number, line in enumerate(reader, start=2)]
+            return [_read_row(line, f"{path}:{number}") for number, line in enumerate(reader, start=2)]
     except UnicodeDecodeError:
         raise FormatError("is not UTF-8 text", path) from None
     except csv.Error as error:
         raise FormatError(f"is not valid csv: {error}", path) from None
 
 
-def _row(line: dict[str, str], where: str) -> TableRow:
-    def count(name: str) -> int:
-        text = line[name] or "0"
-        if not (text.isascii() and text.isdigit()):
-            raise FormatError(f"{name}: {line[name]!r} is not a whole number", where)
-        return int(text)
-
-    try:
-        measured_s = float(line["time_us"] or "nan") * US
-    except ValueError:
-        raise FormatError(f"time_us: {line['time_us']!r} is not a number", where) from None
-    if any(line[name] is None for name in COLUMNS) or not line["source"]:
+def _read_row(line: dict[str, str], where: str) -> TableRow:
+    values: dict[str, Any] = {}
+    for (name, kind), column in zip(TableRow.__annotations__.items(), COLUMNS, strict=True):
+        text = line[column]
+        if text is None:
+            raise FormatError("ends early, or names no source", where)
+        if name == "problem":
+            values[name] = text == "problem"
+        elif name == "measured_s":
+            try:
+                values[name] = float(text or "nan") * US
+            except ValueError:
+                raise FormatError(f"{column}: {text!r} is not a number", where) from None
+        elif kind is int:
+            if not ((text or "0").isascii() and (text or "0").isdigit()):
+                raise FormatError(f"{column}: {text!r} is not a whole number", where)
+            values[name] = int(text or "0")
+        else:
+            values[name] = bool(text) if kind is bool else text
+    if not values["source"]:
         raise FormatError("ends early, or names no source", where)
-    return TableRow(
-        table=line["id"],
-        source=line["source"],
-        gpu=line["gpu"],
-        nodes=count("nodes"),
-        ranks=count("ranks"),
-        network=line["network"],
-        ranks_per_thread=count("ranks_per_thread"),
-        collective=line["collective"],
-        algorithm=line["algo"],
-        size_bytes=count("size_bytes"),
-        measured_s=measured_s,
-        out_of_place=bool(line["time_oop_us"]),
-        in_place=bool(line["time_ip_us"]),
-        problem=line["status"] == "problem",
-        outlier=bool(line["outlier"]),
-        notes=line["notes"],
-        ranks_per_node=count("ranks_per_node"),
-    )
+    return TableRow(**values)
 
 
 # Rows of public tables of collectives, on the hardware they ran on and by the host that ran them.
@@ -128,7 +266,7 @@ NICS = re.compile(r"(\d+) x (\d+) ?Gb")
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class TableHardware:
     """A row's hardware: a cluster, and the transport whose usual constants it takes ("": its entry's own)."""
 
     cluster: Cluster
@@ -141,7 +279,7 @@ def _matching() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def matched(row: TableRow, own_entry: bool = True) -> Matched:
+def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
     """The catalogue's cluster of the row's GPU, with the NICs that its network names.
 
     A machine that has an entry of its own is that one, unless it is to be taken for any other.
@@ -149,7 +287,7 @@ def matched(row: TableRow, own_entry: bool = True) -> Matched:
     table = _matching()
     own = next((name for start, name in table["machines"].items() if row.source.startswith(start)), None)
     if own is not None and own_entry:
-        return Matched(_loaded(own, ()), "")
+        return TableHardware(_loaded(own, ()), "")
     usual = table["gpus"].get(row.gpu)
     if usual is None:
         raise ValueError(f"no cluster of {row.gpu} is known")
@@ -165,7 +303,7 @@ def matched(row: TableRow, own_entry: bool = True) -> Matched:
             overrides.append(f"node.nic.transport={told}")
         if "SHARP" in row.network:
             overrides.append("network.in_network_reduction=true")
-    return Matched(_loaded(usual["cluster"], tuple(overrides)), transport)
+    return TableHardware(_loaded(usual["cluster"], tuple(overrides)), transport)
 
 
 @lru_cache(maxsize=1024)
@@ -179,7 +317,7 @@ def row_route(row: TableRow, own_entry: bool = True) -> Route:
     Where a run stays in a node and nothing is said of its processes, one drives all GPUs: a run of several
     needs a launcher, which its source would show.
     """
-    cluster = matched(row, own_entry).cluster
+    cluster = match_hardware(row, own_entry).cluster
     if row.ranks < 2 or row.nodes < 1:
         raise ValueError("does not say how many ranks or nodes took part")
     domain = cluster.domain_gpus
@@ -204,7 +342,7 @@ class PricedRow:
     nodes: int  # or scale-up domains
 
 
-def priced_row(row: TableRow, route: Route) -> PricedRow:
+def price_row(row: TableRow, route: Route) -> PricedRow:
     """The mean of in place and out of place where the source has both, else the one that it has."""
     if row.collective == SEND_RECEIVE:
         found = send_receive_price(row.size_bytes, route)
@@ -242,7 +380,7 @@ class TableConstant:
     transport: str = ""
     library: str = ""
 
-    def concerns(self, row: TableRow, found: Matched) -> bool:
+    def concerns(self, row: TableRow, found: TableHardware) -> bool:
         library = found.cluster.communication.library or ("rccl" if row.gpu.startswith("MI") else "nccl")
         return (
             (not self.gpus or row.gpu in self.gpus)
@@ -324,9 +462,9 @@ CONSTANTS = (
 )
 
 
-def changed_route(row: TableRow, values: Mapping[str, float], own_entry: bool = True) -> Route:
+def change_route(row: TableRow, values: Mapping[str, float], own_entry: bool = True) -> Route:
     """The row's route with *values* in place of shipped constants; without *own_entry* as its GPU's usual."""
-    found = matched(row, own_entry)
+    found = match_hardware(row, own_entry)
     route = row_route(row, own_entry)
     if own_entry and found.cluster.communication.library:
         return route  # a machine of its own, whose constants tools/fit_nccl.py fits
@@ -337,7 +475,7 @@ def changed_route(row: TableRow, values: Mapping[str, float], own_entry: bool = 
 
 
 @lru_cache(maxsize=1)
-def folds() -> dict[str, dict[str, float]]:
+def load_table_folds() -> dict[str, dict[str, float]]:
     """By machine, the values that the tables of the others give."""
     return {fold["held"]: dict(fold["values"]) for fold in load_fit("collective_folds")["fold"]}
 
@@ -347,17 +485,17 @@ IN_A_NODE, BETWEEN_NODES = "in a node", "between nodes"
 DECADE = 16  # sizes by powers of 16, from 64 KiB on
 
 
-def measure_folder(folder: str) -> Measurements:
+def measure_tables(folder: str) -> Measurements:
     """Every row of the table in *folder*, or of that file, priced on the hardware that it names."""
     path = os.path.join(folder, FILE) if os.path.isdir(folder) else folder
     rows = read_rows(path)
-    reasons = [left_out(row) for row in rows]
+    reasons = [find_exclusion(row) for row in rows]
     comparable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    found, skipped = compare_each(comparable, lambda row: (row, priced_row(row, row_route(row))), lambda row: row.table)
+    found, skipped = compare_each(comparable, lambda row: (row, price_row(row, row_route(row))), lambda row: row.table)
     skipped.update(reason for reason in reasons if reason is not None)
     sizes = np.array([row.size_bytes for row, _ in found], dtype=np.float64)
     return Measurements(
-        columns([_collective_tables_row(row, priced) for row, priced in found]),
+        columns_of([_table_row(row, priced) for row, priced in found]),
         skipped,
         {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
         figures=_left_out_figures(found),
@@ -372,8 +510,8 @@ def _left_out_figures(found: Sequence[tuple[TableRow, PricedRow]]) -> dict[str, 
     errors: dict[str, list[float]] = {}
     for row, priced in found:
         seconds = priced.seconds
-        if row.system in folds():
-            seconds = priced_row(row, changed_route(row, folds()[row.system], own_entry=False)).seconds
+        if row.system in load_table_folds():
+            seconds = price_row(row, change_route(row, load_table_folds()[row.system], own_entry=False)).seconds
         error = abs(seconds / row.measured_s - 1)
         if row.size_bytes < MIB:
             errors.setdefault("left out, below 1 MiB", []).append(error)
@@ -387,7 +525,7 @@ def _way(priced: PricedRow) -> str:
     return IN_A_NODE if priced.nodes == 1 else BETWEEN_NODES
 
 
-def left_out(row: TableRow) -> str | None:
+def find_exclusion(row: TableRow) -> str | None:
     """Why a row is not compared; None where it is."""
     if row.problem:
         return "marked as a problem by who gathered it"
@@ -406,7 +544,7 @@ def _decades() -> list[tuple[float, str]]:
     return [*zip(edges, names, strict=True), (math.inf, f"{format_bytes(edges[-1])} and more")]
 
 
-def _collective_tables_row(row: TableRow, priced: PricedRow) -> ScoredRow:
+def _table_row(row: TableRow, priced: PricedRow) -> ScoredRow:
     way = _way(priced)
     return ScoredRow(
         f"{row.table} {format_bytes(row.size_bytes)}",

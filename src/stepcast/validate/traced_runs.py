@@ -1,0 +1,187 @@
+"""Measured runs with logs: replays of Megatron-LM traces, and predictions of OptimusPrime runs."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepcast.analyze.durations import from_durations
+from stepcast.analyze.megatron.record import record_megatron
+from stepcast.analyze.play import play
+from stepcast.analyze.recording import Recording
+from stepcast.analyze.whatif import reschedule
+from stepcast.hardware import load_cluster
+from stepcast.hardware.gpu import Gpu
+from stepcast.inputs.optimus_log import LOG_END, find_gpustat, read_gpustat, read_logs
+from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.table import folder_files, read
+from stepcast.ir.measured import RunLog
+from stepcast.ir.timeline import Timeline
+from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped
+from stepcast.optimus.cost import machine_of
+from stepcast.optimus.memory import optimus_memory
+from stepcast.optimus.program import step_s
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures
+
+# A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
+REAL_LAYERS = 16
+SIZE = "size"
+REAL, TOY = "real size", "toy"
+
+
+def measure_megatron_traces(folder: str) -> Measurements:
+    """Compare every run folder under *folder*, or *folder* itself where it holds one run.
+
+    Rows are replays from durations alone, which can be wrong. The figures are of two others: the recording as
+    ``stepcast replay`` runs it, which repeats what the clocks said, so that its error shows no more than
+    contradictions between ranks; and runs laid out anew from what a micro-batch takes on each stage and a
+    typical message, as a change of the schedule lays them out.
+    """
+    figured: dict[str, list[ScoredRow]] = {"as recorded": [], "laid out anew": []}
+
+    def compare(path: str) -> ScoredRow:
+        recording = _recording(path)
+        row = _row(path, recording, from_durations(recording))
+        figured["as recorded"].append(_row(path, recording, recording))
+        if recording.whole:
+            again = reschedule(recording, recording.micro_batches)
+            figured["laid out anew"].append(_row(path, recording, again))
+        return row
+
+    rows, skipped = compare_each(_runs(folder), compare)
+    table = columns_of(rows)
+    sizes = table.tags.get(SIZE, np.zeros(0, dtype=np.str_))
+    return Measurements(
+        table,
+        skipped,
+        selections={REAL: sizes == REAL, TOY: sizes == TOY},
+        figures={name: error for what, rows in figured.items() for name, error in _figures(what, rows)},
+        notes=("replays from recorded durations alone; every wait between ranks is worked out",),
+    )
+
+
+def _runs(folder: str) -> list[str]:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    runs = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
+    return runs or [folder]
+
+
+def _recording(path: str) -> Recording:
+    timeline = read(path)
+    if not isinstance(timeline, Timeline) or timeline.layout is None:
+        raise ValueError("is no Megatron-LM trace")
+    return record_megatron(timeline)
+
+
+def _row(path: str, measured: Recording, replayed: Recording) -> ScoredRow:
+    layers = measured.facts.get("layers")
+    size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
+    name = os.path.basename(os.path.normpath(path))
+    return ScoredRow(name, measured.measured_step_s, play(replayed).step_s, {SIZE: size})
+
+
+def _figures(what: str, rows: list[ScoredRow]) -> Iterator[tuple[str, float]]:
+    for size in (REAL, TOY):
+        pairs = [(row.measured_s, row.predicted_s) for row in rows if row.tags[SIZE] == size]
+        yield from error_figures(f"{what}, {size}", pairs, "mean_abs_error", "worst_abs_error")
+
+
+# ---- OptimusPrime runs predicted from their configuration, each left out of its own fit -----------------------
+
+WITHIN = 0.10
+FEWEST_OTHERS = 4  # fewer other runs than constants cannot fit them
+
+
+@dataclass(frozen=True, slots=True)
+class StagePeak:
+    """The fullest GPU of a stage; gpustat samples every two seconds, so it may miss the peak."""
+
+    run: str
+    stage: int
+    measured_bytes: float
+    predicted_bytes: float
+
+    @property
+    def error(self) -> float:
+        """Return the signed error as a share of the measured bytes."""
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+def stage_peaks(log: RunLog, gpu: Gpu) -> tuple[StagePeak, ...]:
+    """Return the peak of every stage; nothing without a gpustat log next to it, or with data parallelism."""
+    file = find_gpustat(log.source)
+    if file is None or log.layout.dp > 1:
+        return ()
+    try:
+        peaks = read_gpustat(Source(file))
+    except FormatError:
+        return ()
+    stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
+    tp, name = log.layout.tp, os.path.basename(log.source).removesuffix(LOG_END)
+    if len(peaks) < log.layout.tp * log.layout.pp:
+        return ()
+    return tuple(
+        StagePeak(name, stage.stage, max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total)
+        for stage in stages
+    )
+
+
+def peak_figures(peaks: Sequence[StagePeak]) -> Iterator[tuple[str, float]]:
+    """Yield the errors of the peak memory of stages."""
+    pairs = [(peak.measured_bytes, peak.predicted_bytes) for peak in peaks]
+    yield from error_figures("peak memory by stage", pairs, "mean_abs_error", "worst_abs_error", "mean_error")
+    if peaks:
+        within = sum(abs(peak.error) <= WITHIN for peak in peaks)
+        yield f"stages whose peak memory is within {WITHIN:.0%}", within / len(peaks)
+
+
+def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]:
+    """Predict each run from constants that never saw it.
+
+    Of the run itself only the configuration is used, and its steps' padded lengths: nothing timed. The constants
+    are fitted to the other runs; for a run that the shipped constants were not fitted to, they are the shipped ones.
+    """
+    machine = machine_of(load_cluster(CLUSTER))
+
+    def observe(log: RunLog) -> Observation:
+        try:
+            return observed(log, machine)
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(f"{log.source}: ")) from None
+
+    def predict(run: Observation) -> ScoredRow:
+        others = [other for other in observations if other is not run]
+        if run.name not in shipped().runs:
+            constants, source = shipped().constants, "shipped"
+        elif len(others) >= FEWEST_OTHERS:
+            constants, source = fit(others, machine).constants, "fitted to the other runs"
+        else:
+            raise ValueError(f"fewer than {FEWEST_OTHERS} other runs to fit to")
+        layout = run.plan.layout
+        tags = {"layout": f"tp{layout.tp} dp{layout.dp} pp{layout.pp}", "constants": source}
+        return ScoredRow(run.name, run.measured_s, step_s(run.plan, machine, constants), tags)
+
+    observations, unread = compare_each(logs, observe)
+    rows, skipped = compare_each(observations, predict)
+    return rows, unread + skipped
+
+
+def read_stage_peaks(logs: Sequence[RunLog]) -> list[StagePeak]:
+    """Return the peak memory of every stage of every run with a gpustat log next to it."""
+    gpu = load_cluster(CLUSTER).gpu
+    peaks, _ = compare_each(logs, lambda log: stage_peaks(log, gpu))  # predict_runs counts what is left out
+    return [peak for of_run in peaks for peak in of_run]
+
+
+def measure_optimus(folder: str) -> Measurements:
+    """Compare every log in *folder*, or that one log."""
+    unread: Counter[str] = Counter()
+    files = [folder] if os.path.isfile(folder) else folder_files(folder)
+    logs = read_logs(files, lambda path, reason: unread.update([reason]))
+    rows, skipped = predict_runs(logs)
+    notes = ["a run's configuration and its steps' lengths are used; nothing that was timed in it"]
+    notes += [f"{os.path.basename(log.source)}: {warning}" for log in logs for warning in log.warnings]
+    figures = dict(peak_figures(read_stage_peaks(logs)))
+    return Measurements(columns_of(rows), unread + skipped, figures=figures, notes=tuple(notes))
