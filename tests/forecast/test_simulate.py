@@ -7,7 +7,7 @@ from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.simulation.step import Body
-from stepcast.simulation.unfolded import jittered
+from stepcast.simulation.unfolded import simulate_jitter
 from tests.shared import DATA, ROOT, needs_data
 
 GPT_13B = ROOT / "examples" / "simai-gpt-13b.txt"
@@ -63,8 +63,8 @@ def test_the_same_input_gives_the_same_bits() -> None:
     workload, cluster = read(LLAMA_405B), load_cluster("dgx-h100")
     first, second = (simulate(workload, cluster) for _ in range(2))
     assert first.report == second.report
-    assert jittered(first.step, 0.05, 3, seed=7) == jittered(second.step, 0.05, 3, seed=7)
-    assert jittered(first.step, 0.05, 3, seed=7) != jittered(second.step, 0.05, 3, seed=8)
+    assert simulate_jitter(first.step, 0.05, 3, seed=7) == simulate_jitter(second.step, 0.05, 3, seed=7)
+    assert simulate_jitter(first.step, 0.05, 3, seed=7) != simulate_jitter(second.step, 0.05, 3, seed=8)
 
 
 def test_the_critical_path_fills_the_step() -> None:

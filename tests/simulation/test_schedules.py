@@ -178,7 +178,7 @@ def test_what_cannot_be_scheduled_says_why(name: str, stages: int, batches: int,
         make_schedule(name, stages, batches, chunks)
 
 
-@pytest.mark.parametrize(("group", "words"), [(3, "must lie between"), (9, "must lie between"), (7, "leave 1")])
+@pytest.mark.parametrize(("group", "words"), [(3, "must be between"), (9, "must be between"), (7, "leave 1")])
 def test_a_group_that_megatron_refuses_is_refused(group: int, words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         interleaved(4, 8, 2, group)

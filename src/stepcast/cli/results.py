@@ -107,9 +107,9 @@ def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
 
 
 def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any]:
-    from stepcast.simulation.unfolded import jittered
+    from stepcast.simulation.unfolded import simulate_jitter
 
-    spread = jittered(prediction.step, args.jitter, args.runs, args.seed)
+    spread = simulate_jitter(prediction.step, args.jitter, args.runs, args.seed)
     return {
         "deviation": args.jitter,
         "runs": spread.runs,

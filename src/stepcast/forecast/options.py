@@ -15,7 +15,7 @@ from stepcast.ir.workload import Workload, with_layout
 from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule, ScheduleError
-from stepcast.simulation.schedules import chunks_for, make_schedule, usual_schedule
+from stepcast.simulation.schedules import choose_schedule, chunks_for, make_schedule
 from stepcast.simulation.steady import MOST, count_slots
 from stepcast.simulation.step import HEALTHY, Body, Conditions
 
@@ -124,7 +124,7 @@ def schedule_of(workload: Workload, options: Options, assumptions: list[str]) ->
     if isinstance(options.schedule, Schedule):
         return options.schedule
     layout, micro_batches = workload.layout, workload.micro_batches
-    name = usual_schedule(layout, micro_batches, options.schedule)
+    name = choose_schedule(layout, micro_batches, options.schedule)
     if options.schedule is None and layout.vpp > 1 and layout.pp > 1 and name == "gpipe":
         assumptions.append(
             f"interleaving needs as many micro-batches as stages ({layout.pp}) and there are "

@@ -32,7 +32,7 @@ from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
 from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.schedules import paired
+from stepcast.simulation.schedules import pair_slots
 from stepcast.simulation.segments import ProgramError
 from stepcast.simulation.steady import LONG, ProgramPair, count_slots, find_steady_step, pair_programs, shorten_schedule
 from stepcast.simulation.step import Step, build_step
@@ -138,7 +138,7 @@ def prepared(
     def built(schedule: Schedule) -> Step:
         return build_step(
             workload,
-            paired(schedule) if options.pairs and not isinstance(options.schedule, Schedule) else schedule,
+            pair_slots(schedule) if options.pairs and not isinstance(options.schedule, Schedule) else schedule,
             prices,
             message,
             body=options.body,

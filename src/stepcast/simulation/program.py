@@ -469,6 +469,16 @@ class Program:
         index = [number.setdefault(segment.shape, len(number)) for segment in self.segments]
         return tuple(number), np.array(index, np.int64)
 
+    @cached_property
+    def source_tasks(self) -> IntArray:
+        """calls x inputs: the task whose end gives the input, or -1; for a program written out."""
+        most = max([1, *[segment.outputs for segment in self.segments]])
+        output = np.zeros((len(self.segments), most), np.int64)
+        for row, segment in zip(output, self.segments, strict=True):
+            row[: segment.outputs] = segment.shape.outputs
+        op = output[self.segment[self.source_call], np.maximum(self.source_port, 0)]
+        return np.where(self.source_call >= 0, self.task_start[:-1][self.source_call] + op, -1)
+
     def segment_seconds(self, seconds: FloatArray) -> list[FloatArray]:
         """Return the duration of each op of each segment of one piece."""
         return [seconds[self.cost_of[segment.piece]] for segment in self.segments]

@@ -1,7 +1,7 @@
-"""What a pipeline schedule is: for each stage, the order of its forward and backward slots.
+"""A pipeline schedule: for each stage, the order of its forward and backward slots.
 
-A stage holds *chunks* pieces of the model. Where the pieces lie along the model is the placement; a
-micro-batch visits them in that order forward and in the opposite order backward.
+A stage holds *chunks* pieces of the model. The placement says where the pieces are along the model; a micro-batch
+visits them in that order forward and in the opposite order backward.
 """
 
 from collections.abc import Callable
@@ -37,8 +37,7 @@ class Slot(NamedTuple):
     kind: SlotAction
     micro_batch: int
     chunk: int = 0
-    with_next: bool = False
-    """The slot is interleaved with the one after it (DualPipe overlaps a forward with a backward)."""
+    with_next: bool = False  # interleaved with the slot after it (DualPipe overlaps a forward with a backward)
 
     def __str__(self) -> str:
         chunk = f".{self.chunk}" if self.chunk else ""
@@ -81,29 +80,26 @@ class Schedule:
         return frozenset(slot.kind for order in self.orders for slot in order)
 
     def previous(self, place: ChunkPlace) -> ChunkPlace | None:
-        """Where a micro-batch was before it came to *place*; None at the start of the model."""
-        stage, chunk = place
-        up = chunk == 1 and self.placement is not PiecePlacement.LOOP
-        stage += 1 if up else -1
-        if 0 <= stage < self.stages:
-            return ChunkPlace(stage, chunk)
-        if self.placement is PiecePlacement.TWO_WAY or chunk == 0:
-            return None
-        return ChunkPlace(place.stage if up else self.stages - 1, chunk - 1)
+        """Return where a micro-batch was before it came to *place*; None at the start of the model."""
+        return self._step(place, -1)
 
     def following(self, place: ChunkPlace) -> ChunkPlace | None:
-        """Where a micro-batch goes after *place*; None at the end of the model."""
+        """Return where a micro-batch goes after *place*; None at the end of the model."""
+        return self._step(place, 1)
+
+    def _step(self, place: ChunkPlace, step: int) -> ChunkPlace | None:
         stage, chunk = place
-        up = chunk == 1 and self.placement is not PiecePlacement.LOOP
-        stage += -1 if up else 1
+        upwards = chunk == 1 and self.placement is not PiecePlacement.LOOP
+        stage += -step if upwards else step
         if 0 <= stage < self.stages:
             return ChunkPlace(stage, chunk)
-        if self.placement is PiecePlacement.TWO_WAY or chunk == self.chunks - 1:
+        if self.placement is PiecePlacement.TWO_WAY or not 0 <= chunk + step < self.chunks:
             return None
-        return ChunkPlace(place.stage if self.placement is PiecePlacement.V else 0, chunk + 1)
+        turn = 0 if step > 0 else self.stages - 1
+        return ChunkPlace(place.stage if self.placement is PiecePlacement.V else turn, chunk + step)
 
     def micro_batches_of(self, chunk: int) -> range:
-        """The micro-batches that pass through *chunk*."""
+        """Return the micro-batches that pass through *chunk*."""
         if self.placement is not PiecePlacement.TWO_WAY:
             return range(self.micro_batches)
         half = self.micro_batches // 2

@@ -1,10 +1,9 @@
-"""GPipe, 1F1B and interleaved 1F1B."""
+"""Pipeline schedules by name: the functions that write their orders, the table that names them, and paired slots."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 from typing import NamedTuple
 
 from stepcast.ir.layout import Layout
@@ -17,8 +16,8 @@ F, B, I, W = SlotAction  # noqa: E741 (the letters of the papers)
 def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """All forwards, then all backwards in the opposite order.
 
-    Source: Huang et al., GPipe (2019), figure 2c. With several chunks this is the breadth-first loop of
-    Lamy-Poirier, Breadth-First Pipeline Parallelism (2023): a chunk takes all micro-batches before the next.
+    Source: Huang et al., GPipe (2019), figure 2c. With several chunks this is the breadth-first loop of Lamy-Poirier,
+    Breadth-First Pipeline Parallelism (2023): a chunk takes all micro-batches before the next.
     """
     forward = [Slot(F, batch, chunk) for chunk in range(chunks) for batch in range(micro_batches)]
     order = (*forward, *(Slot(B, slot.micro_batch, slot.chunk) for slot in reversed(forward)))
@@ -28,10 +27,9 @@ def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
 def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Enough forwards to reach the last stage and come back, then one forward and one backward in turn.
 
-    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section
-    2.2.
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2.
     """
-    forward, backward = ([Slot(kind, batch) for batch in range(micro_batches)] for kind in (F, B))
+    forward, backward = ([Slot(action, batch) for batch in range(micro_batches)] for action in (F, B))
     orders = (_alternate(forward, backward, stages - stage - 1) for stage in range(stages))
     return Schedule("1f1b", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
@@ -39,31 +37,38 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
     """1F1B over several chunks per stage: *group* micro-batches through a chunk before the next one.
 
-    Source: Narayanan et al. (2021), section 2.3; Megatron-LM core/pipeline_parallel/schedules.py for the
-    number of warm-up slots and for a last group that is short. Without *group* the smallest one that Megatron
-    accepts is taken: the number of stages when it divides the micro-batches.
+    Source: Narayanan et al. (2021), section 2.3; Megatron-LM core/pipeline_parallel/schedules.py for the number of
+    warm-up slots and for a last group that is short. Without *group* the smallest one that Megatron accepts is taken:
+    the number of stages when it divides the micro-batches.
     """
     size = group_size(stages, micro_batches, group)
-    forward = _in_groups(F, micro_batches, range(chunks), size)
-    backward = _in_groups(B, micro_batches, range(chunks - 1, -1, -1), size)
+
+    def list_slots(action: SlotAction, order: range) -> list[Slot]:
+        """Each group of micro-batches passes through every chunk before the next group starts."""
+        return [
+            Slot(action, batch, chunk)
+            for first in range(0, micro_batches, size)
+            for chunk in order
+            for batch in range(first, min(first + size, micro_batches))
+        ]
+
+    forward, backward = list_slots(F, range(chunks)), list_slots(B, range(chunks - 1, -1, -1))
     orders = (_alternate(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * size) for stage in range(stages))
     return Schedule("interleaved", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def group_size(stages: int, micro_batches: int, group: int | None = None) -> int:
-    """Micro-batches that pass through a chunk together: asked for and legal, or the fewest that are legal."""
+    """Return the micro-batches that pass through a chunk together: *group* if it is legal, or the fewest legal."""
 
-    def legal(size: int) -> bool:
+    def is_legal(size: int) -> bool:
         rest = micro_batches % size
         return rest == 0 or rest >= stages
 
     if group is None:
-        return next(size for size in range(stages, micro_batches + 1) if legal(size))
+        return next(size for size in range(stages, micro_batches + 1) if is_legal(size))
     if not stages <= group <= micro_batches:
-        raise ScheduleError(
-            f"the group must lie between {stages} stages and {micro_batches} micro-batches, not {group}"
-        )
-    if not legal(group):
+        raise ScheduleError(f"the group must be between {stages} stages and {micro_batches} micro-batches, not {group}")
+    if not is_legal(group):
         raise ScheduleError(
             f"{micro_batches} micro-batches in groups of {group} leave {micro_batches % group}, "
             f"fewer than the {stages} stages"
@@ -71,130 +76,108 @@ def group_size(stages: int, micro_batches: int, group: int | None = None) -> int
     return group
 
 
-def _in_groups(kind: SlotAction, micro_batches: int, chunks: range, group: int) -> list[Slot]:
-    """Slots with each group of micro-batches passing through every chunk before the next group starts."""
-    return [
-        Slot(kind, batch, chunk)
-        for first in range(0, micro_batches, group)
-        for chunk in chunks
-        for batch in range(first, min(first + group, micro_batches))
-    ]
-
-
 def _alternate(forwards: list[Slot], backwards: list[Slot], warm_up: int) -> tuple[Slot, ...]:
-    """*warm_up* forwards, then forward and backward in turn, then the backwards that are left."""
+    """Return *warm_up* forwards, then forward and backward in turn, then the backwards that are left."""
     warm_up = min(warm_up, len(forwards))
     steady = [slot for pair in zip(forwards[warm_up:], backwards, strict=False) for slot in pair]
     return (*forwards[:warm_up], *steady, *backwards[len(forwards) - warm_up :])
 
 
-# Schedules that split the backward and fill the bubble with weight gradients.
-#
-# Sources: Qi et al., Zero Bubble Pipeline Parallelism (2023), arXiv 2401.10241, sections 2 (ZB-H1, ZB-H2) and
-# 6 (ZB-V); Qi et al., Pipeline Parallelism with Controllable Memory (2024), arXiv 2405.15362.
+# Schedules that split the backward and fill the bubble with weight gradients. Sources: Qi et al., Zero Bubble Pipeline
+# Parallelism (2023), arXiv 2401.10241, sections 2 (ZB-H1, ZB-H2) and 6 (ZB-V); Qi et al., Pipeline Parallelism with
+# Controllable Memory (2024), arXiv 2405.15362.
 
 
 def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """As many forwards ahead as 1F1B; stage s holds s weight gradients back, so memory is that of 1F1B."""
-    orders = (_one_chunk(micro_batches, stages - stage, stage) for stage in range(stages))
+    """As many forwards ahead as 1F1B; stage s delays s weight gradients, so memory is that of 1F1B."""
+    orders = (_split_backwards(micro_batches, stages - stage, stage) for stage in range(stages))
     return Schedule("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Twice as far ahead, which leaves no bubble when F = I = W; a stage holds up to 2 * stages - 1.
 
-    That takes 2 * stages - 1 micro-batches. With fewer, running further ahead only delays the backwards: the
-    surplus over ZB-H1 is then what the micro-batches beyond one per stage allow.
+    That takes 2 * stages - 1 micro-batches. With fewer, running further ahead only delays the backwards: the surplus
+    over ZB-H1 is then what the micro-batches beyond one per stage allow.
     """
     spare = max(0, micro_batches - stages)
     orders = (
-        _one_chunk(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
+        _split_backwards(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
         for stage in range(stages)
     )
     return Schedule("zb-h2", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
-def _one_chunk(micro_batches: int, ahead: int, held: int) -> tuple[Slot, ...]:
-    """*ahead* forwards before the first backward; a weight gradient runs *held* backwards after its own."""
+def _split_backwards(micro_batches: int, ahead: int, delay: int) -> tuple[Slot, ...]:
+    """Return *ahead* forwards before the first backward; a weight gradient runs *delay* backwards after its own."""
     ahead = min(ahead, micro_batches)
     slots = [Slot(F, batch) for batch in range(ahead)]
     for batch in range(micro_batches):
         slots.append(Slot(I, batch))
-        if batch >= held:
-            slots.append(Slot(W, batch - held))
+        if batch >= delay:
+            slots.append(Slot(W, batch - delay))
         if batch + ahead < micro_batches:
             slots.append(Slot(F, batch + ahead))
-    slots.extend(Slot(W, batch) for batch in range(max(0, micro_batches - held), micro_batches))
+    slots.extend(Slot(W, batch) for batch in range(max(0, micro_batches - delay), micro_batches))
     return tuple(slots)
 
 
 def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Two chunks in a V: no bubble when F = I = W, with the memory of 1F1B on every stage.
 
-    The phases are those of the paper's figure, as torch.distributed.pipelining's ZBV schedule counts them.
-    Fewer than 2 * stages - 1 micro-batches: the order of that many, without the slots that do not exist.
+    The phases are those of the paper's figure, as torch.distributed.pipelining's ZBV schedule counts them. Fewer than
+    2 * stages - 1 micro-batches: the order of that many, without the slots that do not exist.
     """
     full = max(micro_batches, 2 * stages - 1)
     orders = (
-        tuple(slot for slot in _vee(stages, full, stage) if slot.micro_batch < micro_batches) for stage in range(stages)
+        tuple(slot for slot in _order_vee(stages, full, stage) if slot.micro_batch < micro_batches)
+        for stage in range(stages)
     )
     return Schedule("zb-v", stages, micro_batches, chunks, PiecePlacement.V, tuple(orders))
 
 
-def _vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:
+def _order_vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:
     slots: list[Slot] = []
-    done: dict[tuple[SlotAction, int], int] = {}
+    done = {(action, chunk): 0 for action in SlotAction for chunk in (0, 1)}
 
-    def run(kind: SlotAction, chunk: int) -> None:
-        batch = done.get((kind, chunk), 0)
-        slots.append(Slot(kind, batch, chunk))
-        done[kind, chunk] = batch + 1
+    def run(*steps: tuple[SlotAction, int]) -> None:
+        for step in steps:
+            slots.append(Slot(step[0], done[step], step[1]))
+            done[step] += 1
 
     for _ in range(2 * (stages - stage) - 1):
-        run(F, 0)
+        run((F, 0))
     for _ in range(stage):
-        run(F, 1)
-        run(F, 0)
+        run((F, 1), (F, 0))
     for _ in range(stages - stage):
-        run(F, 1)
-        run(I, 1)
-        run(W, 1)
+        run((F, 1), (I, 1), (W, 1))
     while done[F, 1] < micro_batches:
         if done[F, 0] < micro_batches:
-            run(F, 0)
-        run(I, 0)
-        run(W, 0)
-        run(F, 1)
-        run(I, 1)
-        run(W, 1)
+            run((F, 0))
+        run((I, 0), (W, 0), (F, 1), (I, 1), (W, 1))
     for _ in range(stage):
-        run(I, 0)
-        run(I, 1)
+        run((I, 0), (I, 1))
     for _ in range(stages - stage):
-        run(I, 0)
-        run(W, 0)
+        run((I, 0), (W, 0))
     for chunk in (1, 0):
-        while done.get((W, chunk), 0) < micro_batches:
-            run(W, chunk)
+        while done[W, chunk] < micro_batches:
+            run((W, chunk))
     return slots
 
 
-# DualPipe: micro-batches enter at both ends, and a forward overlaps a backward that goes the other way.
-
-
 def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
-    """The eight steps of DualPipe. A chunk is a direction: the stage holds two pieces of the model.
+    """The eight steps of DualPipe: micro-batches enter at both ends, and a forward overlaps a backward that goes the
+    other way. A chunk is a direction: the stage holds two pieces of the model.
 
-    Source: DeepSeek-V3 Technical Report (2024), section 3.2.1 and figure 5; the lengths of the steps are
-    those of github.com/deepseek-ai/DualPipe.
+    Source: DeepSeek-V3 Technical Report (2024), section 3.2.1 and figure 5; the lengths of the steps are those of
+    github.com/deepseek-ai/DualPipe.
     """
-    orders = (_Stage(stages, micro_batches, stage).order() for stage in range(stages))
+    orders = (_DualPipeStage(stages, micro_batches, stage).order() for stage in range(stages))
     return Schedule("dualpipe", stages, micro_batches, chunks, PiecePlacement.TWO_WAY, tuple(orders))
 
 
-class _Stage:
-    """Writes the order of one stage. *near* is the direction whose entrance is the closer one, *far* the
-    other."""
+class _DualPipeStage:
+    """Writes the order of one stage. *near* is the direction whose entrance is the closer one, *far* the other."""
 
     def __init__(self, stages: int, micro_batches: int, stage: int) -> None:
         self.from_edge = min(stage, stages - 1 - stage)
@@ -203,170 +186,55 @@ class _Stage:
         self.near, self.far = (0, 1) if stage < stages // 2 else (1, 0)
         self.half = micro_batches // 2
         self.slots: list[Slot] = []
-        self.forwards = [0, 0]
-        self.backwards = [0, 0]
-        self.held: deque[Slot] = deque()
+        self.forwards, self.backwards = [0, 0], [0, 0]
+        self.delayed: deque[Slot] = deque()
 
     def order(self) -> tuple[Slot, ...]:
         near, far = self.near, self.far
         for _ in range(2 * self.to_middle):
-            self.forward(near)
+            self.add(F, near)
         for _ in range(self.from_edge + 1):
-            self.forward(near)
-            self.forward(far)
+            self.add(F, near)
+            self.add(F, far)
         for _ in range(self.to_middle):
-            self.input(far)
-            self.weight()
-            self.forward(far)
+            self.add(I, far)
+            self.add_weight()
+            self.add(F, far)
         for turn in range(self.main):
             # The two middle stages run their first pair one after the other: the far side is waiting for it.
-            self.forward(near, overlap=turn > 0 or self.to_middle > 0)
-            self.backward(far)
-            self.forward(far, overlap=True)
-            self.backward(near)
+            self.add(F, near, overlap=turn > 0 or self.to_middle > 0)
+            self.add(B, far)
+            self.add(F, far, overlap=True)
+            self.add(B, near)
         for _ in range(self.to_middle):
-            self.backward(far)
-            self.forward(far, overlap=True)
-            self.backward(near)
-        self.drain()
+            self.add(B, far)
+            self.add(F, far, overlap=True)
+            self.add(B, near)
+        # The second half of the last backwards leave their weight gradients for the gaps that follow.
+        for count, direction in enumerate([far, near] * (self.from_edge + 1)):
+            self.add(B if count <= self.from_edge else I, direction)
+        for _ in range(self.to_middle):
+            self.add_weight()
+            self.add(I, near)
+        while self.delayed:
+            self.add_weight()
         return tuple(self.slots)
 
-    def drain(self) -> None:
-        """The last backwards; the second half of them leave their weight gradients for the gaps that
-        follow."""
-        tail = [self.far, self.near] * (self.from_edge + 1)
-        for count, direction in enumerate(tail):
-            if count <= self.from_edge:
-                self.backward(direction)
-            else:
-                self.input(direction)
-        for _ in range(self.to_middle):
-            self.weight()
-            self.input(self.near)
-        while self.held:
-            self.weight()
-
-    def batch(self, counter: list[int], direction: int) -> int:
+    def add(self, action: SlotAction, direction: int, overlap: bool = False) -> None:
+        counter = self.forwards if action is F else self.backwards
+        slot = Slot(action, direction * self.half + counter[direction], direction, overlap)
         counter[direction] += 1
-        return direction * self.half + counter[direction] - 1
-
-    def forward(self, direction: int, overlap: bool = False) -> None:
-        self.slots.append(Slot(SlotAction.FORWARD, self.batch(self.forwards, direction), direction, overlap))
-
-    def backward(self, direction: int) -> None:
-        self.slots.append(Slot(SlotAction.BACKWARD, self.batch(self.backwards, direction), direction))
-
-    def input(self, direction: int) -> None:
-        slot = Slot(SlotAction.INPUT, self.batch(self.backwards, direction), direction)
         self.slots.append(slot)
-        self.held.append(slot)
+        if action is I:
+            self.delayed.append(slot)
 
-    def weight(self) -> None:
-        """The weight gradient that has waited longest."""
-        slot = self.held.popleft()
-        self.slots.append(Slot(SlotAction.WEIGHT, slot.micro_batch, slot.chunk))
-
-
-# Forwards that run together with backwards of other micro-batches: one computes while the other exchanges
-# tokens with its experts.
+    def add_weight(self) -> None:
+        """Add the weight gradient that has waited longest."""
+        slot = self.delayed.popleft()
+        self.slots.append(Slot(W, slot.micro_batch, slot.chunk))
 
 
-def paired(schedule: Schedule) -> Schedule:
-    """*schedule* with every forward after its stage's warm-up interleaved with the backward after it.
-
-    One forward more runs before the first backward, so that the two of a pair never need each other; the
-    forwards of the warm-up and the backwards that are left at the end have nothing beside them. Source:
-    Megatron-Core's combined_1f1b.py and, for the warm-up, schedules.py (overlap_moe_expert_parallel_comm).
-    """
-    return replace(schedule, orders=tuple(_paired(order) for order in schedule.orders))
-
-
-def _paired(order: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    forwards = [slot for slot in order if slot.kind is SlotAction.FORWARD]
-    backwards = [slot for slot in order if slot.kind is SlotAction.BACKWARD]
-    if len(backwards) < len(forwards) or any(slot.with_next for slot in order):
-        return order
-    # As many forwards as precede the first backward: in 1F1B that is the warm-up and one more.
-    ahead = order.index(backwards[0])
-    pairs = zip(forwards[ahead:], backwards, strict=False)
-    steady = [slot for one, two in pairs for slot in (one._replace(with_next=True), two)]
-    return (*forwards[:ahead], *steady, *backwards[len(forwards) - ahead :])
-
-
-class PairPart(NamedTuple):
-    """A run of ops of one slot of a pair: all of them compute, or all exchange tokens with experts."""
-
-    exchanges: bool
-    seconds: float
-
-
-class _Step(NamedTuple):
-    """The fastest way to a point: when it is reached, and the point before."""
-
-    seconds: float
-    before: tuple[int, int]
-
-
-def merge_parts(first: Sequence[PairPart], second: Sequence[PairPart]) -> list[int]:
-    """Return the slot, 0 or 1, of each part in the order of issue that ends the pair earliest.
-
-    Parts of a slot alternate between computing and exchanging and keep their order; of two that need the same
-    one waits for the other. That is a job shop of two jobs, for which the best order is a shortest path
-    around obstacles in the plane of their progress (Akers 1956, A graphical approach to production scheduling
-    problems). The best order of less work is never longer, which does not hold for an order that always runs
-    what can start first (Graham 1969).
-    """
-    jobs = (first, second)
-    ends = len(first), len(second)
-    steps: dict[tuple[int, int], _Step] = {(0, 0): _Step(0.0, (0, 0))}
-    for i in range(ends[0] + 1):
-        for j in range(ends[1] + 1):
-            if (i, j) in steps:
-                for point, lasts_s in _ways_on(jobs, i, j):
-                    seconds = steps[i, j].seconds + lasts_s
-                    if seconds < steps.get(point, _NEVER).seconds:
-                        steps[point] = _Step(seconds, (i, j))
-    starts: list[tuple[float, float, int, int]] = []
-    point = ends
-    while point != (0, 0):
-        before = steps[point].before
-        for number, job in enumerate(jobs):
-            start_s = steps[before].seconds
-            for at in range(before[number], point[number]):
-                starts.append((start_s, start_s + job[at].seconds, number, at))
-                start_s += job[at].seconds
-        point = before
-    return [number for _, _, number, _ in sorted(starts)]
-
-
-_NEVER = _Step(inf, (0, 0))
-
-
-def _ways_on(
-    jobs: tuple[Sequence[PairPart], Sequence[PairPart]], i: int, j: int
-) -> list[tuple[tuple[int, int], float]]:
-    """Return where the two can be next, with the seconds until then, when parts *i* and *j* are to start.
-
-    Either both run until one needs what the other still uses, and waits; or one waits from the start until
-    the other has released what it will need.
-    """
-    first, second = jobs
-    if i == len(first) or j == len(second):
-        end = len(first), len(second)
-        left_s = sum(part.seconds for part in (*first[i:], *second[j:]))
-        return [(end, left_s)] if (i, j) != end else []
-    one, two = first[i], second[j]
-    if one.exchanges == two.exchanges:
-        return [((i + 1, j), one.seconds), ((i, j + 1), two.seconds)]
-    ways = [((i + 1, j + 1), max(one.seconds, two.seconds))]
-    if one.seconds < two.seconds and i + 1 < len(first):
-        ways.append(((i + 2, j), one.seconds + first[i + 1].seconds))
-    if two.seconds < one.seconds and j + 1 < len(second):
-        ways.append(((i, j + 2), two.seconds + second[j + 1].seconds))
-    return ways
-
-
-# The schedules by name, and what writes the order of each.
+# The schedules by name.
 
 ORDERS: dict[ScheduleKind, MakeSchedule] = {
     ScheduleKind.GPIPE: gpipe,
@@ -387,14 +255,13 @@ def kind_named(name: str) -> ScheduleKind:
 
 @lru_cache(maxsize=256)
 def make_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
-    """The schedule called *name*; *chunks* are all pieces on a stage, of each copy of the model."""
+    """Make the schedule called *name*; *chunks* are all pieces on a stage, of each copy of the model."""
     kind = kind_named(name)
     facts = SCHEDULES[kind]
     if min(stages, micro_batches, chunks) < 1:
         raise ScheduleError(f"a schedule needs at least 1 of {stages=}, {micro_batches=}, {chunks=}")
     if chunks < facts.fewest_chunks and facts.most_chunks is None:
-        fewest = facts.fewest_chunks
-        raise ScheduleError(f"{name} needs at least {fewest} chunks per stage, not {chunks}; use 1f1b")
+        raise ScheduleError(f"{name} needs at least {facts.fewest_chunks} chunks per stage, not {chunks}; use 1f1b")
     if (wanted := facts.pieces(chunks)) != chunks:
         raise ScheduleError(f"{name} runs {wanted} chunk(s) per stage, not {chunks}")
     if problem := misfit(kind, stages, micro_batches):
@@ -402,8 +269,8 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> Sc
     return ORDERS[kind](stages, micro_batches, chunks)
 
 
-def usual_schedule(layout: Layout, micro_batches: int, name: str | None = None) -> str:
-    """The schedule of a pipeline that is called *name*, or of which nothing is said."""
+def choose_schedule(layout: Layout, micro_batches: int, name: str | None = None) -> str:
+    """Return the schedule of a pipeline for which *name* or nothing was given."""
     if layout.pp == 1 and not (name and SCHEDULES[kind_named(name)].alone):
         return ScheduleKind.ONE_F_ONE_B
     if name:
@@ -413,11 +280,99 @@ def usual_schedule(layout: Layout, micro_batches: int, name: str | None = None) 
 
 
 def schedule_for(layout: Layout, micro_batches: int, name: str | None = None) -> Schedule:
-    """The schedule of *layout*'s pipeline, by name or as is usual."""
-    name = usual_schedule(layout, micro_batches, name)
+    """Make the schedule of *layout*'s pipeline, by name or the default one."""
+    name = choose_schedule(layout, micro_batches, name)
     return make_schedule(name, layout.pp, micro_batches, chunks_for(layout, name))
 
 
 def chunks_for(layout: Layout, name: str) -> int:
-    """The pieces on a stage of *layout* under the schedule called *name*."""
+    """Return the pieces on a stage of *layout* under the schedule called *name*."""
     return SCHEDULES[kind_named(name)].pieces(layout.vpp) if layout.pp > 1 else 1
+
+
+# Forwards that run together with backwards of other micro-batches: one computes while the other exchanges tokens with
+# its experts.
+
+
+def pair_slots(schedule: Schedule) -> Schedule:
+    """Return *schedule* with every forward after its stage's warm-up interleaved with the backward after it.
+
+    One forward more runs before the first backward, so that the two of a pair never need each other; the forwards of
+    the warm-up and the backwards that are left at the end run alone. Source: Megatron-Core's combined_1f1b.py and, for
+    the warm-up, schedules.py (overlap_moe_expert_parallel_comm).
+    """
+    return replace(schedule, orders=tuple(_pair_order(order) for order in schedule.orders))
+
+
+def _pair_order(order: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    forwards = [slot for slot in order if slot.kind is F]
+    backwards = [slot for slot in order if slot.kind is B]
+    if len(backwards) < len(forwards) or any(slot.with_next for slot in order):
+        return order
+    # As many forwards as precede the first backward: in 1F1B that is the warm-up and one more.
+    ahead = order.index(backwards[0])
+    pairs = zip(forwards[ahead:], backwards, strict=False)
+    steady = [slot for one, two in pairs for slot in (one._replace(with_next=True), two)]
+    return (*forwards[:ahead], *steady, *backwards[len(forwards) - ahead :])
+
+
+class PairPart(NamedTuple):
+    """A run of ops of one slot of a pair: all of them compute, or all exchange tokens with experts."""
+
+    exchanges: bool
+    seconds: float
+
+
+def merge_parts(first: Sequence[PairPart], second: Sequence[PairPart]) -> list[int]:
+    """Return the slot, 0 or 1, of each part in the order of issue that ends the pair earliest.
+
+    Parts of a slot alternate between computing and exchanging and keep their order; of two that need the same one waits
+    for the other. That is a job shop of two jobs, for which the best order is a shortest path around obstacles in the
+    plane of their progress (Akers 1956, A graphical approach to production scheduling problems). The best order of less
+    work is never longer, which does not hold for an order that always runs what can start first (Graham 1969).
+    """
+    jobs = (first, second)
+    ends = len(first), len(second)
+    # The fastest way to each point of progress: when it is reached, and the point before.
+    steps: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {(0, 0): (0.0, (0, 0))}
+    for i in range(ends[0] + 1):
+        for j in range(ends[1] + 1):
+            if (i, j) in steps:
+                for point, lasts_s in _next_points(first, second, i, j):
+                    seconds = steps[i, j][0] + lasts_s
+                    if point not in steps or seconds < steps[point][0]:
+                        steps[point] = (seconds, (i, j))
+    starts: list[tuple[float, float, int, int]] = []
+    point = ends
+    while point != (0, 0):
+        before = steps[point][1]
+        for number, job in enumerate(jobs):
+            start_s = steps[before][0]
+            for index in range(before[number], point[number]):
+                starts.append((start_s, start_s + job[index].seconds, number, index))
+                start_s += job[index].seconds
+        point = before
+    return [number for _, _, number, _ in sorted(starts)]
+
+
+def _next_points(
+    first: Sequence[PairPart], second: Sequence[PairPart], i: int, j: int
+) -> list[tuple[tuple[int, int], float]]:
+    """Return the next points of progress, with the seconds until then, when parts *i* and *j* are to start.
+
+    Either both run until one needs what the other still uses, and waits; or one waits from the start until the other
+    has released what it will need.
+    """
+    if i == len(first) or j == len(second):
+        end = len(first), len(second)
+        left_s = sum(part.seconds for part in (*first[i:], *second[j:]))
+        return [(end, left_s)] if (i, j) != end else []
+    one, two = first[i], second[j]
+    if one.exchanges == two.exchanges:
+        return [((i + 1, j), one.seconds), ((i, j + 1), two.seconds)]
+    points = [((i + 1, j + 1), max(one.seconds, two.seconds))]
+    if one.seconds < two.seconds and i + 1 < len(first):
+        points.append(((i + 2, j), one.seconds + first[i + 1].seconds))
+    if two.seconds < one.seconds and j + 1 < len(second):
+        points.append(((i, j + 2), two.seconds + second[j + 1].seconds))
+    return points

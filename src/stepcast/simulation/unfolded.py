@@ -8,7 +8,7 @@ and only when it is used; without numba the same function runs in Python.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from stepcast.simulation.segments import ProgramError
 from stepcast.simulation.step import Step
 
 
-class Tables(NamedTuple):
-    """A program as flat tables. Shapes are laid end to end: ``first_op`` says where the ops of each begin."""
+class UnfoldedTables(NamedTuple):
+    """A program as flat tables. Shapes are laid end to end: ``first_op`` has where the ops of each begin."""
 
     lanes: int
     inputs: int
@@ -40,7 +40,7 @@ class Tables(NamedTuple):
 
 
 class UnfoldedScratch(NamedTuple):
-    """Where each rank stands, and who waits for whom."""
+    """The next call and the lanes of each rank, and which ranks wait for which calls."""
 
     next_call: list[int] | IntArray
     lane_free_s: list[float] | FloatArray
@@ -62,8 +62,14 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
     kernel = _compiled() if compiled is not False else None
     if compiled and kernel is None:
         raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
-    tables = _tables(program, per_task=duration_s is not None)
-    scratch = _scratch(program)
+    tables = _make_tables(program, per_task=duration_s is not None)
+    scratch = UnfoldedScratch(
+        next_call=program.rank_start[:-1].copy(),
+        lane_free_s=np.zeros(program.ranks * len(program.lanes)),
+        first_waiting=np.full(program.calls, -1, np.int64),
+        next_waiting=np.full(program.ranks, -1, np.int64),
+        ready=np.arange(program.ranks),
+    )
     if duration_s is None:
         duration_s = np.concatenate([np.zeros(0), *program.segment_seconds(program.priced())])
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
@@ -71,7 +77,7 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
         finished = kernel(tables, scratch, duration_s, start_s, end_s)
     else:
         starts, ends = [0.0] * program.tasks, [0.0] * program.tasks
-        finished = _longest_path(_lists(tables), _lists(scratch), duration_s.tolist(), starts, ends)
+        finished = _longest_path(as_lists(tables), as_lists(scratch), duration_s.tolist(), starts, ends)
         start_s[:], end_s[:] = starts, ends
     if finished < program.calls:
         _ = program.table.levels  # names the calls that wait for each other
@@ -84,75 +90,56 @@ def _compiled() -> Callable[..., int] | None:
         import numba
     except ImportError:
         return None
-    unkept: Callable[..., int] = numba.njit(_longest_path)
+    uncached: Callable[..., int] = numba.njit(_longest_path)
     try:
-        kept: Callable[..., int] = numba.njit(cache=True)(_longest_path)
-    except RuntimeError:  # nowhere to keep it, as in a container whose folders are read-only
-        return unkept
+        cached: Callable[..., int] = numba.njit(cache=True)(_longest_path)
+    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
+        return uncached
 
-    def kernel(*arguments: Any) -> int:
+    def kernel(*arguments: object) -> int:
         try:
-            return kept(*arguments)
-        except OSError:  # compiled and not kept, as on a full disk; it has not run yet
-            return unkept(*arguments)
+            return cached(*arguments)
+        except OSError:  # compiled but not cached, as on a full disk; it has not run yet
+            return uncached(*arguments)
 
     return kernel
 
 
-def _lists(tables: Any) -> Any:
-    """The same tables as plain lists, which Python indexes faster than arrays."""
+Table = TypeVar("Table", bound=NamedTuple)
+
+
+def as_lists(tables: Table) -> Table:
+    """Return the same tables as plain lists, which Python indexes faster than arrays."""
     return type(tables)(*(part.tolist() if isinstance(part, np.ndarray) else part for part in tables))
 
 
-def _tables(program: Program, per_task: bool) -> Tables:
+def _make_tables(program: Program, per_task: bool) -> UnfoldedTables:
     shapes, shape_of = program.segment_shapes
     ops = np.array([segment.shape.ops for segment in program.segments], np.int64)
-    segment_start = np.cumsum(ops) - ops
-    shape = shape_of[program.segment]
     before_start = [0]
-    for each in shapes:
-        before_start.extend((before_start[-1] + each.before_start[1:]).tolist())
-    ports = max((len(each.outputs) for each in shapes), default=0)
-    output = np.zeros((len(shapes), max(ports, 1)), np.int64)
-    for row, each in zip(output, shapes, strict=True):
-        row[: len(each.outputs)] = each.outputs
-    source = program.source_call
-    source_op = output[shape[source], np.maximum(program.source_port, 0)] if program.calls else source
-    source_task = np.where(source >= 0, program.task_start[:-1][source] + source_op, -1)
-    return Tables(
+    for shape in shapes:
+        before_start.extend((before_start[-1] + shape.before_start[1:]).tolist())
+    nothing = np.zeros(0, np.int64)
+    return UnfoldedTables(
         lanes=len(program.lanes),
         inputs=program.inputs,
         rank_start=program.rank_start,
         rank=program.rank,
-        shape=shape,
+        shape=shape_of[program.segment],
         task_start=program.task_start,
-        duration_start=program.task_start if per_task else segment_start[program.segment],
-        source_call=source.reshape(-1),
-        source_task=source_task.reshape(-1),
-        first_op=np.cumsum([0, *(each.ops for each in shapes)]).astype(np.int64),
-        before=_flat([each.before for each in shapes]),
+        duration_start=program.task_start if per_task else (np.cumsum(ops) - ops)[program.segment],
+        source_call=program.source_call.reshape(-1),
+        source_task=program.source_tasks.reshape(-1),
+        first_op=np.cumsum([0, *(shape.ops for shape in shapes)]).astype(np.int64),
+        before=np.concatenate([nothing, *[shape.before for shape in shapes]]),
         before_start=np.array(before_start, np.int64),
-        shape_inputs=np.array([each.inputs for each in shapes], np.int64),
-        last_in_lane=_flat([each.last for each in shapes]),
-    )
-
-
-def _flat(parts: Sequence[IntArray]) -> IntArray:
-    return np.concatenate([np.zeros(0, np.int64), *parts])
-
-
-def _scratch(program: Program) -> UnfoldedScratch:
-    return UnfoldedScratch(
-        next_call=program.rank_start[:-1].copy(),
-        lane_free_s=np.zeros(program.ranks * len(program.lanes)),
-        first_waiting=np.full(program.calls, -1, np.int64),
-        next_waiting=np.full(program.ranks, -1, np.int64),
-        ready=np.arange(program.ranks),
+        shape_inputs=np.array([shape.inputs for shape in shapes], np.int64),
+        last_in_lane=np.concatenate([nothing, *[shape.last for shape in shapes]]),
     )
 
 
 def _longest_path(tables: Any, scratch: Any, duration_s: Any, start_s: Any, end_s: Any) -> int:
-    """Fill *start_s* and *end_s*; the number of calls that could run.
+    """Fill *start_s* and *end_s*; return the number of calls that could run.
 
     Indexing only, so that it runs compiled over arrays and in Python over lists.
     """
@@ -226,8 +213,8 @@ class StepSpread:
     percentiles_s: dict[int, float]
 
 
-def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> StepSpread:
-    """*runs* steps in which each computation takes a log-normal factor of mean 1 and deviation *jitter*.
+def simulate_jitter(step: Step, jitter: float, runs: int, seed: int = 0) -> StepSpread:
+    """Simulate *runs* steps in which each computation takes a log-normal factor of mean 1 and deviation *jitter*.
 
     The same seed gives the same runs.
     """
