@@ -151,6 +151,12 @@ class Framework:
     # bucket_parameters.
     bucket_bytes: int | None = None
     flash_attention: bool = True
+    # Attention with sinks, or biased by distance (ALiBi), never runs as one kernel.
+    unfused_biases: bool = False
+    # Attention whose heads share keys runs as single operations in fp32 where no kernel takes it.
+    grouped_fallback: bool = False
+    # Attention to a window runs by a mask over all pairs, and so does all attention that is compiled.
+    masks_windows: bool = False
     attention: AttentionKernel = AttentionKernel.CURRENT
     selective: SelectiveRule = SelectiveRule.MODULES
     # Whether plain PyTorch ends a recomputation once the backward has what it needs, as it does since 2.1.

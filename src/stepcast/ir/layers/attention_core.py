@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels, Modules, SelectiveRule
+from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.group import Group
 from stepcast.ir.layers.operators import (
     FP32,
@@ -42,14 +42,10 @@ from stepcast.ir.workload import Layer, Op, Role
 
 
 def fuses_attention(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
-    """Return True if one kernel runs attention: none knows sinks, none what PyTorch falls back for, and
-    transformers asks for none where scores are biased by distance.
-    """
-    if framework.modules is Modules.TRANSFORMERS:
-        unknown = model.attention_sinks or model.position.kind is PositionKind.ALIBI
-        if unknown or falls_back(model, strategy, framework):
-            return False
-    return framework.flash_attention
+    """Return True if one kernel runs attention."""
+    biased = model.attention_sinks or model.position.kind is PositionKind.ALIBI
+    unfused = (framework.unfused_biases and biased) or falls_back(model, strategy, framework)
+    return framework.flash_attention and not unfused
 
 
 def recomputes_in_vain(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
@@ -67,7 +63,7 @@ def falls_back(model: Architecture, strategy: Strategy, framework: Framework) ->
     fp32, which no kernel takes, and Falcon's, whose code does not say that they are shared
     (_scaled_dot_product_attention_math, aten/src/ATen/native/transformers/attention.cpp).
     """
-    if framework.modules is not Modules.TRANSFORMERS or not framework.flash_attention:
+    if not (framework.grouped_fallback and framework.flash_attention):
         return False
     unstated = model.joined and not model.gated and model.kv_heads == 1
     rotary = model.position.kind is PositionKind.ROTARY
@@ -78,10 +74,8 @@ def masks_window(window: int | None, strategy: Strategy, framework: Framework) -
     """Return True if a mask selects the pairs that count: for a window, which PyTorch's attention does not
     know, and for any model whose code is compiled, where a mask cannot be left out for what is in it.
     """
-    if framework.modules is not Modules.TRANSFORMERS:
-        return False
     compiled = framework.kernels is Kernels.COMPILED
-    return compiled or (window is not None and window <= strategy.seq)
+    return framework.masks_windows and (compiled or (window is not None and window <= strategy.seq))
 
 
 def selects_heads(model: Architecture) -> bool:
@@ -314,7 +308,7 @@ class _Core:
 
         A compiler makes the mask once for all layers.
         """
-        if not self.masked or self.sizes.framework.modules is not Modules.TRANSFORMERS:
+        if not self.masked:
             return ()
         if not self.sizes.eager_modules:
             return self._eager.repeat()
