@@ -34,7 +34,7 @@ def halves() -> Iterator[tuple[Model, LayerParts]]:
         model = load_model(name)
         for block in dict.fromkeys(model.blocks):
             experts = model.experts and (bool(model.experts.latent), bool(model.experts.shared_ffn))
-            latent = model.latent and bool(model.latent.query_rank)
+            latent = model.latent and (bool(model.latent.query_rank), bool(model.latent.top_keys))
             window = (bool(block.window), block.chunked)
             mixer = (block.mixer, latent, model.attention_gate, model.qk_norm, model.attention_sinks, window)
             for key, half in (

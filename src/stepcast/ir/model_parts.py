@@ -226,7 +226,9 @@ class Experts:
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): low ranks before the heads.
 
-    *query_rank* 0 means queries are projected directly. A head's query is nope_dim + rope_dim wide.
+    *query_rank* 0 means queries are projected directly. A head's query is nope_dim + rope_dim wide. With
+    *top_keys* an indexer of *index_heads* heads of *index_dim* scores all keys, and each query attends to the
+    best *top_keys* (DeepSeek-V3.2-Exp, 2025, section 1: DeepSeek Sparse Attention); 0: to all of them.
     """
 
     kv_rank: int
@@ -234,10 +236,14 @@ class Latent:
     rope_dim: int
     value_dim: int
     query_rank: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    top_keys: int = 0
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "kv_rank", "nope_dim", "rope_dim", "value_dim")
-        require_counts(self, 0, "query_rank")
+        require_counts(self, 0, "query_rank", "top_keys")
+        require_counts(self, 1 if self.top_keys else 0, "index_heads", "index_dim")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def deepseek(keys: ConfigTable, name: str) -> Model:
         rope_dim=keys.count("qk_rope_head_dim"),
         value_dim=keys.count("v_head_dim"),
         query_rank=keys.count("q_lora_rank", default=0, least=0),
+        **_indexer(keys),
     )
     wide = latent.nope_dim + latent.rope_dim
     model = llama(ConfigTable({**keys.table, "head_dim": wide}, keys.kind), name)
@@ -83,6 +84,17 @@ def deepseek(keys: ConfigTable, name: str) -> Model:
         experts=_deepseek_experts(keys) if keys.has("n_routed_experts") else None,
         next_token_layers=keys.count("num_nextn_predict_layers", default=0, least=0),
     )
+
+
+def _indexer(keys: ConfigTable) -> dict[str, int]:
+    """Return the sizes of the indexer of sparse attention (V3.2); left out, its config's own defaults."""
+    if keys.kind != "deepseek_v32":
+        return {}
+    return {
+        "index_heads": keys.count("index_n_heads", default=64),
+        "index_dim": keys.count("index_head_dim", default=128),
+        "top_keys": keys.count("index_topk", default=2048),
+    }
 
 
 def glm4_moe(keys: ConfigTable, name: str) -> Model:
@@ -103,7 +115,7 @@ def _deepseek_experts(keys: ConfigTable) -> Experts:
     every = min(keys.count("moe_layer_freq", default=1), MOST_LAYERS)
     method = keys.word("topk_method", default="greedy" if keys.kind == "deepseek_v2" else "noaux_tc")
     # Left out, these are transformers' own defaults (DeepseekV3Config).
-    usual = (8, 4) if keys.kind == "deepseek_v3" else (1, 1)
+    usual = (8, 4) if keys.kind in ("deepseek_v3", "deepseek_v32") else (1, 1)
     groups, top_groups = expert_groups(keys, *usual) if method != "greedy" else (1, 1)
     return Experts(
         count=keys.count("n_routed_experts"),

@@ -17,6 +17,7 @@ FAMILIES: dict[str, Callable[[ConfigTable, str], Model]] = {
     "bloom": dense.bloom,
     "deepseek_v2": experts.deepseek,
     "deepseek_v3": experts.deepseek,
+    "deepseek_v32": experts.deepseek,
     "falcon": dense.falcon,
     "falcon_mamba": recurrent.mamba,
     "gemma": dense.gemma,
@@ -94,7 +95,7 @@ TAILED: dict[str, tuple[str, float]] = {
     "qwen3_next": ("partial_rotary_factor", 0.25),
 }
 # Families whose routers weigh experts in fp32, whatever the format of the tokens.
-WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "mixtral")
+WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "mixtral")
 # Of types that are often asked for, what their layers have and ours do not.
 LACKING: dict[str, str] = {
     "minimax": "lightning attention",

@@ -2,7 +2,9 @@
 
 Multi-head latent attention (DeepSeek-V2, 2024, section 2.1) projects down to low ranks, norms them and
 projects up to the heads; its down-projections are on every tensor rank and run on the tokens outside tensor
-regions.
+regions. Sparse attention (DeepSeek-V3.2-Exp, 2025; inference/model.py, class Indexer) adds an indexer, which
+is on every tensor rank too: its heads score all keys for each query, and the core sees the best of them. Its
+own loss, which compares its scores with the attention's, is not counted.
 
 The saved tensors follow from what each operation's gradient needs (a matmul its input, a norm its input,
 flash attention its inputs and its result) and from what is fused:
@@ -14,6 +16,8 @@ flash attention its inputs and its result) and from what is fused:
 For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, dropouts where
 there are any.
 """
+
+from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
@@ -37,6 +41,7 @@ from stepcast.ir.layers.operators import (
     LayerKind,
     Linear,
     Ops,
+    PhaseOps,
     SavedTensor,
     cast_op,
     collective,
@@ -55,11 +60,13 @@ from stepcast.ir.layers.operators import (
     wait_for,
 )
 from stepcast.ir.layers.sizes import Sizes
-from stepcast.ir.model_parts import LayerParts, PositionKind, QkNorm
+from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.weights import Shard, Split, Weight, WeightPart, linear, norm_weight
-from stepcast.ir.work import ElementwiseKind
+from stepcast.ir.work import Attention, ElementwiseKind
 from stepcast.ir.workload import Layer, Op, Role
+
+INDEX_BYTES = 4.0  # of the place of one chosen key
 
 
 def _weights(model: Architecture) -> list[Weight]:
@@ -94,7 +101,26 @@ def _latent_weights(model: Architecture) -> list[Weight]:
     weights.append(norm_weight(model, "attention.kv_norm", latent.kv_rank))
     up = model.heads * (latent.nope_dim + latent.value_dim)
     weights += linear("attention.kv_up", part, latent.kv_rank, up, False, Split.TENSOR)
+    if latent.top_keys:
+        for name, (inputs, outputs) in _index_projections(model, latent).items():
+            weights += linear(f"attention.{name.replace(' ', '_')}", part, inputs, outputs, False)
+        weights.append(Weight("attention.index_norm", WeightPart.NORM, (2 * latent.index_dim,)))  # with a bias
     return weights + _output_weights(model, model.heads * latent.value_dim)
+
+
+def _index_projections(model: Architecture, latent: Latent) -> dict[str, tuple[int, int]]:
+    """Return the inputs and outputs of the indexer's projections."""
+    return {
+        "index query": (latent.query_rank or model.hidden, latent.index_heads * latent.index_dim),
+        "index key": (model.hidden, latent.index_dim),
+        "index weights": (model.hidden, latent.index_heads),
+    }
+
+
+def _attended(model: Architecture, block: LayerParts) -> LayerParts:
+    """Return *block* with the keys that an indexer chooses as its window, which has as many pairs."""
+    sparse = model.latent is not None and model.latent.top_keys
+    return replace(block, window=model.latent.top_keys) if model.latent and sparse else block
 
 
 def _output_weights(model: Architecture, width: int) -> list[Weight]:
@@ -118,9 +144,13 @@ def _adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     """Count scores and weighted sums of one forward; not *causal* takes attention as the full square."""
-    keys: float = seq / 2 if causal else seq
-    keys = min(keys, window_keys(seq, block) or keys)
-    return 2.0 * float(batch * seq) * keys * model.heads * (model.head_dim + model.value_dim)
+    all_keys: float = seq / 2 if causal else seq
+    keys = min(all_keys, window_keys(seq, _attended(model, block)) or all_keys)
+    flops = 2.0 * float(batch * seq) * keys * model.heads * (model.head_dim + model.value_dim)
+    if model.latent and model.latent.top_keys:
+        # Scores of all pairs, and their sum over heads by the weights of each query.
+        flops += 2.0 * float(batch * seq) * all_keys * model.latent.index_heads * (model.latent.index_dim + 1)
+    return flops
 
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
@@ -152,7 +182,12 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
         if not sizes.fused_by_hand:
             nope = tokens * model.heads * latent.nope_dim / tp * element
             tensors.append(SavedTensor("keys that values are a view of", nope, (M.LATENT_UP,)))
-    masked = masks_window(block.window, sizes.strategy, sizes.framework)
+        if latent.top_keys:
+            index = latent.index_heads * latent.index_dim + latent.index_dim + latent.index_heads
+            tensors.append(SavedTensor("indexer", sizes.outer_share * index * element))
+            chosen = min(latent.top_keys, sizes.strategy.seq) * INDEX_BYTES
+            tensors.append(SavedTensor("places of the chosen keys", tokens * chosen))
+    masked = masks_window(_attended(model, block).window, sizes.strategy, sizes.framework)
     if (masked or not flash) and sizes.eager_modules and model.heads != model.kv_heads:
         repeated = tokens * (model.heads / tp * (model.head_dim + model.value_dim)) * element
         tensors.append(SavedTensor("keys and values repeated for each head", repeated))
@@ -214,7 +249,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     layers = [
         norm_layer(sizes, Role.ATTENTION_NORM, waits, products=3),
         *(_latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)),
-        core_layer(sizes, block),
+        core_layer(sizes, _attended(model, block)),
     ]
     if model.attention_gate:
         # The result of attention times the sigmoid of its gate.
@@ -454,14 +489,48 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     down_forward, down_gradient, down_weights = join_phases(sizes, down)
     norms = norm_backward(sizes, "latent norm", outer, normed)
     width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)
+    index = _index_ops(sizes, latent) if latent.top_keys else PhaseOps()
     return (
         make_layer(
             Role.LATENT_DOWN,
-            (*down_forward, *norm_forward(sizes, "latent norm", outer, normed)),
-            (*wait_for(norms, column_waits(sizes, Role.LATENT_UP)), *down_gradient),
-            down_weights,
+            (*down_forward, *norm_forward(sizes, "latent norm", outer, normed), *index.forward),
+            (*wait_for(index.input_gradient + norms, column_waits(sizes, Role.LATENT_UP)), *down_gradient),
+            down_weights + index.weight_gradient,
         ),
         column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),
+    )
+
+
+def _index_ops(sizes: Sizes, latent: Latent) -> PhaseOps:
+    """Score all keys for each query of this rank and choose the best; ranks that share tokens gather keys."""
+    outer, strategy = sizes.outer_tokens, sizes.strategy
+    linears = (
+        Linear(name, outer, inputs, outputs, sizes.dtype, adapted=False)
+        for name, (inputs, outputs) in _index_projections(sizes.model, latent).items()
+    )
+    forward, gradient, weights = join_phases(sizes, linears)
+    norm = ("index norm", K.LAYER_NORM, outer, latent.index_dim)
+    gathers: Ops = ()
+    for group, ways in ((Group.TP, strategy.outer_ways), (Group.CP, sizes.cp)):
+        if ways > 1:
+            size = outer * ways * latent.index_dim * sizes.element
+            gathers += (collective(f"index keys {group} all-gather", GATHER, size, group),)
+    keys = max(1, strategy.seq // 2)  # of all queries on average
+
+    def score(backward: bool) -> Attention:
+        shape = (strategy.micro_batch, max(1, outer // strategy.micro_batch), keys, latent.index_heads, 1)
+        return Attention(*shape, latent.index_dim, 1, False, backward, sizes.unquantised)
+
+    return PhaseOps(
+        (
+            *forward,
+            stream_op(*norm, 1, 1, sizes.stored),
+            *gathers,
+            Op("index scores", score(False)),
+            stream_op("index choice", K.SOFTMAX, outer, keys, 1, 1, FP32),
+        ),
+        (Op("index scores gradient", score(True)), stream_op(*norm, 2, 1, sizes.stored, True), *gradient),
+        weights,
     )
 
 
