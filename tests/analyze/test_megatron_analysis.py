@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from stepcast.analyze.clocks import Presence, align
 from stepcast.analyze.megatron.analysis import analyze_megatron
+from stepcast.analyze.megatron.events import RankEvent
+from stepcast.analyze.megatron.meetings import align_clocks
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, read_as_one
 from stepcast.ir.layout import Layout
@@ -134,16 +135,20 @@ def test_groups_follow_megatron() -> None:
     assert members(5, "expert-dp", layout) == (5,)
 
 
+def presence(rank: int, start_s: float, end_s: float) -> RankEvent:
+    return RankEvent(rank, "allreduce", "dp", "all-reduce", None, start_s, end_s, ("key",))
+
+
 def test_a_clock_without_meetings_stays_unplaced() -> None:
-    meetings = [[Presence(0, 1.0, 2.0), Presence(1, 101.0, 102.0)]]
-    found = align(meetings, [0, 1, 2])
+    meetings = [[presence(0, 1.0, 2.0), presence(1, 101.0, 102.0)]]
+    found = align_clocks(meetings, [0, 1, 2])
     assert found.offset_s == {0: 0.0, 1: pytest.approx(-100.0)}
     assert found.unplaced == (2,)
     assert found.clocks == ((0,), (1,), (2,))
 
 
 def test_clocks_chain_from_host_to_host() -> None:
-    meetings = [[Presence(0, 1.0, 2.0), Presence(1, 51.5, 52.0)], [Presence(1, 53.0, 54.0), Presence(2, 0.5, 1.0)]]
-    found = align(meetings, [0, 1, 2])
+    meetings = [[presence(0, 1.0, 2.0), presence(1, 51.5, 52.0)], [presence(1, 53.0, 54.0), presence(2, 0.5, 1.0)]]
+    found = align_clocks(meetings, [0, 1, 2])
     assert found.offset_s[1] == pytest.approx(-50.0)
     assert found.offset_s[2] == pytest.approx(3.0)

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepcast.analyze.durations import at_shortest, from_durations
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.parts import rank_parts
-from stepcast.analyze.play import critical_steps, measured, play, timeline_of
+from stepcast.analyze.play import at_shortest, critical_steps, from_durations, measured, play, rank_parts, timeline_of
 from stepcast.analyze.recording import Recording
 from stepcast.analyze.replay import replay
 from stepcast.analyze.whatif import GpuChange, Surroundings, WhatIfError, apply_changes

@@ -1,8 +1,8 @@
-"""What-ifs on a Recording that leave its layout as it is: each returns a changed copy."""
+"""Changes of a Recording: each function returns a changed copy with its assumptions."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from statistics import median
+from statistics import mean, median
 
 from stepcast.analyze.recording import (
     BlockKind,
@@ -15,15 +15,21 @@ from stepcast.analyze.recording import (
     Recording,
     TimePart,
 )
+from stepcast.analyze.result import bus_factor
+from stepcast.ir.group import Group
+from stepcast.ir.ranks import place_of, rank_at
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind
+from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
+from stepcast.simulation.schedules import kind_named, make_schedule
 
-# Work that follows the tokens that a router sends: experts of two ranks do not do the same work.
+INTERLEAVED_CHUNKS = 2
 
 
 def seconds_per_token(records: Iterable[RankRecord]) -> dict[str, float]:
-    """Role -> what one token more takes, for roles whose work follows their tokens.
+    """Return by role the seconds of one more token, for experts, whose work depends on the tokens they receive.
 
-    Theil's incomplete method (1950): of the pieces in the order of their tokens, each of the lower half makes
-    a slope with its partner in the upper half, and the median slope stands. A slow rank does not move it.
+    Theil's incomplete method (1950): of the pieces in the order of their tokens, each of the lower half has a slope
+    with its partner in the upper half; the median slope counts. A slow rank does not change it.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for record in records:
@@ -41,28 +47,21 @@ def _slope(points: list[tuple[int, float]]) -> float:
         for (lower, lower_s), (upper, upper_s) in zip(points[:half], points[-half:], strict=True)
         if upper > lower
     ]
-    # No tokens cannot take less than no time, so it is never steeper than in proportion.
+    # No tokens cannot take less than no time, so the slope is at most proportional.
     steepest = median([seconds / tokens for tokens, seconds in points if tokens] or [0.0])
     return min(max(0.0, median(slopes)), steepest) if slopes else 0.0
 
 
-def at_tokens_s(duration_s: float, tokens: float, wanted: float, slope_s: float) -> float:
-    """What took *duration_s* for *tokens*, for *wanted* tokens."""
+def scale_to_tokens(duration_s: float, tokens: float, wanted: float, slope_s: float) -> float:
+    """Return the time for *wanted* tokens of work that took *duration_s* for *tokens*."""
     return max(0.0, duration_s + slope_s * (wanted - tokens))
-
-
-def like_s(piece: Local, other: Local, slopes_s: Mapping[str, float]) -> float:
-    """How long *piece* would take at the pace of *other*, which has its role."""
-    if piece.tokens is None or other.tokens is None:
-        return other.duration_s
-    return at_tokens_s(other.duration_s, other.tokens, piece.tokens, slopes_s.get(piece.role, 0.0))
 
 
 PieceChange = Callable[[RankRecord, RecordedBlock, Piece], Piece]
 
 
 def map_pieces(recording: Recording, change: PieceChange) -> Recording:
-    """Every piece replaced by what *change* makes of it."""
+    """Apply *change* to every piece."""
     records = []
     for record in recording.ranks:
         blocks = tuple(
@@ -74,11 +73,12 @@ def map_pieces(recording: Recording, change: PieceChange) -> Recording:
 
 
 def assuming(recording: Recording, *texts: str) -> Recording:
+    """Add assumptions to *recording*."""
     return replace(recording, assumptions=(*recording.assumptions, *texts))
 
 
 def scale_transfers(recording: Recording, group: str, factor: float) -> Recording:
-    """*group*'s links *factor* times as fast."""
+    """Make the links of *group* this many times as fast."""
     return assuming(
         _map_meetings(recording, group, lambda meeting: meeting.transfer_s / factor),
         f"transfers over {group} take 1/{factor:g} of the time; launch delays stay as they are",
@@ -86,7 +86,7 @@ def scale_transfers(recording: Recording, group: str, factor: float) -> Recordin
 
 
 def set_bandwidth(recording: Recording, group: str, bytes_per_s: float) -> Recording:
-    """Collectives of *group* at this bus bandwidth, messages at this rate; those of unknown size stay."""
+    """Run collectives of *group* at this bus bandwidth and messages at this rate; unknown sizes keep their time."""
 
     def transfer_s(meeting: Meeting) -> float:
         if meeting.size_bytes is None:
@@ -97,13 +97,6 @@ def set_bandwidth(recording: Recording, group: str, bytes_per_s: float) -> Recor
         _map_meetings(recording, group, transfer_s),
         f"transfers over {group} run at {bytes_per_s / 1e9:g} GB/s (bus bandwidth), without latency",
     )
-
-
-def bus_factor(kind: str, ranks: int) -> float:
-    """Share of the buffer that each link carries. Source: nccl-tests doc/PERFORMANCE.md."""
-    if kind == "all-reduce":
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if kind in ("all-gather", "reduce-scatter", "all-to-all") else 1.0
 
 
 def _map_meetings(recording: Recording, group: str, transfer_s: Callable[[Meeting], float]) -> Recording:
@@ -120,32 +113,32 @@ def _map_meetings(recording: Recording, group: str, transfer_s: Callable[[Meetin
 
 
 def scale_rank(recording: Recording, rank: int, factor: float) -> Recording:
-    """All work of *rank* takes *factor* times as long."""
+    """Make all work of *rank* take *factor* times as long."""
     recording.record_of(rank)
-    return map_pieces(recording, lambda record, _, piece: _scaled(piece, factor) if record.rank == rank else piece)
+    return map_pieces(recording, lambda record, _, piece: _scale_piece(piece, factor) if record.rank == rank else piece)
 
 
 def scale_compute(recording: Recording, compute: float, memory: float) -> Recording:
-    """Computation takes *compute* times as long, and what is bound by memory *memory* times."""
+    """Make computation take *compute* times as long, and memory-bound work *memory* times."""
 
     def change(_: RankRecord, __: RecordedBlock, piece: Piece) -> Piece:
         if isinstance(piece, Join):
             return replace(piece, own_s=piece.own_s * compute) if piece.waits else piece
         if piece.part is TimePart.COMPUTE:
-            return _scaled(piece, compute)
-        return _scaled(piece, memory) if piece.part in (TimePart.OPTIMIZER, TimePart.DP) else piece
+            return _scale_piece(piece, compute)
+        return _scale_piece(piece, memory) if piece.part in (TimePart.OPTIMIZER, TimePart.DP) else piece
 
     return map_pieces(recording, change)
 
 
-def _scaled(piece: Piece, factor: float) -> Piece:
+def _scale_piece(piece: Piece, factor: float) -> Piece:
     if isinstance(piece, Local):
         return replace(piece, duration_s=piece.duration_s * factor)
     return replace(piece, own_s=piece.own_s * factor, tail_s=piece.tail_s * factor)
 
 
 def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset()) -> Recording:
-    """*rank* works as its peers do: ranks of its stage piece by piece, or else ranks with the same role."""
+    """Give *rank* the pace of its peers: ranks of its stage piece by piece, or else pieces with the same role."""
     record = recording.record_of(rank)
     pieces = list(record.pieces())
     peers = [
@@ -154,35 +147,36 @@ def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset(
         if other.stage == record.stage and other.rank != rank and other.rank not in slow
     ]
     slopes_s = seconds_per_token(recording.ranks)
-    peers = [peer for peer in peers if [one.role for one in peer] == [one.role for one in pieces]]
+    roles = [piece.role for piece in pieces]
+    peers = [peer for peer in peers if [piece.role for piece in peer] == roles]
     if peers:
-        healed = [_like(piece, [peer[at] for peer in peers], slopes_s) for at, piece in enumerate(pieces)]
+        healed = [_set_pace(piece, [peer[index] for peer in peers], slopes_s) for index, piece in enumerate(pieces)]
         text = f"rank {rank} works at the pace of the other ranks of stage {record.stage}"
     else:
-        by_role = _by_role(recording, {rank, *slow})
-        healed = [_like(piece, by_role.get(piece.role, []), slopes_s) for piece in pieces]
+        by_role: dict[str, list[Piece]] = {}
+        for other in recording.ranks:
+            for piece in other.pieces() if other.rank not in {rank, *slow} else ():
+                by_role.setdefault(piece.role, []).append(piece)
+        healed = [_set_pace(piece, by_role.get(piece.role, []), slopes_s) for piece in pieces]
         text = f"rank {rank} works at the pace of ranks of other stages that do the same"
         if not any(piece.role in by_role for piece in pieces):
             raise ValueError(f"no healthy rank does the work of rank {rank}, so its healthy pace is not known")
     iterator = iter(healed)
     blocks = tuple(replace(block, pieces=tuple(next(iterator) for _ in block.pieces)) for block in record.blocks)
-    ranks = tuple(replace(one, blocks=blocks) if one.rank == rank else one for one in recording.ranks)
+    ranks = tuple(replace(other, blocks=blocks) if other.rank == rank else other for other in recording.ranks)
     return assuming(replace(recording, ranks=ranks), text)
 
 
-def _by_role(recording: Recording, without: set[int]) -> dict[str, list[Piece]]:
-    table: dict[str, list[Piece]] = {}
-    for record in recording.ranks:
-        if record.rank not in without:
-            for piece in record.pieces():
-                table.setdefault(piece.role, []).append(piece)
-    return table
-
-
-def _like(piece: Piece, others: list[Piece], slopes_s: Mapping[str, float]) -> Piece:
-    """*piece* with the median times of *others*, which are of its role."""
+def _set_pace(piece: Piece, others: list[Piece], slopes_s: Mapping[str, float]) -> Piece:
+    """Return *piece* with the median times of *others*, which have its role."""
     if isinstance(piece, Local):
-        times_s = [like_s(piece, other, slopes_s) for other in others if isinstance(other, Local)]
+        times_s = [
+            other.duration_s
+            if piece.tokens is None or other.tokens is None
+            else scale_to_tokens(other.duration_s, other.tokens, piece.tokens, slopes_s.get(piece.role, 0.0))
+            for other in others
+            if isinstance(other, Local)
+        ]
         return replace(piece, duration_s=median(times_s)) if times_s else piece
     joins = [other for other in others if isinstance(other, Join)]
     if not joins:
@@ -191,12 +185,17 @@ def _like(piece: Piece, others: list[Piece], slopes_s: Mapping[str, float]) -> P
 
 
 def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
-    """*layers* more (or fewer) layers on *stage*.
+    """Add (or remove) *layers* on *stage*.
 
-    A layer takes what it takes on the stage that needs least per layer: what other stages need beyond it is
-    their embedding or loss.
+    A layer takes as long as on the stage that needs least per layer: the rest of other stages is their embedding or
+    loss.
     """
-    held = _layers_on(recording)
+    held = {}
+    for each in sorted({record.stage for record in recording.ranks}):
+        count = recording.layers_on(each)
+        if count is None:
+            raise ValueError("the number of layers of this run is not known")
+        held[each] = count
     if stage not in held:
         raise ValueError(f"stage {stage} is not in this run; it has {', '.join(map(str, sorted(held)))}")
     if held[stage] + layers < 1:
@@ -211,9 +210,9 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
             return piece
         if block.kind in factors:
             computes = isinstance(piece, Join) or piece.part is TimePart.COMPUTE
-            return _scaled(piece, factors[block.kind]) if computes else piece
+            return _scale_piece(piece, factors[block.kind]) if computes else piece
         if isinstance(piece, Local) and piece.part in (TimePart.OPTIMIZER, TimePart.DP):
-            return _scaled(piece, share)
+            return _scale_piece(piece, share)
         return piece
 
     changed = map_pieces(recording, change)
@@ -225,8 +224,8 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         for meeting in changed.meetings
     )
     facts = {**recording.facts, "layers_on": {**held, stage: held[stage] + layers}}
-    if isinstance(whole := recording.facts.get("layers"), int):
-        facts["layers"] = whole + layers
+    if isinstance(total := recording.facts.get("layers"), int):
+        facts["layers"] = total + layers
     return assuming(
         replace(changed, meetings=meetings, facts=facts),
         f"a layer takes {_layer_time_s(recording, BlockKind.FORWARD, held) * 1e3:.2f} ms forward and "
@@ -235,19 +234,8 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
     )
 
 
-def _layers_on(recording: Recording) -> dict[int, int]:
-    stages = sorted({record.stage for record in recording.ranks})
-    known = recording.facts.get("layers_on")
-    if isinstance(known, dict) and all(stage in known for stage in stages):
-        return {stage: int(known[stage]) for stage in stages}
-    layers = recording.facts.get("layers")
-    if not isinstance(layers, int):
-        raise ValueError("the number of layers of this run is not known")
-    return dict.fromkeys(stages, layers // recording.layout.pp)
-
-
 def _stage_compute_s(recording: Recording, stage: int, kind: BlockKind) -> float:
-    """Computation of one micro-batch on *stage*, the mean of its ranks."""
+    """Return the computation of one micro-batch on *stage*, the mean of its ranks."""
     mine = [record for record in recording.ranks if record.stage == stage]
     total_s = sum(recording.compute_s(record, kind) for record in mine)
     return total_s / len(mine) / max(1, recording.micro_batches)
@@ -262,3 +250,268 @@ def _layer_factor(recording: Recording, stage: int, kind: BlockKind, held: dict[
     if not before_s:
         return 1.0
     return max(0.0, 1 + layers * _layer_time_s(recording, kind, held) / before_s)
+
+
+AllReduceTime = Callable[[int, int], float]
+"""Return the seconds of an all-reduce between replicas from its bytes and ranks."""
+
+
+def change_replicas(recording: Recording, dp: int, all_reduce_s: AllReduceTime | None = None) -> Recording:
+    """Run *dp* replicas instead of those measured; each keeps its micro-batches, so the global batch changes.
+
+    A ring all-reduce moves 2 (n - 1) / n of the buffer over each link (Patarasuk and Yuan, 2009), so its measured
+    time is scaled by that. If there was only one replica, *all_reduce_s* estimates it.
+    """
+    if dp < 1:
+        raise ValueError(f"dp must be at least 1, not {dp}")
+    if not recording.is_complete:
+        raise ValueError("changing dp needs every rank of the run")
+    if recording.layout.dp == dp:
+        return recording
+    if recording.layout.dp == 1 and all_reduce_s is None:
+        raise ValueError(
+            "the run has one replica, so how fast replicas reduce gradients was not measured; name the "
+            "cluster with --cluster, or state it as --what-if bandwidth.dp=50GB/s"
+        )
+    if recording.layout.ep > 1:
+        raise ValueError("changing dp of a run with expert parallelism is not supported")
+    return _ReplicaBuilder(recording, dp, all_reduce_s).build()
+
+
+class _MeetingTable:
+    """The meetings of a new recording, numbered by keys."""
+
+    def __init__(self) -> None:
+        self.meetings: list[Meeting] = []
+        self.numbers: dict[tuple[object, ...], int] = {}
+
+    def number(self, key: tuple[object, ...], build: Callable[[], Meeting]) -> int:
+        if key not in self.numbers:
+            self.numbers[key] = len(self.meetings)
+            self.meetings.append(build())
+        return self.numbers[key]
+
+
+class _ReplicaBuilder:
+    def __init__(self, recording: Recording, dp: int, all_reduce_s: AllReduceTime | None) -> None:
+        self.old, self.dp, self.all_reduce_s = recording, dp, all_reduce_s
+        self.layout = replace(recording.layout, dp=dp)
+        self.table = _MeetingTable()
+
+    def build(self) -> Recording:
+        by_place = {place_of(record.rank, self.old.layout): record for record in self.old.ranks}
+        records = []
+        for stage in range(self.layout.pp):
+            for replica in range(self.dp):
+                for tensor in range(self.layout.tp):
+                    source = by_place[stage, replica % self.old.layout.dp, tensor]
+                    rank = rank_at(stage, replica, tensor, self.layout)
+                    records.append(self._record(source, rank, stage, replica, tensor))
+        changed = replace(self.old, layout=self.layout, ranks=tuple(records), meetings=tuple(self.table.meetings))
+        text = f"{self.dp} replicas, each with as many micro-batches as measured: the global batch changes"
+        return assuming(changed, text)
+
+    def _record(self, source: RankRecord, rank: int, stage: int, replica: int, tensor: int) -> RankRecord:
+        blocks = []
+        for block in source.blocks:
+            pieces: list[Piece] = []
+            for piece in block.pieces:
+                pieces += self._piece(piece, stage, replica, tensor)
+            blocks.append(replace(block, pieces=tuple(pieces)))
+        return RankRecord(rank, stage, tuple(blocks))
+
+    def _piece(self, piece: Piece, stage: int, replica: int, tensor: int) -> list[Piece]:
+        if isinstance(piece, Local):
+            if piece.part is TimePart.DP and self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
+                return [piece, self._gradients(piece, stage, tensor)]
+            return [piece]
+        numbers = {old: new for old in piece.meetings if (new := self._meeting(old, replica)) is not None}
+        if not numbers:
+            return [Local(TimePart.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)]
+        waits = tuple(numbers[old] for old in piece.waits if old in numbers)
+        return [replace(piece, meetings=tuple(numbers.values()), waits=waits)]
+
+    def _meeting(self, old: int, replica: int) -> int | None:
+        meeting = self.old.meetings[old]
+        if meeting.group not in (Group.DP, Group.EXPERT_DP):
+            return self.table.number(("copy", old, replica), lambda: meeting)
+        if self.dp == 1:
+            return None
+        before = len(meeting.members)
+        factor = ((self.dp - 1) / self.dp) / ((before - 1) / before)
+        return self.table.number(("replicas", old), lambda: replace(meeting, transfer_s=meeting.transfer_s * factor))
+
+    def _gradients(self, piece: Local, stage: int, tensor: int) -> Join:
+        """Return the all-reduce that one replica did not need."""
+        assert self.all_reduce_s is not None
+        known = self.old.facts.get("gradient_bytes")
+        if not isinstance(known, dict) or stage not in known:
+            raise ValueError(f"the size of the gradients of stage {stage} is not known")
+        size_bytes = int(known[stage])
+        transfer_s = self.all_reduce_s(size_bytes, self.dp)
+        ranks = tuple(rank_at(stage, other, tensor, self.layout) for other in range(self.dp))
+        meeting = Meeting(Group.DP, "all-reduce", piece.operation, ranks, size_bytes, transfer_s)
+        number = self.table.number(("gradients", stage, tensor), lambda: meeting)
+        return Join(TimePart.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
+
+    def _gradient_bytes(self, stage: int) -> int:
+        known = self.old.facts.get("gradient_bytes")
+        if not isinstance(known, dict) or stage not in known:
+            raise ValueError(f"the size of the gradients of stage {stage} is not known")
+        return int(known[stage])
+
+
+class _MeanMessages:
+    """Mean messages: the transfer between two stages, and the time of a rank before and after it."""
+
+    def __init__(self, recording: Recording) -> None:
+        stage_of = {record.rank: record.stage for record in recording.ranks}
+        times: dict[tuple[str, int], list[float]] = {}
+        for meeting in recording.meetings:
+            if meeting.kind == "message":
+                source = min(stage_of[rank] for rank in meeting.members)
+                times.setdefault((meeting.name, source), []).append(meeting.transfer_s)
+        self.transfer_s = {key: mean(listed) for key, listed in times.items()}
+        gaps: dict[int, list[float]] = {}
+        tails: dict[int, list[float]] = {}
+        for record in recording.ranks:
+            for block in record.blocks:
+                if block.kind is not BlockKind.MESSAGE:
+                    continue
+                for piece in block.pieces:
+                    if isinstance(piece, Join):
+                        tails.setdefault(record.rank, []).append(piece.tail_s)
+                    elif piece.part is TimePart.HOST:
+                        gaps.setdefault(record.rank, []).append(piece.duration_s)
+        self.gap_s = {rank: mean(listed) for rank, listed in gaps.items()}
+        self.tail_s = {rank: mean(listed) for rank, listed in tails.items()}
+
+    def between(self, way: str, one: int, two: int) -> float:
+        """Return the transfer between two stages; if none was measured, the mean of the direction."""
+        key = way, min(one, two)
+        if abs(one - two) == 1 and key in self.transfer_s:
+            return self.transfer_s[key]
+        same = [time_s for (name, _), time_s in self.transfer_s.items() if name == way]
+        return mean(same or self.transfer_s.values()) if self.transfer_s else 0.0
+
+
+def reschedule(recording: Recording, micro_batches: int | None = None, schedule: str | None = None) -> Recording:
+    """Run the same stages with other *micro_batches* or in another *schedule*.
+
+    The measured forwards, backwards, messages and final operations of each stage are templates; the schedule orders
+    them.
+    """
+    if not recording.is_complete:
+        raise ValueError("laying a run out anew needs every rank of it")
+    kind = kind_named(schedule) if schedule else ScheduleKind.ONE_F_ONE_B
+    facts = SCHEDULES[kind]
+    if facts.splits_backward:
+        others = ", ".join(name for name, other in SCHEDULES.items() if not other.splits_backward)
+        raise ValueError(f"schedule={kind}: a trace times whole backwards, not their halves; choose {others}")
+    name, count = str(kind), micro_batches or recording.micro_batches
+    plan = make_schedule(name, recording.layout.pp, count, 1 if facts.stops else INTERLEAVED_CHUNKS)
+    built = _ScheduleBuilder(recording, plan).build()
+    texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
+    if plan.chunks > 1:
+        texts.append(f"the work of a stage is spread evenly over {plan.chunks} chunks; messages do not stop the sender")
+    return assuming(built, *texts)
+
+
+class _ScheduleBuilder:
+    def __init__(self, recording: Recording, plan: Schedule) -> None:
+        self.old, self.plan = recording, plan
+        self.messages = _MeanMessages(recording)
+        self.table = _MeetingTable()
+        # As in Megatron-LM without overlapped messages.
+        self.blocking = SCHEDULES[kind_named(plan.name)].stops
+
+    def build(self) -> Recording:
+        ranks = tuple(self._record(record) for record in self.old.ranks)
+        return replace(
+            self.old, ranks=ranks, meetings=tuple(self.table.meetings), micro_batches=self.plan.micro_batches
+        )
+
+    def _record(self, record: RankRecord) -> RankRecord:
+        blocks = [block for block in record.blocks if block.kind is BlockKind.START]
+        pending: Slot | None = None
+        for slot in self.plan.orders[record.stage]:
+            blocks += self._passing(record, pending, slot)
+            blocks.append(self._slot(record, slot))
+            pending = slot
+        blocks += self._passing(record, pending, None)
+        for block in record.blocks:
+            if block.kind is BlockKind.FINISH:
+                blocks.append(self._copy(block, ("finish",), 1.0))
+        return replace(record, blocks=tuple(blocks))
+
+    def _slot(self, record: RankRecord, slot: Slot) -> RecordedBlock:
+        """Return the measured forward or backward of the same turn, or a chunk of it."""
+        kind = BlockKind.FORWARD if slot.kind is SlotAction.FORWARD else BlockKind.BACKWARD
+        measured = [block for block in record.blocks if block.kind is kind]
+        if not measured:
+            raise ValueError(f"rank {record.rank} has no {kind} to repeat")
+        block = measured[slot.micro_batch % len(measured)]
+        copied = self._copy(block, (slot.micro_batch, slot.chunk), 1 / self.plan.chunks)
+        return replace(copied, micro_batch=slot.micro_batch)
+
+    def _copy(self, block: RecordedBlock, instance: tuple[object, ...], share: float) -> RecordedBlock:
+        pieces: list[Piece] = []
+        for piece in block.pieces:
+            if isinstance(piece, Local):
+                pieces.append(replace(piece, duration_s=piece.duration_s * share))
+                continue
+            numbers = {old: self._meeting(old, instance, share) for old in piece.meetings}
+            pieces.append(
+                replace(
+                    piece,
+                    meetings=tuple(numbers[old] for old in piece.meetings),
+                    waits=tuple(numbers[old] for old in piece.waits),
+                    own_s=piece.own_s * share,
+                    tail_s=piece.tail_s * share,
+                )
+            )
+        return replace(block, pieces=tuple(pieces))
+
+    def _meeting(self, old: int, instance: tuple[object, ...], share: float) -> int:
+        meeting = self.old.meetings[old]
+        return self.table.number(
+            ("copy", old, *instance), lambda: replace(meeting, transfer_s=meeting.transfer_s * share)
+        )
+
+    def _passing(self, record: RankRecord, before: Slot | None, after: Slot | None) -> list[RecordedBlock]:
+        """Return the messages between two slots: the output of *before* and the input of *after*."""
+        sent = None if before is None else self._message(record, before, outbound=True)
+        needed = None if after is None else self._message(record, after, outbound=False)
+        if self.blocking:
+            both = [message for message in (sent, needed) if message is not None]
+            numbers = tuple(number for number, _ in both)
+            return [self._joins(record, both[-1][1], numbers, numbers)] if both else []
+        blocks = []
+        if sent is not None:
+            blocks.append(self._joins(record, sent[1], (sent[0],), ()))
+        if needed is not None:
+            blocks.append(self._joins(record, needed[1], (needed[0],), (needed[0],)))
+        return blocks
+
+    def _joins(self, record: RankRecord, way: str, numbers: tuple[int, ...], waits: tuple[int, ...]) -> RecordedBlock:
+        name = f"{way} message"
+        gap = Local(TimePart.HOST, "gap", f"before {name}", -1, 0.0, self.messages.gap_s.get(record.rank, 0.0))
+        tail_s = self.messages.tail_s.get(record.rank, 0.0) if waits else 0.0
+        join = Join(TimePart.PP, name, name, -1, 0.0, 0.0, numbers, waits, 0.0, tail_s)
+        return RecordedBlock(BlockKind.MESSAGE, -1, (gap, join))
+
+    def _message(self, record: RankRecord, slot: Slot, outbound: bool) -> tuple[int, str] | None:
+        """Return the meeting and direction of the output or input of *slot*."""
+        here = ChunkPlace(record.stage, slot.chunk)
+        forward = slot.kind is SlotAction.FORWARD
+        other = self.plan.following(here) if forward == outbound else self.plan.previous(here)
+        if other is None or other.stage == record.stage:
+            return None
+        way = "forward" if forward else "backward"
+        source, target = (here, other) if outbound else (other, here)
+        _, replica, tensor = place_of(record.rank, self.old.layout)
+        ends = tuple(rank_at(place.stage, replica, tensor, self.old.layout) for place in (source, target))
+        key = ("message", way, *ends, source.chunk, slot.micro_batch)
+        transfer_s = self.messages.between(way, source.stage, target.stage)
+        meeting = Meeting(Group.PP, "message", way, tuple(sorted(ends)), None, transfer_s)
+        return self.table.number(key, lambda: meeting), way

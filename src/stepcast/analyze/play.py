@@ -1,28 +1,36 @@
-"""A Recording run again: its pieces and meetings as a Program of the simulator."""
+"""Play a Recording: as measured or simulated, with its critical path and the time of every rank by part.
+
+Durations alone can also be played (``from_durations``): every collective takes the shortest time that any member
+spent in it, and the clock only states when ranks start. The error of such a replay shows how well durations and
+dependencies explain a run.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TypeGuard
 
 import numpy as np
 
-from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, Recording, TimePart
-from stepcast.ir.arrays import FloatArray
+from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.group import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, ProgramBuilder, Times
 from stepcast.simulation.segments import NO_LANE, Segment, TimedOp
 from stepcast.simulation.timeline import CriticalPath, critical_path
 
-ALONE = ("gap", "start")
-"""What the host does between operations is told apart from them."""
+ALONE = ("gap", "start")  # work of the host between operations, kept apart from them
+# Waiting in these groups is for a rank of the same stage; in any other, for another stage.
+WITHIN_STAGE = (Group.TP, Group.CP, Group.EP, Group.DP, Group.EXPERT_DP)
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
-    """When every piece of every rank started and ended, and every meeting took place.
+class PlayedStep:
+    """The start and end of every piece of every rank, and of every meeting.
 
-    ``start_s`` and ``end_s`` hold one array per rank, in the order of the recording. For a Join the start is
-    its arrival.
+    ``start_s`` and ``end_s`` hold one array per rank, in the order of the recording. A Join starts at its arrival.
     """
 
     recording: Recording
@@ -32,19 +40,21 @@ class Played:
     meeting_end_s: FloatArray
     step_s: float
 
+    def join_times(self, join: Join, start_s: float, end_s: float) -> tuple[float, float]:
+        """Return when a join that lasts from *start_s* to *end_s* has done its own work, and the last member came."""
+        free_s = min(start_s + join.own_s, end_s)
+        came_s = max((float(self.meeting_start_s[number]) for number in join.waits), default=free_s)
+        return free_s, min(max(came_s, free_s), end_s)
 
-def measured(recording: Recording) -> Played:
-    """The times as they were measured."""
-    starts, ends = [], []
+
+def measured(recording: Recording) -> PlayedStep:
+    """Return the times as they were measured."""
     origin_s = min(piece.start_s for record in recording.ranks for piece in record.pieces())
-    for record in recording.ranks:
-        pieces = list(record.pieces())
-        starts.append(np.array([piece.start_s - origin_s for piece in pieces]))
-        ends.append(np.array([_end_s(piece) - origin_s for piece in pieces]))
-    return Played(
+    pieces = [list(record.pieces()) for record in recording.ranks]
+    return PlayedStep(
         recording,
-        tuple(starts),
-        tuple(ends),
+        tuple(np.array([piece.start_s - origin_s for piece in listed]) for listed in pieces),
+        tuple(np.array([_end_s(piece) - origin_s for piece in listed]) for listed in pieces),
         np.array([meeting.start_s - origin_s for meeting in recording.meetings]),
         np.array([meeting.end_s - origin_s for meeting in recording.meetings]),
         recording.measured_step_s,
@@ -57,7 +67,7 @@ def _end_s(piece: Piece) -> float:
 
 @dataclass
 class _Call:
-    """Ops up to the next arrival, the meetings waited for, and the piece of each op."""
+    """Ops up to the next arrival, the meetings they wait for, and the piece of each op."""
 
     ops: list[TimedOp] = field(default_factory=list)
     waits: tuple[int, ...] = ()
@@ -65,23 +75,21 @@ class _Call:
 
 
 @dataclass
-class Script:
-    """The program of a recording, and which piece or meeting each of its tasks is."""
+class ReplayScript:
+    """The program of a recording, with the piece or meeting of each task."""
 
     recording: Recording
     program: Program
-    piece_of_task: np.ndarray
-    """Index of the piece within its rank, -1 for a meeting."""
-    meeting_of_rank: tuple[int, ...]
-    """The meeting that each rank of the program after the real ones plays."""
+    piece_of_task: IntArray  # index of the piece within its rank, -1 for a meeting
+    meeting_of_rank: tuple[int, ...]  # the meeting that each rank of the program after the real ones stands for
 
     @property
     def real_ranks(self) -> int:
         return len(self.recording.ranks)
 
 
-def script_of(recording: Recording) -> Script:
-    """One lane per rank; a meeting is a rank of its own that waits for its members."""
+def build_script(recording: Recording) -> ReplayScript:
+    """Return a program with one lane per rank; a meeting is a rank of its own that waits for its members."""
     calls = [_calls(list(record.pieces())) for record in recording.ranks]
     arrivals: dict[int, list[tuple[int, int]]] = {}
     for rank, record in enumerate(recording.ranks):
@@ -89,27 +97,29 @@ def script_of(recording: Recording) -> Script:
         for number, join in enumerate(joins):
             for meeting in join.meetings:
                 arrivals.setdefault(meeting, []).append((rank, number))
-    held = sorted(arrivals)
-    builder = ProgramBuilder(("rank",), len(calls) + len(held))
-    numbers = [[builder.call(rank, _segment(one)) for one in listed] for rank, listed in enumerate(calls)]
+    meetings = sorted(arrivals)
+    builder = ProgramBuilder(("rank",), len(calls) + len(meetings))
+    numbers = [[builder.call(rank, _segment(call)) for call in listed] for rank, listed in enumerate(calls)]
     segments: dict[tuple[float, int], Segment] = {}
     call_of_meeting = {}
-    for at, meeting in enumerate(held):
-        came = arrivals[meeting]
+    for index, meeting in enumerate(meetings):
+        members = arrivals[meeting]
         duration_s = recording.meetings[meeting].transfer_s
-        segment = segments.setdefault((duration_s, len(came)), _meeting_segment(duration_s, len(came)))
-        sources = [(numbers[rank][number], 0) for rank, number in came]
-        call_of_meeting[meeting] = builder.call(len(calls) + at, segment, sources)
+        segment = segments.setdefault((duration_s, len(members)), _meeting_segment(duration_s, len(members)))
+        sources = [(numbers[rank][number], 0) for rank, number in members]
+        call_of_meeting[meeting] = builder.call(len(calls) + index, segment, sources)
     for rank, listed in enumerate(calls):
-        for number, one in enumerate(listed):
-            for port, meeting in enumerate(one.waits):
+        for number, call in enumerate(listed):
+            for port, meeting in enumerate(call.waits):
                 builder.bind(numbers[rank][number], port, (call_of_meeting[meeting], 0))
-    pieces = [piece for listed in calls for one in listed for piece in one.piece_of_op]
-    return Script(recording, builder.program(), np.array([*pieces, *([-1] * len(held))], np.int64), tuple(held))
+    pieces = [piece for listed in calls for call in listed for piece in call.piece_of_op]
+    return ReplayScript(
+        recording, builder.program(), np.array([*pieces, *([-1] * len(meetings))], np.int64), tuple(meetings)
+    )
 
 
 def _calls(pieces: list[Piece]) -> list[_Call]:
-    """A new call begins after each arrival, so that the arrival is an output."""
+    """Return the calls of a rank; each arrival ends one, so that it is an output."""
     calls = [_Call()]
     for index, piece in enumerate(pieces):
         here = calls[-1]
@@ -142,14 +152,14 @@ def _meeting_segment(duration_s: float, members: int) -> Segment:
     return Segment.of("meeting", (op,), lanes=1, inputs=members, outputs=(0,))
 
 
-def play(recording: Recording) -> Played:
+def play(recording: Recording) -> PlayedStep:
     """Simulate *recording*."""
-    script = script_of(recording)
-    return played(script, task_times(simulate(script.program)))
+    script = build_script(recording)
+    return place_times(script, task_times(simulate(script.program)))
 
 
-def played(script: Script, times: Times) -> Played:
-    """What *times* of the tasks of *script* mean for its recording."""
+def place_times(script: ReplayScript, times: Times) -> PlayedStep:
+    """Return the times of pieces and meetings from the *times* of the tasks of *script*."""
     recording, program = script.recording, script.program
     rank_of_task = program.rank[program.task_calls()]
     starts, ends = [], []
@@ -160,7 +170,7 @@ def played(script: Script, times: Times) -> Played:
         pieces = script.piece_of_task[tasks]
         np.minimum.at(start_s, pieces, times.start_s[tasks])
         np.maximum.at(end_s, pieces, times.end_s[tasks])
-        # A join without work of its own starts where the piece before it ended.
+        # A join without own work starts when the previous piece ends.
         for index, piece in enumerate(record.pieces()):
             if isinstance(piece, Join) and index and not piece.own_s:
                 start_s[index] = end_s[index - 1]
@@ -172,12 +182,12 @@ def played(script: Script, times: Times) -> Played:
     held = np.array(script.meeting_of_rank, np.int64)
     meeting_start_s[held] = times.start_s[tasks]
     meeting_end_s[held] = times.end_s[tasks]
-    return Played(recording, tuple(starts), tuple(ends), meeting_start_s, meeting_end_s, times.makespan_s)
+    return PlayedStep(recording, tuple(starts), tuple(ends), meeting_start_s, meeting_end_s, times.makespan_s)
 
 
 @dataclass(frozen=True, slots=True)
-class PathStep:
-    """A stretch of the critical path: one operation of one rank, or one meeting between ranks."""
+class CriticalStep:
+    """A part of the critical path: one operation of one rank, or one meeting between ranks."""
 
     ranks: tuple[int, ...]
     operation: str
@@ -186,16 +196,16 @@ class PathStep:
     duration_s: float
 
 
-def critical_steps(recording: Recording) -> tuple[PathStep, ...]:
-    """The chain of work and transfers that decides the step, neighbours of one operation joined."""
-    script = script_of(recording)
+def critical_steps(recording: Recording) -> tuple[CriticalStep, ...]:
+    """Return the chain of work and transfers that determines the step, with neighbours of one operation joined."""
+    script = build_script(recording)
     run = simulate(script.program)
     path = critical_path(script.program, task_times(run))
     stage_of = {record.rank: record.stage for record in recording.ranks}
-    return tuple(_joined(_path_steps(script, path), stage_of))
+    return tuple(_join_steps(_path_steps(script, path), stage_of))
 
 
-def _path_steps(script: Script, path: CriticalPath) -> list[PathStep]:
+def _path_steps(script: ReplayScript, path: CriticalPath) -> list[CriticalStep]:
     recording, program = script.recording, script.program
     pieces = [list(record.pieces()) for record in recording.ranks]
     steps = []
@@ -204,19 +214,21 @@ def _path_steps(script: Script, path: CriticalPath) -> list[PathStep]:
         if rank >= script.real_ranks:
             meeting = recording.meetings[script.meeting_of_rank[rank - script.real_ranks]]
             name = f"{meeting.group} {meeting.name}"
-            steps.append(PathStep(meeting.members, name, -1, float(start_s), float(end_s - start_s)))
+            steps.append(CriticalStep(meeting.members, name, -1, float(start_s), float(end_s - start_s)))
             continue
         index = int(script.piece_of_task[program.task_start[call] + op])
         if index >= 0:
             piece = pieces[rank][index]
             ranks = (recording.ranks[rank].rank,)
-            steps.append(PathStep(ranks, piece.operation, piece.micro_batch, float(start_s), float(end_s - start_s)))
+            steps.append(
+                CriticalStep(ranks, piece.operation, piece.micro_batch, float(start_s), float(end_s - start_s))
+            )
     return steps
 
 
-def _joined(steps: list[PathStep], stage_of: dict[int, int]) -> list[PathStep]:
-    """Neighbours of one operation of one stage as one; collectives between them belong to it."""
-    joined: list[PathStep] = []
+def _join_steps(steps: list[CriticalStep], stage_of: dict[int, int]) -> list[CriticalStep]:
+    """Join neighbours of one operation of one stage, with the collectives between them."""
+    joined: list[CriticalStep] = []
     for step in steps:
         if step.duration_s <= 0:
             continue
@@ -231,57 +243,213 @@ def _joined(steps: list[PathStep], stage_of: dict[int, int]) -> list[PathStep]:
         ):
             ranks = tuple(sorted({*last.ranks, *step.ranks}))
             duration_s = last.duration_s + step.duration_s
-            joined[-1] = PathStep(ranks, last.operation, last.micro_batch, last.start_s, duration_s)
+            joined[-1] = CriticalStep(ranks, last.operation, last.micro_batch, last.start_s, duration_s)
         else:
             joined.append(step)
     return joined
 
 
-# A played step as a Timeline: work, waits and transfers on one lane per rank.
-
-
-def timeline_of(labelled: Mapping[str, Played]) -> Timeline:
-    """One lane per rank and label, so that two runs lie beside each other."""
+def timeline_of(labelled: Mapping[str, PlayedStep]) -> Timeline:
+    """Return a timeline with one lane per rank and label: work, waits and transfers."""
     builder = TimelineBuilder()
+
+    def add(lane: int, name: str, micro_batch: int, start_s: float, end_s: float, kind: SpanKind) -> None:
+        if end_s > start_s:
+            builder.add(name, lane, start_s, end_s - start_s, kind=kind, micro_batch=micro_batch)
+
     for label, played in labelled.items():
-        _add(builder, played, label)
+        for number, record in enumerate(played.recording.ranks):
+            lane = builder.lane(record.rank, label)
+            cursor_s = 0.0
+            starts, ends = played.start_s[number].tolist(), played.end_s[number].tolist()
+            for piece, start_s, end_s in zip(record.pieces(), starts, ends, strict=True):
+                start_s = max(start_s, cursor_s)
+                cursor_s = max(cursor_s, end_s)
+                batch = piece.micro_batch
+                if isinstance(piece, Local):
+                    host = SpanKind.HOST if piece.part is TimePart.HOST else SpanKind.COMPUTE
+                    kind = SpanKind.COMMUNICATION if piece.part in COMMUNICATION else host
+                    add(lane, piece.role, batch, start_s, end_s, kind)
+                    continue
+                free_s, came_s = played.join_times(piece, start_s, end_s)
+                add(lane, piece.role, batch, start_s, free_s, SpanKind.COMPUTE)
+                add(lane, f"wait: {piece.role}", batch, free_s, came_s, SpanKind.OTHER)
+                add(lane, piece.role, batch, came_s, end_s, SpanKind.COMMUNICATION)
     first = next(iter(labelled.values()))
-    stages = {record.rank: record.stage for one in labelled.values() for record in one.recording.ranks}
+    stages = {record.rank: record.stage for played in labelled.values() for record in played.recording.ranks}
     return builder.build(measured=False, layout=first.recording.layout, stage_of_rank=stages, facts={}, rebase=False)
 
 
-def _add(builder: TimelineBuilder, played: Played, label: str) -> None:
+@dataclass
+class RankParts:
+    """The seconds of one rank; the parts sum to the step."""
+
+    rank: int
+    stage: int
+    parts_s: dict[TimePart, float] = field(default_factory=lambda: dict.fromkeys(TimePart, 0.0))
+    waits_s: dict[str, float] = field(default_factory=dict)  # by group
+    exposed_s: dict[str, float] = field(default_factory=dict)  # communication without other work
+    overlapped_s: dict[str, float] = field(default_factory=dict)  # transfers hidden behind computation
+    waits_for_s: dict[int, float] = field(default_factory=dict)  # by the rank that came last
+
+    @property
+    def busy_s(self) -> float:
+        return self.parts_s[TimePart.COMPUTE] + self.parts_s[TimePart.OPTIMIZER]
+
+    @property
+    def bubble_s(self) -> float:
+        return self.parts_s[TimePart.BUBBLE]
+
+    def add(self, part: TimePart, seconds: float) -> None:
+        self.parts_s[part] += max(0.0, seconds)
+
+    def add_join(
+        self, played: PlayedStep, join: Join, start_s: float, end_s: float, last: Mapping[int, tuple[int, float]]
+    ) -> None:
+        """Add own work, then waiting for the last member, then the transfer."""
+        free_s, came_s = played.join_times(join, start_s, end_s)
+        self.add(TimePart.COMPUTE if join.waits else join.part, free_s - start_s)
+        meetings = [played.recording.meetings[number] for number in join.meetings]
+        group = meetings[0].group
+        self.add(TimePart.WAIT if group in WITHIN_STAGE else TimePart.BUBBLE, came_s - free_s)
+        self.add(join.part, end_s - came_s)
+        _add(self.waits_s, str(group), came_s - free_s)
+        exposed_s = end_s - came_s + (0.0 if join.waits else free_s - start_s)
+        if join.part is not TimePart.OPTIMIZER:
+            _add(self.exposed_s, str(join.part), exposed_s)
+            transfer_s = max(meeting.transfer_s for meeting in meetings)
+            _add(self.overlapped_s, str(join.part), max(0.0, transfer_s - exposed_s) if join.own_s else 0.0)
+        if join.waits:
+            rank, _ = last[max(join.waits, key=lambda number: last[number][1])]
+            if rank != self.rank and came_s > free_s:
+                self.waits_for_s[rank] = self.waits_for_s.get(rank, 0.0) + came_s - free_s
+
+
+def rank_parts(played: PlayedStep) -> tuple[RankParts, ...]:
+    """Return the parts of every rank, in the order of the recording."""
+    last = _last_arrivals(played)
+    ranks = []
     for number, record in enumerate(played.recording.ranks):
-        lane = builder.lane(record.rank, label)
+        parts = RankParts(record.rank, record.stage)
         starts, ends = played.start_s[number].tolist(), played.end_s[number].tolist()
         cursor_s = 0.0
         for piece, start_s, end_s in zip(record.pieces(), starts, ends, strict=True):
-            start_s = max(start_s, cursor_s)
             if isinstance(piece, Local):
-                _span(builder, lane, piece.role, piece.micro_batch, (start_s, end_s), _kind(piece.part))
+                parts.add(piece.part, end_s - cursor_s)
+                if piece.part in COMMUNICATION:
+                    _add(parts.exposed_s, str(piece.part), end_s - start_s)
             else:
-                _add_join(builder, lane, played, piece, (start_s, end_s))
-            cursor_s = max(cursor_s, end_s)
+                parts.add_join(played, piece, cursor_s, end_s, last)
+            cursor_s = end_s
+        parts.add(TimePart.BUBBLE, played.step_s - cursor_s)
+        ranks.append(parts)
+    return tuple(ranks)
 
 
-def _add_join(builder: TimelineBuilder, lane: int, played: Played, join: Join, span_s: tuple[float, float]) -> None:
-    start_s, end_s = span_s
-    free_s = min(start_s + join.own_s, end_s)
-    came_s = max((float(played.meeting_start_s[at]) for at in join.waits), default=free_s)
-    came_s = min(max(came_s, free_s), end_s)
-    _span(builder, lane, join.role, join.micro_batch, (start_s, free_s), SpanKind.COMPUTE)
-    _span(builder, lane, f"wait: {join.role}", join.micro_batch, (free_s, came_s), SpanKind.OTHER)
-    _span(builder, lane, join.role, join.micro_batch, (came_s, end_s), SpanKind.COMMUNICATION)
+def _add(table: dict[str, float], key: str, seconds: float) -> None:
+    table[key] = table.get(key, 0.0) + seconds
 
 
-def _span(
-    builder: TimelineBuilder, lane: int, name: str, micro_batch: int, span_s: tuple[float, float], kind: SpanKind
-) -> None:
-    if span_s[1] > span_s[0]:
-        builder.add(name, lane, span_s[0], span_s[1] - span_s[0], kind=kind, micro_batch=micro_batch)
+def _last_arrivals(played: PlayedStep) -> dict[int, tuple[int, float]]:
+    """Return the last member of each meeting and its arrival."""
+    last: dict[int, tuple[int, float]] = {}
+    for record, starts in zip(played.recording.ranks, played.start_s, strict=True):
+        for piece, start_s in zip(record.pieces(), starts.tolist(), strict=True):
+            if isinstance(piece, Join):
+                for meeting in piece.meetings:
+                    if meeting not in last or start_s > last[meeting][1]:
+                        last[meeting] = record.rank, start_s
+    return last
 
 
-def _kind(part: TimePart) -> SpanKind:
-    if part in COMMUNICATION:
-        return SpanKind.COMMUNICATION
-    return SpanKind.HOST if part is TimePart.HOST else SpanKind.COMPUTE
+def mean_parts(ranks: tuple[RankParts, ...]) -> dict[str, float]:
+    """Return the mean over the ranks, which sums to the step."""
+    return {str(part): sum(rank.parts_s[part] for rank in ranks) / len(ranks) for part in TimePart}
+
+
+def stage_rows(ranks: tuple[RankParts, ...]) -> list[dict[str, float]]:
+    """Return the mean over the ranks of each stage."""
+    rows = []
+    for stage in sorted({rank.stage for rank in ranks}):
+        mine = tuple(rank for rank in ranks if rank.stage == stage)
+        row: dict[str, float] = {
+            "stage": stage,
+            "busy_s": sum(rank.busy_s for rank in mine) / len(mine),
+            "bubble_s": sum(rank.bubble_s for rank in mine) / len(mine),
+        }
+        rows.append(row | {f"{part}_s": seconds for part, seconds in mean_parts(mine).items()})
+    return rows
+
+
+def at_shortest(recording: Recording) -> Recording:
+    """Return the recording with each meeting and optimizer at its shortest time.
+
+    The step of this recording is what work and dependencies alone cost.
+    """
+    shortest_s: dict[int, float] = {}
+    for record in recording.ranks:
+        for piece in record.pieces():
+            if isinstance(piece, Join):
+                for number in piece.waits:
+                    stay_s = piece.end_s - piece.start_s
+                    shortest_s[number] = min(shortest_s.get(number, stay_s), stay_s)
+    meetings = []
+    for number, meeting in enumerate(recording.meetings):
+        stay_s = 0.0 if meeting.kind == "sync" else shortest_s.get(number, meeting.transfer_s)
+        # With overlapped work a stay is the time of the work; the transfer is known from elsewhere.
+        meetings.append(replace(meeting, transfer_s=min(stay_s, meeting.transfer_s) if meeting.overlapped else stay_s))
+    optimizer_s: dict[int, float] = {}
+    for record in recording.ranks:
+        for number, total_s in _optimizer_times(record).items():
+            optimizer_s[number] = min(optimizer_s.get(number, total_s), total_s)
+    ranks = tuple(_set_optimizers(record, optimizer_s) for record in recording.ranks)
+    return replace(recording, ranks=ranks, meetings=tuple(meetings))
+
+
+def from_durations(recording: Recording) -> Recording:
+    """Return the recording with each meeting at its shortest time, each optimizer without its replayed wait."""
+    shortest = at_shortest(recording)
+    arrivals = play(shortest)
+    ranks = []
+    for number, record in enumerate(shortest.ranks):
+        recorded_s = _optimizer_times(recording.ranks[number])
+        left_s = {}
+        for index, piece in enumerate(record.pieces()):
+            if _is_sync(piece):
+                meeting = piece.meetings[0]
+                waited_s = float(arrivals.meeting_start_s[meeting]) - float(arrivals.start_s[number][index])
+                left_s[meeting] = max(0.0, recorded_s[meeting] - waited_s)
+        ranks.append(_set_optimizers(record, left_s))
+    return replace(shortest, ranks=tuple(ranks))
+
+
+def _is_sync(piece: Piece) -> TypeGuard[Join]:
+    return isinstance(piece, Join) and piece.part is TimePart.OPTIMIZER
+
+
+def _optimizer_times(record: RankRecord) -> dict[int, float]:
+    """Return by meeting the time of each optimizer in the trace: waiting for the others, then its own work."""
+    return {
+        sync.meetings[0]: update.start_s + update.duration_s - sync.start_s
+        for sync, update in pairwise(record.pieces())
+        if _is_sync(sync) and isinstance(update, Local)
+    }
+
+
+def _set_optimizers(record: RankRecord, optimizer_s: Mapping[int, float]) -> RankRecord:
+    """Return the record with these optimizer times and without delays after meetings."""
+    blocks: list[RecordedBlock] = []
+    for block in record.blocks:
+        pieces: list[Piece] = []
+        sync: Join | None = None
+        for piece in block.pieces:
+            if isinstance(piece, Join):
+                pieces.append(replace(piece, tail_s=0.0))
+                sync = piece if _is_sync(piece) else None
+            elif sync is not None:
+                pieces.append(replace(piece, duration_s=optimizer_s[sync.meetings[0]]))
+                sync = None
+            else:
+                pieces.append(piece)
+        blocks.append(replace(block, pieces=tuple(pieces)))
+    return replace(record, blocks=tuple(blocks))

@@ -1,10 +1,9 @@
-"""A measured run taken apart: what each rank did alone, and where ranks met.
+"""A measured run as the work of each rank and the meetings between ranks.
 
-A rank's step is a row of pieces. A **Local** piece needs nobody else. A **Join** takes part in one or more
-**meetings** (a collective, a message, a synchronisation): a meeting starts when its last member has arrived
-and takes its transfer time, so waiting is never recorded, it follows from who is late. Pieces lie in
-**blocks**, one for each forward, backward, message and finishing operation, so that a run can be laid out
-anew.
+The step of a rank is a sequence of pieces. A **Local** piece needs no other rank. A **Join** takes part in one or
+more **meetings** (a collective, a message, a synchronisation): a meeting starts when its last member has arrived and
+takes its transfer time, so waiting is not recorded but follows from who is late. Pieces are grouped in **blocks**,
+one for each forward, backward, message and final operation, so that a run can be rescheduled.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from stepcast.ir.layout import Layout
 
 
 class TimePart(StrEnum):
-    """Where a moment of a rank goes."""
+    """What a rank spends its time on."""
 
     COMPUTE = "compute"
     OPTIMIZER = "optimizer"
@@ -27,21 +26,13 @@ class TimePart(StrEnum):
     PP = "pp"
     EMBEDDING = "embedding"
     EXPERT_DP = "expert-dp"
-    WAIT = "wait"  # for a rank of the same stage
-    BUBBLE = "bubble"  # for another stage
+    WAIT = "wait"  # waiting for a rank of the same stage
+    BUBBLE = "bubble"  # waiting for another stage
     HOST = "host"  # launching, loading data, logging
     OTHER = "other"
 
 
-COMMUNICATION = (
-    TimePart.TP,
-    TimePart.CP,
-    TimePart.EP,
-    TimePart.DP,
-    TimePart.PP,
-    TimePart.EMBEDDING,
-    TimePart.EXPERT_DP,
-)
+COMMUNICATION = tuple(map(TimePart, ("tp", "cp", "ep", "dp", "pp", "embedding", "expert-dp")))
 
 
 class BlockKind(StrEnum):
@@ -54,7 +45,7 @@ class BlockKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What a rank does alone. Pieces of the same *role* do the same work, whichever rank runs them."""
+    """Work of a rank alone. Pieces of the same *role* do the same work on every rank."""
 
     part: TimePart
     operation: str
@@ -62,7 +53,7 @@ class Local:
     micro_batch: int
     start_s: float
     duration_s: float
-    tokens: int | None = None  # of experts: what a router sent, so not the same work on every rank
+    tokens: int | None = None  # sent to experts by the router: the work differs between ranks
 
     def __post_init__(self) -> None:
         require(self.duration_s >= 0, f"{self.operation}: a piece cannot last {self.duration_s!r} s")
@@ -70,8 +61,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Taking part in meetings. It ends when its own overlapped work and the meetings it waits for have ended,
-    and *tail_s* later."""
+    """Participation in meetings. It ends *tail_s* after its overlapped work and the meetings it waits for."""
 
     part: TimePart
     operation: str
@@ -86,7 +76,7 @@ class Join:
 
     def __post_init__(self) -> None:
         require(self.own_s >= 0 and self.tail_s >= 0, f"{self.operation}: times must be zero or more")
-        require(set(self.waits) <= set(self.meetings), f"{self.operation}: waits for what it is no part of")
+        require(set(self.waits) <= set(self.meetings), f"{self.operation}: waits for a meeting it does not attend")
 
 
 Piece = Local | Join
@@ -94,7 +84,7 @@ Piece = Local | Join
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Members arrive; from the last arrival on it takes *transfer_s*. Its times are those measured."""
+    """A meeting takes *transfer_s* from the arrival of its last member; start and end are measured."""
 
     group: str  # a Group, or "model": all ranks that hold one copy of the model
     kind: str
@@ -104,8 +94,8 @@ class Meeting:
     transfer_s: float
     start_s: float = 0.0
     end_s: float = 0.0
-    overlapped: bool = False  # members compute beside it
-    uneven: bool = False  # members hand in different sizes; size_bytes is the largest
+    overlapped: bool = False  # members compute during it
+    uneven: bool = False  # members contribute different sizes; size_bytes is the largest
 
     def __post_init__(self) -> None:
         require(self.transfer_s >= 0, f"{self.name}: a meeting cannot take {self.transfer_s!r} s")
@@ -146,18 +136,32 @@ class Recording:
         require(bool(self.ranks), "a run needs at least one rank")
 
     @property
-    def whole(self) -> bool:
-        """Whether every rank of the run is there."""
+    def is_complete(self) -> bool:
+        """True if every rank of the run is present."""
         return len(self.ranks) == self.layout.gpus
+
+    @property
+    def configuration(self) -> dict[str, object]:
+        """What the trace states about the model and the batch."""
+        return {key: value for key, value in self.facts.items() if key not in ("basis", "gradient_bytes")}
+
+    def layers_on(self, stage: int) -> int | None:
+        """Return the number of layers of a stage; None if it is unknown."""
+        known, layers = self.facts.get("layers_on"), self.facts.get("layers")
+        if isinstance(known, dict) and stage in known:
+            return int(known[stage])
+        return layers // self.layout.pp if isinstance(layers, int) else None
 
     def record_of(self, rank: int) -> RankRecord:
         for record in self.ranks:
             if record.rank == rank:
                 return record
-        raise ValueError(f"rank {rank} is not in this run; it has {', '.join(str(one.rank) for one in self.ranks)}")
+        raise ValueError(
+            f"rank {rank} is not in this run; it has {', '.join(str(record.rank) for record in self.ranks)}"
+        )
 
     def compute_s(self, record: RankRecord, kind: BlockKind) -> float:
-        """Time *record* computes alone in its blocks of *kind*, overlapped work included."""
+        """Return the compute time of *record* in its blocks of *kind*, with overlapped work."""
         total_s = 0.0
         for block in record.blocks:
             if block.kind is kind:
@@ -167,8 +171,3 @@ class Recording:
                     elif piece.part is TimePart.COMPUTE:
                         total_s += piece.duration_s
         return total_s
-
-
-def configuration(recording: Recording) -> dict[str, object]:
-    """What the trace says of the model and the batch."""
-    return {key: value for key, value in recording.facts.items() if key not in ("basis", "gradient_bytes")}

@@ -1,4 +1,9 @@
-"""A measured run again, as it was and under changed conditions."""
+"""Replay a measured run, as it was and under changed conditions.
+
+On the links of a cluster, meetings that coincide share them: a meeting takes its measured (or changed) time if its
+links have the capacity. The interference of groups in the measured run is in its times and is not added again; if
+changes bring more together than the links can carry, it takes longer.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +11,23 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stepcast.analyze.changes import assuming
-from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
-from stepcast.analyze.play import Played, measured, play, played, script_of
-from stepcast.analyze.recording import Meeting, Recording, configuration
+from stepcast.analyze.play import (
+    PlayedStep,
+    RankParts,
+    build_script,
+    mean_parts,
+    measured,
+    place_times,
+    play,
+    rank_parts,
+    stage_rows,
+)
+from stepcast.analyze.recording import Meeting, Recording
+from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.whatif import Surroundings, apply_changes
 from stepcast.cost.collectives import price, route_of
 from stepcast.cost.collectives.flows import collective_flows, members_of, message_flows
@@ -26,35 +42,29 @@ from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.simulation.fluid.engine import Shared, Traffic, simulate_fluid, waits_of
 from stepcast.units import format_seconds
 
-# A Recording run again on the links of a cluster: meetings that fall together share them.
-#
-# A meeting takes the time that it took, or that a change gave it, where its links have room for that: what
-# groups did to each other in the measured run is in its times, and is not added again. Where changes bring
-# more together than the links can carry, it takes longer.
-
 KINDS = {str(kind): kind for kind in CollectiveKind}
 
 
-def play_shared(recording: Recording, cluster: Cluster) -> Played:
-    """Simulate *recording* on *cluster*."""
+def play_shared(recording: Recording, cluster: Cluster) -> PlayedStep:
+    """Simulate *recording* on the links of *cluster*."""
     gpus = recording.layout.gpus
     if cluster.gpus is not None and gpus > cluster.gpus:
         raise ValueError(f"the run has {gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
-    script = script_of(recording)
+    script = build_script(recording)
     program = script.program.written_out
     duration_s = program.task_durations_s()
     meetings = np.flatnonzero(program.rank[program.task_calls()] >= script.real_ranks)
-    sending = _Sending(cluster, recording)
+    meeting_flows = _MeetingFlows(cluster, recording)
     sets: list[FlowSet] = []
     kinds = np.full(program.tasks, -1, np.int64)
     for task, number in zip(meetings.tolist(), script.meeting_of_rank, strict=True):
-        flows = sending.flows(recording.meetings[number])
+        flows = meeting_flows.flows(recording.meetings[number])
         if flows is not None and duration_s[task] > 0:
             kinds[task] = len(sets)
             sets.append(flows)
     tasks = np.flatnonzero(kinds >= 0)
     traffic = Traffic(
-        sending.network.links,
+        meeting_flows.network.links,
         tuple(sets),
         np.arange(len(sets)),
         np.arange(len(sets)),
@@ -62,10 +72,10 @@ def play_shared(recording: Recording, cluster: Cluster) -> Played:
         np.ones(len(sets)),
     )
     shared = Shared(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
-    return played(script, simulate_fluid(shared, record=False).times)
+    return place_times(script, simulate_fluid(shared, record=False).times)
 
 
-class _Sending:
+class _MeetingFlows:
     """The flows of meetings."""
 
     def __init__(self, cluster: Cluster, recording: Recording) -> None:
@@ -76,14 +86,14 @@ class _Sending:
         nodes = ceil((int(self.seats.max()) + 1) / cluster.node.gpus)
         self.network: Network = network_of(cluster, nodes)
         self.rows = {
-            family: {tuple(sorted(row)): at for at, row in enumerate(members_of(self.grid, family).tolist())}
+            family: {tuple(sorted(row)): index for index, row in enumerate(members_of(self.grid, family).tolist())}
             for family in FAMILIES
             if family != Group.WORLD
         }
         self.known: dict[object, FlowSet] = {}
 
     def flows(self, meeting: Meeting) -> FlowSet | None:
-        """None of what moves nothing that is known, or between ranks that are no group."""
+        """Return None for meetings without known traffic, or between ranks that are not a group."""
         size, members = meeting.size_bytes, meeting.members
         if not size or len(members) < 2 or meeting.transfer_s <= 0:
             return None
@@ -105,24 +115,64 @@ class _Sending:
         return self.known[key].of_group(row)
 
 
+class StateResult(msgspec.Struct, frozen=True):
+    step_s: float
+    breakdown_s: dict[str, float]
+    stages: list[dict[str, float]]
+
+
+class ReplayResult(AnalysisResult, frozen=True):
+    """A replayed step with changes, next to the measured step and the replay without changes."""
+
+    step_s: float
+    measured_step_s: float
+    replayed_step_s: float
+    error: float  # of the replay without changes against the measured step, signed
+    changes: list[str]
+    change_s: float
+    work_factor: float  # sequences of a step with the changes, divided by those without
+    speedup: float | None  # work per second with the changes, divided by that without
+    speedup_per_gpu: float | None
+    step_factor: float | None
+    sequences_per_s: dict[str, float | None]
+    layers: dict[str, int | None]
+    tp: int
+    pp: int
+    dp: int
+    gpus: int
+    micro_batches: int
+    configuration: dict[str, Any]
+    breakdown_s: dict[str, float]
+    stages: list[dict[str, float]]
+    before: StateResult
+    measured: StateResult
+    assumptions: list[str]
+    warnings: list[str]
+
+
 @dataclass(frozen=True)
 class ReplayState:
-    """One run of the step and where its time went."""
+    """A played step with the time of its ranks by part."""
 
-    played: Played
+    played: PlayedStep
     parts: tuple[RankParts, ...]
 
     @property
     def step_s(self) -> float:
         return self.played.step_s
 
-    def facts(self) -> dict[str, Any]:
-        return {"step_s": self.step_s, "breakdown_s": breakdown_s(self.parts), "stages": stage_rows(self.parts)}
+    @property
+    def result(self) -> StateResult:
+        return StateResult(self.step_s, mean_parts(self.parts), stage_rows(self.parts))
+
+
+def _state(played: PlayedStep) -> ReplayState:
+    return ReplayState(played, rank_parts(played))
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The run as measured, replayed, and replayed with changes (the same where there are none)."""
+    """The run as measured, replayed, and replayed with changes (the same if there are none)."""
 
     recording: Recording
     changed: Recording
@@ -142,66 +192,50 @@ class Replay:
 
         return render_notebook(replay_view(self.facts()), "replay")
 
+    def facts(self) -> dict[str, Any]:
+        return self.result.facts()
+
     @property
     def error(self) -> float:
-        """Of the replay without changes against the measured step, signed."""
         return self.before.step_s / self.recording.measured_step_s - 1
 
     @property
-    def work_factor(self) -> float:
-        """Sequences of a step with the changes, over those of the run as it was."""
-        return _micro_batches(self.changed) / _micro_batches(self.recording)
-
-    @property
-    def speedup(self) -> float | None:
-        """Work per second with the changes, over that of the run as it was."""
-        return self.work_factor * self.before.step_s / self.after.step_s if self.after.step_s else None
-
-    def _rates(self) -> dict[str, Any]:
-        gpus = self.changed.layout.gpus / self.recording.layout.gpus
-        held = self.recording.facts.get("micro_batch")
-        sequences = {
-            name: _micro_batches(run) * held / state.step_s if isinstance(held, int) and state.step_s else None
-            for name, run, state in (("before", self.recording, self.before), ("after", self.changed, self.after))
-        }
-        return {
-            "work_factor": self.work_factor,
-            "speedup": self.speedup,
-            "speedup_per_gpu": None if self.speedup is None else self.speedup / gpus,
-            "step_factor": self.after.step_s / self.before.step_s if self.before.step_s else None,
-            "sequences_per_s": sequences,
-            "layers": {"before": _layers(self.recording), "after": _layers(self.changed)},
-        }
-
-    def facts(self) -> dict[str, Any]:
-        before, after = self.before.facts(), self.after.facts()
-        layout = self.changed.layout
-        return {
-            "step_s": self.after.step_s,
-            "measured_step_s": self.recording.measured_step_s,
-            "replayed_step_s": self.before.step_s,
-            "error": self.error,
-            "changes": list(self.changes),
-            "change_s": self.after.step_s - self.before.step_s,
-            **self._rates(),
-            "tp": layout.tp,
-            "pp": layout.pp,
-            "dp": layout.dp,
-            "gpus": layout.gpus,
-            "micro_batches": self.changed.micro_batches,
-            "configuration": configuration(self.changed) | {"micro_batches": self.changed.micro_batches},
-            "breakdown_s": after["breakdown_s"],
-            "stages": after["stages"],
-            "before": before,
-            "measured": self.measured.facts(),
-            "assumptions": list(self.changed.assumptions),
-            "warnings": list(self.changed.warnings),
-        }
-
-
-def _micro_batches(recording: Recording) -> int:
-    """Of a step, over all replicas."""
-    return recording.micro_batches * recording.layout.dp
+    def result(self) -> ReplayResult:
+        recording, changed, layout = self.recording, self.changed, self.changed.layout
+        before_s, after_s = self.before.step_s, self.after.step_s
+        batches = {name: run.micro_batches * run.layout.dp for name, run in (("before", recording), ("after", changed))}
+        micro_batch, work_factor = recording.facts.get("micro_batch"), batches["after"] / batches["before"]
+        speedup = work_factor * before_s / after_s if after_s else None
+        after = self.after.result
+        return ReplayResult(
+            step_s=after_s,
+            measured_step_s=recording.measured_step_s,
+            replayed_step_s=before_s,
+            error=self.error,
+            changes=list(self.changes),
+            change_s=after_s - before_s,
+            work_factor=work_factor,
+            speedup=speedup,
+            speedup_per_gpu=None if speedup is None else speedup / (layout.gpus / recording.layout.gpus),
+            step_factor=after_s / before_s if before_s else None,
+            sequences_per_s={
+                name: batches[name] * micro_batch / step_s if isinstance(micro_batch, int) and step_s else None
+                for name, step_s in (("before", before_s), ("after", after_s))
+            },
+            layers={"before": _layers(recording), "after": _layers(changed)},
+            tp=layout.tp,
+            pp=layout.pp,
+            dp=layout.dp,
+            gpus=layout.gpus,
+            micro_batches=changed.micro_batches,
+            configuration=changed.configuration | {"micro_batches": changed.micro_batches},
+            breakdown_s=after.breakdown_s,
+            stages=after.stages,
+            before=self.before.result,
+            measured=self.measured.result,
+            assumptions=list(changed.assumptions),
+            warnings=list(changed.warnings),
+        )
 
 
 def _layers(recording: Recording) -> int | None:
@@ -214,20 +248,15 @@ def replay(
 ) -> Replay:
     """Simulate *recording* as it was, and under *changes* (``K=V`` texts).
 
-    Its communication *shares* the links of a cluster, or has links of its own where none is given.
+    Its communication *shares* the links of a cluster if one is given.
     """
     changed = apply_changes(recording, changes, around)
-    if changes and not recording.whole:
+    if changes and not recording.is_complete:
         changed = assuming(changed, "time spent with ranks that were not given stays as it was recorded")
-    run: Callable[[Recording], Played] = play
+    run: Callable[[Recording], PlayedStep] = play
     if shares is not None:
         run = partial(play_shared, cluster=shares)
-        changed = assuming(changed, f"engine fluid: what meets at once shares the links of {shares.name}")
-    as_was = run(recording)
-    before = ReplayState(as_was, rank_parts(as_was))
-    after = before
-    if changes:
-        then = run(changed)
-        after = ReplayState(then, rank_parts(then))
-    as_measured = measured(recording)
-    return Replay(recording, changed, tuple(changes), ReplayState(as_measured, rank_parts(as_measured)), before, after)
+        changed = assuming(changed, f"engine fluid: concurrent communication shares the links of {shares.name}")
+    before = _state(run(recording))
+    after = _state(run(changed)) if changes else before
+    return Replay(recording, changed, tuple(changes), _state(measured(recording)), before, after)

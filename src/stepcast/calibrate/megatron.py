@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import Any
 
-from stepcast.analyze.changes import bus_factor
-from stepcast.analyze.megatron.analysis import MegatronAnalysis
-from stepcast.analyze.megatron.meetings import MeetingTraffic
-from stepcast.analyze.recording import BlockKind, TimePart
+from stepcast.analyze.megatron.analysis import MeetingTraffic, MegatronAnalysis
+from stepcast.analyze.recording import BlockKind
+from stepcast.analyze.result import bus_factor
 from stepcast.calibrate.megatron_points import ComputePoint, FactorFit, RunPoints, compute_points, fit_factor
 from stepcast.cost.calibration import Correction
 from stepcast.cost.collectives.sweep import reached_busbw
@@ -271,7 +270,7 @@ def _constant(title: str, value: float, text: str, points: int, known: str) -> F
 def _link_constants(runs: Iterable[MegatronAnalysis], cluster: str | None) -> tuple[dict[str, Facts], list[str]]:
     constants: dict[str, Facts] = {}
     warnings: list[str] = []
-    measured = by_group([point for one in runs for point in link_points(one.traffic)])
+    measured = by_group([point for one in runs for point in link_points(one.result.communication)])
     for group, points in measured.items():
         fitted = fit_link(points)
         constants |= _link(fitted)
@@ -327,7 +326,7 @@ def _link(fitted: LinkFit) -> dict[str, Facts]:
 
 def _fixed(runs: Iterable[MegatronAnalysis]) -> dict[str, Facts]:
     """Time per step in which a rank neither computes nor communicates nor waits."""
-    seconds = [mean(parts.parts_s[TimePart.HOST] for parts in one.parts) for one in runs]
+    seconds = [mean(rank.breakdown_s["host"] for rank in one.result.rank_times) for one in runs]
     known = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
     value = median(seconds)
     return {"fixed_step_s": _constant("fixed step overhead (host)", value, format_seconds(value), len(seconds), known)}
@@ -359,7 +358,7 @@ def _warnings(runs: Mapping[str, MegatronAnalysis], found: Sequence[RunPoints]) 
     texts = [text for run in found for text in run.warnings]
     for source, one in runs.items():
         name = os.path.basename(source.rstrip("/"))
-        for slow in one.stragglers:
+        for slow in one.result.stragglers:
             texts.append(f"{name}: rank {slow.rank} is {slow.factor:.2f} times as slow and left out")
     if all(one.recording.micro_batches <= 1 for one in runs.values()):
         texts.append("one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch")

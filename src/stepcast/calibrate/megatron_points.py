@@ -81,7 +81,7 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
         for (stage, phase), seconds in measured.items()
     ]
     classes = {work_class(work) for stage in workload.stages for work in _works(stage.body_layers(), Phase)}
-    return RunPoints(tuple(points), tuple(sorted(classes)), tuple(assumptions), tuple(analysis.warnings))
+    return RunPoints(tuple(points), tuple(sorted(classes)), tuple(assumptions), tuple(analysis.result.warnings))
 
 
 def _check_model(model: Model, facts: Mapping[str, Any], source: str) -> None:
@@ -144,7 +144,7 @@ def _measured(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:
     Stages that lack a phase are left out: their trace is cut.
     """
     recording = analysis.recording
-    slow = {one.rank for one in analysis.stragglers}
+    slow = {one.rank for one in analysis.result.stragglers}
     listed: dict[tuple[int, BlockKind], list[float]] = {}
     for record in recording.ranks:
         for phase in PHASES:

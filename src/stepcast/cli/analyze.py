@@ -17,8 +17,7 @@ from stepcast.ir.timeline import Timeline
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
-    from stepcast.analyze.megatron.analysis import BusBandwidth
-    from stepcast.analyze.megatron.meetings import MeetingTraffic
+    from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic
     from stepcast.inputs.source import Source
     from stepcast.views.view import View
 

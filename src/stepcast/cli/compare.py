@@ -14,7 +14,7 @@ from stepcast.ir.facts import find_doubts
 from stepcast.ir.limits import RESULT
 
 if TYPE_CHECKING:
-    from stepcast.analyze.play import Played
+    from stepcast.analyze.play import PlayedStep
     from stepcast.ir.facts import ComparisonFacts
     from stepcast.views.view import View
 
@@ -128,7 +128,7 @@ def _write(args: argparse.Namespace, path: str) -> None:
     write_trace(timeline_of(labelled), path)
 
 
-def _played(path: str) -> "Played":
+def _played(path: str) -> "PlayedStep":
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.play import measured
 

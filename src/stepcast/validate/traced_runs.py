@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.analyze.durations import from_durations
+from stepcast.analyze.changes import reschedule
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.play import play
+from stepcast.analyze.play import from_durations, play
 from stepcast.analyze.recording import Recording
-from stepcast.analyze.whatif import reschedule
 from stepcast.hardware import load_cluster
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.optimus_log import LOG_END, find_gpustat, read_gpustat, read_logs
@@ -45,7 +44,7 @@ def measure_megatron_traces(folder: str) -> Measurements:
         recording = _recording(path)
         row = _row(path, recording, from_durations(recording))
         figured["as recorded"].append(_row(path, recording, recording))
-        if recording.whole:
+        if recording.is_complete:
             again = reschedule(recording, recording.micro_batches)
             figured["laid out anew"].append(_row(path, recording, again))
         return row

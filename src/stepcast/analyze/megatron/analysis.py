@@ -1,14 +1,15 @@
-"""Where the time of a measured Megatron-LM step went, who waited for whom, and who is slow."""
+"""A measured Megatron-LM step: time by part, communication, waits, stragglers and the critical path."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import mean
+from dataclasses import dataclass
+from statistics import mean, median
 from typing import Any
 
+import msgspec
+
 from stepcast.analyze.changes import heal_rank
-from stepcast.analyze.durations import at_shortest
 from stepcast.analyze.megatron.events import TraceOperation, operations_of
-from stepcast.analyze.megatron.meetings import MeetingTraffic, traffic_of
+from stepcast.analyze.megatron.meetings import NOISE_S, OVERLAP_FACTOR, plain_name
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.megatron.stragglers import (
     ExpertLoad,
@@ -18,36 +19,113 @@ from stepcast.analyze.megatron.stragglers import (
     find_stragglers,
     stage_layers,
 )
-from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
-from stepcast.analyze.play import PathStep, critical_steps, measured, play
-from stepcast.analyze.recording import Join, RankRecord, Recording, TimePart, configuration
+from stepcast.analyze.play import (
+    RankParts,
+    at_shortest,
+    critical_steps,
+    mean_parts,
+    measured,
+    play,
+    rank_parts,
+    stage_rows,
+)
+from stepcast.analyze.recording import Recording, TimePart
+from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
+from stepcast.ir.ranks import members
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds
 
-# Work that is less of a rank than this is left out of what is said about it.
-SMALL_SHARE = 0.05
+SHORTEST_S = 2e-5  # traces have hundredths of a millisecond: a time of one or two of them gives no rate
+
+
+class MeetingTraffic(msgspec.Struct, frozen=True):
+    """All collectives of one name and size within one operation, or all messages of one direction."""
+
+    operation: str
+    name: str
+    kind: str
+    group: str
+    size_bytes: int | None  # if ranks contribute different sizes: the largest, mean over the collectives
+    ranks: int  # in one set of the group
+    count: int  # per rank that takes part
+    total_s: float  # per rank that takes part, with waiting
+    shortest_s: float
+    transfer_s: float | None  # median from the last arrival on; None if peers were not given
+    overlapped: bool  # with computation, so that its time is not that of a transfer
+    busbw_bytes_per_s: float | None = None
+    cluster_busbw_bytes_per_s: float | None = None
+
+
 BusBandwidth = Callable[[MeetingTraffic], float | None]
-"""What a cluster reaches for the same communication, bytes per second."""
+"""Return the bus bandwidth that a cluster reaches for the same communication, in bytes per second."""
+
+
+class RankBreakdown(msgspec.Struct, frozen=True):
+    rank: int
+    stage: int
+    span_s: float
+    operations_s: dict[str, float]
+    inside_operations_s: dict[str, dict[str, float]]  # communication by operation and group
+    gaps_s: float
+    breakdown_s: dict[str, float]
+    waits_s: dict[str, float]  # by group
+    waits_for_s: dict[str, float]  # by rank
+
+
+class PathOperation(msgspec.Struct, frozen=True):
+    """An operation of the critical path."""
+
+    ranks: list[int]
+    operation: str
+    micro_batch: int | None
+    start_s: float
+    duration_s: float
+
+
+class MegatronResult(AnalysisResult, frozen=True):
+    """A measured step; times without a rank are means over the ranks."""
+
+    kind: str
+    step_s: float
+    ranks: list[int]
+    tp: int
+    dp: int
+    pp: int
+    ep: int
+    gpus: int
+    configuration: dict[str, Any]
+    configuration_basis: Any
+    operations_s: dict[str, float]
+    gaps_s: float
+    bubble_s: float
+    bubble_share: float
+    exposed_comm_s: float
+    breakdown_s: dict[str, float]
+    waits_s: dict[str, float]
+    communication_s: dict[str, dict[str, float]]
+    communication: list[MeetingTraffic]
+    layers: list[StageLayers]
+    stages: list[dict[str, float]]
+    imbalance: float  # how much longer the busiest stage computes than the mean stage, as a share
+    expert_imbalance: list[ExpertLoad]
+    rank_times: list[RankBreakdown]
+    stragglers: list[Straggler]
+    straggler_cost_s: float | None
+    critical_path: list[PathOperation]
+    critical_path_s: float | None  # the longest chain of durations alone; None if ranks are missing
+    warnings: list[str]
 
 
 @dataclass(frozen=True)
 class MegatronAnalysis:
+    """A recording with the result of its analysis."""
+
     recording: Recording
-    operations: Mapping[int, list[TraceOperation]]
-    parts: tuple[RankParts, ...]
-    layers: tuple[StageLayers, ...]
-    traffic: tuple[MeetingTraffic, ...]
-    stragglers: tuple[Straggler, ...]
-    expert_loads: tuple[ExpertLoad, ...]
-    critical_path: tuple[PathStep, ...]
-    critical_path_s: float | None  # the longest chain of durations alone; None where ranks are missing
-    warnings: tuple[str, ...]
-    straggler_cost_s: float | None = None
+    result: MegatronResult
 
     def __repr__(self) -> str:
         ranks, gpus = len(self.recording.ranks), self.recording.layout.gpus
-        step = format_seconds(self.recording.measured_step_s)
-        return f"MegatronAnalysis({ranks} of {gpus} ranks, {step} a step)"
+        return f"MegatronAnalysis({ranks} of {gpus} ranks, {format_seconds(self.result.step_s)} a step)"
 
     def _repr_html_(self) -> str:
         from stepcast.views.html import render_notebook
@@ -55,131 +133,127 @@ class MegatronAnalysis:
 
         return render_notebook(megatron_view(self.facts()), "analysis")
 
-    @property
-    def alone(self) -> bool:
-        """One rank of a run of several: nothing can be matched."""
-        return len(self.recording.ranks) == 1 and self.recording.layout.gpus > 1
-
-    @property
-    def bubble_s(self) -> float:
-        """Mean over the ranks of the time spent waiting for other stages. Of one rank alone: its receives."""
-        if self.alone:
-            (listed,) = self.operations.values()
-            return sum(one.duration_s for one in listed if one.name.startswith("recv_"))
-        return mean(one.bubble_s for one in self.parts)
-
-    @property
-    def exposed_comm_s(self) -> float:
-        """Mean over the ranks of communication in which nothing was computed, waiting left out."""
-        return mean(sum(one.exposed_s.values()) for one in self.parts)
-
     def facts(self) -> dict[str, Any]:
-        recording = self.recording
-        return {
-            "kind": "megatron run",
-            "step_s": recording.measured_step_s,
-            "ranks": [record.rank for record in recording.ranks],
-            **_layout_facts(recording),
-            "operations_s": self._operations_s(),
-            "gaps_s": mean(_gaps_s(listed) for listed in self.operations.values()),
-            "bubble_s": self.bubble_s,
-            "bubble_share": self.bubble_s / recording.measured_step_s if recording.measured_step_s else 0.0,
-            "exposed_comm_s": self.exposed_comm_s,
-            "breakdown_s": breakdown_s(self.parts),
-            "waits_s": _means([one.waits_s for one in self.parts]),
-            "communication_s": self._communication_s(),
-            "communication": [one.facts() for one in self.traffic],
-            "layers": [one.facts() for one in self.layers],
-            "stages": stage_rows(self.parts),
-            "imbalance": self._imbalance(),
-            "expert_imbalance": [one.facts() for one in self.expert_loads],
-            "rank_times": [self._rank_facts(one) for one in self.parts],
-            "stragglers": [_straggler_facts(one, self.recording) for one in self.stragglers],
-            "straggler_cost_s": self.straggler_cost_s,
-            "critical_path": [_step_facts(one) for one in self.critical_path],
-            "critical_path_s": self.critical_path_s,
-            "warnings": list(self.warnings),
-        }
-
-    def _operations_s(self) -> dict[str, float]:
-        """Mean over the ranks given, so that operations and gaps sum to the mean span of a rank."""
-        totals: dict[str, float] = {}
-        for listed in self.operations.values():
-            for operation in listed:
-                totals[operation.name] = totals.get(operation.name, 0.0) + operation.duration_s
-        count = len(self.operations)
-        ordered = sorted(totals.items(), key=lambda pair: -pair[1])
-        return {name: total_s / count for name, total_s in ordered}
-
-    def _communication_s(self) -> dict[str, dict[str, float]]:
-        exposed = _means([one.exposed_s for one in self.parts])
-        hidden = _means([one.overlapped_s for one in self.parts])
-        return {
-            group: {
-                "total": exposed.get(group, 0.0) + hidden.get(group, 0.0),
-                "exposed": exposed.get(group, 0.0),
-                "overlapped": hidden.get(group, 0.0),
-            }
-            for group in sorted({*exposed, *hidden})
-        }
-
-    def _imbalance(self) -> float:
-        """How much longer the busiest stage computes than the mean stage, as a share."""
-        busy = [float(row[f"{TimePart.COMPUTE}_s"]) for row in stage_rows(self.parts)]
-        return max(busy) / mean(busy) - 1 if mean(busy) else 0.0
-
-    def _rank_facts(self, parts: RankParts) -> dict[str, Any]:
-        listed = self.operations[parts.rank]
-        inside: dict[str, dict[str, float]] = {}
-        totals: dict[str, float] = {}
-        for operation in listed:
-            totals[operation.name] = totals.get(operation.name, 0.0) + operation.duration_s
-            for event in operation.parts:
-                groups = inside.setdefault(operation.name, {})
-                groups[event.group] = groups.get(event.group, 0.0) + event.end_s - event.start_s
-        return {
-            "rank": parts.rank,
-            "stage": parts.stage,
-            "span_s": listed[-1].end_s - listed[0].start_s,
-            "operations_s": totals,
-            "inside_operations_s": inside,
-            "gaps_s": _gaps_s(listed),
-            "breakdown_s": {str(part): seconds for part, seconds in parts.parts_s.items()},
-            "waits_s": parts.waits_s,
-            "waits_for_s": {str(rank): seconds for rank, seconds in parts.waits_for_s.items()},
-        }
+        return self.result.facts()
 
 
 def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> MegatronAnalysis:
     """Explain *timeline*; *busbw* says what a cluster should reach."""
     recording = record_megatron(timeline)
-    operations = operations_of(timeline, recording.layout)
+    layout, step_s = recording.layout, recording.measured_step_s
+    operations = operations_of(timeline, layout)
     parts = rank_parts(measured(recording))
-    traffic = traffic_of(operations, recording)
-    if busbw is not None:
-        traffic = tuple(one.priced(busbw(one)) for one in traffic)
-    analysis = MegatronAnalysis(
-        recording=recording,
-        operations=operations,
-        parts=parts,
+    alone = len(recording.ranks) == 1 and layout.gpus > 1  # nothing can be matched
+    # On one rank alone, waiting for other stages is the time in receives.
+    receives = [operation for operation in operations[parts[0].rank] if operation.name.startswith("recv_")]
+    bubble_s = sum(each.duration_s for each in receives) if alone else mean(rank.bubble_s for rank in parts)
+    stragglers = [] if alone else find_stragglers(recording, parts)
+    rank_times = [_rank_breakdown(rank, operations[rank.rank]) for rank in parts]
+    stages = stage_rows(parts)
+    compute_s = [stage[f"{TimePart.COMPUTE}_s"] for stage in stages]
+    result = MegatronResult(
+        kind="megatron run",
+        step_s=step_s,
+        ranks=[record.rank for record in recording.ranks],
+        tp=layout.tp,
+        dp=layout.dp,
+        pp=layout.pp,
+        ep=layout.ep,
+        gpus=layout.gpus,
+        configuration=recording.configuration,
+        configuration_basis=recording.facts.get("basis", {}),
+        operations_s=_mean_operations(operations),
+        gaps_s=mean(rank.gaps_s for rank in rank_times),
+        bubble_s=bubble_s,
+        bubble_share=bubble_s / step_s if step_s else 0.0,
+        exposed_comm_s=mean(sum(rank.exposed_s.values()) for rank in parts),
+        breakdown_s=mean_parts(parts),
+        waits_s=_means([rank.waits_s for rank in parts]),
+        communication_s=_exposure(parts),
+        communication=_find_traffic(operations, recording, busbw),
         layers=stage_layers(operations, recording),
-        traffic=traffic,
-        stragglers=find_stragglers(recording, parts),
-        expert_loads=expert_loads(operations, parts, recording.layout),
-        critical_path=critical_steps(recording),
-        critical_path_s=play(at_shortest(recording)).step_s,
-        warnings=(),
+        stages=stages,
+        imbalance=max(compute_s) / mean(compute_s) - 1 if mean(compute_s) else 0.0,
+        expert_imbalance=expert_loads(operations, parts, layout),
+        rank_times=rank_times,
+        stragglers=stragglers,
+        straggler_cost_s=_straggler_cost_s(recording, [straggler.rank for straggler in stragglers]),
+        critical_path=[] if alone else _critical_path(recording),
+        critical_path_s=None if alone else play(at_shortest(recording)).step_s,
+        warnings=_warnings(recording, alone),
     )
-    if analysis.alone:
-        analysis = replace(analysis, stragglers=(), critical_path=(), critical_path_s=None)
-    cost_s = _straggler_cost_s(recording, [one.rank for one in analysis.stragglers])
-    return replace(analysis, straggler_cost_s=cost_s, warnings=tuple(_warnings(analysis)))
+    return MegatronAnalysis(recording, result)
+
+
+def _mean_operations(operations: Mapping[int, list[TraceOperation]]) -> dict[str, float]:
+    """Return the mean over the given ranks, so that operations and gaps sum to the mean span of a rank."""
+    totals = _sum_operations([operation for listed in operations.values() for operation in listed])
+    ordered = sorted(totals.items(), key=lambda pair: -pair[1])
+    return {name: total_s / len(operations) for name, total_s in ordered}
+
+
+def _sum_operations(operations: Sequence[TraceOperation]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for operation in operations:
+        totals[operation.name] = totals.get(operation.name, 0.0) + operation.duration_s
+    return totals
+
+
+def _means(tables: list[dict[str, float]]) -> dict[str, float]:
+    keys = sorted({key for table in tables for key in table})
+    return {key: sum(table.get(key, 0.0) for table in tables) / len(tables) for key in keys}
+
+
+def _exposure(parts: Sequence[RankParts]) -> dict[str, dict[str, float]]:
+    exposed = _means([rank.exposed_s for rank in parts])
+    overlapped = _means([rank.overlapped_s for rank in parts])
+    return {
+        group: {
+            "total": exposed.get(group, 0.0) + overlapped.get(group, 0.0),
+            "exposed": exposed.get(group, 0.0),
+            "overlapped": overlapped.get(group, 0.0),
+        }
+        for group in sorted({*exposed, *overlapped})
+    }
+
+
+def _rank_breakdown(parts: RankParts, operations: Sequence[TraceOperation]) -> RankBreakdown:
+    inside: dict[str, dict[str, float]] = {}
+    for operation in operations:
+        for event in operation.parts:
+            groups = inside.setdefault(operation.name, {})
+            groups[event.group] = groups.get(event.group, 0.0) + event.end_s - event.start_s
+    span_s = operations[-1].end_s - operations[0].start_s
+    return RankBreakdown(
+        rank=parts.rank,
+        stage=parts.stage,
+        span_s=span_s,
+        operations_s=_sum_operations(operations),
+        inside_operations_s=inside,
+        gaps_s=max(0.0, span_s - sum(operation.duration_s for operation in operations)),
+        breakdown_s={str(part): seconds for part, seconds in parts.parts_s.items()},
+        waits_s=parts.waits_s,
+        waits_for_s={str(rank): seconds for rank, seconds in parts.waits_for_s.items()},
+    )
+
+
+def _critical_path(recording: Recording) -> list[PathOperation]:
+    return [
+        PathOperation(
+            list(step.ranks),
+            step.operation,
+            None if step.micro_batch < 0 else step.micro_batch,
+            step.start_s,
+            step.duration_s,
+        )
+        for step in critical_steps(recording)
+    ]
 
 
 def _straggler_cost_s(recording: Recording, slow: Sequence[int]) -> float | None:
     """Return how much shorter the replayed step is with all *slow* ranks at the pace of their peers.
 
-    None where no healthy rank does the same work.
+    None if no healthy rank does the same work.
     """
     if not slow:
         return 0.0
@@ -192,117 +266,98 @@ def _straggler_cost_s(recording: Recording, slow: Sequence[int]) -> float | None
     return max(0.0, play(recording).step_s - play(healed).step_s)
 
 
-def _warnings(analysis: MegatronAnalysis) -> list[str]:
-    recording = analysis.recording
-    reader = [text for text in recording.warnings if not text.startswith("only ")]
-    missing = recording.layout.gpus - len(recording.ranks)
-    if not missing:
-        return reader
-    if analysis.alone:
-        rank = recording.ranks[0].rank
-        return [
-            *reader,
-            f"only rank {rank} of {recording.layout.gpus} was given: one rank cannot separate a slow GPU "
+def _warnings(recording: Recording, alone: bool) -> list[str]:
+    warnings = [text for text in recording.warnings if not text.startswith("only ")]
+    gpus, given = recording.layout.gpus, {record.rank for record in recording.ranks}
+    if alone:
+        warnings.append(
+            f"only rank {recording.ranks[0].rank} of {gpus} was given: one rank cannot separate a slow GPU "
             "from slow work (no other rank runs the same operations to compare with), nor waiting from "
             "transferring (when its peers arrived is not known: times of receives, all-reduces and the "
             "optimizer contain both), so bubble_s is the time in receives, exposed_comm_s contains waits, "
-            "and stragglers and the critical path are not told; give the traces of all ranks",
-        ]
-    absent = sorted(set(range(recording.layout.gpus)) - {record.rank for record in recording.ranks})
-    listed = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+            "and stragglers and the critical path are not reported; give the traces of all ranks"
+        )
+    elif missing := sorted(set(range(gpus)) - given):
+        warnings.append(
+            f"{len(missing)} of {gpus} ranks are missing ({list_ranks(missing)}): communication with them keeps "
+            "its waiting time, a slow rank among them cannot be named, and the critical path may run through "
+            "them"
+        )
+    return warnings
+
+
+def _find_traffic(
+    operations: Mapping[int, list[TraceOperation]], recording: Recording, busbw: BusBandwidth | None
+) -> list[MeetingTraffic]:
+    """Return every kind of communication, the longest first."""
+    transfers_s: dict[tuple[str, str, int | None], list[float]] = {}
+    overlapped: set[tuple[str, str, int | None]] = set()
+    for meeting in recording.meetings:
+        key = (meeting.name, meeting.group, None if meeting.uneven else meeting.size_bytes)
+        transfers_s.setdefault(key, []).append(meeting.transfer_s)
+        if meeting.overlapped:
+            overlapped.add(key)
+    times_of: dict[tuple[str, str, str, str, int | None], dict[int, list[float]]] = {}
+    uneven_bytes: dict[tuple[str, str, str, str, int | None], list[int]] = {}
+    for rank, listed in operations.items():
+        for operation in listed:
+            for event in operation.all_events:
+                if event.kind == "sync":
+                    continue
+                size_bytes = None if event.uneven else event.size_bytes
+                site = (operation.name, plain_name(event), event.kind, event.group, size_bytes)
+                if event.uneven and event.size_bytes is not None:
+                    uneven_bytes.setdefault(site, []).append(event.size_bytes)
+                times_of.setdefault(site, {}).setdefault(rank, []).append(event.duration_s)
+    rows = []
+    for site, by_rank in times_of.items():
+        operation_name, name, kind, group, size_bytes = site
+        times_s = [time_s for listed_s in by_rank.values() for time_s in listed_s]
+        transfers = transfers_s.get((name, group, size_bytes))
+        sizes = uneven_bytes.get(site)
+        rows.append(
+            MeetingTraffic(
+                operation_name,
+                name,
+                kind,
+                group,
+                round(mean(sizes)) if sizes else size_bytes,
+                2 if kind == "message" else len(members(next(iter(by_rank)), group, recording.layout)),
+                round(len(times_s) / len(by_rank)),
+                sum(times_s) / len(by_rank),
+                min((time_s for time_s in times_s if time_s > 0), default=0.0),
+                median(transfers) if transfers else None,
+                (name, group, size_bytes) in overlapped or name.endswith("_async"),
+            )
+        )
+    rows = [_add_rates(row, busbw) for row in _mark_overlapped(rows)]
+    return sorted(rows, key=lambda row: -row.total_s)
+
+
+def _mark_overlapped(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
+    """Mark collectives that never come near the time of their size elsewhere, also without peers."""
+    fastest: dict[tuple[str, str, int | None], float] = {}
+    for row in rows:
+        key = (row.kind, row.group, row.size_bytes)
+        fastest[key] = min(fastest.get(key, row.shortest_s), row.shortest_s)
     return [
-        *reader,
-        f"{missing} of {recording.layout.gpus} ranks are missing ({listed}): communication with them keeps "
-        "its waiting time, a slow rank among them cannot be named, and the critical path may run through "
-        "them",
+        msgspec.structs.replace(row, overlapped=True)
+        if row.kind != "message"
+        and row.name != row.operation
+        and row.shortest_s > OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + NOISE_S
+        else row
+        for row in rows
     ]
 
 
-def _layout_facts(recording: Recording) -> dict[str, Any]:
-    layout = recording.layout
-    return {
-        "tp": layout.tp,
-        "dp": layout.dp,
-        "pp": layout.pp,
-        "ep": layout.ep,
-        "gpus": layout.gpus,
-        "configuration": configuration(recording),
-        "configuration_basis": recording.facts.get("basis", {}),
-    }
+def _add_rates(row: MeetingTraffic, busbw: BusBandwidth | None) -> MeetingTraffic:
+    """Add the bandwidth of the median transfer; without peers that of the shortest, since the others also waited.
 
-
-def _gaps_s(operations: list[TraceOperation]) -> float:
-    """Time between operations: launching, logging, the host."""
-    span_s = operations[-1].end_s - operations[0].start_s
-    return max(0.0, span_s - sum(one.duration_s for one in operations))
-
-
-def _means(tables: list[dict[str, float]]) -> dict[str, float]:
-    keys = sorted({key for one in tables for key in one})
-    return {key: sum(one.get(key, 0.0) for one in tables) / len(tables) for key in keys}
-
-
-def _step_facts(step: PathStep) -> dict[str, Any]:
-    return {
-        "ranks": list(step.ranks),
-        "operation": step.operation,
-        "micro_batch": None if step.micro_batch < 0 else step.micro_batch,
-        "start_s": step.start_s,
-        "duration_s": step.duration_s,
-    }
-
-
-def _straggler_facts(one: Straggler, recording: Recording) -> dict[str, Any]:
-    return {
-        "rank": one.rank,
-        "factor": one.factor,
-        "own_s": one.own_s,
-        "reference_s": one.reference_s,
-        "operations": {
-            name: {"own_s": own_s, "reference_s": reference_s}
-            for name, (own_s, reference_s) in one.operations().items()
-        },
-        "shared_operations": {
-            name: {"own_s": own_s, "reference_s": reference_s}
-            for name, (own_s, reference_s) in one.shared_operations().items()
-        },
-        "waits_caused_s": {str(rank): seconds for rank, seconds in one.waits_caused_s},
-        "evidence": evidence(one, recording),
-    }
-
-
-def evidence(one: Straggler, recording: Recording) -> list[str]:
-    """Why *one* is called slow, in sentences."""
-    texts = []
-    operations = one.shared_operations() or one.operations()
-    for name, (own_s, reference_s) in operations.items():
-        if reference_s > SMALL_SHARE * one.reference_s:
-            texts.append(
-                f"{name} without communication takes rank {one.rank} {own_s * 1e3:.0f} ms where other ranks "
-                f"need {reference_s * 1e3:.0f} ms for the same work ({own_s / reference_s:.2f}x)"
-            )
-    mine = recording.record_of(one.rank)
-    stage_of = {record.rank: record.stage for record in recording.ranks}
-    near = [pair for pair in one.waits_caused_s if stage_of[pair[0]] == mine.stage]
-    for rank, seconds in (near or list(one.waits_caused_s))[:2]:
-        text = f"rank {rank} waits {seconds * 1e3:.0f} ms for it"
-        theirs = _stays_s(recording.record_of(rank))
-        role = max(theirs, key=lambda role: theirs[role][0], default="")
-        if role in _stays_s(mine):
-            (own_s, _), (their_s, count) = _stays_s(mine)[role], theirs[role]
-            text += (
-                f": it stays {their_s * 1e3:.0f} ms in {count} collectives ({role}), rank {one.rank} "
-                f"{own_s * 1e3:.0f} ms"
-            )
-        texts.append(text)
-    return texts
-
-
-def _stays_s(record: RankRecord) -> dict[str, tuple[float, int]]:
-    """By role: time in collectives that hide no work, and how many."""
-    stays: dict[str, tuple[float, int]] = {}
-    for piece in record.pieces():
-        if isinstance(piece, Join) and piece.part in (TimePart.TP, TimePart.DP, TimePart.EP) and not piece.own_s:
-            total_s, count = stays.get(piece.role, (0.0, 0))
-            stays[piece.role] = total_s + piece.end_s - piece.start_s, count + 1
-    return stays
+    None if nothing passes a link, work overlaps, or waiting cannot be told from transferring.
+    """
+    rate, seconds = None, row.transfer_s if row.transfer_s is not None else row.shortest_s
+    is_timed = seconds >= SHORTEST_S and (row.transfer_s is not None or row.count >= 2)
+    if row.size_bytes and row.ranks >= 2 and not row.overlapped and is_timed:
+        rate = row.size_bytes * bus_factor(row.kind, row.ranks) / seconds
+    cluster_rate = busbw(row) if busbw is not None else None
+    return msgspec.structs.replace(row, busbw_bytes_per_s=rate, cluster_busbw_bytes_per_s=cluster_rate)

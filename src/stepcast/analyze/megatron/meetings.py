@@ -1,29 +1,29 @@
-"""The meetings of a Megatron-LM run: when they really began, what they took, and the work they hide."""
+"""The meetings of a Megatron-LM run on one clock: when they began, their transfer times and overlapped work.
+
+Hosts count time from their own start; matched communication relates their clocks. Nobody leaves a meeting before
+everybody has come: with true time = own time + offset, each pair of members gives
+end_i + offset_i >= start_j + offset_j and the same with i and j exchanged. These bound the difference of two offsets
+from both sides; within the bounds the ends of a meeting, which nearly coincide, determine it.
+"""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import mean, median
+from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
-from stepcast.analyze.changes import bus_factor
-from stepcast.analyze.clocks import SAME_CLOCK_S
-from stepcast.analyze.megatron.events import Key, RankEvent, TraceOperation
-from stepcast.analyze.recording import Meeting, Recording
-from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import members
+from stepcast.analyze.megatron.events import Key, RankEvent
+from stepcast.analyze.recording import Meeting
 
-# A member may seem to leave this much before the last one came: launch delays on both clocks.
-NOISE_S = 1e-4
-# A collective that never comes near the time its size takes elsewhere has computation beside it.
-OVERLAP_FACTOR = 1.5
-# Whoever arrives within this share of its stay came last, or together with the last.
-LAST_SHARE = 0.1
+# Host clocks differ by the uptime of their machines. Anything below this is the delay of a launch.
+SAME_CLOCK_S = 5e-3
+NOISE_S = 1e-4  # a member may seem to leave this much before the last one came: launch delays
+OVERLAP_FACTOR = 1.5  # a collective that always takes longer than this elsewhere overlaps computation
+LAST_SHARE = 0.1  # who arrives within this share of its stay came last
 PART_KEY_LENGTH = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """How a rank takes part in a meeting."""
+class MeetingMember(NamedTuple):
+    """The participation of a rank in a meeting."""
 
     meeting: int
     waits: bool
@@ -31,39 +31,39 @@ class Member:
 
 
 class MeetingTable:
-    """Every meeting, and how each event takes part in it."""
+    """Every meeting, and the participation of each event in it."""
 
     def __init__(self, matched_events: Mapping[Key, list[RankEvent]]) -> None:
         self.meetings: list[Meeting] = []
         self.impossible = 0
-        self._member: dict[int, Member] = {}
+        self._member: dict[int, MeetingMember] = {}
         shortest_s = _shortest_transfers(matched_events)
         alone_s = _overlapped(matched_events, shortest_s)
         own_s = _own_work_s(matched_events, alone_s)
-        for events in sorted(matched_events.values(), key=lambda events: max(one.start_s for one in events)):
-            if not _possible(events):
+        for events in sorted(matched_events.values(), key=lambda events: max(event.start_s for event in events)):
+            if not _is_possible(events):
                 self.impossible += events[0].kind != "sync"
                 continue
             number = len(self.meetings)
-            meeting = _meeting(events, alone_s.get(_family(events[0])))
+            meeting = _meeting(events, alone_s.get(_call_site(events[0])))
             self.meetings.append(meeting)
             for event in events:
                 waits = not (event.is_source and event.end_s < meeting.start_s - NOISE_S)
-                self._member[id(event)] = Member(number, waits, own_s.get(id(event), 0.0))
+                self._member[id(event)] = MeetingMember(number, waits, own_s.get(id(event), 0.0))
 
-    def member(self, event: RankEvent) -> Member | None:
+    def member(self, event: RankEvent) -> MeetingMember | None:
         return self._member.get(id(event))
 
 
-def _possible(events: Sequence[RankEvent]) -> bool:
-    """Whether nobody left before everybody came. An optimizer that does not clip gradients does not meet."""
+def _is_possible(events: Sequence[RankEvent]) -> bool:
+    """Return True if nobody left before everybody came; optimizers that do not clip gradients do not meet."""
     noise_s = 0.0 if events[0].kind == "sync" else SAME_CLOCK_S
     last_s = max(event.start_s for event in events)
     return all(event.end_s >= last_s - noise_s for event in events if not event.is_source)
 
 
-class Family(NamedTuple):
-    """Collectives of the same call in the code; two in a layer (attention, MLP) alternate."""
+class CallSite(NamedTuple):
+    """A collective call in the code; two in a layer (attention, MLP) alternate."""
 
     operation: Hashable
     name: str
@@ -71,92 +71,95 @@ class Family(NamedTuple):
     size: tuple[str, str, int | None]
 
 
-def _family(event: RankEvent) -> Family:
+def _call_site(event: RankEvent) -> CallSite:
     number = event.key[-1]
     turn = number % 2 if isinstance(number, int) else 0
-    return Family(event.key[2], event.name, turn, (event.kind, event.group, event.size_bytes))
+    return CallSite(event.key[2], event.name, turn, (event.kind, event.group, event.size_bytes))
 
 
 def _span(events: Sequence[RankEvent]) -> tuple[float, float]:
-    """The last arrival, and the first end of those who waited for it."""
+    """Return the last arrival, and the first end of those who waited for it."""
     start_s = max(event.start_s for event in events)
     ends_s = [event.end_s for event in events if not (event.is_source and event.end_s < start_s - NOISE_S)]
     return start_s, max([start_s, min(ends_s, default=start_s)])
 
 
 def _is_part(event: RankEvent) -> bool:
-    """Whether the event lies within an operation; an operation that is a collective hides no work."""
+    """Return True if the event is within an operation; an operation that is a collective overlaps no work."""
     return len(event.key) == PART_KEY_LENGTH
 
 
-def _shortest_transfers(matched_events: Mapping[Key, list[RankEvent]]) -> dict[Family, float]:
-    """The shortest time of each family of collectives within operations."""
-    shortest_s: dict[Family, float] = {}
+def _shortest_transfers(matched_events: Mapping[Key, list[RankEvent]]) -> dict[CallSite, float]:
+    """Return the shortest time of each call within operations."""
+    shortest_s: dict[CallSite, float] = {}
     for events in matched_events.values():
         start_s, end_s = _span(events)
-        # A transfer of no time at all is noise of two clocks.
+        # A transfer without any time is noise of two clocks.
         if _is_part(events[0]) and end_s > start_s:
-            family = _family(events[0])
-            shortest_s[family] = min(shortest_s.get(family, end_s - start_s), end_s - start_s)
+            site = _call_site(events[0])
+            shortest_s[site] = min(shortest_s.get(site, end_s - start_s), end_s - start_s)
     return shortest_s
 
 
 def _overlapped(
-    matched_events: Mapping[Key, list[RankEvent]], shortest_s: Mapping[Family, float]
-) -> dict[Family, float]:
-    """The families that contain computation (launched, then awaited after other work), each with the time
-    that the transfer alone takes: the shortest of the same size elsewhere."""
-    spans_s: dict[Family, list[float]] = {}
+    matched_events: Mapping[Key, list[RankEvent]], shortest_s: Mapping[CallSite, float]
+) -> dict[CallSite, float]:
+    """Return the calls that overlap computation (launched, then awaited after other work) with the transfer alone.
+
+    That is the shortest time of the same size elsewhere.
+    """
+    spans_s: dict[CallSite, list[float]] = {}
     for events in matched_events.values():
         if _is_part(events[0]):
-            start_s = max(one.start_s for one in events)
-            spans_s.setdefault(_family(events[0]), []).append(median(one.end_s - start_s for one in events))
-    found: dict[Family, float] = {}
-    for family, times_s in spans_s.items():
-        same = [other_s for other, other_s in shortest_s.items() if other.size == family.size]
+            start_s = max(event.start_s for event in events)
+            spans_s.setdefault(_call_site(events[0]), []).append(median(event.end_s - start_s for event in events))
+    overlapped: dict[CallSite, float] = {}
+    for site, times_s in spans_s.items():
+        same = [other_s for other, other_s in shortest_s.items() if other.size == site.size]
         alone_s = min(same, default=0.0)
         slow = median(times_s) > OVERLAP_FACTOR * alone_s + NOISE_S and len(same) > 1
-        if slow or family.name.endswith("_async"):
-            found[family] = alone_s
-    return found
+        if slow or site.name.endswith("_async"):
+            overlapped[site] = alone_s
+    return overlapped
 
 
-def _own_work_s(matched_events: Mapping[Key, list[RankEvent]], alone_s: Mapping[Family, float]) -> dict[int, float]:
-    """The overlapped work of each event. It shows where a rank comes last and still leaves after the
-    transfer; elsewhere it ended unseen, and is taken as long as it usually is, but no longer than the rank
-    was there."""
-    beside = [events for events in matched_events.values() if _family(events[0]) in alone_s]
-    seen_s: dict[Family, dict[int, list[float]]] = {}
+def _own_work_s(matched_events: Mapping[Key, list[RankEvent]], alone_s: Mapping[CallSite, float]) -> dict[int, float]:
+    """Return the overlapped work of each event.
+
+    It shows if a rank comes last and still leaves after the transfer; elsewhere it is assumed as long as usual, but
+    not longer than the rank was there.
+    """
+    overlapping = [events for events in matched_events.values() if _call_site(events[0]) in alone_s]
+    seen_s: dict[CallSite, dict[int, list[float]]] = {}
     own_s: dict[int, float] = {}
-    for events in beside:
-        last_s = max(one.start_s for one in events)
+    for events in overlapping:
+        last_s = max(event.start_s for event in events)
         for event in events:
-            there_s = event.end_s - event.start_s
+            there_s = event.duration_s
             came_last = last_s - event.start_s <= LAST_SHARE * there_s
-            if came_last and event.end_s > last_s + alone_s[_family(event)]:
+            if came_last and event.end_s > last_s + alone_s[_call_site(event)]:
                 own_s[id(event)] = there_s
-                seen_s.setdefault(_family(event), {}).setdefault(event.rank, []).append(there_s)
-    for events in beside:
+                seen_s.setdefault(_call_site(event), {}).setdefault(event.rank, []).append(there_s)
+    for events in overlapping:
         for event in events:
-            by_rank = seen_s.get(_family(event), {})
+            by_rank = seen_s.get(_call_site(event), {})
             times_s = by_rank.get(event.rank) or [median(times) for times in by_rank.values()]
-            there_s = event.end_s - event.start_s
+            there_s = event.duration_s
             own_s.setdefault(id(event), min(median(times_s) if times_s else there_s, there_s))
     return own_s
 
 
 def _meeting(events: Sequence[RankEvent], alone_s: float | None) -> Meeting:
-    """*alone_s*: what the transfer takes where nothing runs beside it."""
+    """Return the meeting of *events*; *alone_s* is the transfer without overlapped work."""
     first = events[0]
     start_s, end_s = _span(events)
     transfer_s = 0.0 if first.kind == "sync" else end_s - start_s
     if alone_s is not None:
         transfer_s = min(transfer_s, alone_s)
-    name = first.name.replace("recv_", "").replace("send_", "") if first.kind == "message" else first.name
     return Meeting(
         group=first.group,
         kind=first.kind,
-        name=name,
+        name=plain_name(first),
         members=tuple(sorted(event.rank for event in events)),
         size_bytes=first.size_bytes,
         transfer_s=transfer_s,
@@ -167,126 +170,115 @@ def _meeting(events: Sequence[RankEvent], alone_s: float | None) -> Meeting:
     )
 
 
-# Communication of a Megatron run by kind: how often, how long, how fast.
+def plain_name(event: RankEvent) -> str:
+    """Return the name of a collective, or the direction of a message."""
+    return event.name.replace("recv_", "").replace("send_", "") if event.kind == "message" else event.name
 
-# Traces tell hundredths of a millisecond; a time of one or two of them is no rate.
-SHORTEST_S = 2e-5
+
+@dataclass
+class _ClockPair:
+    """Bounds of offset_j - offset_i."""
+
+    low_s: float = float("-inf")
+    high_s: float = float("inf")
+    ends_s: list[float] = field(default_factory=list)
+
+    @property
+    def holds_zero(self) -> bool:
+        return self.low_s - SAME_CLOCK_S <= 0 <= self.high_s + SAME_CLOCK_S
 
 
 @dataclass(frozen=True, slots=True)
-class MeetingTraffic:
-    """All collectives of one name and size within one operation, or all messages of one direction."""
+class ClockAlignment:
+    """Seconds to add to the times of each rank; ranks of one clock share a set."""
 
-    operation: str
-    name: str
-    kind: str
-    group: str
-    size_bytes: int | None  # where ranks hand in different sizes: the largest, mean over the collectives
-    ranks: int  # in one set of the group
-    count: int  # per rank that takes part
-    total_s: float  # per rank that takes part, waiting included
-    shortest_s: float
-    transfer_s: float | None  # median from the last arrival on; None where peers were not given
-    overlapped: bool  # computation runs beside it, so its time is no time of a transfer
-    cluster_busbw_bytes_per_s: float | None = None
-
-    @property
-    def busbw_bytes_per_s(self) -> float | None:
-        """Of the median transfer; without peers of the shortest of several, since the others also waited.
-        None where nothing passes a link, work runs beside, or waiting cannot be told from transferring."""
-        if not self.size_bytes or self.ranks < 2 or self.overlapped:
-            return None
-        seconds = self.transfer_s if self.transfer_s is not None else self.shortest_s
-        if seconds < SHORTEST_S or (self.transfer_s is None and self.count < 2):
-            return None
-        return self.size_bytes * bus_factor(self.kind, self.ranks) / seconds
-
-    def priced(self, cluster_busbw_bytes_per_s: float | None) -> "MeetingTraffic":
-        return replace(self, cluster_busbw_bytes_per_s=cluster_busbw_bytes_per_s)
-
-    def facts(self) -> dict[str, object]:
-        return {
-            "operation": self.operation,
-            "name": self.name,
-            "kind": self.kind,
-            "group": self.group,
-            "size_bytes": self.size_bytes,
-            "ranks": self.ranks,
-            "count": self.count,
-            "total_s": self.total_s,
-            "shortest_s": self.shortest_s,
-            "transfer_s": self.transfer_s,
-            "overlapped": self.overlapped,
-            "busbw_bytes_per_s": self.busbw_bytes_per_s,
-            "cluster_busbw_bytes_per_s": self.cluster_busbw_bytes_per_s,
-        }
+    offset_s: Mapping[int, float]
+    clocks: tuple[tuple[int, ...], ...]
+    uncertainty_s: float
+    unplaced: tuple[int, ...] = ()
 
 
-def traffic_of(operations: Mapping[int, list[TraceOperation]], recording: Recording) -> tuple[MeetingTraffic, ...]:
-    """Every kind of communication, the longest first."""
-    met: dict[tuple[str, str, int | None], list[float]] = {}
-    beside: set[tuple[str, str, int | None]] = set()
-    for meeting in recording.meetings:
-        key = (meeting.name, meeting.group, None if meeting.uneven else meeting.size_bytes)
-        met.setdefault(key, []).append(meeting.transfer_s)
-        if meeting.overlapped:
-            beside.add(key)
-    grouped: dict[tuple[str, str, str, str, int | None], dict[int, list[float]]] = {}
-    uneven_bytes: dict[tuple[str, str, str, str, int | None], list[int]] = {}
-    for rank, listed in operations.items():
-        for operation in listed:
-            for event in (*operation.events, *operation.parts):
-                if event.kind != "sync":
-                    name = _plain_name(event)
-                    size_bytes = None if event.uneven else event.size_bytes
-                    key5 = (operation.name, name, event.kind, event.group, size_bytes)
-                    if event.uneven and event.size_bytes is not None:
-                        uneven_bytes.setdefault(key5, []).append(event.size_bytes)
-                    grouped.setdefault(key5, {}).setdefault(rank, []).append(event.end_s - event.start_s)
-    rows = []
-    for (operation_name, name, kind, group, size_bytes), by_rank in grouped.items():
-        times_s = [time_s for listed_s in by_rank.values() for time_s in listed_s]
-        transfers = met.get((name, group, size_bytes))
-        sizes = uneven_bytes.get((operation_name, name, kind, group, size_bytes))
-        rows.append(
-            MeetingTraffic(
-                operation_name,
-                name,
-                kind,
-                group,
-                round(mean(sizes)) if sizes else size_bytes,
-                _set_size(next(iter(by_rank)), kind, group, recording.layout),
-                round(len(times_s) / len(by_rank)),
-                sum(times_s) / len(by_rank),
-                min((time_s for time_s in times_s if time_s > 0), default=0.0),
-                median(transfers) if transfers else None,
-                (name, group, size_bytes) in beside or name.endswith("_async"),
-            )
-        )
-    return tuple(sorted(_marked(rows), key=lambda row: -row.total_s))
+def align_clocks(meetings: Sequence[Sequence[RankEvent]], ranks: Sequence[int]) -> ClockAlignment:
+    """Return the offset of every rank's clock to that of the lowest rank."""
+    pairs = _pairs(meetings)
+    clock_of = _clocks(pairs, ranks)
+    clocks: dict[int, list[int]] = {}
+    for rank in ranks:
+        clocks.setdefault(clock_of[rank], []).append(rank)
+    offset_s = {clock_of[ranks[0]]: 0.0}
+    uncertainty_s = 0.0
+    waiting = [clock for clock in clocks if clock not in offset_s]
+    while waiting:
+        placed_clock = _next_clock(pairs, clock_of, offset_s, waiting)
+        if placed_clock is None:
+            break
+        clock, offset, unsure_s = placed_clock
+        offset_s[clock] = offset
+        uncertainty_s = max(uncertainty_s, unsure_s)
+        waiting.remove(clock)
+    unplaced = tuple(rank for clock in waiting for rank in clocks[clock])
+    placed = {rank: offset_s[clock_of[rank]] for rank in ranks if clock_of[rank] in offset_s}
+    return ClockAlignment(placed, tuple(map(tuple, clocks.values())), uncertainty_s, unplaced)
 
 
-def _marked(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
-    """Without peers, too: a collective that never comes near the time of its size elsewhere holds work."""
-    fastest: dict[tuple[str, str, int | None], float] = {}
-    for row in rows:
-        key = (row.kind, row.group, row.size_bytes)
-        fastest[key] = min(fastest.get(key, row.shortest_s), row.shortest_s)
-    return [
-        replace(row, overlapped=True)
-        if row.kind != "message"
-        and row.name != row.operation
-        and row.shortest_s > OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + NOISE_S
-        else row
-        for row in rows
-    ]
+def _pairs(meetings: Sequence[Sequence[RankEvent]]) -> dict[tuple[int, int], _ClockPair]:
+    """Return bounds between the lowest rank of each meeting and every other."""
+    pairs: dict[tuple[int, int], _ClockPair] = {}
+    for meeting in meetings:
+        first = min(meeting, key=lambda event: event.rank)
+        for other in meeting:
+            if other is first:
+                continue
+            pair = pairs.setdefault((first.rank, other.rank), _ClockPair())
+            if not first.is_source:
+                pair.high_s = min(pair.high_s, first.end_s - other.start_s)
+            if not other.is_source:
+                pair.low_s = max(pair.low_s, first.start_s - other.end_s)
+            pair.ends_s.append(first.end_s - other.end_s)
+    return pairs
 
 
-def _plain_name(event: RankEvent) -> str:
-    if event.kind != "message":
-        return event.name
-    return event.name.replace("recv_", "").replace("send_", "")
+def _clocks(pairs: Mapping[tuple[int, int], _ClockPair], ranks: Sequence[int]) -> dict[int, int]:
+    """Return the clock of each rank, named after its lowest rank; ranks without correction share one."""
+    clock_of = {rank: rank for rank in ranks}
+
+    def root(rank: int) -> int:
+        while clock_of[rank] != rank:
+            rank = clock_of[rank]
+        return rank
+
+    for (one, two), pair in pairs.items():
+        if pair.holds_zero:
+            first, second = sorted((root(one), root(two)))
+            clock_of[second] = first
+    return {rank: root(rank) for rank in ranks}
 
 
-def _set_size(rank: int, kind: str, group: str, layout: Layout) -> int:
-    return 2 if kind == "message" else len(members(rank, group, layout))
+def _next_clock(
+    pairs: Mapping[tuple[int, int], _ClockPair],
+    clock_of: Mapping[int, int],
+    offset_s: Mapping[int, float],
+    waiting: Sequence[int],
+) -> tuple[int, float, float] | None:
+    """Return a clock that shares meetings with placed ones, its offset and the uncertainty of that."""
+    for clock in waiting:
+        low_s, high_s = float("-inf"), float("inf")
+        ends_s: list[float] = []
+        for (one, two), pair in pairs.items():
+            a, b = clock_of[one], clock_of[two]
+            if b == clock and a in offset_s:
+                sign, base_s = 1, offset_s[a]
+                bounds = pair.low_s, pair.high_s
+            elif a == clock and b in offset_s:
+                sign, base_s = -1, offset_s[b]
+                bounds = -pair.high_s, -pair.low_s
+            else:
+                continue
+            low_s, high_s = max(low_s, base_s + bounds[0]), min(high_s, base_s + bounds[1])
+            ends_s += [base_s + sign * end_s for end_s in pair.ends_s]
+        if ends_s:
+            # Noise may make the bounds cross; then only the ends count.
+            guess_s = median(ends_s)
+            inside_s = min(max(guess_s, low_s), high_s) if low_s <= high_s else guess_s
+            return clock, inside_s, max(0.0, high_s - low_s)
+    return None

@@ -1,8 +1,7 @@
-"""A Megatron-LM timeline as a Recording: waits removed, meetings with their true transfer times."""
+"""A Megatron-LM timeline as a Recording: without waits, meetings with their transfer times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from stepcast.analyze.clocks import Alignment, align
 from stepcast.analyze.megatron.events import (
     OPTIMIZER,
     RECEIVES,
@@ -10,11 +9,12 @@ from stepcast.analyze.megatron.events import (
     RankEvent,
     TraceOperation,
     exchanges,
-    matched,
+    match_events,
     operations_of,
 )
-from stepcast.analyze.megatron.meetings import MeetingTable
+from stepcast.analyze.megatron.meetings import ClockAlignment, MeetingTable, align_clocks
 from stepcast.analyze.recording import BlockKind, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
+from stepcast.analyze.result import list_ranks
 from stepcast.ir.group import MODEL
 from stepcast.ir.timeline import Timeline
 
@@ -36,17 +36,17 @@ GROUP_PARTS = {str(part): part for part in TimePart}
 
 
 def record_megatron(timeline: Timeline) -> Recording:
-    """*timeline* taken apart, its ranks on one clock."""
+    """Return *timeline* as a Recording with all ranks on one clock."""
     if timeline.layout is None:
         raise ValueError(f"{timeline.source}: no layout is known, so ranks cannot be matched")
     layout = timeline.layout
     operations = operations_of(timeline, layout)
-    meetings = matched(operations)
+    meetings = match_events(operations)
     ranks = sorted(operations)
     tied = [events for events in meetings.values() if events[0].kind != "sync"]
-    alignment = align([[event.presence() for event in events] for events in tied], ranks)
-    _shift(operations, alignment)
-    _order(operations)
+    alignment = align_clocks(tied, ranks)
+    _shift_clocks(operations, alignment)
+    _remove_overlaps(operations)
     origin_s = min(listed[0].start_s for listed in operations.values())
     end_s = max(operation.end_s for listed in operations.values() for operation in listed)
     table = MeetingTable(meetings)
@@ -61,12 +61,12 @@ def record_megatron(timeline: Timeline) -> Recording:
         measured_step_s=end_s - origin_s,
         micro_batches=int(timeline.facts.get("micro_batches", 1)),
         facts={**timeline.facts, "gradient_bytes": _gradient_bytes(operations, timeline)},
-        warnings=(*_kept_warnings(timeline), *_clock_warnings(alignment), *_match_warnings(table)),
+        warnings=tuple(_warnings(timeline, alignment, table)),
     )
 
 
 def _gradient_bytes(operations: Mapping[int, list[TraceOperation]], timeline: Timeline) -> dict[int, int]:
-    """What the ranks of each stage reduce between replicas."""
+    """Return the bytes that the ranks of each stage reduce between replicas."""
     sizes: dict[int, int] = {}
     for rank, listed in operations.items():
         for operation in listed:
@@ -76,44 +76,30 @@ def _gradient_bytes(operations: Mapping[int, list[TraceOperation]], timeline: Ti
     return sizes
 
 
-def _match_warnings(table: MeetingTable) -> list[str]:
-    if not table.impossible:
-        return []
-    return [
-        f"{table.impossible} collectives or messages seem to end on one rank before another came to them: "
-        "left unmatched, their waits stay in their times"
-    ]
-
-
-def _kept_warnings(timeline: Timeline) -> list[str]:
-    """The reader's warnings; the one about clocks is answered by aligning them."""
-    return [text for text in timeline.warnings if "clocks are not one" not in text]
-
-
-def _clock_warnings(alignment: Alignment) -> list[str]:
-    texts = []
-    if len(alignment.clocks) > 1 and len(alignment.offset_s) > 1:
-        moved = [clock for clock in alignment.clocks[1:] if clock[0] in alignment.offset_s]
-        if moved:
-            texts.append(
-                f"{len(moved) + 1} clocks: ranks {_listed(alignment.clocks[0])} keep theirs; "
-                + "; ".join(f"ranks {_listed(clock)} moved by {alignment.offset_s[clock[0]]:.6f} s" for clock in moved)
-                + f", known to {alignment.uncertainty_s * 1e3:.2f} ms by matched communication"
-            )
-    if alignment.unplaced:
-        texts.append(
-            f"ranks {_listed(alignment.unplaced)} share no communication with the others that are given: "
-            "their clocks cannot be aligned; taken to start together with the others"
+def _warnings(timeline: Timeline, alignment: ClockAlignment, table: MeetingTable) -> Iterator[str]:
+    # The reader's warning about clocks is resolved by aligning them.
+    yield from (text for text in timeline.warnings if "clocks are not one" not in text)
+    moved = [clock for clock in alignment.clocks[1:] if clock[0] in alignment.offset_s]
+    if moved:
+        yield (
+            f"{len(moved) + 1} clocks: ranks {list_ranks(alignment.clocks[0])} keep theirs; "
+            + "; ".join(f"ranks {list_ranks(clock)} moved by {alignment.offset_s[clock[0]]:.6f} s" for clock in moved)
+            + f", known to {alignment.uncertainty_s * 1e3:.2f} ms by matched communication"
         )
-    return texts
+    if alignment.unplaced:
+        yield (
+            f"ranks {list_ranks(alignment.unplaced)} share no communication with the others that are given: "
+            "their clocks cannot be aligned; assumed to start together with the others"
+        )
+    if table.impossible:
+        yield (
+            f"{table.impossible} collectives or messages seem to end on one rank before another came to them: "
+            "left unmatched, their waits stay in their times"
+        )
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-
-
-def _shift(operations: Mapping[int, list[TraceOperation]], alignment: Alignment) -> None:
-    """Every time on the clock of the first rank."""
+def _shift_clocks(operations: Mapping[int, list[TraceOperation]], alignment: ClockAlignment) -> None:
+    """Move every time to the clock of the first rank."""
     placed = [rank for rank in operations if rank in alignment.offset_s]
     start_s = min(operations[rank][0].start_s + alignment.offset_s[rank] for rank in placed)
     for rank, listed in operations.items():
@@ -123,13 +109,13 @@ def _shift(operations: Mapping[int, list[TraceOperation]], alignment: Alignment)
         for operation in listed:
             operation.start_s += offset_s
             operation.end_s += offset_s
-            for event in (*operation.events, *operation.parts):
+            for event in operation.all_events:
                 event.start_s += offset_s
                 event.end_s += offset_s
 
 
-def _order(operations: Mapping[int, list[TraceOperation]]) -> None:
-    """A rank does one thing after the other: starts never lie before the end of what came before."""
+def _remove_overlaps(operations: Mapping[int, list[TraceOperation]]) -> None:
+    """Move starts to the end of the previous operation: a rank does one thing after the other."""
     for listed in operations.values():
         cursor_s = float("-inf")
         for operation in listed:
@@ -145,7 +131,7 @@ def _order(operations: Mapping[int, list[TraceOperation]]) -> None:
 
 
 def _blocks(operations: Sequence[TraceOperation], origin_s: float, table: MeetingTable) -> tuple[RecordedBlock, ...]:
-    """The pieces of one rank."""
+    """Return the blocks of one rank."""
     first = operations[0]
     late = Local(TimePart.HOST, "start", "start", -1, origin_s, max(0.0, first.start_s - origin_s))
     blocks = [RecordedBlock(BlockKind.START, -1, (late,))]
@@ -156,7 +142,7 @@ def _blocks(operations: Sequence[TraceOperation], origin_s: float, table: Meetin
         pieces = (gap, *_pieces(operation, table))
         kind = BLOCK_OF.get(operation.name, BlockKind.FINISH)
         if blocks[-1].kind is kind and blocks[-1].micro_batch == operation.micro_batch:
-            # A new gradient is not awaited here: get_batch, forward and loss are one forward.
+            # get_batch, forward and loss are one forward.
             blocks[-1] = RecordedBlock(kind, operation.micro_batch, (*blocks[-1].pieces, *pieces))
         else:
             blocks.append(RecordedBlock(kind, operation.micro_batch, pieces))
@@ -165,20 +151,19 @@ def _blocks(operations: Sequence[TraceOperation], origin_s: float, table: Meetin
 
 
 def _pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
-    joined = [(event, table.member(event)) for event in operation.events]
-    present = [(event, member) for event, member in joined if member is not None]
+    present = [event for event in operation.events if table.member(event) is not None]
     if present and operation.name == OPTIMIZER:
-        return _synchronised(operation, table)
+        return _optimizer_pieces(operation, table)
     if present:
-        return [_join(operation, operation.name, [one for one, _ in present], table)]
+        return [_join(operation, operation.name, present, table)]
     if operation.events and operation.name != OPTIMIZER:
         part = GROUP_PARTS.get(operation.events[0].group, TimePart.OTHER)
         return [_local(operation, part, operation.name, operation.start_s, operation.end_s)]
-    return _inner(operation, table)
+    return _inner_pieces(operation, table)
 
 
-def _inner(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
-    """Computation between the collectives within an operation."""
+def _inner_pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
+    """Return the collectives within an operation and the computation between them."""
     part = PART_OF.get(operation.name, TimePart.OTHER)
     pieces: list[Piece] = []
     cursor_s, before = operation.start_s, "start"
@@ -214,10 +199,10 @@ def _local(
 
 
 def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], table: MeetingTable) -> Join:
-    taken = [member for event in events if (member := table.member(event)) is not None]
-    own_s = max(member.own_s for member in taken)
+    members = [member for event in events if (member := table.member(event)) is not None]
+    own_s = max(member.own_s for member in members)
     start_s, end_s = events[0].start_s, events[0].end_s
-    waits = tuple(member.meeting for member in taken if member.waits)
+    waits = tuple(member.meeting for member in members if member.waits)
     free_s = max([start_s + own_s, *(table.meetings[number].end_s for number in waits)])
     if not waits:
         own_s = end_s - start_s
@@ -228,15 +213,15 @@ def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], tab
         micro_batch=operation.micro_batch,
         start_s=start_s,
         end_s=end_s,
-        meetings=tuple(member.meeting for member in taken),
+        meetings=tuple(member.meeting for member in members),
         waits=waits,
         own_s=own_s,
         tail_s=max(0.0, end_s - free_s) if waits else 0.0,
     )
 
 
-def _synchronised(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
-    """The optimizer: all agree on the norm of the gradients, then each updates its weights."""
+def _optimizer_pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
+    """Return the synchronisation on the gradient norm, then the update of the weights."""
     event = operation.events[0]
     member = table.member(event)
     assert member is not None

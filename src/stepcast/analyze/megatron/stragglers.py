@@ -1,143 +1,107 @@
-"""Slow ranks, told by the work they do alone: pieces of the same role are the same work on every rank, but
-for experts, whose work follows the tokens that they are sent.
+"""Layers, expert loads and stragglers of a Megatron run.
+
+Stragglers are found by the work that ranks do alone: pieces of the same role are the same work on every rank, except
+for experts, whose work depends on the tokens that they receive.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any
 
-from stepcast.analyze.changes import at_tokens_s, seconds_per_token
+import msgspec
+
+from stepcast.analyze.changes import scale_to_tokens, seconds_per_token
 from stepcast.analyze.megatron.events import OPTIMIZER, TraceOperation, exchanges
-from stepcast.analyze.parts import RankParts
+from stepcast.analyze.play import RankParts
 from stepcast.analyze.recording import BlockKind, Join, Local, RankRecord, Recording, TimePart
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members
 
-# Time of each layer, where tensor-parallel collectives mark its end: two in each layer and direction.
+COLLECTIVES_PER_LAYER = 2  # tensor-parallel collectives mark the end of a layer, two in each direction
+SLOW_FACTOR = 1.15  # ranks of a healthy run differ by a few per cent
+SLOW_SHARE = 0.01  # the additional time of a straggler is at least this share of the step
+SMALL_SHARE = 0.05  # work below this share of a rank is not mentioned
 
-PER_LAYER = 2
 
-
-@dataclass(frozen=True, slots=True)
-class StageLayers:
-    """Layers of one stage. *forward_s* and *backward_s* are means over its layers, computation only;
-    *each_forward_s* and *each_backward_s* are wall times from layer to layer, empty where nothing marks
-    them."""
+class StageLayers(msgspec.Struct, frozen=True):
+    """The layers of one stage."""
 
     stage: int
     layers: int
-    forward_s: float
+    forward_s: float  # computation only, mean over the layers
     backward_s: float
-    each_forward_s: tuple[float, ...]
-    each_backward_s: tuple[float, ...]
-
-    def facts(self) -> dict[str, object]:
-        return {
-            "stage": self.stage,
-            "layers": self.layers,
-            "forward_s": self.forward_s,
-            "backward_s": self.backward_s,
-            "each_forward_s": list(self.each_forward_s),
-            "each_backward_s": list(self.each_backward_s),
-        }
+    each_forward_s: list[float]  # wall time from layer to layer; empty if nothing marks them
+    each_backward_s: list[float]
 
 
-def stage_layers(operations: Mapping[int, list[TraceOperation]], recording: Recording) -> tuple[StageLayers, ...]:
-    """One entry per stage whose number of layers is known."""
-    found = []
+def stage_layers(operations: Mapping[int, list[TraceOperation]], recording: Recording) -> list[StageLayers]:
+    """Return one entry per stage whose number of layers is known."""
+    stages = []
     for stage in sorted({record.stage for record in recording.ranks}):
-        layers = _layers_on(recording, stage)
+        layers = recording.layers_on(stage)
         if not layers:
             continue
         mine = [record for record in recording.ranks if record.stage == stage]
-        batches = max(1, recording.micro_batches)
         forward_s, backward_s = (
-            mean(recording.compute_s(record, kind) for record in mine) / layers / batches
+            mean(recording.compute_s(record, kind) for record in mine) / layers / max(1, recording.micro_batches)
             for kind in (BlockKind.FORWARD, BlockKind.BACKWARD)
         )
         listed = [operation for record in mine for operation in operations[record.rank]]
-        found.append(
-            StageLayers(
-                stage,
-                layers,
-                forward_s,
-                backward_s,
-                _each(listed, "forward_step", layers),
-                _each(listed, "backward_step", layers)[::-1],
-            )
-        )
-    return tuple(found)
+        each_forward_s = _layer_times(listed, "forward_step", layers)
+        each_backward_s = _layer_times(listed, "backward_step", layers)[::-1]
+        stages.append(StageLayers(stage, layers, forward_s, backward_s, each_forward_s, each_backward_s))
+    return stages
 
 
-def _layers_on(recording: Recording, stage: int) -> int:
-    known = recording.facts.get("layers_on")
-    if isinstance(known, dict) and stage in known:
-        return int(known[stage])
-    layers = recording.facts.get("layers")
-    return layers // recording.layout.pp if isinstance(layers, int) else 0
-
-
-def _each(operations: list[TraceOperation], name: str, layers: int) -> tuple[float, ...]:
-    """The mean wall time of each layer in the order of running, over ranks and micro-batches."""
+def _layer_times(operations: list[TraceOperation], name: str, layers: int) -> list[float]:
+    """Return the mean wall time of each layer in the order of running, over ranks and micro-batches."""
     rows = []
     for operation in operations:
         if operation.name != name or not operation.parts:
             continue
         usual, count = Counter(event.name for event in operation.parts).most_common(1)[0]
-        if count != PER_LAYER * layers:
+        if count != COLLECTIVES_PER_LAYER * layers:
             continue
         marks = [event for event in operation.parts if event.name == usual]
         before = [event for event in operation.parts if event.end_s <= marks[0].start_s]
         cursor_s = before[-1].end_s if before else operation.start_s
         row = []
-        for event in marks[PER_LAYER - 1 :: PER_LAYER]:
+        for event in marks[COLLECTIVES_PER_LAYER - 1 :: COLLECTIVES_PER_LAYER]:
             row.append(event.end_s - cursor_s)
             cursor_s = event.end_s
         rows.append(row)
-    return tuple(mean(column) for column in zip(*rows, strict=True))
+    return [mean(column) for column in zip(*rows, strict=True)]
 
 
-# How evenly the router spreads tokens: who works on more of them than the ranks it shares experts with.
+class ExpertLoad(msgspec.Struct, frozen=True):
+    """Tokens that the ranks of one expert-parallel group worked on in all forward passes."""
 
-
-@dataclass(frozen=True, slots=True)
-class ExpertLoad:
-    """Tokens that the ranks of one expert-parallel set worked on in all forward passes."""
-
-    tokens: Mapping[int, int]
-    exchange_factor: float  # the busiest rank of each exchange over its mean, mean of all exchanges
-    waits_caused_s: Mapping[int, float]  # rank of the set that waited for the busiest -> seconds
-
-    @property
-    def busiest(self) -> int:
-        return max(self.tokens, key=lambda rank: self.tokens[rank])
-
-    @property
-    def factor(self) -> float:
-        """The busiest rank over the mean."""
-        return self.tokens[self.busiest] / mean(self.tokens.values())
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "busiest_rank": self.busiest,
-            "factor": self.factor,
-            "exchange_factor": self.exchange_factor,
-            "mean_tokens": mean(self.tokens.values()),
-            "tokens": {str(rank): tokens for rank, tokens in self.tokens.items()},
-            "waits_caused_s": {str(rank): seconds for rank, seconds in self.waits_caused_s.items()},
-        }
+    busiest_rank: int
+    factor: float  # the busiest rank divided by the mean
+    exchange_factor: float  # the same for each all-to-all, mean of all
+    mean_tokens: float
+    tokens: dict[str, int]  # by rank
+    waits_caused_s: dict[str, float]  # by the rank that waited for the busiest
 
 
 def expert_loads(
     operations: Mapping[int, list[TraceOperation]], parts: Sequence[RankParts], layout: Layout
-) -> tuple[ExpertLoad, ...]:
-    """One for each set of ranks that share experts and were all given, the most uneven first."""
-    tokens_of = {rank: _tokens(listed) for rank, listed in operations.items()}
-    waits_s = {one.rank: one.waits_for_s for one in parts}
-    found = []
+) -> list[ExpertLoad]:
+    """Return the load of each expert-parallel group with all its ranks given, the most uneven first."""
+    tokens_of = {
+        rank: [
+            back.rows
+            for operation in listed
+            if operation.name == "forward_step"
+            for _, back in exchanges(operation)
+            if back.rows is not None
+        ]
+        for rank, listed in operations.items()
+    }
+    waits_s = {rank.rank: rank.waits_for_s for rank in parts}
+    loads = []
     for ranks in sorted({members(rank, Group.EP, layout) for rank in operations}):
         columns = list(zip(*(tokens_of.get(rank, []) for rank in ranks), strict=False))
         even = len({len(tokens_of.get(rank, [])) for rank in ranks}) == 1
@@ -145,108 +109,106 @@ def expert_loads(
             continue
         tokens = {rank: sum(tokens_of[rank]) for rank in ranks}
         busiest = max(tokens, key=lambda rank: tokens[rank])
-        caused_s = {rank: waits_s[rank].get(busiest, 0.0) for rank in ranks if rank != busiest}
-        factor = mean(max(column) / mean(column) for column in columns if any(column))
-        found.append(ExpertLoad(tokens, factor, caused_s))
-    return tuple(sorted(found, key=lambda load: -load.factor))
+        mean_tokens = mean(tokens.values())
+        loads.append(
+            ExpertLoad(
+                busiest,
+                tokens[busiest] / mean_tokens,
+                mean(max(column) / mean(column) for column in columns if any(column)),
+                mean_tokens,
+                {str(rank): count for rank, count in tokens.items()},
+                {str(rank): waits_s[rank].get(busiest, 0.0) for rank in ranks if rank != busiest},
+            )
+        )
+    return sorted(loads, key=lambda load: -load.factor)
 
 
-def _tokens(listed: Sequence[TraceOperation]) -> list[int]:
-    return [
-        tokens
-        for operation in listed
-        if operation.name == "forward_step"
-        for _, back in exchanges(operation)
-        if (tokens := back.rows) is not None
-    ]
+class ComparedWork(msgspec.Struct, frozen=True):
+    """Seconds of a rank, and of other ranks for the same work."""
 
-
-# Slower than this is no chance: ranks of a healthy run differ by a few per cent.
-FACTOR = 1.15
-# And it must matter: extra time as a share of the step.
-SHARE = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """One kind of work of a rank against the same work on the other ranks."""
-
-    operation: str
-    role: str
     own_s: float
     reference_s: float
-    other_stages: bool  # whether ranks of other stages do the same
-
-    @property
-    def factor(self) -> float:
-        return self.own_s / self.reference_s
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
+class Straggler(msgspec.Struct, frozen=True):
     """A rank that needs *factor* times as long as others for the same work."""
 
     rank: int
-    paces: tuple[Pace, ...]
-    waits_caused_s: tuple[tuple[int, float], ...]  # (rank that waited, seconds), longest first
-
-    @property
-    def own_s(self) -> float:
-        return sum(pace.own_s for pace in self.paces)
-
-    @property
-    def reference_s(self) -> float:
-        return sum(pace.reference_s for pace in self.paces)
-
-    @property
-    def extra_s(self) -> float:
-        return self.own_s - self.reference_s
-
-    @property
-    def factor(self) -> float:
-        """Over the work that every stage has, for which there are most ranks to compare with; where there is
-        little of it, over all work that is compared."""
-        shared = [pace for pace in self.paces if pace.other_stages]
-        paces = shared if 2 * sum(pace.reference_s for pace in shared) > self.reference_s else self.paces
-        return sum(pace.own_s for pace in paces) / sum(pace.reference_s for pace in paces)
-
-    def operations(self) -> dict[str, tuple[float, float]]:
-        """Operation -> own and reference seconds."""
-        return self._totals(self.paces)
-
-    def shared_operations(self) -> dict[str, tuple[float, float]]:
-        """The same over work that every stage has: layers, without embedding or loss."""
-        return self._totals([pace for pace in self.paces if pace.other_stages])
-
-    @staticmethod
-    def _totals(paces: Sequence[Pace]) -> dict[str, tuple[float, float]]:
-        totals: dict[str, tuple[float, float]] = {}
-        for pace in paces:
-            own_s, reference_s = totals.get(pace.operation, (0.0, 0.0))
-            totals[pace.operation] = own_s + pace.own_s, reference_s + pace.reference_s
-        return totals
+    factor: float
+    own_s: float
+    reference_s: float
+    operations: dict[str, ComparedWork]
+    shared_operations: dict[str, ComparedWork]  # work of every stage: layers, without embedding or loss
+    waits_caused_s: dict[str, float]  # by the rank that waited, the longest first
+    evidence: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class RoleTime:
+class _RoleWork:
+    """One kind of work of a rank compared with the same work on the other ranks."""
+
+    operation: str
+    own_s: float
+    reference_s: float
+    other_stages: bool  # ranks of other stages do the same
+
+
+def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> list[Straggler]:
+    """Return the ranks that need clearly longer than others for the same work, the slowest first."""
+    slopes_s = seconds_per_token(recording.ranks)
+    by_rank = {record.rank: _role_times(record) for record in recording.ranks}
+    stage_of = {record.rank: record.stage for record in recording.ranks}
+    stragglers = []
+    for rank in by_rank:
+        works = _compare_roles(rank, by_rank, stage_of, slopes_s)
+        own_s, reference_s = sum(work.own_s for work in works), sum(work.reference_s for work in works)
+        if reference_s <= 0:
+            continue
+        # Work of every stage has most ranks to compare with; with little of it, all compared work counts.
+        shared = [work for work in works if work.other_stages]
+        basis = shared if 2 * sum(work.reference_s for work in shared) > reference_s else works
+        factor = sum(work.own_s for work in basis) / sum(work.reference_s for work in basis)
+        is_slow = min(factor, own_s / reference_s) >= SLOW_FACTOR
+        if not is_slow or own_s - reference_s < SLOW_SHARE * recording.measured_step_s:
+            continue
+        waits = [(other.rank, other.waits_for_s[rank]) for other in parts if other.waits_for_s.get(rank, 0.0) > 0]
+        waits.sort(key=lambda pair: -pair[1])
+        totals, shared_totals = _sum_operations(works), _sum_operations(shared)
+        stragglers.append(
+            Straggler(
+                rank,
+                factor,
+                own_s,
+                reference_s,
+                totals,
+                shared_totals,
+                {str(other): seconds for other, seconds in waits},
+                _evidence(recording, rank, shared_totals or totals, reference_s, waits),
+            )
+        )
+    return sorted(stragglers, key=lambda straggler: -straggler.factor)
+
+
+def _sum_operations(works: Sequence[_RoleWork]) -> dict[str, ComparedWork]:
+    totals: dict[str, ComparedWork] = {}
+    for work in works:
+        before = totals.get(work.operation, ComparedWork(0.0, 0.0))
+        totals[work.operation] = ComparedWork(before.own_s + work.own_s, before.reference_s + work.reference_s)
+    return totals
+
+
+@dataclass(slots=True)
+class _RoleTime:
     """How often and how long a rank computed in one role, and for how many tokens."""
 
     count: int = 0
     total_s: float = 0.0
     tokens: int = 0
 
-    @property
-    def mean_s(self) -> float:
-        return self.total_s / self.count
 
-    @property
-    def mean_tokens(self) -> float:
-        return self.tokens / self.count
-
-
-def role_times_s(record: RankRecord) -> dict[tuple[str, str], RoleTime]:
-    """(operation, role) -> what this rank computed."""
-    times: dict[tuple[str, str], RoleTime] = {}
+def _role_times(record: RankRecord) -> dict[tuple[str, str], _RoleTime]:
+    """Return the computation of a rank by (operation, role)."""
+    times: dict[tuple[str, str], _RoleTime] = {}
     for piece in record.pieces():
         tokens = 0
         if isinstance(piece, Local) and piece.part in (TimePart.COMPUTE, TimePart.OPTIMIZER):
@@ -255,47 +217,74 @@ def role_times_s(record: RankRecord) -> dict[tuple[str, str], RoleTime]:
             seconds = piece.own_s
         else:
             continue
-        before = times.get((piece.operation, piece.role), RoleTime())
-        times[piece.operation, piece.role] = RoleTime(
-            before.count + 1, before.total_s + seconds, before.tokens + tokens
-        )
+        time = times.setdefault((piece.operation, piece.role), _RoleTime())
+        time.count, time.total_s, time.tokens = time.count + 1, time.total_s + seconds, time.tokens + tokens
     return times
 
 
-def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> tuple[Straggler, ...]:
-    """Ranks whose own work takes longer than the same work elsewhere, the slowest first."""
-    by_rank = {record.rank: role_times_s(record) for record in recording.ranks}
-    stage_of = {record.rank: record.stage for record in recording.ranks}
-    slopes_s = seconds_per_token(recording.ranks)
-    found = []
-    for rank in by_rank:
-        paces = _paces(rank, by_rank, stage_of, slopes_s)
-        caused = [(one.rank, one.waits_for_s[rank]) for one in parts if one.waits_for_s.get(rank, 0.0) > 0]
-        caused.sort(key=lambda pair: -pair[1])
-        one = Straggler(rank, paces, tuple(caused))
-        slow = one.reference_s > 0 and min(one.factor, one.own_s / one.reference_s) >= FACTOR
-        if slow and one.extra_s >= SHARE * recording.measured_step_s:
-            found.append(one)
-    return tuple(sorted(found, key=lambda one: -one.factor))
-
-
-def _paces(
+def _compare_roles(
     rank: int,
-    by_rank: Mapping[int, Mapping[tuple[str, str], RoleTime]],
+    by_rank: Mapping[int, Mapping[tuple[str, str], _RoleTime]],
     stage_of: Mapping[int, int],
     slopes_s: Mapping[str, float],
-) -> tuple[Pace, ...]:
-    """The work of *rank* that other ranks do too."""
-    paces = []
-    for key, own in by_rank[rank].items():
-        operation, role = key
+) -> list[_RoleWork]:
+    """Return the work of *rank* that other ranks do too."""
+    works = []
+    for (operation, role), own in by_rank[rank].items():
         if operation == OPTIMIZER:
-            continue  # its work follows the parameters of the stage, and its sync hides part of it
-        others = {other: times[key] for other, times in by_rank.items() if other != rank and key in times}
-        slope_s = slopes_s.get(role, 0.0)
-        each_s = [at_tokens_s(one.mean_s, one.mean_tokens, own.mean_tokens, slope_s) for one in others.values()]
+            continue  # its work depends on the parameters of the stage, and its sync hides part of it
+        others = {
+            other: times[operation, role]
+            for other, times in by_rank.items()
+            if other != rank and (operation, role) in times
+        }
+        tokens, slope_s = own.tokens / own.count, slopes_s.get(role, 0.0)
+        each_s = [
+            scale_to_tokens(time.total_s / time.count, time.tokens / time.count, tokens, slope_s)
+            for time in others.values()
+        ]
         reference_s = own.count * median(each_s) if others else 0
         if reference_s:
             elsewhere = any(stage_of[other] != stage_of[rank] for other in others)
-            paces.append(Pace(operation, role, own.total_s, reference_s, elsewhere))
-    return tuple(paces)
+            works.append(_RoleWork(operation, own.total_s, reference_s, elsewhere))
+    return works
+
+
+def _evidence(
+    recording: Recording,
+    rank: int,
+    operations: Mapping[str, ComparedWork],
+    reference_s: float,
+    waits: Sequence[tuple[int, float]],
+) -> list[str]:
+    """Return sentences that say why *rank* is called slow."""
+    texts = [
+        f"{name} without communication takes rank {rank} {work.own_s * 1e3:.0f} ms where other ranks "
+        f"need {work.reference_s * 1e3:.0f} ms for the same work ({work.own_s / work.reference_s:.2f}x)"
+        for name, work in operations.items()
+        if work.reference_s > SMALL_SHARE * reference_s
+    ]
+    own = recording.record_of(rank)
+    own_stays = _stays_s(own)
+    near = [(other, seconds) for other, seconds in waits if recording.record_of(other).stage == own.stage]
+    for other, seconds in (near or waits)[:2]:
+        text = f"rank {other} waits {seconds * 1e3:.0f} ms for it"
+        theirs = _stays_s(recording.record_of(other))
+        role = max(theirs, key=lambda role: theirs[role][0], default="")
+        if role in own_stays:
+            (own_s, _), (their_s, count) = own_stays[role], theirs[role]
+            text += (
+                f": it stays {their_s * 1e3:.0f} ms in {count} collectives ({role}), rank {rank} {own_s * 1e3:.0f} ms"
+            )
+        texts.append(text)
+    return texts
+
+
+def _stays_s(record: RankRecord) -> dict[str, tuple[float, int]]:
+    """Return by role the time in collectives without overlapped work, and how many."""
+    stays: dict[str, tuple[float, int]] = {}
+    for piece in record.pieces():
+        if isinstance(piece, Join) and piece.part in (TimePart.TP, TimePart.DP, TimePart.EP) and not piece.own_s:
+            total_s, count = stays.get(piece.role, (0.0, 0))
+            stays[piece.role] = total_s + piece.end_s - piece.start_s, count + 1
+    return stays
