@@ -16,8 +16,9 @@ from pathlib import Path
 from stepcast.cli.sweep_points import _shared, answers, digest, program
 from stepcast.forecast.predict import predict_many
 from stepcast.ir.legality import check
+from stepcast.questions.choices import build_question
+from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
-from stepcast.questions.spelling import build_question
 from stepcast.sweep.chunks import Answers, Done, PointChunk
 from stepcast.sweep.run import sweep
 from stepcast.sweep.spec import Words, read_spec
@@ -88,7 +89,7 @@ def _plain(points: Sequence[Words]) -> float:
     asked = []
     for words in points:
         with contextlib.suppress(ValueError):
-            one = settle(build_question(words))
+            one = settle(build_question(PredictQuestion, words))
             check(one.model, one.strategy, framework=one.framework)
             asked.append(one)
     began = time.process_time()

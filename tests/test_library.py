@@ -65,7 +65,7 @@ def test_nouns_and_names_mix() -> None:
         stepcast.Layout(tp=2, dp=8), 1, 64, 4096, sharding=Sharding.ZERO_1, sequence_parallel=True
     )
     assert stepcast.predict("llama-3.1-8b", "dgx-h100", strategy).step_s == named
-    with pytest.raises(ValueError, match="tp: a Strategy says it already"):
+    with pytest.raises(TypeError, match="both a strategy and 'tp'"):
         stepcast.predict("llama-3.1-8b", "dgx-h100", strategy, tp=2)
 
 

@@ -84,7 +84,7 @@ def test_analyze_writes_a_trace(run: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_analyze_refuses_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(ROOT / "examples" / "simai-gpt-13b.txt")]) == 2
-    assert "does not say what happened" in capsys.readouterr().err
+    assert "is not a measured run" in capsys.readouterr().err
 
 
 def test_replay_prints_before_and_after(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_replay_shares_the_links_of_a_cluster(run: Path, capsys: pytest.CaptureF
     slow = printed(capsys, "replay", run, "--cluster", "dgx-a100", "--engine", "fluid", *narrow)
     assert slow["step_s"] > usual["step_s"]
     assert main(["replay", str(run), "--engine", "fluid"]) == 2
-    assert "give --cluster as well" in capsys.readouterr().err
+    assert "use --cluster as well" in capsys.readouterr().err
 
 
 def test_replay_grows_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,16 +26,16 @@ ATTENTION = ("op", "attention", "--seq", "4096", "--heads", "8", "--head-dim", "
 NORM = ("op", "rms-norm", "--rows", "4096", "--columns", "4096", "--gpu", "h200")
 
 ERRORS = [
-    ((*PREDICT, "--context", "all-to-all"), "--context", "give --cp 2 or more"),
+    ((*PREDICT, "--context", "all-to-all"), "--cp-comm", "use --cp 2 or more"),
     ((*PREDICT, "--expert-tp", "2"), "--expert-tp", "llama-3.1-8b has no experts"),
     ((*PREDICT, "--expert-imbalance", "1.5"), "--expert-imbalance", "has no experts"),
     ((*PREDICT, "--overlap", "gradients,experts"), "--overlap", "leave the word experts out"),
-    ((*EXPERTS, "--expert-imbalance", "1.5"), "--expert-imbalance", "give --ep 2 or more"),
+    ((*EXPERTS, "--expert-imbalance", "1.5"), "--expert-imbalance", "use --ep 2 or more"),
     ((*PREDICT, "--fused-experts"), "--fused-experts", "has no experts"),
     ((*EXPERTS, "--fused-experts", "--kernels", "plain"), "--fused-experts", "--kernels is plain"),
     ((*PREDICT, "--execution", "partial-graphs"), "--execution", "choose graphs or eager"),
-    ((*PREDICT, "--further-tokens", "1"), "--further-tokens", "has no module that predicts further tokens"),
-    ((*PREDICT, "--recompute", "selective:mlp,experts"), "--recompute", "among core-attention, mlp"),
+    ((*PREDICT, "--further-tokens", "1"), "--mtp-layers", "has no module for multi-token prediction"),
+    ((*PREDICT, "--recompute", "selective:mlp,experts"), "--recompute", "choose from core-attention, mlp"),
     ((*EXPERTS, "--recompute", "selective:latent-up"), "--recompute", "experts, norms"),
     ((*PREDICT, "--framework", "torchtitan", "--recompute", "selective:mlp"), "--recompute", "every second"),
     (
@@ -48,12 +48,12 @@ ERRORS = [
         "--overlap",
         "leave the word tensor-gradients out",
     ),
-    ((*PREDICT, "--schedule", "zb-h1"), "--schedule", "give --pp 2 or more"),
-    ((*PREDICT, "--no-reshard"), "--reshard", "--sharding zero-1 keeps them whole"),
-    ((*PREDICT, "--fp8-params"), "--fp8-params", "give --precision fp8 or mxfp8"),
+    ((*PREDICT, "--schedule", "zb-h1"), "--schedule", "use --pp 2 or more"),
+    ((*PREDICT, "--no-reshard"), "--reshard", "--sharding zero-1 does not shard them"),
+    ((*PREDICT, "--fp8-params"), "--fp8-params", "use --precision fp8 or mxfp8"),
     ((*PREDICT, "--precision", "fp32", "--no-master-weights"), "--master-weights", "themselves in fp32"),
-    ((*PREDICT, "--runs", "5"), "--runs", "give --jitter"),
-    ((*SIMULATE, "--seed", "5"), "--seed", "give --jitter"),
+    ((*PREDICT, "--runs", "5"), "--runs", "use --jitter"),
+    ((*SIMULATE, "--seed", "5"), "--seed", "use --jitter"),
     ((*SIMULATE, "--slow-group", "ep=2"), "--slow-group", "it has dp, expert-dp, pp, tp"),
     ((*ONE_STAGE, "--slow-group", "dp=2"), "--slow-group", "it has none"),
     ((*ONE_STAGE, "--all-reduce", "tree"), "--all-reduce", "joins several ranks"),
@@ -73,10 +73,10 @@ ERRORS = [
     (("op", "fill", *NORM[2:], "--backward"), "--backward", "has no gradient"),
     (("analyze", KINETO, "--trace", "t.json"), "--trace", f"stepcast convert {KINETO} OUT --to perfetto"),
     (("analyze", OPTIMUS, "--trace", "t.json"), "--trace", "leave it out"),
-    (("analyze", KINETO, "--cluster", "dgx-h100"), "--cluster", "by itself"),
+    (("analyze", KINETO, "--cluster", "dgx-h100"), "--cluster", "needs no cluster"),
     (("analyze", MEGATRON, "--calibration", "c.toml"), "--calibration", "this is megatron"),
-    (("analyze", MEGATRON, "--set", "node.nics=4"), "--set", "give --cluster"),
-    (("replay", MEGATRON, "--set", "node.nics=4"), "--set", "give --cluster"),
+    (("analyze", MEGATRON, "--set", "node.nics=4"), "--set", "use --cluster"),
+    (("replay", MEGATRON, "--set", "node.nics=4"), "--set", "use --cluster"),
     (("show", MEGATRON, "--repeat-layers", "3"), "--repeat-layers", "says what happened"),
     (("convert", MEGATRON, "t.json", "--to", "json", "--backward-factor", "2"), "--backward-factor", MEGATRON),
     (
@@ -96,11 +96,11 @@ ERRORS = [
             "experts",
         ),
         "--overlap",
-        "give --vpp 2 or more",
+        "use --vpp 2 or more",
     ),
-    (("calibrate", OPERATORS, "--gpu", "h200", "--cluster", "dgx-h100"), "--cluster", "give --gpu instead"),
+    (("calibrate", OPERATORS, "--gpu", "h200", "--cluster", "dgx-h100"), "--cluster", "use --gpu instead"),
     (("calibrate", OPERATORS, "--gpu", "h200", "--sequence", "3"), "--sequence", "leave it out"),
-    (("calibrate", OPTIMUS, "--gpu", "a40"), "--gpu", "give --cluster instead"),
+    (("calibrate", OPTIMUS, "--gpu", "a40"), "--gpu", "use --cluster instead"),
     (("validate", "--set", "h200", "--cluster", "dgx-h100"), "--cluster", "--set nccl-tests"),
 ]
 NOTES = [
@@ -179,7 +179,7 @@ def test_a_calibration_without_corrections_is_an_error(
     assert run(capsys, "calibrate", OPTIMUS, "-o", str(path))[0] == 0
     status, out, err = run(capsys, *verb, "--calibration", str(path))
     assert (status, out) == (2, "")
-    assert "corrects no operator; 'stepcast calibrate'" in err
+    assert "no corrections of operators; 'stepcast profile'" in err
 
 
 def test_a_calibration_of_another_gpu_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_an_option_with_an_effect_is_taken(capsys: pytest.CaptureFixture[str], a
 
 
 def test_a_default_said_aloud_is_not_remarked_on(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = run(capsys, *PREDICT, "--context", "ring", "--runs", "100", "--expert-imbalance", "1")
+    status, _, err = run(capsys, *PREDICT, "--cp-comm", "p2p", "--runs", "100", "--expert-imbalance", "1")
     assert (status, err) == (0, "")
 
 

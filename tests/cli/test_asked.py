@@ -45,7 +45,7 @@ def test_a_workload_says_what_was_asked_too(capsys: pytest.CaptureFixture[str]) 
 
 def test_software_that_nobody_named_is_assumed_aloud(capsys: pytest.CaptureFixture[str]) -> None:
     assumed = run_json(capsys, *LLAMA_8B, "--gpus", "8")["assumptions"]
-    assert any("captured graphs" in note and "--framework" in note for note in assumed)
+    assert any("CUDA graphs" in note and "--framework" in note for note in assumed)
     for framework in ("megatron-core", "pytorch"):
         said = run_json(capsys, *LLAMA_8B, "--gpus", "8", "--framework", framework)["assumptions"]
         assert not any("--framework" in note for note in said)

@@ -55,7 +55,7 @@ def test_a_model_in_a_file_may_have_any_name(tmp_path: Path, capsys: pytest.Capt
     ("words", "problem"),
     [
         (("llama-3.1-8b", "--model", "llama-3.2-1b", "--gpu", "h200"), "leave one of them out"),
-        (("--config", str(CONFIGS / "accelerate/fsdp.yaml"), "--cluster", "dgx-h100"), "give --model as well"),
+        (("--config", str(CONFIGS / "accelerate/fsdp.yaml"), "--cluster", "dgx-h100"), "use --model as well"),
         (("--config", "nowhere.yaml", "--cluster", "dgx-h100"), "no such file"),
         (("llama-3.1-8b", "--gpu", "h200", "--save", "run.txt"), "ends in .toml"),
         (("lama-3.1-8b", "--gpu", "h200"), "did you mean llama-3.1-8b"),

@@ -48,9 +48,16 @@ def test_examples_of_help_run(
 
 def test_predict_has_groups_with_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "predict", "--help")
-    for group in ("what runs, and where:", "layout (", "batch:", "execution:", "prices:", "the answer:"):
+    for group in (
+        "model, cluster and framework:",
+        "parallelism (",
+        "batch:",
+        "execution:",
+        "cost estimates:",
+        "input and output:",
+    ):
         assert f"\n{group}" in out
     assert "usage: stepcast predict [RUN] [options]" in out
     told = " ".join(out.split())
-    for default in ("(default: megatron-core)", "ranks (default: 1)", "(default: 8 micro-batches", "(default 100)"):
+    for default in ("(default: megatron-core)", "ranks (default: 1)", "(default: 8 micro-batches", "(default: 100)"):
         assert default in told

@@ -7,6 +7,7 @@ import pytest
 
 from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import TYPES, add_options
+from stepcast.questions.choices import choices_of
 
 
 def parsed(table: str, words: str, **further: object) -> argparse.Namespace:
@@ -49,8 +50,8 @@ def test_a_mistake_in_a_table_is_seen_when_it_is_read(table: str) -> None:
 
 
 def test_names_that_several_verbs_have_are_read_by_one_type() -> None:
-    """But for those that a verb reads in its own way, which it says."""
-    own = {"search --gpus", "capture --global-batch", "capture --seq", "capture --sharding", "run --steps"}
+    """Except the choices of questions, which have their own readers, and those that a verb reads in its own way."""
+    own = {"capture --global-batch", "capture --seq", "capture --sharding", "run --steps"}
     own |= {
         "simulate --schedule",
         "op --seq",
@@ -62,7 +63,10 @@ def test_names_that_several_verbs_have_are_read_by_one_type() -> None:
     other = set()
     for verb in VERBS:
         chosen = build_parser([verb])._subparsers._group_actions[0].choices[verb.name]  # type: ignore[union-attr,index]
+        kind = chosen.get_default("asks")
         for action in chosen._actions:
+            if kind is not None and action.dest in choices_of(kind):
+                continue
             name = (action.option_strings or [""])[-1]
             if action.nargs != 0 and name[2:] in TYPES and action.type is not TYPES[name[2:]]:
                 other.add(f"{verb.name} {name}")

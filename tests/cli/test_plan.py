@@ -169,7 +169,7 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     [
         (("--gpus", "1", "--step-s", "2", "--steps", "9", "--mtbf", "gpu=1s", "--checkpoint-size", "1GB"),
          "makes no progress: it is interrupted every 1 s"),
-        (("--gpus", "8", "--step-s", "2", "--steps", "9"), "give --checkpoint-size, such as 1TB"),
+        (("--gpus", "8", "--step-s", "2", "--steps", "9"), "use --checkpoint-size, such as 1TB"),
         (("--gpus", "8", "--step-s", "2", "--tokens", "1T", "--failures", "none"), "needs --global-batch and --seq"),
         (SMALL, "one of --tokens 15T, --steps 100000 or --until"),
         ((*SMALL, "--tokens", "1T", "--steps", "5"), "one of --tokens 15T"),
@@ -179,13 +179,13 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         ((*SMALL, "--tokens", "1T", "--mtbf", "gpu"), "expected gpu=..., node=..., link=..."),
         ((*SMALL, "--tokens", "1T", "--mtbf", "gpu=0h"), "above zero"),
         ((*SMALL, "--tokens", "1T", "--repair", "share=2"), "from 0 to 1"),
-        ((*SMALL, "--tokens", "1T", "--shrink"), "give --spares 0 or more"),
-        ((*MEASURED, "--spares", "0", "--shrink"), "needs the replicas of the measured run: give --dp"),
+        ((*SMALL, "--tokens", "1T", "--shrink"), "use --spares 0 or more"),
+        ((*MEASURED, "--spares", "0", "--shrink"), "needs the number of replicas of the measured run: use --dp"),
         ((*MEASURED, "--allow-oom"), "memory is not checked with --step-s"),
-        ((*MEASURED, "--currency", "EUR"), "give --price as well"),
+        ((*MEASURED, "--currency", "EUR"), "use --price as well"),
         ((*MEASURED, "--price", "2.5eur"), "--currency EUR"),
         ((*SMALL, "--tokens", "1T", "--evaluate", "every=5"), "for=... is missing"),
-        ((*SMALL, "--stage", "seq=4096"), "give tokens or steps of the stage"),
+        ((*SMALL, "--stage", "seq=4096"), "give the tokens or the steps of the stage"),
         ((*SMALL, "--stage", "tokens"), "expected KEY=VALUE"),
         ((*SMALL, "--until", "2020-01-01", "--from", "2026-01-01"), "is not after the first day"),
         ((*SMALL, "--until", "soon"), "expected a date"),
@@ -205,7 +205,7 @@ def test_mistakes_are_one_clear_line(capsys: pytest.CaptureFixture[str], argumen
 def test_without_a_model_and_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, complaint = run(capsys, "plan", "--gpus", "8", "--steps", "5")
     assert status == 2
-    assert "give --model and --cluster, or --step-s" in complaint
+    assert "use --model and --cluster, or --step-s" in complaint
 
 
 def test_failure_profiles_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

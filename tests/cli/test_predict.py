@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli.forecasting import question_of
 from stepcast.cli.main import build_parser
+from stepcast.cli.options import read_question
 from stepcast.forecast.options import Options
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.words import OVERLAPS
@@ -34,7 +34,7 @@ def test_choices_are_those_of_the_strategy() -> None:
 
 
 def strategy(*arguments: str) -> Strategy:
-    return settle(question_of(build_parser().parse_args(["predict", *arguments]))).strategy
+    return settle(read_question(build_parser().parse_args(["predict", *arguments]))[0]).strategy
 
 
 def test_overlap_is_what_is_named_and_nothing_else() -> None:
@@ -107,7 +107,7 @@ def test_simai_text_holds_no_further_tokens(tmp_path: Path, capsys: pytest.Captu
     further = ("predict", *SPREAD, "--further-tokens", "1", "--to-workload")
     status, _, err = run(capsys, *further, str(tmp_path / "w.txt"))
     assert status == 2
-    assert "AICB writes no further tokens" in err
+    assert "AICB cannot describe MTP layers" in err
     assert run(capsys, *further, str(tmp_path / "w.et"))[0] == 0
 
 

@@ -187,16 +187,16 @@ def test_an_interrupt_prints_the_best_so_far(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (("--gpus", "64..8"), "ends before it begins; give 8..64"),
+        (("--gpus", "64..8"), "ends before it begins; use 8..64"),
         (("--gpus", "none"), "expected a whole number"),
-        (("--objective", "speed"), "'speed' is not known"),
+        (("--objective", "speed"), "unrecognised value 'speed'"),
         (("--fix", "pq=2"), "expected a value of tp, cp"),
-        (("--fix", "cp=1,2"), "several values; give --allow cp=1,2"),
+        (("--fix", "cp=1,2"), "several values; use --allow cp=1,2"),
         (("--fix", "cp=x"), "expected a whole number"),
         (("--fix", "tp=2"), "tp is given twice"),
         (("--allow", "recompute=some"), "expected one of none, selective, full"),
         (("--fix", "cp=3"), "no candidates: tp x cp x pp divides 8 GPUs for none"),
-        (("--price", "2"), "give --tokens as well"),
+        (("--price", "2"), "use --tokens as well"),
         (("-o", "rows.txt"), "ends in .csv, .parquet or .json"),
     ],
 )
@@ -225,7 +225,7 @@ def test_two_kinds_of_gpus_share_the_layers(tmp_path: Path, capsys: pytest.Captu
     question[question.index("16")] = "12"
     status, _, error = run(capsys, "search", *question, *NARROW)
     assert status == 2
-    assert "has two kinds; give all, 16, or at most the 8 of the first" in error
+    assert "has two kinds of GPUs; use all 16, or at most the 8 of the first kind" in error
 
 
 def test_what_overlaps_can_be_searched(capsys: pytest.CaptureFixture[str]) -> None:

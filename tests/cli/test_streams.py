@@ -78,13 +78,13 @@ def test_an_interrupt_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["shw", "f"], "'shw' is not known; did you mean show"),
+        (["shw", "f"], "unrecognised value 'shw'; did you mean show"),
         (["list", "gpu"], "did you mean gpus"),
         (["collective", "all-redcue"], "did you mean all-reduce"),
         (["op", "layernorm"], "did you mean layer-norm"),
-        (["show", "f", "--formt", "simai"], "--formt is not known here; did you mean --format"),
-        (["show", "f", "--zzz"], "--zzz is not known here; usage: stepcast show --help"),
-        (["convert", "f", "g", "--to", "png"], "expected one of simai, optable, chakra, perfetto, cluster, json"),
+        (["show", "f", "--formt", "simai"], "unrecognised option '--formt'; did you mean --format"),
+        (["show", "f", "--zzz"], "unrecognised option '--zzz'; usage: stepcast show --help"),
+        (["convert", "f", "g", "--to", "png"], "choose from simai, optable, chakra, perfetto, cluster, json"),
         (["show", ""], "variable of your shell"),
         (["predict", "--model", "m", "--cluster", "c", "--gpus", "8", "--trace", "no/t.json"], "there is no folder no"),
         (["convert", LLAMA, "no/w.txt", "--to", "simai"], "there is no folder no; create it first"),
@@ -97,7 +97,7 @@ def test_an_interrupt_is_one_line() -> None:
         (["simulate", LLAMA, "--cluster", "dgx-h100", "--schedule", sys.executable], "expected a text file"),
         (["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "\u0668"], "--gpus: expected a whole number"),
         (["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "9", "--pp", "3", "--to-workload", "w"], ".et writes Chakra"),
-        (["analyze", LLAMA], "'stepcast simulate' runs a workload"),
+        (["analyze", LLAMA], "'stepcast simulate' simulates a workload"),
         (["demo", "--examples", str(EXAMPLES), "-o", LLAMA], "is a file; name a folder"),
     ],
 )  # fmt: skip

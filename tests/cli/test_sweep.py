@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli.sweep_points import command
+from stepcast.questions.choices import spell_choices
 from stepcast.sweep.spec import read_spec
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.shared import ROOT
@@ -37,7 +37,7 @@ def test_every_row_is_what_its_command_predicts(answers: str, capsys: pytest.Cap
     rows = run_json(capsys, "sweep", "show", answers, "--top", "100")["rows"]
     assert len(rows) == POINTS
     for row in rows[::6]:
-        words = shlex.split(command("predict", spec.at(row["position"])))[1:]
+        words = ["predict", *spell_choices(spec.at(row["position"]))]
         predicted = run_json(capsys, *words)
         assert predicted["step_s"] == row["step_s"]
         assert predicted["mfu"] == row["mfu"]
@@ -210,7 +210,7 @@ BAD = {
     ("sweep", "show", "{folder}", "--workers", "2"): "--workers has no effect",
     ("sweep", "export", "{folder}"): "export needs --to",
     ("sweep", "export", "{folder}", "--to-file", "{folder}/rows.xls"): "ends in .csv, .parquet or .json",
-    ("sweep", SPEC, "-o", "{folder}/x", "--engine", "mesos"): "is not known",
+    ("sweep", SPEC, "-o", "{folder}/x", "--engine", "mesos"): "unrecognised value",
     ("sweep", SPEC, "-o", "{folder}/x", "--workers", "0"): "whole number",
 }
 

@@ -6,8 +6,10 @@ import pytest
 
 from stepcast.cli.main import VERBS as OWN_VERBS
 from stepcast.cli.main import build_parser
-from stepcast.cli.words import VERBS, other_names
-from stepcast.questions.spelling import alias_flags
+from stepcast.cli.verbs import OTHER_VERBS
+from stepcast.cli.words import other_names
+from stepcast.questions.choices import alias_flags
+from stepcast.questions.question import PredictQuestion
 from tests.cli.test_main import run, run_json
 
 LLAMA = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100")
@@ -97,12 +99,12 @@ def test_any_gpu_is_a_place_to_run(
         ((*LLAMA, "--gpus", "60", "--tp", "8"), "use --gpus 56 or 64, or --tp 4"),
         ((*LLAMA, "--gpus", "64", "--tp", "2", "--dp", "8"), "--dp means 16 GPUs"),
         (LLAMA, "--gpus 64, --nodes 8, or --dp"),
-        ((*LLAMA[:3], "--gpus", "8"), "--cluster, a name from 'stepcast list clusters', or --gpu"),
-        (("predict", "--cluster", "dgx-h100", "--gpus", "8"), "name one of 'stepcast list models'"),
-        ((*LLAMA, "--gpu", "h100", "--gpus", "8"), "leave it or --cluster out"),
+        ((*LLAMA[:3], "--gpus", "8"), "use --cluster NAME or --gpu NAME"),
+        (("predict", "--cluster", "dgx-h100", "--gpus", "8"), "use --model with a name from 'stepcast list models'"),
+        ((*LLAMA, "--gpu", "h100", "--gpus", "8"), "--gpu and --cluster both"),
         (
             (*LLAMA[:3], "--cluster", "h100", "--gpus", "64"),
-            "one node of dgx-h100; as many as you like: --cluster dgx-h100",
+            "one node of dgx-h100; clusters of any size: --cluster dgx-h100",
         ),
         ((*LLAMA[:3], "--cluster", "tpu-v4"), "tpu-v5p, tpu-v6e and trainium2"),
         ((*LLAMA, "--gpus", "8", "--tensr-parallel", "2"), "did you mean --tensor-parallel"),
@@ -125,8 +127,8 @@ def test_other_words_lead_to_options_that_exist() -> None:
         parser = build_parser([verb])
         sub = parser._subparsers._group_actions[0].choices[verb.name]  # type: ignore[union-attr, index]
         own |= {option for action in sub._actions for option in action.option_strings}
-    for ours in {*other_names().values(), *(option for option, _ in alias_flags().values())}:
+    for ours in {*other_names().values(), *(option for option, _ in alias_flags(PredictQuestion).values())}:
         assert f"--{ours}" in own, ours
-    assert set(VERBS.values()) <= {verb.name for verb in OWN_VERBS}
-    assert not set(VERBS) & {verb.name for verb in OWN_VERBS}
-    assert not set(other_names()) & set(alias_flags())
+    assert set(OTHER_VERBS.values()) <= {verb.name for verb in OWN_VERBS}
+    assert not set(OTHER_VERBS) & {verb.name for verb in OWN_VERBS}
+    assert not set(other_names()) & set(alias_flags(PredictQuestion))

@@ -63,7 +63,7 @@ def test_a_strategy_forwards_its_tokens() -> None:
     strategy = Strategy(Layout(ep=16, dp=16, expert_tp=1), 1, 32, 4096)
     steps = [
         predict(model, cluster, strategy, Framework(dispatcher=dispatcher)).report
-        for dispatcher in (Dispatcher.ALL_TO_ALL, Dispatcher.FORWARDING)
+        for dispatcher in (Dispatcher.ALL_TO_ALL, Dispatcher.DEEPEP)
     ]
     assert steps[1].breakdown_s["ep"] < 0.4 * steps[0].breakdown_s["ep"]
     # What of the gradients is reduced beside computing moves a little.
@@ -107,7 +107,7 @@ def test_a_group_limit_shortens_forwarded_exchanges_only(dispatcher: Dispatcher)
     limited, free = (
         predict(each, cluster, strategy, Framework(dispatcher=dispatcher)).report for each in (model, unlimited)
     )
-    forwards = dispatcher is Dispatcher.FORWARDING
+    forwards = dispatcher is Dispatcher.DEEPEP
     ratio = 3.983 / 5.295 if forwards else 1.0
     assert limited.breakdown_s["ep"] == pytest.approx(free.breakdown_s["ep"] * ratio, rel=0.03)
     said = [text for text in limited.assumptions if "expert groups" in text]
@@ -119,7 +119,7 @@ def test_a_group_limit_shortens_forwarded_exchanges_only(dispatcher: Dispatcher)
 def test_groups_that_do_not_align_with_nodes_are_reported() -> None:
     model, cluster = load_model("deepseek-v2").with_layers(2), load_cluster("dgx-h100")
     strategy = Strategy(Layout(ep=40, dp=40, expert_tp=1), 1, 40, 4096)
-    report = predict(model, cluster, strategy, Framework(dispatcher=Dispatcher.FORWARDING)).report
+    report = predict(model, cluster, strategy, Framework(dispatcher=Dispatcher.DEEPEP)).report
     assert any("do not align with 5 nodes" in text for text in report.assumptions)
 
 

@@ -1,6 +1,5 @@
 """What is fuzzed: each reader with good files of its format, and what it may raise."""
 
-import argparse
 import gzip
 import json
 import os
@@ -175,9 +174,9 @@ def _configured() -> Iterator[Target]:
 
 
 def _words_of(path: str) -> Any:
-    from stepcast.cli.configured import described
+    from stepcast.questions.runs import read_run_file
 
-    return described(argparse.Namespace(run=None, config=path))
+    return read_run_file(None, path)
 
 
 def _shown_file(path: str) -> Any:

@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 import stepcast
-from stepcast.cli.configured import equivalent_command
-from stepcast.cli.forecasting import question_of
-from stepcast.cli.main import build_parser, main, with_files
+from stepcast.cli.main import build_parser, main
+from stepcast.cli.options import read_question
 from stepcast.frameworks.catalog import load_framework
 from stepcast.inputs.configs.keys import DATA, RunConfig, flat
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError
 from stepcast.models.catalog import load_model, model_words
+from stepcast.questions.runs import write_command
 from stepcast.questions.settle import SettledRun, settle
 from tests.cli.test_main import run_json
 from tests.shared import ROOT
@@ -340,16 +340,16 @@ def further_words(name: str) -> list[str]:
 
 def asked_of(words: list[str]) -> SettledRun:
     parser = build_parser(load=True)
-    return settle(question_of(with_files(parser, words)))
+    return settle(read_question(parser.parse_args(words))[0])
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_file_and_its_command_line_ask_for_the_same(name: str) -> None:
     """Model, cluster, strategy and software are equal, and a prediction depends on nothing else."""
     parser = build_parser(load=True)
-    args = with_files(parser, ["predict", "--config", str(path_of(name)), *further_words(name)])
-    by_file = settle(question_of(args))
-    command = shlex.split(equivalent_command(by_file))
+    args = parser.parse_args(["predict", "--config", str(path_of(name)), *further_words(name)])
+    by_file = settle(read_question(args)[0])
+    command = shlex.split(write_command(by_file))
     assert command[:2] == ["stepcast", "predict"]
     assert not [word for word in command if word.startswith("--config")]
     by_command = asked_of(command[1:])
@@ -624,8 +624,8 @@ def test_torchtitan_takes_the_ranks_that_are_left(tmp_path: Path, capsys: pytest
     words = ("predict", "--config", str(file), "--cluster", "dgx-h100", "--gpus", "64")
     found = run_json(capsys, *words)
     assert found["strategy"]["global_batch"] == 2 * 32
-    args = with_files(build_parser(load=True), list(words))
-    layout = settle(question_of(args)).strategy.layout
+    args = build_parser(load=True).parse_args(list(words))
+    layout = settle(read_question(args)[0]).strategy.layout
     assert (layout.dp, layout.shard_size, layout.copies) == (32, 4, 8)
 
 

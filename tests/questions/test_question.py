@@ -1,6 +1,5 @@
 """Questions: one table of choices, from which options, keywords, files and commands follow."""
 
-import argparse
 import inspect
 import shlex
 from collections.abc import Callable
@@ -9,21 +8,22 @@ from typing import Any, get_type_hints
 import pytest
 
 import stepcast
-from stepcast.cli.forecasting import add_forecast_arguments, question_of
 from stepcast.cli.main import VERBS, build_parser
-from stepcast.cli.words import SEARCHED
-from stepcast.questions.keywords import AnalyzeChoices, PlanChoices, ReplayChoices, SearchChoices
-from stepcast.questions.question import CHOICES, DEFAULTS, NOUNS, PredictChoices, PredictQuestion
+from stepcast.cli.options import read_question
+from stepcast.questions.choices import NOUNS, Question, build_question, choices_of, spell_choices
+from stepcast.questions.measured import AnalyzeChoices, AnalyzeQuestion, ReplayChoices, ReplayQuestion
+from stepcast.questions.plan import PlanChoices, PlanQuestion
+from stepcast.questions.question import CHOICES, DEFAULTS, PredictChoices, PredictQuestion
 from stepcast.questions.rules import PREDICT
+from stepcast.questions.search import SearchChoices, SearchQuestion
 from stepcast.questions.settle import settle
-from stepcast.questions.spelling import build_question, spell_choices
 
 LLAMA: dict[str, Any] = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "gpus": 64}
 
 
-def ask(*words: str) -> PredictQuestion:
-    parser = build_parser([verb for verb in VERBS if verb.name == "predict"])
-    return question_of(parser.parse_args(["predict", *words]), training=True)
+def ask(*words: str, verb: str = "predict") -> Any:
+    parser = build_parser([known for known in VERBS if known.name == verb])
+    return read_question(parser.parse_args([verb, *words]))[0]
 
 
 def test_the_keywords_of_predict_are_the_choices_of_a_question() -> None:
@@ -32,39 +32,53 @@ def test_the_keywords_of_predict_are_the_choices_of_a_question() -> None:
     assert set(get_type_hints(PredictChoices)) == set(CHOICES) - set(NOUNS)
 
 
-# Options of verbs that write or print, and choices that functions name themselves.
-PRINTED = {"html", "json", "output", "verbose", "debug", "plain", "help", "no_causal"}
+@pytest.mark.parametrize(
+    ("function", "keywords", "kind"),
+    [
+        (stepcast.search, SearchChoices, SearchQuestion),
+        (stepcast.plan, PlanChoices, PlanQuestion),
+        (stepcast.analyze, AnalyzeChoices, AnalyzeQuestion),
+        (stepcast.replay, ReplayChoices, ReplayQuestion),
+    ],
+)
+def test_the_keywords_of_a_function_are_the_choices_of_its_question(
+    function: Callable[..., Any], keywords: type, kind: type[Question]
+) -> None:
+    files = {"trace"} if function in (stepcast.analyze, stepcast.replay) else set()
+    files |= {"config", "ignore_unknown"} if function is stepcast.plan else set()
+    parameters = set(inspect.signature(function).parameters)
+    assert set(get_type_hints(keywords)) == (set(choices_of(kind)) | files) - parameters
+
+
+@pytest.mark.parametrize("verb", ["predict", "plan", "search", "analyze", "replay"])
+def test_every_choice_has_an_option(verb: str) -> None:
+    parser = build_parser([known for known in VERBS if known.name == verb])._subparsers
+    sub = parser._group_actions[0].choices[verb]  # type: ignore[union-attr,index]
+    kind = sub.get_default("asks")
+    assert set(choices_of(kind)) <= {action.dest for action in sub._actions}
+    assert all(choice.group and choice.help for choice in choices_of(kind).values())
+
+
+def test_rules_name_choices() -> None:
+    assert {name for rule in PREDICT for name in rule.options} <= set(CHOICES)
 
 
 @pytest.mark.parametrize(
-    ("function", "keywords"),
+    ("words", "choices"),
     [
-        (stepcast.search, SearchChoices),
-        (stepcast.plan, PlanChoices),
-        (stepcast.analyze, AnalyzeChoices),
-        (stepcast.replay, ReplayChoices),
+        ("--tp 8 --sharding ZeRO-1,fsdp", {"tp": 8, "sharding": ["zero-1", "fsdp"]}),
+        ("--gpus 8..64 --seq 8k --fp8 --top 3", {"gpus": "8..64", "seq": 8192, "precision": "fp8", "top": 3}),
+        ("--sequence-parallel yes --time 1m", {"sequence_parallel": True, "time": 60}),
     ],
 )
-def test_the_keywords_of_a_function_are_the_options_of_its_verb(function: Callable[..., Any], keywords: type) -> None:
-    verb = function.__name__
-    parser = build_parser([each for each in VERBS if each.name == verb])._subparsers
-    options = {
-        option[2:].replace("-", "_")
-        for action in parser._group_actions[0].choices[verb]._actions  # type: ignore[union-attr,index]
-        for option in action.option_strings
-        if option.startswith("--") and not option.startswith("--no-")
-    }
-    searched = {name.replace("-", "_") for name in (*SEARCHED, "precision")} if verb == "search" else set()
-    named = {name.rstrip("_") for name in get_type_hints(keywords)}
-    assert named == (options | searched) - PRINTED - set(inspect.signature(function).parameters)
+def test_searches_are_asked_alike_in_words_and_in_python(words: str, choices: dict[str, Any]) -> None:
+    assert ask(*words.split(), verb="search") == build_question(SearchQuestion, choices)
 
 
-def test_every_choice_has_an_option_and_rules_name_choices() -> None:
-    parser = argparse.ArgumentParser()
-    add_forecast_arguments(parser)
-    listed = {action.dest for action in parser._actions} - {"help", "config", "ignore_unknown"}
-    assert listed == {name for name, choice in CHOICES.items() if choice.group}
-    assert {name for rule in PREDICT for name in rule.options} <= set(CHOICES)
+def test_plans_are_asked_alike_in_words_and_in_python() -> None:
+    words = "--model llama-3.1-8b --tokens 1T --from 2027-01-01 --stage tokens=1T --stage steps=5 --blocking"
+    choices = {"tokens": 1e12, "from_": "2027-01-01", "stage": ["tokens=1T", "steps=5"], "blocking": True}
+    assert ask(*words.split(), verb="plan") == build_question(PlanQuestion, {"model": "llama-3.1-8b", **choices})
 
 
 # For each choice a value that is not its default.
@@ -98,25 +112,27 @@ def other_value(name: str) -> Any:
 @pytest.mark.parametrize("name", CHOICES)
 def test_text_keywords_and_printed_commands_mean_the_same(name: str) -> None:
     value = other_value(name)
-    asked = build_question({name: value})
+    asked = build_question(PredictQuestion, {name: value})
     assert getattr(asked, name) == value
     assert ask(*spell_choices({name: value})) == asked
     assert asked.given == {name}
     if isinstance(value, int | float) and not isinstance(value, bool):
-        assert build_question({name: str(value)}) == asked
+        assert build_question(PredictQuestion, {name: str(value)}) == asked
     if CHOICES[name].deniable:
-        assert ask(*spell_choices({name: False})) == build_question({f"no_{name}": True})
+        assert ask(*spell_choices({name: False})) == build_question(PredictQuestion, {f"no_{name}": True})
 
 
 def test_names_of_other_tools_are_read() -> None:
-    asked = build_question({"tensor_parallel_size": 2, "zero": 3, "gradient_checkpointing": True, "seq_length": "8k"})
+    asked = build_question(
+        PredictQuestion, {"tensor_parallel_size": 2, "zero": 3, "gradient_checkpointing": True, "seq_length": "8k"}
+    )
     assert asked == PredictQuestion(tp=2, sharding="zero-3", recompute="full", seq=8192)
 
 
 @pytest.mark.parametrize(
     ("choices", "error", "problem"),
     [
-        ({"tpp": 2}, TypeError, "unexpected choice 'tpp'; did you mean tp?"),
+        ({"tpp": 2}, TypeError, "got an unexpected keyword argument 'tpp'; did you mean tp?"),
         ({"tp": 0}, ValueError, "^tp: expected a whole number from 1 to"),
         ({"tp": True}, ValueError, "^tp: expected a value, not True"),
         ({"dropout": "yes"}, ValueError, "^dropout: expected True or False, not 'yes'"),
@@ -134,8 +150,8 @@ def test_mistakes_are_told_in_the_words_of_python(
 
 
 def test_settling_fills_in_defaults_and_changes_nothing() -> None:
-    asked = build_question({**LLAMA, "gpus": None, "nodes": 8, "tp": 8})
-    before = build_question({**LLAMA, "gpus": None, "nodes": 8, "tp": 8})
+    asked = build_question(PredictQuestion, {**LLAMA, "gpus": None, "nodes": 8, "tp": 8})
+    before = build_question(PredictQuestion, {**LLAMA, "gpus": None, "nodes": 8, "tp": 8})
     run = settle(asked)
     assert asked == before
     assert (run.strategy.layout.dp, run.question.gpus) == (8, 64)

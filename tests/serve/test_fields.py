@@ -5,9 +5,10 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra web: pip install 'stepcast[web]'")
 
 from stepcast.cli.served import Verbs
-from stepcast.questions.question import CHOICES, PRECISIONS
-from stepcast.serve import fields
-from stepcast.serve.fields import PREDICT, SEARCH, FieldError, command_words
+from stepcast.questions.choices import build_question, choices_of
+from stepcast.questions.question import CHOICES, PredictQuestion
+from stepcast.questions.search import SearchQuestion
+from stepcast.serve.fields import PREDICT, SEARCH, FieldError, form_command, read_form
 
 GIVEN = {
     "model": "llama-3.1-8b",
@@ -20,21 +21,11 @@ GIVEN = {
 }
 
 
-def test_a_form_is_a_command_line_without_what_goes_without_saying() -> None:
-    words = command_words("predict", PREDICT, GIVEN)
-    assert words == [
-        "predict",
-        "--model",
-        "llama-3.1-8b",
-        "--cluster",
-        "dgx-h100",
-        "--gpus",
-        "16",
-        "--tp",
-        "2",
-        "--seq",
-        "2048",
-    ]
+def test_a_form_makes_choices_and_leaves_out_defaults() -> None:
+    choices = read_form(PREDICT, GIVEN)
+    assert dict(choices) == {"model": "llama-3.1-8b", "cluster": "dgx-h100", "gpus": "16", "tp": "2", "seq": "2048"}
+    command = "stepcast predict --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --tp 2 --seq 2048"
+    assert form_command("predict", choices) == command
 
 
 @pytest.mark.parametrize("name", [field.name for field in PREDICT])
@@ -57,25 +48,26 @@ def test_a_form_is_a_command_line_without_what_goes_without_saying() -> None:
 )
 def test_nothing_else_gets_through(name: str, value: str) -> None:
     with pytest.raises(FieldError):
-        command_words("predict", PREDICT, {**GIVEN, name: value})
+        read_form(PREDICT, {**GIVEN, name: value})
 
 
 @pytest.mark.parametrize("name", ["trace", "html", "set", "calibration", "to_workload", "output", "o", "--html", ""])
 def test_what_a_form_does_not_have_is_refused(name: str) -> None:
-    for verb, known in (("predict", PREDICT), ("search", SEARCH)):
+    for known in (PREDICT, SEARCH):
         with pytest.raises(FieldError, match="no field"):
-            command_words(verb, known, {**{each.name: each.usual for each in known}, name: "x"})
+            read_form(known, {**{field.name: field.initial for field in known}, name: "x"})
 
 
-def test_every_choice_of_every_field_is_an_option_of_its_verb() -> None:
-    options = {option for action in Verbs().searching._actions for option in action.option_strings}
-    assert {field.option for field in SEARCH} <= options
-    assert {field.name for field in PREDICT} <= set(CHOICES)
-    assert set(fields.PRECISIONS) == set(PRECISIONS)
+def test_every_value_of_every_field_is_one_of_its_choice() -> None:
+    assert {field.name for field in SEARCH} <= set(choices_of(SearchQuestion))
+    for field in PREDICT:
+        assert set(field.choices) <= set(CHOICES[field.name].values or field.choices)
+        for value in field.choices:
+            build_question(PredictQuestion, {field.name: value})
 
 
-def test_what_a_form_usually_says_is_answered() -> None:
-    words = command_words("predict", PREDICT, {each.name: each.usual for each in PREDICT})
-    found = Verbs().predict(words, None)
-    assert "per step" in found.page.title
-    assert found.page.about.command == "stepcast " + " ".join(words)
+def test_the_initial_form_is_answered() -> None:
+    choices = read_form(PREDICT, {field.name: field.initial for field in PREDICT})
+    answer = Verbs().predict(choices, None)
+    assert "per step" in answer.page.title
+    assert answer.page.about.command == form_command("predict", choices)

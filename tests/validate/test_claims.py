@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 import stepcast
-from stepcast.cli.forecasting import question_of
 from stepcast.cli.main import build_parser
+from stepcast.cli.options import read_question
 from stepcast.hardware import load_cluster
 from stepcast.questions.settle import settle
 from stepcast.validate.h200 import measure_h200, row_framework, row_model, row_strategy, shipped_folder
@@ -59,7 +59,7 @@ def test_the_command_line_can_say_it() -> None:
     (row,) = (row for row in steps() if row["batch"] == "4" and row["seq"] == "4096" and row["recompute"] == "none")
     batch = "--micro-batch 4 --global-batch 4 --seq 4096"
     words = f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16} --zero-gradients 1"
-    question = question_of(build_parser().parse_args(words.split()))
+    question, _ = read_question(build_parser().parse_args(words.split()))
     run = settle(structs.replace(question, model=row_model(row)))
     assert run.strategy == row_strategy(row)
     assert replace(run.framework, name="pytorch") == row_framework(row)

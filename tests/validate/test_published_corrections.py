@@ -175,7 +175,7 @@ def test_what_a_row_may_say_beyond_the_usual_columns() -> None:
     assert read_setup({**titan, "compile": "0"}).framework.kernels is Kernels.PLAIN
     assert read_setup(titan).framework.kernels is Kernels.COMPILED
     core = {**ROW, "framework": "Megatron-Core (DeepEP)", "model": "qwen3-30b-a3b", "ep": "8", "seq": "4096"}
-    assert read_setup(core).framework.dispatcher is Dispatcher.FORWARDING
+    assert read_setup(core).framework.dispatcher is Dispatcher.DEEPEP
     plain = read_setup({**core, "framework": "Megatron-Core"}).framework
     assert plain.dispatcher is Dispatcher.ALL_TO_ALL
     assert read_setup({**core, "schedule": "1F1B, a2a overlap"}).strategy.overlap.experts

@@ -1,175 +1,182 @@
-"""``stepcast analyze FILE...``: where a measured run's time went."""
+"""``stepcast analyze FILE...``: where the time of a measured run went."""
 
 import argparse
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.documents import open_sources
-from stepcast.cli.loaded import loaded
-from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import print_view, write_view
-from stepcast.cli.rules import check_applicable
-from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
+from stepcast.cli.documents import load_lazily, open_sources
+from stepcast.cli.options import add_options, add_question
+from stepcast.cli.output import print_json, print_notes, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import show_view
+from stepcast.inputs.table import Format, format_named, read_as_one, recognise
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
+from stepcast.questions.measured import AnalyzeQuestion
+from stepcast.questions.rules import CLUSTER_CHANGES, Rule, check_rules
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic
     from stepcast.inputs.source import Source
+    from stepcast.ir.measured import CollectiveSweep, RunLog
     from stepcast.views.view import View
 
-Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
-ViewOf = Callable[..., "View"]
+Facts = dict[str, Any]
+Analyze = Callable[[Any, AnalyzeQuestion], Facts]
+BuildView = Callable[..., "View"]
+# Formats whose text has details that --verbose adds.
+DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
+NO_TIMES = "{format} logs say how long each operation took, not when; leave it out"
+RULES = (
+    Rule(
+        ("trace",),
+        lambda f: f["format"] != "kineto",
+        "the file is a trace already; 'stepcast convert {file} OUT --to perfetto' writes it for Perfetto",
+    ),
+    Rule(("trace",), lambda f: f["format"] not in ("optimus", "nccl-tests"), NO_TIMES),
+    Rule(
+        ("trace",),
+        lambda f: f["format"] == "megatron",
+        "it writes the waits of Megatron traces, and this is {format}; leave it out",
+    ),
+    Rule(
+        ("cluster", "set"),
+        lambda f: f["format"] in ("megatron", "optimus", "nccl-tests"),
+        "the analysis of {format} files needs no cluster; leave it out",
+    ),
+    Rule(
+        ("calibration",),
+        lambda f: f["format"] == "optimus",
+        "it holds constants of OptimusPrime runs, and this is {format}; leave it out",
+    ),
+    Rule(("set",), lambda f: f["format"] == "optimus" or f["cluster"] is not None, CLUSTER_CHANGES.otherwise),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
+    row = """
+        files FILE  a measured run: Megatron traces of one, some or all ranks (or their folder), a Kineto trace, an
+                    OptimusPrime log, an nccl-tests or rccl-tests log
         """
-        files FILE            a measured run: Megatron traces of one, some or all ranks (or their folder), a
-                              Kineto trace, an OptimusPrime log, an nccl-tests or rccl-tests log
-        --format NAME         read as this format instead of recognising it: one of 'stepcast list formats'
-        --cluster C           what it ran on: achieved bandwidths are compared with it (nccl-tests logs need
-                              it)
-        --set
-        --calibration C.toml  OptimusPrime: constants that 'stepcast calibrate' wrote
-        --trace FILE          write the run, with its waits, as Perfetto / Chrome JSON
-        --verbose             add the details: operations, communication, kernels, the critical path
+    add_options(parser, row, files={"nargs": "+"})
+    add_question(parser, AnalyzeQuestion)
+    add_options(
+        parser.add_argument_group("output"),
+        """
+        --trace FILE  write the run, with its waits, as Perfetto / Chrome JSON
+        --verbose     add details: operations, communication, kernels, the critical path
         --html
         --json
         """,
-        files={"nargs": "+"},
-        format=[entry.name for entry in FORMATS],
     )
 
 
-def analysed(args: argparse.Namespace) -> "tuple[dict[str, Any], list[View]]":
-    """Return the facts of the files of *args*, and a view for each run in them."""
-    sources = open_sources(args.files, args.format)
-    if len(sources) > 1 and (logs := _logs(sources, args)):
-        return logs
-    entry, document = read_as_one(sources, args.format)
-    analyze, view_of = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
-    check_applicable(args, format=entry.name, file=args.files[0], detailed=entry.name in DETAILED)
-    found = {"format": entry.name, **analyze(document, args)}
-    found["warnings"] = [*found["warnings"], *find_doubts(found)]
-    if entry.name == "kineto" and (recorded := _recorded(args.files, found)):
-        found["recorded"] = recorded
-    view = view_of(found, document if isinstance(document, Timeline) else None)
-    write_view(args, view)
-    return found, [view]
-
-
-def _recorded(paths: list[str], found: dict[str, Any]) -> dict[str, Any] | None:
-    """What ``stepcast record`` left beside the traces, where *paths* is its folder."""
-    from stepcast.analyze.recorded import join_recorded
-    from stepcast.inputs.recorded import STEPS, read_logs, read_steps
-
-    ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
-    if not ranks:
-        return None
-    return join_recorded([rank.facts() for rank in ranks], read_logs(paths[0]), found["collectives"]).facts()
-
-
-def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> "tuple[dict[str, Any], list[View]] | None":
-    """Each of *sources* alone, where they are of a format that no two files of one run have."""
-    entry = recognise(sources[0])
-    if entry.joins or entry.name not in ANALYSES or any(recognise(each) is not entry for each in sources):
-        return None
-    if args.trace or args.html:
-        raise ValueError(f"{sources[0].path}: --trace and --html are of one run; name one of the files")
-    analyze, view_of = ANALYSES[entry.name]
-    check_applicable(args, format=entry.name, file=sources[0].path, detailed=entry.name in DETAILED)
-    runs = []
-    for source in sources:
-        facts = analyze(read_as_one([source], args.format)[1], args)
-        facts["warnings"] = [*facts["warnings"], *find_doubts(facts)]
-        runs.append({"file": os.fspath(source.path), **facts})
-    warnings = [f"{each['file']}: {note}" for each in runs for note in each["warnings"]]
-    views = [view_of({"format": entry.name, **each}) for each in runs]
-    return {"format": entry.name, "runs": runs, "warnings": warnings}, views
-
-
 def run(args: argparse.Namespace) -> int:
-    found, views = analysed(args)
-    verbose = args.verbose or found["format"] not in DETAILED
+    facts, views = analyze_files(args.files, args.question, args.trace, with_page=bool(args.html))
+    if args.verbose and (args.json or facts["format"] not in DETAILED):
+        print_notes([f"--verbose has no effect: everything known about {args.files[0]} is shown already"])
+    verbose = args.verbose or facts["format"] not in DETAILED
     if len(views) == 1:
-        print_view(args, views[0], verbose)
+        show_view(args, views[0], verbose)
     elif args.json:
-        print_json(found)
+        print_json(facts)
     else:
         from stepcast.views.terminal import render_text
 
         width = terminal_width()
         texts = [f"{visible(view.facts['file'])}\n\n{render_text(view, width, verbose)}" for view in views]
         print("\n\n".join(texts))
-        print_warnings(found["warnings"])
+        print_warnings(facts["warnings"])
     return 0
 
 
-def read_measured(paths: list[str], format_name: str | None) -> tuple[Format, Any]:
-    """The one run that *paths* hold, and its format."""
+def analyze_files(
+    files: Sequence[str], question: AnalyzeQuestion, trace: str | None = None, with_page: bool = False
+) -> "tuple[Facts, list[View]]":
+    """Return the facts of measured *files*, and a view of each run in them; write *trace* if it is given."""
+    if question.format is not None:
+        format_named(question.format)
+    sources = open_sources(files, question.format)
+    entry = recognise(sources[0]) if len(sources) > 1 else None
+    if entry and not entry.joins and entry.name in ANALYSES and all(recognise(each) is entry for each in sources):
+        if trace or with_page:
+            raise ValueError(f"{sources[0].path}: --trace and --html are for one run; name one of the files")
+        return _analyze_each(sources, entry, question)
+    entry, document = read_as_one(sources, question.format)
+    if entry.name not in ANALYSES:
+        raise ValueError(
+            f"{files[0]}: {entry.name} is not a measured run; analyze needs one ({', '.join(ANALYSES)}); 'stepcast "
+            "simulate' simulates a workload"
+        )
+    _check(question, entry.name, files[0], trace)
+    facts = {"format": entry.name, **ANALYSES[entry.name][0](document, question)}
+    if trace:
+        _write_waits(document, trace)
+    facts["warnings"] = [*facts["warnings"], *find_doubts(facts)]
+    if entry.name == "kineto" and (recorded := _read_recorded(files, facts)):
+        facts["recorded"] = recorded
+    return facts, [ANALYSES[entry.name][1](facts, document if isinstance(document, Timeline) else None)]
+
+
+def _check(question: AnalyzeQuestion, format_name: str, file: str, trace: str | None) -> None:
+    facts = {"format": format_name, "file": file, "cluster": question.cluster}
+    check_rules(RULES, question.given | ({"trace"} if trace else set()), facts)
+
+
+def _analyze_each(sources: "Sequence[Source]", entry: Format, question: AnalyzeQuestion) -> "tuple[Facts, list[View]]":
+    """Analyze each file alone, for formats in which a run has one file."""
+    analyze, build_view = ANALYSES[entry.name]
+    _check(question, entry.name, os.fspath(sources[0].path), None)
+    runs = []
+    for source in sources:
+        facts = analyze(read_as_one([source], question.format)[1], question)
+        facts["warnings"] = [*facts["warnings"], *find_doubts(facts)]
+        runs.append({"file": os.fspath(source.path), **facts})
+    warnings = [f"{facts['file']}: {note}" for facts in runs for note in facts["warnings"]]
+    views = [build_view({"format": entry.name, **facts}) for facts in runs]
+    return {"format": entry.name, "runs": runs, "warnings": warnings}, views
+
+
+def _read_recorded(paths: Sequence[str], facts: Facts) -> Facts | None:
+    """Return what ``stepcast record`` wrote next to the traces, if *paths* is its folder."""
+    from stepcast.analyze.recorded import join_recorded
+    from stepcast.inputs.recorded import STEPS, read_logs, read_steps
+
+    ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
+    if not ranks:
+        return None
+    return join_recorded([rank.facts() for rank in ranks], read_logs(paths[0]), facts["collectives"]).facts()
+
+
+def read_measured(paths: Sequence[str], format_name: str | None) -> tuple[Format, Any]:
+    """Return the run in *paths* and its format."""
     return read_as_one(open_sources(paths, format_name), format_name)
 
 
-def _not_measured(path: str, entry: Format) -> tuple[Analyze, ViewOf]:
-    raise ValueError(
-        f"{path}: is {entry.name}, which does not say what happened; analyze needs a measured run "
-        f"({', '.join(ANALYSES)}); 'stepcast simulate' runs a workload"
-    )
+# ---- by format --------------------------------------------------------------------------------------------
 
 
-def _megatron(timeline: "Timeline", args: argparse.Namespace) -> dict[str, Any]:
+def _analyze_megatron(timeline: Timeline, question: AnalyzeQuestion) -> Facts:
     from stepcast.analyze.megatron.analysis import analyze_megatron
 
-    busbw = _cluster_busbw(args) if args.cluster else None
-    analysis = analyze_megatron(timeline, busbw)
-    if args.trace:
-        from stepcast.analyze.play import measured, timeline_of
-
-        write_trace(timeline_of({"measured": measured(analysis.recording)}), args.trace)
-    return analysis.facts()
+    return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).facts()
 
 
-def _facts_of(name: str) -> Analyze:
-    """The facts of what the function *name*, which takes the document alone, finds."""
-    analyze = loaded(name)
+def _write_waits(timeline: Timeline, path: str) -> None:
+    from stepcast.analyze.megatron.record import record_megatron
+    from stepcast.analyze.play import measured, timeline_of
 
-    def facts(document: Any, args: argparse.Namespace) -> dict[str, Any]:
-        found: dict[str, Any] = analyze(document).facts()
-        return found
-
-    return facts
+    write_trace(timeline_of({"measured": measured(record_megatron(timeline))}), path)
 
 
-# By format: the facts of a measured run, and the view of those facts and of its timeline, where it has one.
-STEP_LOG = _facts_of("analyze.logs:analyze_step_log"), loaded("views.jobs:step_log_view")
-COLLECTIVE_LOG = _facts_of("analyze.logs:analyze_collective_log"), loaded("views.jobs:collective_log_view")
-ANALYSES: dict[str, tuple[Analyze, ViewOf]] = {
-    "megatron": (_megatron, loaded("views.measured:megatron_view")),
-    "kineto": (_facts_of("analyze.kineto.analysis:analyze_kineto"), loaded("views.traces:kineto_view")),
-    "optimus": (loaded("cli.optimus:optimus_facts"), loaded("views.traces:optimus_view")),
-    "nccl-tests": (loaded("cli.sweeps:sweep_facts"), loaded("views.traces:link_sweep_view")),
-    "nsys": (_facts_of("analyze.logs:analyze_streams"), loaded("views.jobs:streams_view")),
-    "stragglers": (_facts_of("analyze.stragglers:analyze_stragglers"), loaded("views.jobs:stragglers_view")),
-    **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
-    **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
-}
-
-
-# Formats whose text has details that --verbose adds.
-DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
-
-
-def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":
-    """What the cluster reaches for a collective of the same size over as many neighbouring ranks."""
+def _estimate_busbw(question: AnalyzeQuestion) -> "BusBandwidth":
+    """Return the bus bandwidth that the cluster reaches for the same collective over as many adjacent ranks."""
     from stepcast.cost.collectives.sweep import reached_busbw
     from stepcast.hardware import load_cluster
 
-    cluster = load_cluster(args.cluster, args.set)
+    assert question.cluster is not None
+    cluster = load_cluster(question.cluster, question.set)
 
     def busbw(traffic: "MeetingTraffic") -> float | None:
         if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
@@ -177,3 +184,62 @@ def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":
         return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
 
     return busbw
+
+
+def _analyze_optimus(log: "RunLog", question: AnalyzeQuestion) -> Facts:
+    """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
+    from stepcast.hardware import load_cluster
+    from stepcast.inputs.source import Source
+    from stepcast.ir.limits import DESCRIPTION
+    from stepcast.optimus.analysis import analyze_optimus
+    from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
+    from stepcast.optimus.cost import machine_of
+
+    cluster = load_cluster(question.cluster or CLUSTER, question.set)
+    constants, lengths = shipped(), lengths_of(log)
+    if question.calibration:
+        constants = calibrated_of(Source(question.calibration).text(DESCRIPTION), question.calibration)
+        lengths = constants.lengths_of(log)
+    return analyze_optimus(log, planned(log, lengths), machine_of(cluster), constants.constants).facts()
+
+
+def _analyze_nccl_tests(sweep: "CollectiveSweep", question: AnalyzeQuestion) -> Facts:
+    """Compare an nccl-tests log with its cluster, size by size, and explain shortfalls."""
+    from stepcast.analyze.sweeps import analyze_sweep
+    from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
+
+    if question.cluster is None:
+        try:
+            gpu = load_gpu(sweep.device).name
+            names = [name for name in cluster_names() if load_cluster(name).gpu.name == gpu]
+            hint = f"; clusters with {gpu}: {', '.join(names)}" if names else ""
+        except CatalogError:
+            hint = "; see 'stepcast list clusters'"
+        raise ValueError(f"{sweep.source}: use --cluster to name the cluster of the log{hint}")
+    return analyze_sweep(sweep, load_cluster(question.cluster, question.set)).facts()
+
+
+def _by_document(name: str) -> Analyze:
+    """Return an analysis by the function *name*, which takes the document alone."""
+    analyze = load_lazily(name)
+
+    def analyze_document(document: object, question: AnalyzeQuestion) -> Facts:
+        facts: Facts = analyze(document).facts()
+        return facts
+
+    return analyze_document
+
+
+# By format: the facts of a measured run, and the view of those facts and of its timeline, if it has one.
+STEP_LOG = _by_document("analyze.logs:analyze_step_log"), load_lazily("views.jobs:step_log_view")
+COLLECTIVE_LOG = _by_document("analyze.logs:analyze_collective_log"), load_lazily("views.jobs:collective_log_view")
+ANALYSES: dict[str, tuple[Analyze, BuildView]] = {
+    "megatron": (_analyze_megatron, load_lazily("views.measured:megatron_view")),
+    "kineto": (_by_document("analyze.kineto.analysis:analyze_kineto"), load_lazily("views.traces:kineto_view")),
+    "optimus": (_analyze_optimus, load_lazily("views.traces:optimus_view")),
+    "nccl-tests": (_analyze_nccl_tests, load_lazily("views.traces:link_sweep_view")),
+    "nsys": (_by_document("analyze.logs:analyze_streams"), load_lazily("views.jobs:streams_view")),
+    "stragglers": (_by_document("analyze.stragglers:analyze_stragglers"), load_lazily("views.jobs:stragglers_view")),
+    **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
+    **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
+}

@@ -32,14 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         """
-        runs RUN             measured operators (csv), profiler or Megatron traces, OptimusPrime and
-                             nccl-tests logs
-        -o, --output C.toml  write the constants here
-        --gpu G              what the runs ran on, where they do not tell (csv, Megatron traces)
-        --cluster C          what the runs ran on (OptimusPrime: a40-pcie; nccl-tests logs need it)
-        --model M            what was trained, where the runs do not tell
-        --sequence N,N,...   padded lengths of steps 1, 2, ... (OptimusPrime: from seqlen_per_step.json beside
-                             the logs)
+        runs RUN             measured operators (csv), profiler or Megatron traces, OptimusPrime or nccl-tests logs
+        -o, --output C.toml  file to write the constants to
+        --gpu G              GPU of the runs, if the files do not name it (csv, Megatron traces)
+        --cluster C          cluster of the runs (needed for nccl-tests logs; OptimusPrime: default a40-pcie)
+        --model M            model of the runs, if the files do not name it
+        --sequence N,N,...   OptimusPrime: padded sequence lengths of steps 1, 2, ... (default: from
+                             seqlen_per_step.json in the folder of the logs)
         --html
         --json
         """,

@@ -14,28 +14,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """
         program WHAT          a Hugging Face config.json, or module:function that returns a model (or model,
                               inputs, loss and optimizer)
-        --batch N             sequences: 1
-        --seq N               tokens: 2048
-        --dtype               of the weights
-        --autocast            weights in fp32, products in bf16 (torch.autocast)
-        --tf32                products of fp32 run as TF32 (torch.set_float32_matmul_precision); a program
-                              may set that itself
-        --checkpoint          layers computed again in the backward (transformers)
-        --attention NAME      of transformers: sdpa, eager (its own choice)
-        --experts NAME        of transformers: grouped_mm, eager (its own choice)
-        --optimizer           adamw
-        --no-fused-optimizer  the update operation by operation (foreach)
-        --compiled            as torch.compile runs it: memory-bound kernels fused
-        -o, --output FILE     write it, for predict --captured and convert
-        --predict             also price the step; with --gpu or --cluster
-        --gpu G               with --predict: a GPU of the catalogue
-        --cluster C           with --predict: a cluster of the catalogue
-        --gpus N              with --predict: 1
-        --tp N                with --predict: ways linear maps are split, 1
-        --pp N                with --predict: pipeline stages, 1
-        --global-batch N      with --predict: sequences
-        --sharding            with --predict: none
-        --zero-gradients SHARE  with --predict: weights that never had a gradient, 0
+        --batch N             batch size in sequences (default: 1)
+        --seq N               sequence length in tokens (default: 2048)
+        --dtype               data type of the weights (default: bf16)
+        --autocast            weights in fp32, matmuls in bf16 (torch.autocast)
+        --tf32                fp32 matmuls run as TF32 (torch.set_float32_matmul_precision); a program may set
+                              that itself
+        --checkpoint          recompute layers in the backward pass (transformers)
+        --attention NAME      transformers: sdpa or eager (default: its own choice)
+        --experts NAME        transformers: grouped_mm or eager (default: its own choice)
+        --optimizer           optimizer (default: adamw)
+        --no-fused-optimizer  optimizer without fused kernels (foreach)
+        --compiled            as torch.compile runs it, with fused memory-bound kernels
+        -o, --output FILE     write the program, for predict --captured and convert
+        --predict             also predict the step (with --gpu or --cluster)
+        --gpu G               with --predict: a GPU from 'stepcast list gpus'
+        --cluster C           with --predict: a cluster from 'stepcast list clusters'
+        --gpus N              with --predict: total number of GPUs (default: 1)
+        --tp N                with --predict: tensor-parallel ranks (default: 1)
+        --pp N                with --predict: pipeline-parallel ranks (default: 1)
+        --global-batch N      with --predict: sequences per step (default: --batch per replica)
+        --sharding            with --predict: none (DDP) or fsdp (default: none)
+        --zero-gradients SHARE  with --predict: share of weights whose gradient is always zero (default: 0)
         --json
         """,
         batch={"type": count(1, MOST_SEQUENCES), "default": 1},
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         given=args.given,
     )
     if args.tf32 and not args.autocast and args.dtype != "fp32":
-        raise ValueError("--tf32 has no effect: only products of fp32 run as TF32; give --dtype fp32")
+        raise ValueError("--tf32 has no effect: only fp32 matmuls run as TF32; use --dtype fp32")
     captured = capture(args.program, options)
     found = captured_facts(captured)
     if args.output:
@@ -99,6 +99,6 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + render_text(step_view(found["prediction"]), terminal_width()))
         print_warnings(found["prediction"]["warnings"])
     if args.output:
-        print(f"\nwrote {visible(args.output)}: 'stepcast predict --captured' prices it on any GPU")
+        print(f"\nwrote {visible(args.output)}: 'stepcast predict --captured' predicts it on any GPU")
     print_warnings(captured.warnings)
     return 0

@@ -3,8 +3,7 @@
 import argparse
 from typing import Any
 
-from stepcast.cli.forecasting import cluster_question
-from stepcast.cli.options import option_of
+from stepcast.cli.options import cluster_question, option_of
 from stepcast.cli.progress import open_source
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
 from stepcast.forecast.options import Engine, Options

@@ -36,17 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         f"""
         kind KIND             {", ".join(kinds)}
-        --size SIZE           the whole buffer, such as 1GiB; with --sweep the largest
-        --ranks N             GPUs that take part
-        --cluster C           name in the catalogue, or a TOML file
+        --size SIZE           size of the whole buffer, e.g. 1GiB; with --sweep the largest
+        --ranks N             number of participating GPUs
+        --cluster C           cluster: a name from 'stepcast list clusters', or a TOML file
         --set
         --place
-        --ranks-per-node N    GPUs of each node that take part (default: all)
-        --algorithm NAME      force one instead of the fastest: {", ".join(ALGORITHMS)}
-        --imbalance X         busiest rank over the mean, for all-to-all
-        --ranks-per-thread N  GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)
-        --engine              fluid: as flows over the links of the network, with its routing and what failed
-        --sweep               every power of two from 8 bytes up
+        --ranks-per-node N    participating GPUs per node (default: all)
+        --algorithm NAME      algorithm: {", ".join(ALGORITHMS)} (default: the fastest)
+        --imbalance X         all-to-all: data of the busiest rank over the mean (default: 1)
+        --ranks-per-thread N  GPUs per host thread, -g of nccl-tests (default: 1, as in training)
+        --engine              fluid: flows over the links of the network, with routing and failed links (default:
+                              fast)
+        --sweep               estimate every power of two from 8 bytes up
         --html
         --json
         """,

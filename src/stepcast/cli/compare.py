@@ -12,6 +12,7 @@ from stepcast.cli.progress import open_source
 from stepcast.inputs.source import FormatError
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.limits import RESULT
+from stepcast.questions.measured import AnalyzeQuestion
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import PlayedStep
@@ -39,19 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.analyze.compare import compare, is_measured
 
-    args.cluster, args.set, args.calibration = None, [], None
-    trace, args.trace = args.trace, None
-    sides = [(path, _facts(path, args)) for path in (args.predicted, args.measured)]
+    sides = [(path, _read_facts(path)) for path in (args.predicted, args.measured)]
     sides.sort(key=lambda side: is_measured(side[1]))  # errors are those of the prediction
     (args.predicted, first), (args.measured, second) = sides
     found: Any = {"sides": [_side(path, side) for path, side in sides], **compare(first, second).facts()}
     found["warnings"] += [f"{path}: {text}" for path, side in sides for text in side.get("warnings", ())]
-    if trace:
-        _write(args, trace)
+    if args.trace:
+        _write_trace(args)
     judged = len(set(found["kinds"])) > 1
     status = NOT_THE_SAME if judged and not found["same_run"] else 0
     found["warnings"] = [*found["warnings"], *find_doubts(found)]
-    args.trace = trace
     view = _view(args, found)
     write_view(args, view)
     print_view(args, view)
@@ -67,8 +65,8 @@ def _side(path: str, side: dict[str, Any]) -> dict[str, Any]:
     return {"file": path, "what": f"{what}: {name}" if name else what}
 
 
-def _facts(path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What *path* says of a step: printed by a verb, or analysed from a run."""
+def _read_facts(path: str) -> dict[str, Any]:
+    """Return the facts of the step in *path*: printed by a verb, or analyzed from a run."""
     printed = _printed(path)
     if printed is not None:
         return printed
@@ -78,7 +76,7 @@ def _facts(path: str, args: argparse.Namespace) -> dict[str, Any]:
             f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
             "predict, analyze or replay"
         )
-    return {"format": entry.name, **ANALYSES[entry.name][0](document, args)}
+    return {"format": entry.name, **ANALYSES[entry.name][0](document, AnalyzeQuestion())}
 
 
 def _printed(path: str) -> dict[str, Any] | None:
@@ -120,12 +118,12 @@ def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
     return compare_view(found, names, timeline)
 
 
-def _write(args: argparse.Namespace, path: str) -> None:
-    """Both runs on lanes of their own."""
+def _write_trace(args: argparse.Namespace) -> None:
+    """Write both runs, each in lanes of its own."""
     from stepcast.analyze.play import timeline_of
 
     labelled = {"first": _played(args.predicted), "second": _played(args.measured)}
-    write_trace(timeline_of(labelled), path)
+    write_trace(timeline_of(labelled), args.trace)
 
 
 def _played(path: str) -> "PlayedStep":

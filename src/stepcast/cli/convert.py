@@ -16,12 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         """
         input IN    file of any known format, - for standard input, or the folder or prefix of one run
-        output OUT  file to write (.gz compresses), or - for standard output; chakra: PREFIX of a file per
-                    rank
-        --to        format to write; OUT.toml is a cluster description unless told otherwise
-        --json      say what was done as one JSON object
-        --gpu G     of a captured program: whose times a workload file gets; of a topology: what its nodes
-                    have
+        output OUT  file to write (.gz compresses), or - for standard output; chakra: PREFIX of a file per rank
+        --to        format to write (default for OUT.toml: cluster)
+        --json
+        --gpu G     captured programs: GPU whose times a workload file gets; topologies: GPU of the nodes
         """,
         to=[target.name for target in TARGETS],
     )
@@ -35,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     to = args.to or ("cluster" if args.output.endswith(".toml") else None)
     if to is None:
         known = ", ".join(target.name for target in TARGETS)
-        raise ValueError(f"say with --to what to write: one of {known}; OUT.toml is a cluster description")
+        raise ValueError(f"no format given: use --to with one of {known}; OUT.toml is a cluster description")
     document = read_document([args.input], args)
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(to)
@@ -46,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.gpu and type(document).__name__ == "Wiring":
         document = replace(document, gpu=args.gpu)
     elif args.gpu:
-        raise ValueError(
-            "--gpu has no effect: it is for captured programs, whose kernels have no times, and topologies"
-        )
+        raise ValueError("--gpu has no effect: it is for captured programs and topologies")
     files = target.files(document, args.output)
     sizes = {name: print_data(data) for name, data in files} if to_stdout else write_files(files)
     names, size = list(sizes), sum(sizes.values())

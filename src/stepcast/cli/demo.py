@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, parse_arguments
 from stepcast.cli.output import print_json, terminal_width, write_file, write_trace
 from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         """
-        --examples DIR    folder of the examples (default: those that came with stepcast)
-        -o, --output DIR  folder to write results to
+        --examples DIR    folder of the examples (default: the shipped ones)
+        -o, --output DIR  folder to write results to (default: demo-output)
         --json
         """,
         output={"default": "demo-output", "type": str},
@@ -163,7 +163,7 @@ def _write_page(words: tuple[str, ...], title: str, path: Path) -> DemoPage:
     from stepcast.cli.verbs import Verb
 
     command = shlex.join(["stepcast", *words])
-    args = build_parser([Verb(words[0], "")]).parse_args([*words, "--html", str(path)])
+    args = parse_arguments(build_parser([Verb(words[0], "")]), [*words, "--html", str(path)])
     args.command = command
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
         import_module(f"stepcast.cli.{words[0]}").run(args)

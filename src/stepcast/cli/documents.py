@@ -1,8 +1,9 @@
-"""Reading what a verb's FILE arguments name, with the changes its options ask for."""
+"""Reading the files that a verb names, with the changes of its options."""
 
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from stepcast.cli.options import add_options
@@ -17,28 +18,38 @@ Recognise = Callable[[Source], object]
 MOST_NAMED = 5
 
 
+def load_lazily(name: str) -> Callable[..., Any]:
+    """Return the function that ``package.module:function`` names; its module is loaded when it is called."""
+    module, _, function = name.partition(":")
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return getattr(import_module(f"stepcast.{module}"), function)(*arguments, **keywords)
+
+    return call
+
+
 def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that state what a workload file leaves out."""
+    """Add options for what a workload file leaves open."""
     add_options(
         parser,
         """
-        --format NAME        read as this format instead of recognising it: one of 'stepcast list formats'
-        --repeat-layers N    operator tables: the model has N of the one layer given
-        --backward-factor X  take backward times as X times forward (2 is usual for matmuls)
+        --format
+        --repeat-layers N    operator tables: number of layers of the model, each like the one given
+        --backward-factor X  backward time as a multiple of forward time (2 is usual for matmuls)
         """,
         format=[entry.name for entry in FORMATS],
     )
 
 
 def read_document(paths: Sequence[str], args: argparse.Namespace) -> Any:
-    """The noun in *paths*, which are one document: a file, a folder, or the files of one run."""
+    """Return the contents of *paths*, which are one document: a file, a folder, or the files of one run."""
     return apply_edits(read_as_one(open_sources(paths, args.format), args.format)[1], args)
 
 
 def open_sources(
     paths: Sequence[str], format_name: str | None = None, recognised: Recognise = recognise
 ) -> list[Source]:
-    """The files that *paths* name. What lies in a folder beside the files of known formats is left out."""
+    """Return the files that *paths* name; files of unknown formats in a folder are left out."""
     sources: list[Source] = []
     for path in paths:
         if not path:
@@ -52,7 +63,7 @@ def open_sources(
 
 
 def _matching(pattern: str) -> list[str]:
-    """The files that a pattern names which the shell left as it was, as ``'ar.*.et'``."""
+    """Return the files of a pattern that the shell did not expand, such as ``'ar.*.et'``."""
     if not any(mark in pattern for mark in "*?[") or os.path.exists(pattern):
         return []
     from glob import glob
@@ -77,7 +88,7 @@ def _known_of(sources: Sequence[Source], folder: str, recognised: Recognise) -> 
 
 
 def expand(paths: Sequence[str]) -> list[str]:
-    """Folders replaced by their files."""
+    """Return *paths* with folders replaced by their files."""
     return [file for path in paths for file in (folder_files(path) if os.path.isdir(path) else [path])]
 
 
@@ -94,8 +105,8 @@ def apply_edits(document: Any, args: argparse.Namespace) -> Any:
 
 
 def _without_warning(workload: Workload, option: str) -> Workload:
-    """The user has answered the warning that asked for *option*."""
+    """Return the workload without the warning that asked for *option*."""
     from dataclasses import replace
 
-    kept = tuple(warning for warning in workload.warnings if option not in warning)
-    return replace(workload, warnings=kept)
+    warnings = tuple(warning for warning in workload.warnings if option not in warning)
+    return replace(workload, warnings=warnings)

@@ -1,4 +1,4 @@
-"""The command ``stepcast``: finds the verb, loads only that verb's module, reports errors in one line."""
+"""The command ``stepcast``: find the verb, load only that verb's module, report errors in one line."""
 
 import argparse
 import gc
@@ -11,10 +11,8 @@ from typing import Any, NoReturn
 
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams, terminal_width
+from stepcast.cli.verbs import OTHER_VERBS, SPELLINGS, Verb
 from stepcast.cli.verbs import VERBS as VERBS
-from stepcast.cli.verbs import Verb
-from stepcast.cli.words import SPELT, known_words, renamed
-from stepcast.cli.words import VERBS as OTHER_VERBS
 from stepcast.version import __version__
 from stepcast.views.text import message as one_line
 
@@ -23,7 +21,7 @@ DESCRIPTION = "Forecast a distributed LLM training step before you rent the clus
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line, like every other mistake."""
+    """A parser that reports mistakes in one line, like every other error."""
 
     def error(self, message: str) -> NoReturn:
         shown = one_line(message)
@@ -35,28 +33,33 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As ever, and in *given* the options of the verb that were set to something else than usual."""
-        options = [option for action in self._actions for option in action.option_strings]
-        given = list(sys.argv[1:] if args is None else args)
-        found, rest = super().parse_known_args(renamed(given, options), namespace)
+        """Also accept other words for options, and set *given*, the options that differ from their defaults."""
+        words = list(sys.argv[1:] if args is None else args)
+        known = [option for action in self._actions for option in action.option_strings]
+        if self._subparsers is None:
+            from stepcast.cli.words import known_words, rename_options
+
+            kind = self.get_default("asks")
+            words, known = rename_options(words, known, kind), known_words(known, kind)
+        result, rest = super().parse_known_args(words, namespace)
         if rest:
-            self.error(f"{rest[0]} is not known here{_nearest(rest[0], known_words(options))}")
-        if not hasattr(found, "given"):
-            unusual = (name for name, value in vars(found).items() if value != self.get_default(name))
-            found.given = frozenset(unusual)
-        return found, rest
+            self.error(f"unrecognised option {rest[0]!r}{_suggest(rest[0], known)}")
+        if not hasattr(result, "given"):
+            unusual = (name for name, value in vars(result).items() if value != self.get_default(name))
+            result.given = frozenset(unusual)
+        return result, rest
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))
-            hint = _nearest(str(value), known) or f"; expected one of {', '.join(known)}"
+            hint = _suggest(str(value), known) or f"; choose from {', '.join(known)}"
             if action.dest == "verb" and str(value).lower() in OTHER_VERBS:
                 hint = f"; did you mean {OTHER_VERBS[str(value).lower()]}?"
-            raise argparse.ArgumentError(action, f"{value!r} is not known{hint}")
+            raise argparse.ArgumentError(action, f"unrecognised value {value!r}{hint}")
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
-    """``; did you mean ...?``, or nothing where no word is close."""
+def _suggest(word: str, known: Sequence[str]) -> str:
+    """Return ``; did you mean ...?``, or nothing if no known word is close."""
     from difflib import get_close_matches
 
     near = get_close_matches(word.partition("=")[0], known, n=2)
@@ -64,11 +67,11 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 
 
 def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.ArgumentParser:
-    """The parser of *verbs*; without *load* their own arguments are left out, which starts faster."""
+    """Return the parser of *verbs*; without *load* it leaves out their own arguments, which is faster."""
     parser = Parser(prog="stepcast", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"stepcast {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
-    parser.add_argument("--plain", action="store_true", help="no colour on a terminal, as NO_COLOR")
+    parser.add_argument("--plain", action="store_true", help="print without colours, like NO_COLOR=1")
     chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
         sub = chosen.add_parser(
@@ -85,7 +88,7 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
 
 
 def _usage(parser: argparse.ArgumentParser, verb: str) -> str | None:
-    """One line where there are more options than one would read in brackets."""
+    """Return one line for verbs with many options, instead of all of them in brackets."""
     if len(parser._actions) <= FEW_OPTIONS:
         return None
     words = []
@@ -99,26 +102,26 @@ def _usage(parser: argparse.ArgumentParser, verb: str) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 on success, 2 for bad input, 130 when interrupted."""
+    """Run one verb; return 0 on success, 2 for bad input, 130 when interrupted."""
     if argv is None:
         end_on_interrupt()
-        gc.disable()  # a command makes no reference cycles that matter, and looking for them takes a tenth
+        gc.disable()  # a command makes few reference cycles, and the search for them takes a tenth of its time
         open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     plain = "--plain" in arguments
     with shown_streams(plain):
-        return _answered([word for word in arguments if word != "--plain"])
+        return _answer([word for word in arguments if word != "--plain"])
 
 
-def _answered(arguments: list[str]) -> int:
-    """The status of a verb; what goes wrong is told in one line."""
+def _answer(arguments: list[str]) -> int:
+    """Return the exit status of a verb; report an error in one line."""
     try:
         try:
             return _run(arguments)
         finally:
-            sys.stdout.flush()  # here, where what goes wrong can be told, and not when Python ends
+            sys.stdout.flush()  # here, where an error can still be reported
     except BrokenPipeError:
-        discard_output()  # the reader has gone, as ``head`` does, and needs no more
+        discard_output()  # the reader, such as ``head``, has ended
         return 0
     except KeyboardInterrupt:
         print("stepcast: interrupted", file=sys.stderr)
@@ -130,7 +133,7 @@ def _answered(arguments: list[str]) -> int:
 
             traceback.print_exc()
         else:
-            print(f"stepcast: {one_line(_said(error))}", file=sys.stderr)
+            print(f"stepcast: {one_line(_describe(error))}", file=sys.stderr)
         if isinstance(error, OSError) and not error.filename:
             discard_output()
         return getattr(error, "status", 2)
@@ -139,19 +142,20 @@ def _answered(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     if arguments[:1] in ([], ["help"]):
         return _help(arguments[1:])
-    at = next((at for at, word in enumerate(arguments) if not word.startswith("-")), None)
-    if at is not None:
-        arguments = [*arguments[:at], SPELT.get(arguments[at], arguments[at]), *arguments[at + 1 :]]
-    named = [verb for verb in VERBS if at is not None and verb.name == arguments[at]]
+    index = next((index for index, word in enumerate(arguments) if not word.startswith("-")), -1)
+    name = SPELLINGS.get(arguments[index], arguments[index])
+    named = [verb for verb in VERBS if verb.name == name]
     parser = build_parser(named or VERBS, load=bool(named))
     if not named:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
+    arguments[index] = name
     words = [word for word in arguments if word != "--debug"]
-    args = with_files(parser, words)
-    args.command = shlex.join(["stepcast", *(word for word in arguments if word != "--debug")])
+    from stepcast.cli.options import parse_arguments
     from stepcast.cli.output import check_files
 
+    args = parse_arguments(parser, words)
+    args.command = shlex.join(["stepcast", *words])
     check_files(args)
     with warnings.catch_warnings():
         # An array that overflowed is a wrong answer: stop instead of printing it.
@@ -160,7 +164,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _help(words: Sequence[str]) -> int:
-    """Of one verb its summary; of none, or of what is none, what the parser says."""
+    """Print the help of one verb, or else of the command."""
     named = [verb for verb in VERBS if [verb.name] == list(words[:1])]
     if not named:
         build_parser(load=False).parse_args(words[:1] or ["--help"])
@@ -169,43 +173,8 @@ def _help(words: Sequence[str]) -> int:
     return 0
 
 
-def with_files(parser: argparse.ArgumentParser, words: Sequence[str]) -> Any:
-    """Read *words* as arguments; the choices of a file that they name are defaults for them."""
-    args = parser.parse_args(words)
-    if not hasattr(args, "described"):  # other verbs have words of their own for files
-        return args
-    found = None
-    if args.config is not None or getattr(args, "run", None) is not None:
-        from stepcast.cli.configured import described
-
-        found = described(args)
-    if args.ignore_unknown and (found is None or found.config is None):
-        raise ValueError(
-            "--ignore-unknown has no effect: it is for keys of a configuration; give --config as well, or leave it out"
-        )
-    if found is None:
-        return args
-    from stepcast.questions.spelling import replaced_names
-
-    typed, own = args.given, args.own
-    if missing := [name for name in found.choices if not hasattr(args, name)]:
-        raise ValueError(f"{found.file}: {missing[0]} is not a choice of 'stepcast {args.verb}'")
-    filed = {name: value for name, value in found.choices.items() if name not in replaced_names(typed)}
-    defaults = {name: own.get_default(name) for name in filed}
-    own.set_defaults(**filed)  # so that typed options win over them
-    try:
-        args = parser.parse_args(words)
-    finally:
-        own.set_defaults(**defaults)
-    args.described, args.given = found, typed  # what a file says in vain is no mistake of the user's
-    if getattr(args, "verb", "predict") not in ("predict", "plan"):  # these have warnings in their answers
-        from stepcast.cli.output import print_warnings
-
-        print_warnings(found.warnings)
-    return args
-
-
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
+    """Return the message of an error in the words of a user."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
     if isinstance(error, OSError) and error.strerror:

@@ -1,14 +1,14 @@
-"""``stepcast network``: what the links do while a step runs, its communication sharing them."""
+"""``stepcast network``: link utilisation and contention during a step."""
 
 import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.configured import is_workload
-from stepcast.cli.forecasting import add_forecast_arguments, cluster_question, question_of, run_facts
-from stepcast.cli.options import add_options, option_of
+from stepcast.cli.options import add_options, add_question, cluster_question, option_of
+from stepcast.cli.output import print_notes
 from stepcast.cli.pages import print_view, write_view
 from stepcast.questions.numbers import count
+from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
@@ -16,22 +16,20 @@ if TYPE_CHECKING:
     from stepcast.hardware import Cluster
 
 MOST_LINKS = 1000
-# All that a workload file leaves open here; the rest it states itself.
+# Options that a workload file leaves open.
 WITH_WORKLOAD = frozenset(
     {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    row = "run RUN  a model, a workload file, a run that predict --save wrote, or a configuration"
-    add_options(parser, row, run={"nargs": "?"})
-    add_forecast_arguments(parser)
-    add_options(parser, "--background")
-    parser.set_defaults(workloads=True)
+    run = "a model, a workload file, a run that predict --save wrote, or a configuration"
+    add_question(parser, PredictQuestion, leave_out=("engine", *ABOUT_TRAINING), run=run)
+    parser.set_defaults(takes_workloads=True)
     add_options(
-        parser.add_argument_group("the answer"),
+        parser.add_argument_group("output"),
         """
-        --top K  number of busiest links to list (default 20)
+        --top K  number of busiest links to list (default: 20)
         --html
         --json
         """,
@@ -40,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    prediction, fast_s, asked = (
-        _of_workload(args) if args.model is not None and is_workload(args.model) else _of_model(args)
-    )
+    from stepcast.questions.runs import is_workload
+
+    has_workload = args.model is not None and is_workload(args.model)
+    prediction, fast_s, asked = _simulate_workload(args) if has_workload else _simulate_model(args)
     shared = prediction.shared() if prediction.shared else None
     assert shared is not None, "the fluid engine was asked for"
     found: dict[str, Any] = {
@@ -66,18 +65,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
-    from stepcast.cli.output import print_notes
+def _simulate_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
     from stepcast.forecast.options import Engine
+    from stepcast.questions.runs import run_facts
     from stepcast.questions.settle import settle
 
-    run = settle(question_of(args).change({"engine": "fluid"}))
+    run = settle(args.question.change({"engine": "fluid"}))
     print_notes(run.notes)
     fast = replace(run, options=replace(run.options, engine=Engine.FAST)).prediction
     return run.prediction.noting(run.assumptions), fast.simulated_s, run_facts(run)
 
 
-def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
+def _simulate_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
     from stepcast.cli.simulate import asked_facts
     from stepcast.forecast.options import Engine, Options
     from stepcast.forecast.simulate import simulate
@@ -86,7 +85,7 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
     from stepcast.questions.settle import add_background
 
     for name in sorted(args.given - WITH_WORKLOAD):
-        raise ValueError(f"{option_of(name)} has no effect: a workload file says it itself; leave it out")
+        raise ValueError(f"{option_of(name)} has no effect with a workload file, which states it itself; leave it out")
     if args.cluster is None:
         raise ValueError("no cluster given: use --cluster NAME (see 'stepcast list clusters') or a TOML file")
     cluster = load_cluster(args.cluster, args.set)
@@ -99,11 +98,11 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
 
 
 def _routing(cluster: "Cluster") -> str:
-    """How messages find their way, in words."""
+    """Return the routing of messages in words."""
     topology = cluster.topology
-    pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} a connection"
+    pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} per connection"
     return {
-        "spray": "packets sprayed evenly over all ways",
+        "spray": "packets sprayed evenly over all paths",
         "ecmp": f"ECMP by hash, {pairs}",
         "adaptive": f"adaptive routing, {pairs}",
     }[topology.routing]

@@ -37,18 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         f"""
         kind KIND  {", ".join(kinds)}
-        --gpu G    name in the catalogue, or a TOML file
-        --dtype D  default: bf16
+        --gpu G    GPU: a name from 'stepcast list gpus', or a TOML file
+        --dtype D  data type (default: bf16)
         """,
         kind=kinds,
         dtype={"default": "bf16", "choices": [str(dtype) for dtype in DType]},
     )
     sizes = parser.add_argument_group("sizes")
     for name, meaning in (
-        ("m", "rows of the result; of all groups together for grouped"),
+        ("m", "rows of the result; grouped: of all groups together"),
         ("n", "columns of the result"),
         ("k", "length of the reduction"),
-        ("batch", "products of a bmm, or sequences of an attention (default 1)"),
+        ("batch", "matmuls of a bmm, or sequences of an attention (default: 1)"),
         ("groups", "experts of a grouped matmul"),
         ("seq", "attention: length of the sequence"),
         ("keys", "attention: length of the keys (default: --seq)"),
@@ -56,18 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("kv-heads", "attention: key and value heads (default: --heads)"),
         ("head-dim", "attention: width of a head"),
         ("rows", "memory-bound kinds: rows"),
-        ("columns", "memory-bound kinds: columns, the length that is normalised"),
+        ("columns", "memory-bound kinds: columns, the normalised dimension"),
     ):
         sizes.add_argument(f"--{name}", type=count(1, MOST_ELEMENTS), metavar="N", help=meaning)
     add_options(
         parser,
         """
-        --backward          the gradient; not for matmuls
-        --no-causal         attention: every query sees every key
-        --to D              cast: the format written
-        --busy              in the midst of long matrix work: hot, queued
+        --backward          the backward operator; not for matmuls
+        --no-causal         attention without a causal mask
+        --to D              cast: the data type written (default: fp32)
+        --busy              estimate for a hot GPU with a full queue, as in training
         --sweep             double m (or seq, or rows) up to 65,536
-        --calibration FILE  your GPU as 'stepcast profile' measured it
+        --calibration
         --html
         --json
         """,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     options = map(option_of, sizes_of(args.kind))
     check_applicable(args, size_list=", ".join(options), corrects=corrects)
     if args.gpu is None and calibration is None:
-        raise ValueError("say which GPU with --gpu, such as --gpu h200")
+        raise ValueError("no GPU given: use --gpu NAME, such as --gpu h200")
     gpu = load_gpu(args.gpu if calibration is None else args.gpu or calibration.gpu)
     if calibration is not None:
         check_gpu(calibration, args.calibration, gpu.name)

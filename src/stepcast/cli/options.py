@@ -1,22 +1,25 @@
-"""Options of verbs as tables that read like their help.
+"""Options of verbs: the choices of questions, and tables that read like their help.
 
-A row is an option, the word for its value, and, behind two spaces, what it does; indented lines go on with
-that. ``--[no-]NAME`` may be denied, ``WORD ...`` given several times, and an option without a word is a
-switch. Values of one name are read alike in every verb, as ``TYPES`` says.
+A row of a table is an option, the word for its value, and, after two spaces, its help; indented lines continue
+the help. ``--[no-]NAME`` has a negation, ``WORD ...`` may repeat, and an option without a word is a switch. Values
+of one name are read by the same reader in every verb, listed in ``TYPES``.
 """
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import new_file
+from stepcast.cli.output import new_file, print_warnings
 from stepcast.ir.limits import STEPS
+from stepcast.questions.choices import Choice, Question, choices_of, defaults_of
 from stepcast.questions.choices import option_of as option_of
-from stepcast.questions.numbers import MOST_LAYERS, MOST_RUNS, amount, count, gpu_count, positive, rate, share
-from stepcast.questions.question import CHOICES, DEFAULTS
-from stepcast.units import parse_count, parse_size_bytes
+from stepcast.questions.numbers import MOST_LAYERS, MOST_RUNS, amount, count, gpu_count, rate
+from stepcast.questions.question import CHOICES, DEFAULTS, WHAT, PredictQuestion
+
+if TYPE_CHECKING:
+    from stepcast.questions.runs import RunFile
 
 ROW = re.compile(r"(?P<names>-\S+(?:, -\S+)*|[a-z_]+)(?: (?P<word>\S+))?(?P<often> \.\.\.)?(?:  +(?P<help>.+))?")
 TYPES: Mapping[str, Callable[[str], Any]] = {
@@ -30,64 +33,134 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
             ("steps", count(1, STEPS.most)),
             ("runs", count(1, MOST_RUNS)),
             ("seed", count(0, 2**63)),
-            ("tokens-per-batch", positive(parse_count)),
-            ("max-memory checkpoint-size", positive(parse_size_bytes)),
-            ("imbalance host-power", amount),
-            ("memory-reserve", share),
-            ("nvlink-gb-per-s nic-gb-per-s step-s", rate),
+            ("imbalance", amount),
+            ("nvlink-gb-per-s nic-gb-per-s", rate),
             ("jitter backward-factor", float),
         )
         for name in names.split()
     },
 }
 
-# Rows that several verbs have; in a table their names suffice, as do those of the choices of a question.
+# Rows that several verbs have; in a table their names suffice, as do those of the choices of a prediction.
 SHARED: Mapping[str, str] = {
-    "--html": "--html FILE  write the answer as a page: one file, without a network",
+    "--html": "--html FILE  write the answer as self-contained HTML, which works offline",
     "--json": "--json  print one JSON object",
+    "--trace": "--trace FILE  write the timeline as Perfetto / Chrome JSON (.gz compresses)",
+    "--format": "--format NAME  read files in this format instead of detecting it: one of 'stepcast list formats'",
 }
+CONFIG = """
+    --config FILE     take model, strategy and framework from a Megatron-LM script or argument file, NeMo or
+                      Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON or accelerate YAML; options given here win
+    --ignore-unknown  ignore keys of --config that its tool does not have (default: report them as errors)
+    """
 
 
-def add_choice(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", name: str) -> None:
-    """Add the option of a choice of a question."""
-    choice, default = CHOICES[name], DEFAULTS[name]
-    known: dict[str, Any] = {"help": choice.help or None, "default": default}
+def add_question(
+    parser: argparse.ArgumentParser, kind: type[Question], leave_out: Collection[str] = (), run: str = ""
+) -> None:
+    """Add an option for each choice of a question, under the headings of the help.
+
+    *run* is the help of an argument that names a model or a file with a run. Options that are not given are
+    absent from the arguments, so that ``read_question`` can tell them from those given with their default.
+    """
+    parser.set_defaults(asks=kind)
+    if run:
+        add_options(parser, f"run RUN  {run}", run={"nargs": "?"})
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name, choice in choices_of(kind).items():
+        if name in leave_out:
+            continue
+        if choice.group not in groups:
+            groups[choice.group] = parser.add_argument_group(choice.group)
+            if choice.group == WHAT and issubclass(kind, PredictQuestion):
+                add_options(groups[WHAT], CONFIG)
+        add_choice(groups[choice.group], name, choice, defaults_of(kind)[name], default=argparse.SUPPRESS)
+
+
+def add_choice(parser: Any, name: str, choice: Choice, usual: object, **known: Any) -> None:
+    """Add the option of a choice whose default is *usual*; *known* are further arguments for argparse."""
+    known = {"help": choice.help.replace("%", "%%") or None, "default": usual, **known}
     if choice.deniable:
         known["action"] = argparse.BooleanOptionalAction
-    elif default is False:
+    elif usual is False:
         known["action"] = "store_true"
     else:
         known |= {"metavar": choice.metavar} if choice.metavar else {}
         known |= {"choices": choice.values} if choice.values else {}
         known |= {"type": choice.read} if choice.read is not str else {}
-        known |= {"action": "append", "default": []} if default == () else {}
-    parser.add_argument(option_of(name), **known)
+        known |= {"action": "append"} if usual == () else {}
+        known |= {"default": []} if usual == () and known["default"] == () else {}
+    parser.add_argument(option_of(name), dest=name, **known)
 
 
-def add_options(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", table: str, **further: Any) -> None:
-    """The rows of *table*; by name, *further*: a default, the choices in a tuple, another type, or in a
-    mapping what argparse is to know.
+def read_question(args: argparse.Namespace) -> "tuple[Any, RunFile | None]":
+    """Return the question that parsed *args* ask, and the file with a run that they name."""
+    kind: type[Question] = args.asks
+    given = {name: getattr(args, name) for name in choices_of(kind) if hasattr(args, name)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if not issubclass(kind, PredictQuestion):
+        return kind(**given), None
+    from stepcast.questions.runs import ask_with_file, read_run_file
+
+    run, config = getattr(args, "run", None), getattr(args, "config", None)
+    file = None
+    if run is not None or config is not None or args.ignore_unknown:
+        file = read_run_file(
+            run,
+            config,
+            model=given.get("model"),
+            ignore_unknown=args.ignore_unknown,
+            takes_workloads=getattr(args, "takes_workloads", False),
+        )
+    return ask_with_file(kind, given, file), file
+
+
+def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command line, with the *question* that they ask and the choices of that."""
+    args = parser.parse_args(words)
+    if hasattr(args, "asks"):
+        args.question, args.run_file = read_question(args)
+        names = choices_of(args.asks)
+        args.given = (args.given - names.keys()) | args.question.given
+        for name in names:
+            setattr(args, name, getattr(args.question, name))
+        if args.run_file and args.verb not in ("predict", "plan"):  # these have warnings in their answers
+            print_warnings(args.run_file.warnings)
+    return args
+
+
+def cluster_question(args: argparse.Namespace) -> PredictQuestion:
+    """Return the question of *args* about the cluster alone, for runs whose program a file describes."""
+    names = ("cluster", "set", "place", "background", "engine")
+    values = {name: getattr(args, name, DEFAULTS[name]) for name in names}
+    return PredictQuestion(**{**values, "set": tuple(values["set"])})
+
+
+def add_options(parser: Any, table: str, **settings: Any) -> None:
+    """Add the rows of *table*; *settings* by name are a default, the choices in a tuple, another type, or a mapping of
+    arguments for argparse.
     """
     for row in _rows(table):
-        if row not in SHARED and row[2:].replace("-", "_") in CHOICES.keys() - further.keys():
-            add_choice(parser, row[2:].replace("-", "_"))
+        name = row[2:].replace("-", "_")
+        if row not in SHARED and name in CHOICES.keys() - settings.keys():
+            add_choice(parser, name, CHOICES[name], DEFAULTS[name])
             continue
-        found = ROW.fullmatch(SHARED.get(row, row))
-        assert found, f"no option: {row!r}"
-        names = found["names"].replace("[no-]", "").split(", ")
-        known = _settings(further.pop(names[-1].lstrip("-").replace("-", "_"), {}))
-        if found["word"]:
-            known.setdefault("metavar", found["word"])
-        if found["often"]:
+        match = ROW.fullmatch(SHARED.get(row, row))
+        assert match, f"no option: {row!r}"
+        names = match["names"].replace("[no-]", "").split(", ")
+        known = _settings(settings.pop(names[-1].lstrip("-").replace("-", "_"), {}))
+        if match["word"]:
+            known.setdefault("metavar", match["word"])
+        if match["often"]:
             known |= {"action": "append", "default": []}
-        elif "[no-]" in found["names"]:
+        elif "[no-]" in match["names"]:
             known["action"] = argparse.BooleanOptionalAction
         elif names[-1][2:] in TYPES and "action" not in known:
             known.setdefault("type", TYPES[names[-1][2:]])
         elif names[0].startswith("-") and not known:
             known["action"] = "store_true"
-        parser.add_argument(*names, help=(found["help"] or "").replace("%", "%%"), **known)
-    assert not further, f"no such options: {', '.join(further)}"
+        parser.add_argument(*names, help=(match["help"] or "").replace("%", "%%"), **known)
+    assert not settings, f"no such options: {', '.join(settings)}"
 
 
 def _settings(given: Any) -> dict[str, Any]:
@@ -98,7 +171,7 @@ def _settings(given: Any) -> dict[str, Any]:
 
 
 def _rows(table: str) -> Iterator[str]:
-    """Each row on one line."""
+    """Yield each row on one line."""
     row = ""
     for line in dedent(table).strip().splitlines():
         if line.startswith(" "):

@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         """
-        -o, --output FILE  the calibration to write
-        --quick            a third of the points, in under a minute
-        --gpu G            what the catalogue calls this GPU, or a TOML file that describes it
-        --json             one JSON object on standard output
+        -o, --output FILE  file to write the calibration to
+        --quick            measure a third of the points, in less than a minute
+        --gpu G            name of this GPU in 'stepcast list gpus', or a TOML file (default: detected)
+        --json
         """,
         output={"required": True},
     )

@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         """
         -o, --output-folder DIR  folder to write, a trace per rank
-        --skip N                 steps before it: 5
-        --steps N                steps in full: 3
-        --flight-recorder DIR    also what PyTorch's flight recorder holds at the end, or the dumps that the
-                                 job leaves in DIR
-        --inspector DIR          also what NCCL's Inspector leaves there (NCCL_INSPECTOR_DUMP_DIR)
+        --skip N                 steps before the recorded ones (default: 5)
+        --steps N                recorded steps (default: 3)
+        --flight-recorder DIR    also save PyTorch's flight recorder at the end, or the dumps that the job writes
+                                 to DIR
+        --inspector DIR          also save what NCCL's Inspector writes to DIR (NCCL_INSPECTOR_DUMP_DIR)
         --json
-        words COMMAND            after --: the job, as you start it
+        words COMMAND            after --: the command that starts the job
         """,
         output_folder={"required": True},
         skip={"type": count(1, MOST), "default": 5},
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = os.path.abspath(args.output_folder)
     if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
-        raise ValueError(f"{args.output_folder}: is there already; give a new folder")
+        raise ValueError(f"{args.output_folder}: exists already; use a new folder")
     words = args.words[1:] if args.words[0] == "--" else args.words
     status = subprocess.run(words, env=_environment(folder, args), check=False).returncode
     taken = [*_taken(args.flight_recorder, folder, FLIGHT), *_taken(args.inspector, folder, INSPECTOR)]
@@ -85,7 +85,7 @@ def _taken(given: str | None, folder: str, name: str) -> list[str]:
         return []
     files = sorted(os.listdir(given)) if os.path.isdir(given) else []
     if not files:
-        return [f"{visible(given)}: the job left nothing there"]
+        return [f"{visible(given)}: the job wrote nothing there"]
     os.makedirs(os.path.join(folder, name), exist_ok=True)
     for file in files:
         path = os.path.join(given, file)
@@ -103,7 +103,7 @@ def _found(folder: str, args: argparse.Namespace, status: int) -> dict[str, Any]
     if status:
         warnings.append(f"the job ended with status {status}")
     if not ranks:
-        warnings.append("no process ended a step of an optimizer of PyTorch: nothing was recorded")
+        warnings.append("no process finished an optimizer step of PyTorch: nothing was recorded")
     elif len(traces) < len(ranks):
         warnings.append(
             f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "

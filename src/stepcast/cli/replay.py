@@ -1,91 +1,90 @@
 """``stepcast replay FILE... --what-if K=V``: a measured run under changed conditions."""
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepcast.cli.analyze import read_measured
-from stepcast.cli.options import add_options
-from stepcast.cli.output import write_trace
-from stepcast.cli.pages import print_view, write_view
-from stepcast.cli.rules import check_applicable
+from stepcast.cli.options import add_options, add_question
+from stepcast.cli.output import print_notes, write_trace
+from stepcast.cli.pages import show_view
 from stepcast.ir.facts import find_doubts
+from stepcast.questions.measured import ReplayQuestion
+from stepcast.questions.rules import CLUSTER_CHANGES, Rule, check_rules
 
 if TYPE_CHECKING:
     from stepcast.analyze.replay import Replay
     from stepcast.ir.timeline import Timeline
     from stepcast.views.view import View
 
+RULES = (
+    CLUSTER_CHANGES,
+    Rule(
+        ("gpu",),
+        lambda f: any(change.startswith("gpu") for change in f["changes"]),
+        "it is compared with the GPU of --what-if gpu=NAME, and no such change is given",
+        harmless=True,
+    ),
+    Rule(
+        ("cluster",),
+        lambda f: f["engine"] != "fast" or any(change.startswith(("gpu", "dp")) for change in f["changes"]),
+        "it is for communication that was not measured, with --what-if dp=N or gpu=NAME, or --engine fluid",
+        harmless=True,
+    ),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    row = "files FILE  Megatron traces of all ranks of a run, or their folder"
+    add_options(parser, row, files={"nargs": "+"})
+    add_question(parser, ReplayQuestion)
     add_options(
-        parser,
+        parser.add_argument_group("output"),
         """
-        files FILE           Megatron traces of all ranks of a run, or their folder
-        --what-if K=V ...    micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (also dp, pp,
-                             embedding; or 50GB/s), rank.7=healthy (or 1.5x), stage.3.layers=-1, dp=4,
-                             gpu=h100, compute=0.9x; may be repeated
-        --scale-to dp=N      grow the run to N replicas; the same as --what-if dp=N
-        --gpu NAME           the GPU it ran on, which gpu= is compared with
-        --cluster C          what it runs on: prices communication that was not measured
-        --set
-        --trace FILE         write the timeline (before and after) as Perfetto / Chrome JSON
-        --engine
+        --trace FILE  write the timeline (before and after) as Perfetto / Chrome JSON
         --html
         --json
         """,
-        files={"nargs": "+"},
     )
 
 
-def replayed(args: argparse.Namespace) -> "View":
-    """The run of *args* under its changes; its trace and its page are written where they are asked for."""
+def run(args: argparse.Namespace) -> int:
+    view, notes = replay_files(args.files, args.question, args.trace, with_timeline=bool(args.html))
+    print_notes(notes)
+    show_view(args, view)
+    return 0
+
+
+def replay_files(
+    files: Sequence[str], question: ReplayQuestion, trace: str | None = None, with_timeline: bool = False
+) -> "tuple[View, tuple[str, ...]]":
+    """Return the view of measured *files* under changes, and notes on choices without effect; write *trace*."""
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
     from stepcast.analyze.whatif import surroundings
     from stepcast.hardware import load_cluster
     from stepcast.views.measured import replay_view
 
-    entry, timeline = read_measured(args.files, None)
+    entry, timeline = read_measured(files, None)
     if entry.name != "megatron":
-        raise ValueError(
-            f"{args.files[0]}: is {entry.name}; replay needs Megatron traces, which tell what waits for what"
-        )
-    recording = record_megatron(timeline)
-    changes = [*args.what_if, *_scale(args.scale_to)]
-    check_applicable(args, changes=changes)
+        raise ValueError(f"{files[0]}: is {entry.name}; replay needs Megatron traces, which record dependencies")
+    recording, changes = record_megatron(timeline), question.changes
+    facts = {"changes": changes, "cluster": question.cluster, "engine": question.engine}
+    notes = check_rules(RULES, question.given, facts)
+    cluster = load_cluster(question.cluster, question.set) if question.cluster else None
+    if question.engine != "fast" and cluster is None:
+        raise ValueError(f"--engine {question.engine} needs the links of a cluster: use --cluster as well")
     dtype = str(recording.facts.get("dtype", "bf16"))
-    cluster = load_cluster(args.cluster, args.set) if args.cluster else None
-    around = surroundings(dtype, recording.layout.tp, args.gpu, cluster)
-    if args.engine != "fast" and cluster is None:
-        raise ValueError(f"--engine {args.engine} needs the links of a cluster: give --cluster as well")
-    result = replay(recording, changes, around, cluster if args.engine != "fast" else None)
-    if args.trace:
-        _write(result, args.trace)
-    found = result.facts()
-    found["warnings"] = [*found["warnings"], *find_doubts(found)]
-    view = replay_view(found, _timeline(result) if args.html else None)
-    write_view(args, view)
-    return view
+    around = surroundings(dtype, recording.layout.tp, question.gpu, cluster)
+    result = replay(recording, changes, around, cluster if question.engine != "fast" else None)
+    if trace:
+        write_trace(_build_timeline(result), trace)
+    answer = result.facts()
+    answer["warnings"] = [*answer["warnings"], *find_doubts(answer)]
+    return replay_view(answer, _build_timeline(result) if with_timeline else None), notes
 
 
-def run(args: argparse.Namespace) -> int:
-    print_view(args, replayed(args))
-    return 0
-
-
-def _scale(text: str | None) -> list[str]:
-    if text is None:
-        return []
-    if not text.replace(" ", "").startswith("dp="):
-        raise ValueError(f"--scale-to grows the number of replicas; write dp=64, not {text!r}")
-    return [text]
-
-
-def _write(result: "Replay", path: str) -> None:
-    write_trace(_timeline(result), path)
-
-
-def _timeline(result: "Replay") -> "Timeline":
+def _build_timeline(result: "Replay") -> "Timeline":
     from stepcast.analyze.play import timeline_of
 
     labelled = {"measured": result.measured.played, "replayed": result.before.played}

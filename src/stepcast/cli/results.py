@@ -21,13 +21,13 @@ def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGr
     add_options(
         parser,
         """
-        --jitter X       random deviation of each computation, such as 0.05
-        --runs N         runs with jitter (default 100)
-        --seed N         seed of the jitter
-        --trace FILE     write the timeline as Perfetto / Chrome JSON (.gz compresses)
+        --jitter X       relative standard deviation of each computation, e.g. 0.05 (default: 0)
+        --runs N         number of simulated runs with --jitter (default: 100)
+        --seed N         random seed of --jitter (default: 0)
+        --trace
         --html
-        --gantt          draw the timeline as text
-        --critical-path  what the step waited for, by kind of op
+        --gantt          print the timeline as text
+        --critical-path  print the critical path by kind of operation
         --json
         """,
         runs=100,

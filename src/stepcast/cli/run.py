@@ -5,11 +5,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import read_document
-from stepcast.cli.forecasting import add_forecast_arguments
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import write_file, write_trace
 from stepcast.cli.pages import show_view
 from stepcast.questions.numbers import count, gpu_count
+from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ LEAST_SHARE = 0.005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    row = "file WORKLOAD  SimAI text, Chakra, operator table or captured program"
+    row = "file WORKLOAD  a workload: SimAI text, Chakra, operator table or captured program"
     add_options(parser, row, file={"nargs": "?"})
-    add_forecast_arguments(parser)
+    add_question(parser, PredictQuestion, leave_out=("engine", "background", *ABOUT_TRAINING))
     add_options(
         parser,
         """
-        --steps N          timed steps: 5
-        --rank R           run this rank's share alone, its messages priced
-        --device           cuda where there is a GPU
-        --trace FILE       write when each op ran as Perfetto / Chrome JSON
+        --steps N          number of timed steps (default: 5)
+        --rank R           run only this rank, with estimated communication
+        --device           device (default: cuda if there is a GPU)
+        --trace FILE       write the measured timeline as Perfetto / Chrome JSON
         -o, --output FILE  write the result, for compare
         --html
         --json
@@ -80,14 +80,17 @@ def run(args: argparse.Namespace) -> int:
 def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
     """The step as predicted, whose workload is what is run."""
     if (args.file is None) == (args.model is None):
-        raise ValueError("give a workload file, or --model with --cluster and --gpus: what is to be run")
+        raise ValueError("no workload given: use a workload file, or --model with --cluster and --gpus")
     if args.model is not None:
-        from stepcast.cli.forecasting import forecast, run_facts
+        from stepcast.cli.output import print_notes
+        from stepcast.questions.runs import run_facts
+        from stepcast.questions.settle import settle
 
         if missing := [f"--{name}" for name in ("cluster", "gpus") if getattr(args, name) is None]:
             raise ValueError(f"--model needs {' and '.join(missing)} too")
-        found = forecast(args)
-        return found.prediction, run_facts(found)
+        settled = settle(args.question)
+        print_notes(settled.notes)
+        return settled.prediction, run_facts(settled)
     from stepcast.cli.captured import place_of, predicted
     from stepcast.forecast.simulate import simulate
     from stepcast.ir.captured import Captured
@@ -137,7 +140,7 @@ def _ran(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[Re
     room = torch.cuda.device_count() if device == "cuda" else (os.cpu_count() or 1) * 4
     if plan.layout.gpus > room:
         raise ValueError(
-            f"the workload has {plan.layout.gpus} ranks and this machine room for {room}; give --rank R to "
+            f"the workload has {plan.layout.gpus} ranks and this machine can run {room}; use --rank R to "
             "run one of them alone, or start it with torchrun"
         )
     return run_here(plan, device)

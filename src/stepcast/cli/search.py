@@ -1,142 +1,336 @@
 """``stepcast search --model M --cluster C --gpus N --global-batch B ...``"""
 
 import argparse
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.choices import GIVEN, gpu_counts
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import write_file
-from stepcast.cli.pages import print_view, write_view
-from stepcast.questions.numbers import count, positive
-from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
+from stepcast.cli.pages import show_view
+from stepcast.cli.progress import moving_text
+from stepcast.cli.streams import show_status
+from stepcast.questions.choices import option_of
+from stepcast.questions.search import SearchQuestion, SettledSearch, settle_search
+from stepcast.units import format_seconds
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
-    from stepcast.searching.result import SearchResult
+    from types import FrameType
+
+    from stepcast.ir.step import StepReport
+    from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
     from stepcast.views.view import View
 
-OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
-MOST_ROWS = 1000
-MOST_WORKERS = 1024
 WRITTEN = (".csv", ".parquet", ".json")
+EVERY_S = 0.1
+# If nothing fits, these multiples of the GPUs are tried.
+MORE_GPUS = (2, 4, 8, 16)
+FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "name MODEL  the model (the same as --model)", name={"nargs": "?"})
+    add_question(parser, SearchQuestion)
     add_options(
-        parser,
+        parser.add_argument_group("output"),
         """
-        name MODEL           the model, as --model names it
-        --model M            name in the catalogue, or a config.json
-        --cluster C          name in the catalogue, a GPU (one node of it), or a TOML file
-        --gpu G              or GPUs of one node: as many as --gpus says
-        --set
-        --gpus N|A,B|A..B    GPUs in all; A..B doubles from A to B (default: all, where the cluster is of one
-                             size)
-        """,
-        name={"nargs": "?"},
-        gpus=gpu_counts,
-    )
-    batch = parser.add_mutually_exclusive_group()
-    add_options(
-        batch,
-        """
-        --global-batch N      sequences in a step
-        --tokens-per-batch N  tokens in a step, as 4M
-        """,
-    )
-    add_options(
-        parser,
-        """
-        --seq N        tokens in a sequence
-        --framework F  whose habits fill the rest, and what its software can run is searched
-        --any-framework  search also schedules, shardings and overlaps that the framework does not have
-        """,
-        framework="megatron-core",
-    )
-    names = ", ".join(GIVEN)
-    add_options(
-        parser,
-        f"""
-        --fix NAME=VALUE ...  a choice that is made: {names}
-        --allow NAME=A,B ...  the values that a choice may take
-        --objective           what to make least (or most)
-        --max-memory SIZE     most memory of a GPU that a candidate may take, such as 70GiB
-        --memory-reserve X    share of each GPU's memory to leave free, such as 10% (default 7%, the margin of
-                              the 90 % memory interval, or 0 with --max-memory)
-        --top K               strategies to rank (default 10)
-        --tokens N            also tell days and GPU-hours, as 15T
-        --price X             price per GPU-hour (with --tokens)
-        --currency
-        --time T              end after so long, as 60s, with the best so far
-        --workers N           processes (default: as many as cores)
-        -o, --output FILE     write the rows as .csv, .parquet or .json
+        -o, --output FILE  write the rows as .csv, .parquet or .json
         --html
         --json
         """,
-        objective={"choices": OBJECTIVES, "default": "step"},
-        top={"type": count(1, MOST_ROWS), "default": 10},
-        time=positive(parse_duration_s),
-        workers=count(1, MOST_WORKERS),
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.cli.search_facts import search_facts
-    from stepcast.cli.search_question import question_of
-
-    if args.price is not None and args.tokens is None:
-        raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
-    if args.price is None and args.currency != DEFAULT_CURRENCY:
-        raise ValueError(f"--currency {args.currency} has no effect: give --price as well")
     _check_output(args.output)
-    asked = question_of(args)
-    result = asked.answer()
-    found = {**search_facts(asked, result), "command": args.command, "version": __version__}
+    question = args.question
+    if args.name is not None:
+        if question.model is not None:
+            raise ValueError(f"{args.name}: --model names the model already; leave one of them out")
+        question = question.change({"model": args.name})
+    settled = settle_search(question)
+    try:
+        result = settled.answer(watching=_Watching)
+    finally:
+        show_status("")
+    facts = {**search_facts(settled, result), "command": args.command, "version": __version__}
     if args.output:
-        write_file(args.output, _document(args.output, found))
-    view = result_view(found, result)
-    write_view(args, view)
-    print_view(args, view)
+        write_file(args.output, _build_document(args.output, facts))
+    view = result_view(facts, result)
+    show_view(args, view)
     if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
 
 
-def result_view(found: dict[str, Any], result: "SearchResult") -> "View":
+def result_view(facts: dict[str, Any], result: "SearchResult") -> "View":
     """Return the view of a search with all the candidates that it simulated."""
-    from stepcast.cli.choices import all_words
     from stepcast.ir.facts import CandidateFacts
+    from stepcast.questions.runs import strategy_facts
     from stepcast.views.search import search_view, strategy_words
 
     simulated = [
         CandidateFacts(
-            words=strategy_words(all_words(each.strategy)),
-            step_s=each.step_s,
-            memory_bytes=each.memory_bytes,
-            gpus=each.gpus,
+            words=strategy_words(strategy_facts(candidate.strategy)),
+            step_s=candidate.step_s,
+            memory_bytes=candidate.memory_bytes,
+            gpus=candidate.gpus,
         )
-        for each in result.simulated
+        for candidate in result.simulated
     ]
-    return search_view(found, simulated)
+    return search_view(facts, simulated)
 
 
 def _check_output(name: str | None) -> None:
     if not name:
         return
     if not name.endswith(WRITTEN):
-        raise ValueError(f"{name}: name a file that ends in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}")
+        raise ValueError(f"{name}: use a file name that ends in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}")
     if name.endswith(".parquet"):
         from stepcast.outputs.plain import check_parquet
 
         check_parquet()
 
 
-def _document(name: str, found: dict[str, Any]) -> bytes:
+def _build_document(name: str, facts: dict[str, Any]) -> bytes:
     if name.endswith(".json"):
         import msgspec
 
-        return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+        return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
     from stepcast.outputs.plain import table_bytes
 
-    return table_bytes(name, found["rows"])
+    return table_bytes(name, facts["rows"])
+
+
+class _Watching:
+    """Shows the progress of a search; the first Ctrl-C ends it with the best so far, another one ends all."""
+
+    def __init__(self) -> None:
+        self.stopped, self.last, self.began = False, 0.0, time.monotonic()
+        self.before: Any = None
+
+    def __enter__(self) -> "_Watching":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            import signal
+
+            signal.signal(signal.SIGINT, self.before)
+
+    def __call__(self, counts: "SearchCounts", best: "SimulatedCandidate | None") -> None:
+        if self.before is None:
+            self._catch()
+        if self.stopped:
+            raise KeyboardInterrupt
+        now = time.monotonic()
+        if now - self.last >= EVERY_S:
+            self.last = now
+            if best is None:
+                text = f"bounding {counts.considered:,} candidates, {counts.priced:,} kinds of layers estimated"
+            else:
+                text = (
+                    f"simulated {counts.simulated:,}, {counts.unseen:,} of {counts.considered:,} left; "
+                    f"best {format_seconds(best.step_s)}"
+                )
+            show_status(moving_text("search", round((now - self.began) / EVERY_S), text))
+
+    def _catch(self) -> None:
+        import signal
+        import threading
+
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.getsignal(signal.SIGINT)
+            if self.before is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, self._stop)
+
+    def _stop(self, number: int, frame: "FrameType | None") -> None:
+        import signal
+
+        self.stopped = True
+        signal.signal(signal.SIGINT, self.before)
+
+
+# ---- the answer in the words of the JSON contract ---------------------------------------------------------
+
+
+def search_facts(asked: SettledSearch, result: "SearchResult") -> dict[str, Any]:
+    """Return the ranked rows, why they rank so, and what would change it."""
+    from stepcast.questions.runs import strategy_facts
+    from stepcast.searching.result import breakdown_differences, cause_shares, find_bottleneck
+
+    reports = [_predict(asked, candidate) for candidate in result.best]
+    rows = [
+        _row(asked, rank, candidate, report, _is_tie(asked, result.best[0], reports[0], candidate))
+        for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1)
+    ]
+    second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
+    missed = result.missed
+    return {
+        "model": asked.model.name,
+        "parameters": asked.model.parameters,
+        "cluster": asked.cluster.name,
+        "framework": asked.profile.name,
+        "precision": rows[0]["precision"] if rows else None,
+        "objective": asked.question.objective,
+        "global_batch": asked.global_batch,
+        "seq": asked.seq,
+        "capacity_bytes": asked.capacity_bytes,
+        "gpu_bytes": asked.cluster.gpu.memory_bytes,
+        "counts": result.counts.facts(),
+        "least_s": result.least_s,
+        "rows": rows,
+        "binds": {"what": find_bottleneck(reports[0], missed is not None), "shares": cause_shares(reports[0])} if rows else None,
+        "missed": missed
+        and {**strategy_facts(missed.strategy), "bound_s": missed.bound_s, "memory_bytes": missed.memory_bytes},
+        "runner_up": {
+            "rank": rows[second]["rank"],
+            "slower_s": reports[second].step_s - reports[0].step_s,
+            "parts_s": breakdown_differences(reports[second], reports[0]),
+        }
+        if second is not None
+        else None,
+        "sensitivity": _sensitivity(asked, result),
+        "front": [
+            {**strategy_facts(point.strategy), "step_s": point.step_s, "memory_bytes": point.memory_bytes}
+            for point in result.front
+        ],
+        "smallest_bytes": result.smallest_bytes,
+        "change": None if rows or not result.counts.complete else _find_change(asked, result.deadline),
+        "assumptions": list(asked.assumptions),
+    }
+
+
+def best_row(asked: SettledSearch) -> "tuple[dict[str, Any] | None, SearchCounts]":
+    """Return the best as a row of the table, or None if there is none, and the counts of candidates."""
+    result = asked.answer(top=1)
+    if not result.best:
+        return None, result.counts
+    best = result.best[0]
+    return _row(asked, 1, best, _predict(asked, best), True), result.counts
+
+
+def _is_tie(
+    asked: SettledSearch, best: "SimulatedCandidate", report: "StepReport", candidate: "SimulatedCandidate"
+) -> bool:
+    """Return True if *candidate* is as good as the best within our error of its step, on as many GPUs."""
+    if candidate.gpus != best.gpus:
+        return False
+    if asked.question.objective == "memory":
+        return candidate.memory_bytes == best.memory_bytes
+    return report.low_s <= report.step_s * (candidate.score / best.score) <= report.high_s
+
+
+def _predict(asked: SettledSearch, candidate: "SimulatedCandidate") -> "StepReport":
+    from stepcast.forecast.predict import predict
+
+    values = asked.model, asked.joined_cluster, candidate.strategy, candidate.framework, candidate.options
+    return predict(*values).report
+
+
+def _sensitivity(asked: SettledSearch, result: "SearchResult") -> list[dict[str, Any]]:
+    from stepcast.questions.runs import strategy_facts
+    from stepcast.searching.search import measure_sensitivity
+
+    best = result.best[0].strategy if result.best else None
+    return [
+        {
+            "change": change.words,
+            **strategy_facts(change.strategy),
+            "step_s": change.step_s,
+            "speed": change.speed_ratio,
+            "other": best is not None and replace(change.strategy, global_batch=best.global_batch) != best,
+        }
+        for change in measure_sensitivity(result, asked.model, asked.joined_cluster)
+    ]
+
+
+def _row(
+    asked: SettledSearch, rank: int, candidate: "SimulatedCandidate", report: "StepReport", is_equal: bool
+) -> dict[str, Any]:
+    from stepcast.questions.runs import strategy_facts, training_facts
+    from stepcast.searching.mixed import describe_gpu_kinds
+
+    assert report.throughput is not None
+    training = training_facts(asked.question, candidate.strategy, candidate.step_s) or {}
+    return {
+        "rank": rank,
+        **strategy_facts(candidate.strategy),
+        "place": str(candidate.options.place),
+        "kinds": ", ".join(f"{stages} on {kind}" for kind, stages in describe_gpu_kinds(candidate.kinds).items()),
+        "step_s": candidate.step_s,
+        "low_s": report.low_s,
+        "high_s": report.high_s,
+        "equal": is_equal,
+        "tokens_per_s_per_gpu": report.throughput.tokens_per_s / candidate.gpus,
+        "mfu": report.throughput.mfu,
+        "memory_bytes": candidate.memory_bytes,
+        "free_bytes": asked.cluster.gpu.memory_bytes - candidate.memory_bytes,
+        "breakdown_s": dict(report.breakdown_s),
+        **{name: training.get(name) for name in ("days", "gpu_hours", "cost", "currency")},
+        "command": _command(asked, candidate),
+    }
+
+
+def _command(asked: SettledSearch, candidate: "SimulatedCandidate") -> str:
+    """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
+    from stepcast.questions.runs import predict_words, strategy_facts
+
+    question = asked.question
+    place = ["--model", str(question.model), "--cluster", str(question.cluster)]
+    place += [word for entry in question.set for word in ("--set", entry)]
+    if not candidate.kinds:
+        gpu = asked.cluster.gpu.name
+        words = predict_words(asked.profile, asked.model, gpu, candidate.strategy, candidate.framework)
+        if str(candidate.options.place) != "even":
+            words += ["--place", str(candidate.options.place)]
+        return shlex.join(["stepcast", "predict", *place, *words])
+    facts = strategy_facts(candidate.strategy)
+    words = ["--framework", question.framework, "--gpus", str(candidate.gpus), "--seq", str(asked.seq)]
+    words += ["--global-batch", str(asked.global_batch), "--top", "1"]
+    for name in FIXED:
+        words += ["--fix", f"{name.replace('_', '-')}={facts[name]}"]
+    if facts["tp"] > 1:
+        words += ["--fix", f"sequence-parallel={'yes' if facts['sequence_parallel'] else 'no'}"]
+    return shlex.join(["stepcast", "search", *place, *words])
+
+
+def _changes(asked: SettledSearch) -> Iterator[tuple[str, SettledSearch]]:
+    """Yield changes of a search, the smallest first: more memory, a choice left open, or more GPUs."""
+    if asked.max_bytes is not None:
+        yield "all memory of a GPU: leave --max-memory out", replace(asked, max_bytes=None)
+    if asked.reserve != 0 and asked.max_bytes is None:
+        yield "no reserve of memory: --memory-reserve 0", replace(asked, reserve=0.0)
+    for name in asked.axes:
+        rest = {axis: values for axis, values in asked.axes.items() if axis != name}
+        yield f"leave {option_of(name)} out", replace(asked, axes=rest)
+    most = asked.joined_cluster.gpus
+    for times in MORE_GPUS:
+        more = tuple(number * times for number in asked.gpus)
+        if most is None or max(more) <= most:
+            counts = ", ".join(f"{number:,}" for number in more)
+            yield f"{times} times the GPUs: --gpus {counts}", replace(asked, gpus=more)
+
+
+def _find_change(asked: SettledSearch, deadline: float) -> dict[str, Any] | None:
+    """Return the smallest change that lets something fit, of those that can be searched until *deadline*."""
+    from stepcast.questions.runs import strategy_facts
+
+    for words, changed in _changes(asked):
+        result = changed.answer(top=1, watching=_Watching, most_s=deadline - time.monotonic())
+        if not result.counts.complete:
+            return None
+        if result.best:
+            best = result.best[0]
+            return {
+                "words": words,
+                **strategy_facts(best.strategy),
+                "step_s": best.step_s,
+                "memory_bytes": best.memory_bytes,
+                "command": _command(changed, best),
+            }
+    return None

@@ -1,4 +1,4 @@
-"""``stepcast serve``: the local app, on this machine alone unless told otherwise."""
+"""``stepcast serve``: the local app, which other machines cannot reach by default."""
 
 import argparse
 import asyncio
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from stepcast.cli.loaded import loaded
+from stepcast.cli.documents import load_lazily
 from stepcast.cli.options import add_options
 from stepcast.questions.numbers import count
 
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         f"""
-        --port N          default {PORT}; 0: any free one
-        --host ADDRESS    address to listen at (default 127.0.0.1: this machine alone)
-        --expose          listen at an address that other machines reach; who knows the token may ask
-        --name NAME ...   a name of this machine that browsers may use
-        --max-upload MIB  largest trace to take (default {MOST_MIB} MiB)
+        --port N          port; 0: any free one (default: {PORT})
+        --host ADDRESS    address to listen on (default: 127.0.0.1, this machine only)
+        --expose          allow an address that other machines can reach; anyone with the URL can use the app
+        --name NAME ...   a host name of this machine that browsers may use; may repeat
+        --max-upload MIB  maximum size of an uploaded trace in MiB (default: {MOST_MIB})
         """,
         port={"type": count(0, 65535), "default": PORT},
         host="127.0.0.1",
@@ -39,27 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", text):
-        raise argparse.ArgumentTypeError(f"expected the name of a machine, such as box.lan, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a host name, such as box.lan, not {text!r}")
     return text
 
 
 class _Verbs:
-    """The verbs, loaded when one is asked for: the server listens before."""
+    """The verbs, loaded at the first request, after the server has started to listen."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(loaded("cli.served:verbs")(), name)
+        return getattr(load_lazily("cli.served:verbs")(), name)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.host not in LOOPBACK and not args.expose:
-        raise ValueError(f"--host {args.host} is reached from other machines; say so with --expose")
+        raise ValueError(f"--host {args.host} can be reached from other machines; use --expose to allow that")
     try:
         import uvicorn
     except ImportError:
         raise ValueError("serve needs the extra web: pip install 'stepcast[web]'") from None
     from stepcast.serve.app import make_app
 
-    gc.enable()  # a command has no use for it, a server has
+    gc.enable()  # commands disable it
     warnings.simplefilter("error", RuntimeWarning)
     token = secrets.token_urlsafe(24)
 
@@ -81,28 +81,28 @@ def run(args: argparse.Namespace) -> int:
     )
     server = uvicorn.Server(config)
 
-    async def told() -> None:
+    async def announce() -> None:
         while not server.started:
             await asyncio.sleep(0.02)
         port = server.servers[0].sockets[0].getsockname()[1]
         guard.hosts = _hosts(args.host, args.name, port)
         shown = args.host if args.host in LOOPBACK else (args.name or [args.host])[0]
         print(f"open http://{f'[{shown}]' if ':' in shown else shown}:{port}/{token}/", flush=True)
-        print("the address holds a token: who has it may ask; Ctrl-C ends it", file=sys.stderr)
+        print("anyone with this URL can use the app; Ctrl-C stops it", file=sys.stderr)
 
     async def serve() -> None:
-        telling = asyncio.create_task(told())
+        announcing = asyncio.create_task(announce())
         await server.serve()
-        await telling
+        await announcing
 
     try:
         asyncio.run(serve())
-    except SystemExit:  # what uvicorn does where the port is taken
-        raise ValueError(f"port {args.port} of {args.host} cannot be listened at; try --port 0") from None
+    except SystemExit:  # raised by uvicorn if the port is taken
+        raise ValueError(f"cannot listen on port {args.port} of {args.host}; try --port 0") from None
     return 0
 
 
 def _hosts(host: str, names: Sequence[str], port: int) -> frozenset[str]:
-    """What a browser may call this server."""
+    """Return the host names that browsers may use."""
     known = [*(LOOPBACK if host in LOOPBACK else (host,)), *names]
     return frozenset(f"{f'[{name}]' if ':' in name else name}:{port}".lower() for name in known)

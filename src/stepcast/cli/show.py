@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
-from stepcast.cli.loaded import loaded
+from stepcast.cli.documents import add_edit_arguments, apply_edits, load_lazily, open_sources
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.pages import told_page, write_view
@@ -24,9 +23,9 @@ FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepca
 CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration", "stepcast.cost.calibration")
 
 DESCRIBED = {
-    CLUSTER.name: loaded("hardware:load_cluster"),
-    FRAMEWORK.name: loaded("frameworks.catalog:load_profile"),
-    CALIBRATION.name: loaded("questions.settle:load_calibration"),
+    CLUSTER.name: load_lazily("hardware:load_cluster"),
+    FRAMEWORK.name: load_lazily("frameworks.catalog:load_profile"),
+    CALIBRATION.name: load_lazily("questions.settle:load_calibration"),
 }
 
 
@@ -34,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         """
-        files FILE  files of any known format, the files of one run (or its folder) together; names of
-                    clusters
+        files FILE  files of any known format, all files of one run (or its folder), or names of clusters
         --html
         --json
         """,
@@ -144,25 +142,25 @@ def facts_of(document: Any) -> dict[str, Any]:
 
 def _logged(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
     """What ``analyze`` finds in a log."""
-    return lambda document: {"kind": kind, **loaded(analyze)(document).facts()}
+    return lambda document: {"kind": kind, **load_lazily(analyze)(document).facts()}
 
 
 # The facts of each noun.
 FACTS: Mapping[str, Callable[[Any], Any]] = {
-    "Workload": loaded("results.documents:workload_facts"),
-    "Timeline": loaded("results.documents:timeline_facts"),
-    "RunLog": loaded("results.documents:run_log_facts"),
-    "CollectiveSweep": loaded("results.documents:sweep_facts"),
-    "OperatorTimes": loaded("results.documents:operator_times_facts"),
-    "Model": loaded("results.documents:model_facts"),
+    "Workload": load_lazily("results.documents:workload_facts"),
+    "Timeline": load_lazily("results.documents:timeline_facts"),
+    "RunLog": load_lazily("results.documents:run_log_facts"),
+    "CollectiveSweep": load_lazily("results.documents:sweep_facts"),
+    "OperatorTimes": load_lazily("results.documents:operator_times_facts"),
+    "Model": load_lazily("results.documents:model_facts"),
     "StepLog": _logged("step log", "analyze.logs:analyze_step_log"),
     "CollectiveLog": _logged("collectives", "analyze.logs:analyze_collective_log"),
     "WorkerSteps": _logged("worker steps", "analyze.stragglers:analyze_stragglers"),
-    "Captured": loaded("cli.captured:captured_facts"),
+    "Captured": load_lazily("cli.captured:captured_facts"),
     "Wiring": methodcaller("facts"),
-    "Cluster": loaded("hardware.facts:cluster_facts"),
-    "Profile": loaded("cli.frameworks:profile_facts"),
-    "Calibration": loaded("cli.calibrations:calibration_facts"),
+    "Cluster": load_lazily("hardware.facts:cluster_facts"),
+    "Profile": load_lazily("cli.frameworks:profile_facts"),
+    "Calibration": load_lazily("cli.calibrations:calibration_facts"),
 }
 
 

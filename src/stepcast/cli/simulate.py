@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.forecasting import cluster_question
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, cluster_question
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.group import Group
@@ -36,21 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"""
         files FILE             a workload: SimAI text, operator table, or Chakra (all files of a set, its
                                folder or prefix); - reads standard input
-        --cluster C            name in the catalogue, or a TOML file
+        --cluster C            cluster: a name from 'stepcast list clusters', or a TOML file
         --set
         --place
-        --gpus N               GPUs in all; data parallelism takes what is left
-        --engine               {ENGINE_HELP};
-                               simai: SimAI-analytical's own pricing
+        --gpus N               total number of GPUs; data parallelism uses the remaining ones (default: those of the
+                               file)
+        --engine               {ENGINE_HELP}; simai: the cost model of SimAI-analytical (default: fast)
         --background
-        --schedule NAME        {", ".join(SCHEDULES)}, or a schedule file
-        --body                 what the file's body stands for
-        --messages             how stages send to each other: eager
-        --ideal-communication  links at their rate, without latency or protocol
-        --all-reduce NAME      force an algorithm instead of the fastest: {", ".join(ALGORITHMS)}
-        --slow-stage S=X ...   stage S computes X times as long
-        --slow-rank R=X ...    rank R computes X times as long, and so its tensor-parallel peers wait for it
-        --slow-group G=X ...   communication of group G takes X times as long
+        --schedule NAME        pipeline schedule: {", ".join(SCHEDULES)}, or a schedule file (default: that of the
+                               file)
+        --body                 whether the file describes one pipeline stage or the model (default: stage)
+        --messages             protocol of messages between stages (default: eager)
+        --ideal-communication  links at their full rate, without latency or protocol
+        --all-reduce NAME      all-reduce algorithm: {", ".join(ALGORITHMS)} (default: the fastest)
+        --slow-stage S=X ...   stage S computes X times slower; may repeat
+        --slow-rank R=X ...    rank R computes X times slower, and its tensor-parallel peers wait; may repeat
+        --slow-group G=X ...   communication of group G is X times slower; may repeat
         """,
         files={"nargs": "+"},
         engine={"choices": ENGINES, "default": "fast"},
@@ -59,17 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         messages=SENDS,
         all_reduce=ALGORITHMS,
     )
-    add_result_arguments(parser.add_argument_group("the answer"))
+    add_result_arguments(parser.add_argument_group("output"))
     add_edit_arguments(parser)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
     add_options(
         simai,
         """
-        --nvlink-gb-per-s V    NVLink rate of a GPU
-        --nic-gb-per-s W       rate of a NIC
-        --gpus-per-server G
-        --nics-per-server N
-        --overlap GROUP=R ...  hidden share of tp, ep, dp or dp_ep
+        --nvlink-gb-per-s V    NVLink bandwidth of a GPU in GB/s (default: 360)
+        --nic-gb-per-s W       bandwidth of a NIC in GB/s (default: 48.5)
+        --gpus-per-server G    GPUs per server (default: 8)
+        --nics-per-server N    NICs per server (default: 8)
+        --overlap GROUP=R ...  overlapped share of tp, ep, dp or dp_ep; may repeat
         """,
         nvlink_gb_per_s=360.0,
         nic_gb_per_s=48.5,
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(workload, Workload):
         kind = type(workload).__name__
         raise ValueError(
-            f"{args.files[0]}: holds a {kind}, which is no workload; simulate needs a workload file, and "
-            "'stepcast show' says what this is"
+            f"{args.files[0]}: is a {kind}, not a workload; simulate needs a workload file ('stepcast show' describes "
+            "this one)"
         )
     if args.gpus is not None and args.engine != "simai":
         check_multiple(args.gpus, workload.layout.tp * workload.layout.cp * workload.layout.pp)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
         return run_simai(workload, args)
     if args.cluster is None:
-        raise ValueError("--cluster is needed: a name from 'stepcast list clusters' or a TOML file")
+        raise ValueError("no cluster given: use --cluster NAME (see 'stepcast list clusters') or a TOML file")
     from stepcast.forecast.simulate import simulate
     from stepcast.hardware import load_cluster
     from stepcast.questions.settle import add_background
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def asked_facts(files: Sequence[str], prediction: "Prediction") -> dict[str, Any]:
-    """What was asked of a workload in *files*, in the words of the JSON contract."""
+    """Return what was asked of a workload in *files*, in the words of the JSON contract."""
     cluster = prediction.cluster
     return {
         "workload": ", ".join(files),
@@ -121,9 +121,9 @@ def asked_facts(files: Sequence[str], prediction: "Prediction") -> dict[str, Any
 
 
 def _check(workload: Workload, args: argparse.Namespace) -> None:
-    """What the workload has decides which options can have an effect."""
+    """Check that each option has an effect on this workload."""
     exchanges: set[Collective | Transfer] = set()
-    if args.given & {"slow_group", "overlap", "all_reduce"}:  # a large workload takes a while to look through
+    if args.given & {"slow_group", "overlap", "all_reduce"}:  # a large workload takes a while to search
         exchanges = _exchanges(workload, args.gpus)
     groups = {work.group for work in exchanges}
     reductions = [work for work in exchanges if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_REDUCE]
@@ -138,7 +138,7 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
 
 
 def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfer]:
-    """What passes between ranks in a step; groups of one rank exchange nothing."""
+    """Return the communication of a step; groups of one rank have none."""
     layout = workload.layout
     if gpus is not None:
         layout = replace(layout, dp=max(1, gpus // (layout.tp * layout.cp * layout.pp)))
@@ -174,7 +174,7 @@ def _options(args: argparse.Namespace) -> "Options":
 
 
 def _schedule(name: str | None) -> Any:
-    """A schedule's name, or what a schedule file describes."""
+    """Return the name of a schedule, or the schedule of a file."""
     if name is None or name in SCHEDULES:
         return name
     if not Path(name).exists():
@@ -191,7 +191,7 @@ def _schedule(name: str | None) -> Any:
 
 
 def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
-    """``3=1.2`` or ``tp=2x``: a name and a factor."""
+    """Read ``3=1.2`` or ``tp=2x``, a name and a factor."""
     found = []
     for entry in entries:
         name, equals, factor = entry.partition("=")

@@ -1,4 +1,4 @@
-"""``stepcast sweep SPEC.toml -o DIR``, and what to do with the answers: status, show, export."""
+"""``stepcast sweep SPEC.toml -o DIR``, and the views of its answers: status, show, export."""
 
 import argparse
 import os
@@ -33,37 +33,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         """
-        what SPEC.toml|status|show|export  points to ask, or what to see of them
-        folder DIR                  with status, show and export: of which sweep
+        what SPEC.toml|status|show|export  a specification to run, or a view of its answers
+        folder DIR                  with status, show and export: the folder of the sweep
         """,
         folder={"nargs": "?"},
     )
-    asking = parser.add_argument_group("asking")
+    asking = parser.add_argument_group("run a sweep")
     add_options(
         asking,
         f"""
-        -o, --output DIR  folder of the answers; the same one resumes
-        --engine E        {", ".join(ENGINES)} (default local)
-        --workers N       at once (default: the cores of this machine)
-        --address A       of the Ray or Dask cluster, or the Slurm partition
-        --limit N         ask N of the points, spread evenly over all
-        --dry-run         count the points, and ask none
+        -o, --output DIR  folder of the answers; the same folder resumes a sweep
+        --engine E        {", ".join(ENGINES)} (default: local)
+        --workers N       number of workers (default: the number of cores)
+        --address A       address of the Ray or Dask cluster, or the Slurm partition
+        --limit N         answer N points, spread evenly over all (default: all)
+        --dry-run         count the points without answering them
         """,
         output=str,
         engine={"choices": ENGINES, "default": "local"},
         workers=count(1, MOST_WORKERS),
         limit=count(1, MOST_ROWS),
     )
-    seeing = parser.add_argument_group("seeing")
+    seeing = parser.add_argument_group("view the answers")
     add_options(
         seeing,
         f"""
-        --where TEXT    rows that are wanted, as "mfu > 0.4 AND fits"
-        --sort NAME     least first
-        --reverse       with --sort: most first
-        --top K         rows to show (default 20)
+        --where TEXT    filter of the rows, e.g. "mfu > 0.4 AND fits" (SQL)
+        --sort NAME     column to sort by, in ascending order
+        --reverse       with --sort: in descending order
+        --top K         number of rows (show: default 20; export: default all)
         --to FORMAT     export: {", ".join(FORMATS)}
-        --to-file FILE  export: where to
+        --to-file FILE  export: file to write
         """,
         top=count(1, MOST_ROWS),
         to=FORMATS,
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         _check_used(args, SEEING[args.what])
         return {"status": _status, "show": _show, "export": _export}[args.what](args)
     if args.folder is not None:
-        raise ValueError(f"{args.folder!r} is one too many; the folder of the answers is -o {args.folder}")
+        raise ValueError(f"unexpected argument {args.folder!r}; give the folder of the answers as -o {args.folder}")
     _check_used(args, ASKING)
     return _ask(args)
 
@@ -104,10 +104,10 @@ def _ask(args: argparse.Namespace) -> int:
     if args.dry_run:
         points, exact = spec.counted()
         if not exact:
-            print_notes([f"the points are counted from some of the {spec.size:,}, drawn at random"])
+            print_notes([f"the count is estimated from a random sample of the {spec.size:,} points"])
         return _show_counts(args, {"points": points, "of": spec.size})
     if args.output is None:
-        raise ValueError("-o DIR is missing: the folder of the answers")
+        raise ValueError("no folder for the answers: use -o DIR")
     workers = args.workers or _cores()
     if args.limit is None:
         check_many(spec, workers)
@@ -119,7 +119,7 @@ def _ask(args: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         show_status("")
-        print_notes([f"{watching.answered:,} answers are kept; the same command goes on"])
+        print_notes([f"{watching.answered:,} answers are saved; the same command resumes the sweep"])
         raise
     finally:
         show_status("")
@@ -141,7 +141,7 @@ def _write_page(args: argparse.Namespace, folder: str) -> None:
 
 
 def _cores() -> int:
-    """Those this process may use, which are fewer than the machine's in a container."""
+    """Return the cores that this process may use, fewer than the machine has in a container."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -217,7 +217,7 @@ def _export(args: argparse.Namespace) -> int:
     from stepcast.sweep.summary import rows_of
 
     if args.to is None and args.to_file is None:
-        raise ValueError("export needs --to csv, parquet or json, or --to-file with a name that ends so")
+        raise ValueError("export needs --to csv, parquet or json, or --to-file with such an ending")
     kind = args.to or os.path.splitext(args.to_file)[1].lstrip(".")
     if kind not in FORMATS:
         raise ValueError(f"{args.to_file}: expected a name that ends in .csv, .parquet or .json, or --to")

@@ -1,69 +1,58 @@
-"""Points of a sweep as command lines: each is asked by the path that a person's command takes."""
+"""Points of a sweep as questions: each is answered as the verb of the same name answers it."""
 
-import argparse
-import contextlib
 import hashlib
-import io
-import shlex
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from stepcast.cli.main import VERBS, build_parser
-from stepcast.cli.options import option_of
-from stepcast.cli.plan import planned
-from stepcast.cli.predict import training
-from stepcast.cli.search_facts import best_row
-from stepcast.cli.search_question import question_of
+from stepcast.cli.plan import plan_facts
+from stepcast.cli.search import best_row
 from stepcast.forecast.predict import predict_many, throughput
 from stepcast.frameworks.catalog import load_profile
 from stepcast.hardware import load_cluster
 from stepcast.models.catalog import load_model
-from stepcast.questions.question import CHOICES
+from stepcast.questions.choices import Question, UnknownChoiceError, build_question, resolve_name
+from stepcast.questions.plan import PlanQuestion, settle_plan
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.runs import training_facts
+from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
-from stepcast.questions.spelling import build_question
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.summary import OUT_OF_TIME
 from stepcast.units import DAY, format_seconds
 
-# Options that change what is printed or write files, and have no place in a point.
-ASIDE = ("help", "json", "trace", "to_workload", "output", "explain_memory", "html", "save", "top")
+QUESTIONS: dict[str, type[Question]] = {"predict": PredictQuestion, "search": SearchQuestion, "plan": PlanQuestion}
 BREAKDOWN = "breakdown"
-# Points that are tried to tell how long very many take, and how many are looked at for them.
+# Number of points that are tried to estimate the time of all, and number of points from which they are taken.
 TRIED, TRIED_AMONG = 16, 10_000
 
 
 def answers(ask: str, points: Sequence[Words]) -> Answers:
-    """What each of *points* is told; one that cannot be answered is told why."""
+    """Return the answer of each point, or its error."""
     if ask == "predict":
-        return _predicted(points)
-    one = {"search": _best, "plan": _planned}[ask]
-    return [one(words) for words in points]
-
-
-def command(ask: str, words: Words) -> str:
-    """The line that asks for a point alone."""
-    shown = {name: value for name, value in words.items() if name != BREAKDOWN}
-    return shlex.join(["stepcast", ask, *_arguments(shown)])
+        return _predict(points)
+    answer = {"search": _search, "plan": _plan}[ask]
+    return [answer(words) for words in points]
 
 
 def check_words(spec: Spec) -> None:
-    """A ValueError where a word is no option of what is asked."""
-    from difflib import get_close_matches
-
-    known = _options(spec.ask)
+    """Raise a ValueError if a word is no choice of the question that is asked."""
     for name in spec.names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{name!r} is no option of 'stepcast {spec.ask}' that a point can have{hint}")
+        if name == BREAKDOWN and spec.ask == "predict":
+            continue
+        try:
+            resolve_name(QUESTIONS[spec.ask], name, True)
+        except UnknownChoiceError as error:
+            raise ValueError(
+                f"{name!r} is no option of 'stepcast {spec.ask}' that a point can have{error.hint}"
+            ) from None
 
 
 def check_many(spec: Spec, workers: int) -> None:
-    """A ValueError that tells how long all points would take where they are very many."""
+    """Raise a ValueError with the time that all points would take if they are very many."""
     from stepcast.ir.limits import SEARCHES, UNASKED
 
     limit = UNASKED if spec.ask == "predict" else SEARCHES
@@ -78,7 +67,7 @@ def check_many(spec: Spec, workers: int) -> None:
 
 
 def _trial_s(spec: Spec) -> float:
-    """Seconds of a point, from a few that follow one another in the middle; predictions after others."""
+    """Return the seconds of a point, measured on a few in the middle; predictions are warmed up by others."""
     import time
     from itertools import islice
 
@@ -94,7 +83,7 @@ def _trial_s(spec: Spec) -> float:
 
 
 def digest(name: str, value: Any) -> str:
-    """What a word stands for: names of models, clusters, frameworks and files by what they hold."""
+    """Return what a word stands for: models, clusters, frameworks and files by their contents."""
     loaders: dict[str, Callable[[str], object]] = {
         "model": load_model,
         "cluster": load_cluster,
@@ -115,7 +104,7 @@ def digest(name: str, value: Any) -> str:
 
 @cache
 def program() -> str:
-    """The digest of all code and data that an answer follows from."""
+    """Return the digest of all code and data that an answer follows from."""
     root = Path(__file__).resolve().parents[1]
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(root.rglob("*")):
@@ -128,67 +117,24 @@ def _hashed(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-@cache
-def _parser(verb: str) -> argparse.ArgumentParser:
-    return build_parser([each for each in VERBS if each.name == verb])
-
-
-@cache
-def _options(verb: str) -> list[str]:
-    """Return the names of what a point can say."""
-    if verb == "predict":
-        denied = [f"no_{name}" for name, choice in CHOICES.items() if choice.deniable]
-        return sorted([*CHOICES, *denied, BREAKDOWN])
-    from importlib import import_module
-
-    parser = argparse.ArgumentParser(add_help=False)
-    import_module(f"stepcast.cli.{verb}").add_arguments(parser)
-    words = {word for action in parser._actions for word in action.option_strings}
-    return sorted({word.lstrip("-").replace("-", "_") for word in words} - set(ASIDE))
-
-
-def _arguments(words: Words) -> list[str]:
-    found = []
-    for name, value in words.items():
-        option = option_of(name)
-        if isinstance(value, bool):
-            found += [option] if value else []
-        elif isinstance(value, list):
-            found += [f"{option}={each}" for each in value]
-        else:
-            found.append(f"{option}={value}")
-    return found
-
-
-def parsed(verb: str, words: Words) -> argparse.Namespace:
-    """What a command line of *words* would say; a ValueError where it would be refused."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return _parser(verb).parse_args([verb, *_arguments(words)])
-    except SystemExit:
-        told = said.getvalue().strip().removeprefix("stepcast: ")
-        raise ValueError(told.partition("; usage:")[0]) from None
-
-
 # ---- predictions --------------------------------------------------------------------------------------
 
 
-def _predicted(points: Sequence[Words]) -> Answers:
-    found: Answers = [{} for _ in points]
+def _predict(points: Sequence[Words]) -> Answers:
+    results: Answers = [{} for _ in points]
     asked: list[tuple[int, SettledRun]] = []
     for place, words in enumerate(points):
         given = {name: value for name, value in words.items() if name != BREAKDOWN}
         try:
-            asked.append((place, settle(build_question(given))))
+            asked.append((place, settle(build_question(PredictQuestion, given))))
         except Exception as error:
-            found[place] = _failed(error)
-    for _, group in groupby(asked, key=lambda each: _shared(each[1])):
+            results[place] = _describe_error(error)
+    for _, group in groupby(asked, key=lambda entry: _shared(entry[1])):
         several = list(group)
-        predictions = _predictions([each for _, each in several])
-        for (place, each), prediction in zip(several, predictions, strict=True):
-            found[place] = _row(each, prediction, bool(points[place].get(BREAKDOWN)))
-    return found
+        predictions = _predictions([run for _, run in several])
+        for (place, run), prediction in zip(several, predictions, strict=True):
+            results[place] = _row(run, prediction, bool(points[place].get(BREAKDOWN)))
+    return results
 
 
 def _shared(asked: SettledRun) -> tuple[Any, ...]:
@@ -198,16 +144,13 @@ def _shared(asked: SettledRun) -> tuple[Any, ...]:
 
 
 def _predictions(asked: Sequence[SettledRun]) -> list[Any]:
-    """Predictions of what differs in its strategy alone; an error stands for those that have none."""
+    """Return predictions of runs that differ in their strategies alone; an error takes the place of a failed one."""
     first = asked[0]
 
-    def predicted(some: Sequence[SettledRun]) -> list[Any]:
-        strategies = [each.strategy for each in some]
-        values = first.model, first.cluster, strategies, first.framework
-        return list(predict_many(*values, first.options, first.calibration))
-
+    strategies = [run.strategy for run in asked]
+    values = first.model, first.cluster, strategies, first.framework
     try:
-        return predicted(asked)
+        return list(predict_many(*values, first.options, first.calibration))
     except Exception as error:
         if len(asked) == 1:
             return [error]
@@ -217,11 +160,11 @@ def _predictions(asked: Sequence[SettledRun]) -> list[Any]:
 
 def _row(asked: SettledRun, prediction: Any, breakdown: bool) -> dict[str, Any]:
     if isinstance(prediction, Exception):
-        return _failed(prediction)
+        return _describe_error(prediction)
     try:
         step_s = prediction.step_s
         fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)
-        run = training(asked.question, asked.strategy, step_s) or {}
+        run = training_facts(asked.question, asked.strategy, step_s) or {}
         low_s, high_s = prediction.band.around(step_s) if prediction.band else (None, None)
         row = {
             "step_s": step_s,
@@ -235,29 +178,29 @@ def _row(asked: SettledRun, prediction: Any, breakdown: bool) -> dict[str, Any]:
         }
         if breakdown:
             report = prediction.report
-            exposed = sum(each.exposed_s for each in report.communication_s.values())
+            exposed = sum(part.exposed_s for part in report.communication_s.values())
             row |= {"bubble": report.breakdown_s["bubble"] / step_s, "exposed": exposed / step_s}
     except Exception as error:
-        return _failed(error)
+        return _describe_error(error)
     return row
 
 
-def _failed(error: Exception) -> dict[str, Any]:
+def _describe_error(error: Exception) -> dict[str, Any]:
     return {"error": str(error) or type(error).__name__}
 
 
 # ---- searches and plans -------------------------------------------------------------------------------
 
 
-def _planned(words: Words) -> dict[str, Any]:
-    """Days are the mean of the simulated runs; a run that does not fit is a row too, as in ``predict``."""
+def _plan(words: Words) -> dict[str, Any]:
+    """Return the mean of the simulated runs; a run that does not fit is a row too, as in ``predict``."""
     try:
-        args = parsed("plan", words)
-        args.allow_oom = args.step_s is None
-        answer = planned(args)
+        question = build_question(PlanQuestion, words)
+        settled = settle_plan(question.change({"allow_oom": question.step_s is None}))
+        plan = settled.answer()
+        found, fits = plan_facts(settled, plan), plan.fits
     except Exception as error:
-        return _failed(error)
-    found, fits = answer.facts, answer.plan.fits
+        return _describe_error(error)
     ideal_s = found["days"]["without_interruption"] * DAY
     gpu_s = sum(phase["steps"] * phase["step_s"] * phase["gpus"] for phase in found["phases"])
     memory = [phase["memory_bytes"]["total"] for phase in found["phases"] if phase["memory_bytes"]]
@@ -272,11 +215,11 @@ def _planned(words: Words) -> dict[str, Any]:
     }
 
 
-def _best(words: Words) -> dict[str, Any]:
+def _search(words: Words) -> dict[str, Any]:
     try:
-        row, counts = best_row(question_of(parsed("search", {**words, "workers": 1})))
+        row, counts = best_row(settle_search(build_question(SearchQuestion, {**words, "workers": 1})))
     except Exception as error:
-        return _failed(error)
+        return _describe_error(error)
     state = {"state": OUT_OF_TIME} if counts.out_of_time else {}
     if row is None:
         return state or {"error": "nothing fits", "fits": 0}

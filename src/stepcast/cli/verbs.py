@@ -1,108 +1,131 @@
-"""The verbs: what each is for, in a line and in a paragraph, two commands, and the page of the docs."""
+"""The verbs: a summary, a paragraph and two examples of each, and its page in the docs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import cleandoc
 
-TOLD = """
-show: what is in a file of any known format [command-line]
-    Says what is in a file of any known format, or in an entry of the catalogue. Files are recognised by
-    their content, not by their name.
-    $ show examples/simai-llama-405b.txt
-    $ show dgx-h100
-predict: run a model under a strategy on a cluster [predict]
-    Takes a model, a place to run and a strategy, and says how long a training step takes, where the
-    time goes and whether it fits. What is left out is the framework's usual choice, and said.
+VERB_TEXTS = """
+predict: forecast a training step: time, breakdown, memory [predict]
+    Forecasts one training step of a model under a strategy on a cluster: how long it takes, where the time
+    goes and whether it fits into memory. The framework's defaults fill the options that are not given.
+    $ predict llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework fsdp
     $ predict llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2
-    $ predict llama-3.1-8b --gpu h200 --framework pytorch
-search: the best strategies of a model on a cluster, and why [search]
-    Finds the best strategies of a model on so many GPUs, proves that no other is better, and says what
-    binds. Choices that are given, as --tp 8, stay as they are.
+search: find the best strategies for a model on a cluster, and explain why [search]
+    Finds the best strategies for a model on a number of GPUs, proves that no other candidate is better, and
+    names the bottleneck. Options such as --tp 8 restrict the search.
     $ search --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --gbs 128
     $ search --model llama-3.1-8b --cluster h100 --gpus 8 --gbs 64 --tp 2
-sweep: many predictions or searches at once, resumable, here or on a cluster [sweep]
-    Asks for every point of a spec, models x clusters x sizes x strategies, into one store that no kill
-    or full disk tears; the same command goes on where it stopped.
-    $ sweep examples/sweeps/small.toml --dry-run
-    $ sweep examples/sweeps/small.toml -o answers
-plan: days, cost, energy and failures of a whole run [plan]
-    Days, GPU-hours, cost and energy of a whole run, with failures, checkpoints and repairs.
+plan: days, cost, energy and failures of a whole training run [plan]
+    Reports the days, GPU-hours, cost and energy of a whole training run, with failures, checkpoints and repairs.
     $ plan --model llama-3.1-8b --cluster dgx-h100 --gpus 64 --tokens 1T
     $ plan --step-s 12 --gpus 1024 --steps 100000 --failures none
-simulate: run a workload file on a cluster [simulate]
-    Runs a workload file (SimAI text, operator table, Chakra) on a cluster.
+sweep: run many predictions, searches or plans, locally or on a cluster, resumable [sweep]
+    Answers every point of a specification (models x clusters x sizes x strategies) and stores the answers in
+    one database. A killed sweep resumes with the same command.
+    $ sweep examples/sweeps/small.toml --dry-run
+    $ sweep examples/sweeps/small.toml -o answers
+simulate: simulate a workload file on a cluster [simulate]
+    Simulates a workload file (SimAI text, operator table, Chakra) on a cluster.
     $ simulate examples/simai-llama-405b.txt --cluster dgx-h100
     $ simulate examples/simai-gpt-13b.txt --cluster dgx-a100 --gantt
-network: what the links do while a step runs [network]
-    Runs a step whose collectives and messages share NICs, rails and spines as they come, and says how
-    full each tier is over time, which links are hottest, who shares them, and what that costs.
+network: link utilisation and contention during a step [network]
+    Simulates a step whose collectives and messages share NICs, rails and spines, and reports the utilisation of
+    each tier over time, the busiest links, the jobs that share them, and the slowdown.
     $ network llama-3.1-8b --cluster dgx-h100 --gpus 64 --html links.html
     $ network examples/simai-gpt-13b.txt --cluster dgx-h100
-capture: a PyTorch model as a workload, without a GPU [capture]
-    Traces one training step of any PyTorch model without a GPU, and prices it on any.
+capture: capture a PyTorch model as a workload, without a GPU [capture]
+    Traces one training step of any PyTorch model without a GPU, and estimates its time on any.
     $ capture config.json --predict --gpu h200
     $ capture my_model:make -o mine.json
-record: a real PyTorch job, written down per rank [record]
-    Writes down what a real job does, per rank, for analyze.
+record: record a real PyTorch job, a trace per rank [record]
+    Records a real PyTorch job, a trace per rank, for analyze.
     $ record -o run -- torchrun --nproc-per-node 8 train.py
     $ record -o run -- python train.py
 run: execute a workload for real over torch.distributed [run]
-    Executes a workload for real over torch.distributed, beside what was predicted of it.
+    Executes a workload for real over torch.distributed, and compares it with its prediction.
     $ run examples/simai-gpt-13b.txt --cluster dgx-h100 --rank 0
     $ run --model llama-3.1-8b --cluster dgx-h100 --gpus 8 --rank 0
-analyze: where a measured run's time went [analyze]
-    Says where the time of a measured run went: waits, stragglers, bubble, what was hidden.
+analyze: explain where the time of a measured run went [analyze]
+    Explains where the time of a measured run went: waits, stragglers, bubble, overlapped communication.
     $ analyze examples/kineto-llama-1b.json.gz
     $ analyze examples/nccl-32-h100.txt --cluster dgx-h100
-replay: a measured run under changed conditions [analyze]
-    Runs a traced Megatron-LM run again under changed conditions: other links, healthy ranks, other
-    micro-batches.
+replay: replay a measured run under changed conditions [analyze]
+    Replays a traced Megatron-LM run under changed conditions: other links, healthy ranks, other micro-batches.
     $ replay runs/gpt --what-if rank.7=healthy
     $ replay runs/gpt --what-if bandwidth.tp=2x
-compare: two steps side by side, each predicted or measured [analyze]
-    Puts two accounts of a step side by side: predicted beside measured, or measured beside measured.
+compare: compare two steps, each predicted or measured [analyze]
+    Compares two steps: predicted vs measured, or measured vs measured.
     $ compare predicted.json runs/gpt
     $ compare before.json after.json --json
+show: show the contents of a file of any known format [command-line]
+    Shows the contents of a file of any known format, or an entry of the catalogue. Formats are detected by
+    content, not by file name.
+    $ show examples/simai-llama-405b.txt
+    $ show dgx-h100
 convert: write a file in another format [command-line]
     Writes a file in another format: simai, optable, chakra, perfetto or json.
     $ convert examples/simai-gpt-13b.txt gpt.et --to chakra
     $ convert examples/megatron-rank7.txt rank7.json --to perfetto
-collective: what a collective costs on a cluster [collectives]
-    What one collective costs on a cluster: time, algorithm bandwidth, bus bandwidth.
+collective: estimate the time of a collective on a cluster [collectives]
+    Estimates the time, algorithm bandwidth and bus bandwidth of one collective on a cluster.
     $ collective all-reduce --ranks 64 --size 1GiB --cluster dgx-h100
     $ collective all-to-all --ranks 8 --size 64MB --cluster h200
-op: what an operator costs on a GPU [compute]
-    What one operator costs on a GPU: time, what bounds it, where the number comes from.
+op: estimate the time of an operator on a GPU [compute]
+    Estimates the time of one operator on a GPU, with its bottleneck and the source of the estimate.
     $ op matmul --m 8192 --n 8192 --k 8192 --gpu h100
     $ op attention --seq 8192 --heads 32 --head-dim 128 --gpu h200
 calibrate: fit named constants to measured runs [calibrate]
-    Fits named constants to your own runs, operators or collectives, and checks them on what was left
-    out.
+    Fits named constants to your own runs, operators or collectives, and checks them on measurements that were
+    left out of the fit.
     $ calibrate examples/operators-h200.csv --gpu h200 -o my-h200.toml
     $ calibrate examples/nccl-32-h100.txt --cluster dgx-h100 -o mine.toml
-validate: the accuracy scoreboard: predictions against measurements [validate]
-    The accuracy scoreboard: predictions beside measurements, set by set, with the worst rows.
+validate: compare predictions with measurements: the accuracy scoreboard [validate]
+    Compares predictions with measurements, set by set, with the worst rows: the accuracy scoreboard.
     $ validate --set h200
     $ validate --set published -o rows.csv
 profile: measure this GPU and write a calibration [profile]
-    Measures this machine's GPU with PyTorch and writes a calibration of it.
+    Measures the GPU of this machine with PyTorch and writes a calibration of it.
     $ profile -o my-gpu.toml
     $ profile --quick -o my-gpu.toml
-list: the formats, GPUs, clusters, models, frameworks and failures stepcast knows [models]
-    What stepcast knows: formats, GPUs, clusters, models, frameworks, failure profiles.
+list: list known formats, GPUs, clusters, models, frameworks and failure profiles [models]
+    Lists the known formats, GPUs, clusters, models, frameworks and failure profiles.
     $ list gpus
     $ list models --json
-serve: the local app: forms, live answers, traces to look into
-demo: a first look on the shipped examples [tutorial]
-    A first look: reads the shipped examples, forecasts one of them and writes traces to open.
+serve: start the local app: forms, live answers, trace analysis
+demo: a first look at the shipped examples [tutorial]
+    Reads the shipped examples, forecasts one of them and writes traces and pages to open.
     $ demo
     $ demo --output first-look
 completion: print a completion script for your shell
 """
+# Verbs with a second spelling.
+SPELLINGS = {"analyse": "analyze"}
+# Verbs of other tools and of everyday language.
+OTHER_VERBS = {
+    other: verb
+    for verb, others in {
+        "predict": "estimate forecast run-model",
+        "search": "optimize optimise tune autotune find best recommend",
+        "plan": "cost budget",
+        "show": "inspect info describe cat",
+        "compare": "diff",
+        "replay": "what-if whatif",
+        "convert": "export",
+        "validate": "accuracy verify",
+        "profile": "measure benchmark",
+        "list": "ls models gpus clusters",
+        "collective": "allreduce nccl",
+        "op": "matmul gemm",
+        "demo": "example quickstart",
+    }.items()
+    for other in others.split()
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
+    """A verb of the command line; its module in ``cli`` has its name."""
+
     name: str
     summary: str
     page: str = ""
@@ -119,22 +142,22 @@ class Verb:
 
     @property
     def epilog(self) -> str | None:
-        """Commands to begin with."""
+        """Two example commands."""
         return "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)]) if self.page else None
 
     def help(self, width: int) -> str:
-        """What ``stepcast help VERB`` prints."""
+        """Return the text of ``stepcast help VERB``."""
         from stepcast.views.text import wrap
 
         options = f"All options: stepcast {self.name} --help"
         if not self.page:
             return f"{self.sentence}\n\n{options}"
         about = "\n".join(wrap(self.about, width))
-        return f"{about}\n\n{self.epilog}\n\n{options}. The page: docs/{self.page}.md"
+        return f"{about}\n\n{self.epilog}\n\n{options}. Documentation: docs/{self.page}.md"
 
 
-def _verbs(told: str) -> Iterator[Verb]:
-    for block in cleandoc(told).replace("\n    ", "\t").splitlines():
+def _read_verbs(texts: str) -> Iterator[Verb]:
+    for block in cleandoc(texts).replace("\n    ", "\t").splitlines():
         head, *lines = block.split("\t")
         name, _, rest = head.partition(": ")
         summary, _, page = rest.removesuffix("]").partition(" [")
@@ -142,4 +165,4 @@ def _verbs(told: str) -> Iterator[Verb]:
         yield Verb(name, summary, page, " ".join(line for line in lines if line[0] != "$"), examples)
 
 
-VERBS = tuple(_verbs(TOLD))
+VERBS = tuple(_read_verbs(VERB_TEXTS))

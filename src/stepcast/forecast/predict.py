@@ -297,7 +297,7 @@ def manner_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_
 
 
 def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framework: Framework) -> Options:
-    experts = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
+    experts = model.experts if framework.dispatcher is Dispatcher.DEEPEP else None
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),

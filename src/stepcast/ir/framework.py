@@ -41,10 +41,14 @@ class AttentionKernel(StrEnum):
 
 
 class Dispatcher(StrEnum):
-    """How tokens reach their experts."""
+    """How tokens reach their experts, in Megatron's words; former names are read too."""
 
-    ALL_TO_ALL = "all-to-all"  # once for each expert
-    FORWARDING = "forwarding"  # once for each node, where ranks hand them on: DeepEP, HybridEP
+    ALL_TO_ALL = "alltoall"  # once for each expert
+    DEEPEP = "deepep"  # once for each node, where ranks forward them: DeepEP, HybridEP
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Dispatcher | None":
+        return {"all-to-all": cls.ALL_TO_ALL, "forwarding": cls.DEEPEP, "hybridep": cls.DEEPEP}.get(str(value))
 
 
 class Offloaded(StrEnum):

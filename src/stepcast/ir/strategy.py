@@ -111,11 +111,16 @@ class Sharding(StrEnum):
 
 
 class ContextKind(StrEnum):
-    """How context-parallel ranks see the keys and values of the others."""
+    """How context-parallel ranks see the keys and values of the others; former names are read too."""
 
-    RING = "ring"  # passed on step by step beside the attention
-    ALL_TO_ALL = "all-to-all"  # heads exchanged for positions (DeepSpeed Ulysses)
-    ALL_GATHER = "all-gather"  # keys and values gathered before the attention (Llama 3)
+    RING = "p2p"  # passed on step by step while attention runs
+    ALL_TO_ALL = "a2a"  # heads exchanged for positions (DeepSpeed Ulysses)
+    ALL_GATHER = "allgather"  # keys and values gathered before the attention (Llama 3)
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ContextKind | None":
+        former = {"ring": cls.RING, "all-to-all": cls.ALL_TO_ALL, "ulysses": cls.ALL_TO_ALL}
+        return {**former, "all-gather": cls.ALL_GATHER}.get(str(value))
 
 
 class TrainingKind(StrEnum):

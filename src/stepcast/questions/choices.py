@@ -1,42 +1,139 @@
-"""A choice of a question, declared once: how it is read, explained, named elsewhere and written back.
+"""Choices of questions, declared once: how each is read, explained, named elsewhere and written back.
 
-The fields of a question carry a Choice in their annotations. The command line, the keywords of Python
-functions, saved runs, sweeps and printed commands all follow from it.
+The fields of a question carry a Choice in their annotations. Command-line options, Python keywords, saved
+runs, axes of sweeps, fields of the app and printed commands all follow from it.
 """
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from inspect import get_annotations
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from stepcast.questions.numbers import ValueSpellingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How one choice is asked for; its name and its default are those of the question's field."""
+    """Description of one choice; its name and its default are those of the question's field."""
 
     help: str = ""
-    # The heading under which the help lists it; verbs place a choice without one themselves.
+    # The heading under which the help lists it.
     group: str = ""
     metavar: str = ""
     read: Callable[[str], Any] = str
     values: tuple[str, ...] = ()
-    # A flag that can also be denied: --NAME and --no-NAME.
+    # A flag with a negation: --NAME and --no-NAME.
     deniable: bool = False
-    # Its other names, separated by blanks.
+    # Other names, separated by blanks: of other tools, and former ones of ours.
     aliases: str = ""
     # Value -> names of flags that mean it, separated by blanks.
     flags: Mapping[str, str] = field(default_factory=dict)
-    # The field of a Strategy or a Framework that it sets, what a value means there, and how that is written.
+    # The field of a Strategy, a Framework or the axes of a search that it sets, the value there for a value of the
+    # choice, and the text for that value.
     sets: str = ""
     means: Callable[[Any], Any] = lambda value: value
     write: Callable[[Any], str] = str
 
 
-def option_of(name: str) -> str:
-    """Return the option of a command line that sets the choice *name*."""
-    return f"--{name.replace('_', '-')}"
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the questions; a choice with its default is left to the verb that answers."""
+
+    file: str = ""
+    """The file that describes the run, if one does."""
+    unchecked: frozenset[str] = frozenset()
+    """Choices that may have no effect: a file made them, or the framework makes them anyway."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The choices that differ from their defaults and must have an effect."""
+        return frozenset(
+            name
+            for name, default in defaults_of(type(self)).items()
+            if name not in self.unchecked and getattr(self, name) != default
+        )
+
+    def change(self, choices: Mapping[str, Any]) -> Self:
+        """Return the question with other *choices*, as the question holds them."""
+        other = {name: default for name, default in defaults_of(type(self)).items() if name in replaced_names(choices)}
+        return msgspec.structs.replace(self, **{**other, **choices}, unchecked=self.unchecked - set(choices))
+
+    def leave_unchecked(self, names: "frozenset[str]") -> Self:
+        """Return the question with choices that may have no effect."""
+        return msgspec.structs.replace(self, unchecked=self.unchecked | names) if names else self
+
+
+AnyQuestion = TypeVar("AnyQuestion", bound=Question)
+
+
+@cache
+def choices_of(kind: type[Question]) -> Mapping[str, Choice]:
+    """Return the choices of a kind of question by name, in the order of its help."""
+    return {
+        name: annotation.__metadata__[0]
+        for base in reversed(kind.__mro__)
+        for name, annotation in get_annotations(base).items()
+        if hasattr(annotation, "__metadata__")
+    }
+
+
+@cache
+def defaults_of(kind: type[Question]) -> Mapping[str, Any]:
+    """Return the default of each choice of a kind of question."""
+    defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
+    return {name: defaults[name] for name in choices_of(kind)}
+
+
+# Choices that state one quantity in different terms: one that is given replaces the others.
+EXCLUSIVE = ({"global_batch", "accumulation"}, {"gpus", "nodes", "dp"}, {"shard", "replicate"})
+
+
+def replaced_names(given: Iterable[str], groups: Iterable[set[str]] = EXCLUSIVE[:1]) -> frozenset[str]:
+    """Return the names of choices that those *given* replace."""
+    names = set(given)
+    return frozenset(name for group in groups if group & names for name in group - names)
+
+
+# ---- reading ----------------------------------------------------------------------------------------------
+
+
+class UnknownChoiceError(TypeError):
+    """A name that is no choice of a question, with the nearest one that is."""
+
+    def __init__(self, name: str, nearest: str) -> None:
+        self.name, self.hint = name, f"; did you mean {nearest}?" if nearest else ""
+        super().__init__(f"unrecognised option {name!r}{self.hint}")
+
+
+# Choices whose values may be Python objects instead of names.
+NOUNS = ("model", "cluster", "framework", "calibration")
+
+
+def build_question(kind: type[AnyQuestion], choices: Mapping[str, object]) -> AnyQuestion:
+    """Return the question that *choices* ask, Python values or text by name."""
+    return kind(**read_choices(kind, choices))
+
+
+def read_choices(kind: type[Question], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return *given*, Python values or text by name, as a question holds them; None leaves a choice open.
+
+    Names may be those of other tools. An unknown name is an UnknownChoiceError, a wrong value a ValueError.
+    """
+    values: dict[str, Any] = {}
+    for word, value in given.items():
+        if value is None:
+            continue
+        name, value = resolve_name(kind, word, value)
+        if name in NOUNS and not isinstance(value, str | os.PathLike):
+            values[name] = value
+            continue
+        plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+        values[name] = read_choice(name, choices_of(kind)[name], defaults_of(kind)[name], plain)
+    return values
 
 
 def read_choice(name: str, choice: Choice, default: object, value: object) -> Any:
@@ -45,27 +142,94 @@ def read_choice(name: str, choice: Choice, default: object, value: object) -> An
         if isinstance(value, bool):
             return value
         raise ValueError(f"{name}: expected True or False, not {value!r}")
-    if isinstance(value, bool):
-        raise ValueError(f"{name}: expected a value, not {value!r}")
     if default == ():
         return tuple(value) if isinstance(value, list | tuple) else (str(value),)
+    if isinstance(value, bool) and choice.sets != "axis":
+        raise ValueError(f"{name}: expected a value, not {value!r}")
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     try:
-        found = choice.read(text)
+        read = choice.read(text)
     except ValueSpellingError as error:
         raise ValueError(f"{name}: {error}") from None
-    if choice.values and found not in choice.values:
+    if choice.values and not isinstance(read, tuple):
+        check_known(read, choice.values, f"{name}: ")
+    return read
+
+
+def resolve_name(kind: type[Question], word: str, value: object = None) -> tuple[str, object]:
+    """Return our name for a choice, and its value where the *word* implies one."""
+    known, plain = choices_of(kind), word.rstrip("_").replace("_", "-").lower()
+    name = plain.replace("-", "_")
+    for own in (name, f"{name}_"):  # Python reserves some names
+        if own in known:
+            return own, value
+    if plain in alias_flags(kind) and value is True:
+        ours, meant = alias_flags(kind)[plain]
+        return ours.replace("-", "_"), meant
+    if plain in alias_names(kind):
+        return alias_names(kind)[plain].replace("-", "_"), value
+    denied = name.removeprefix("no_")
+    if denied != name and denied in known and known[denied].deniable and isinstance(value, bool):
+        return denied, not value
+    from difflib import get_close_matches
+
+    raise UnknownChoiceError(word, next(iter(get_close_matches(name, known, n=1)), ""))
+
+
+def check_known(word: str, known: Iterable[str], where: str = "") -> None:
+    """Raise a ValueError that suggests the nearest of the *known* words unless *word* is one of them."""
+    words = tuple(known)
+    if word not in words:
         from difflib import get_close_matches
 
-        near = get_close_matches(str(found), choice.values, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(choice.values)}"
-        raise ValueError(f"{name}: {found!r} is not known; {hint}")
-    return found
+        near = get_close_matches(str(word), words, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(words)}"
+        raise ValueSpellingError(f"{where}{word!r} is not known; {hint}")
+
+
+@cache
+def alias_names(kind: type[Question]) -> Mapping[str, str]:
+    """Return the other names of choices, as options spell them, with ours."""
+    return invert_words({name.replace("_", "-"): choice.aliases for name, choice in choices_of(kind).items()})
+
+
+@cache
+def alias_flags(kind: type[Question]) -> Mapping[str, tuple[str, str]]:
+    """Return the flags that mean a value of a choice: its name, as options spell it, and that value."""
+    return {
+        flag: (name.replace("_", "-"), value)
+        for name, choice in choices_of(kind).items()
+        for flag, value in invert_words(choice.flags).items()
+    }
 
 
 def invert_words(words: Mapping[str, str]) -> dict[str, str]:
     """Return a mapping from each of the words, which blanks separate, to its key."""
     return {other: ours for ours, others in words.items() for other in others.split()}
+
+
+# ---- writing ----------------------------------------------------------------------------------------------
+
+
+def option_of(name: str) -> str:
+    """Return the option of a command line that sets the choice *name*."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
+
+
+def spell_choices(choices: Mapping[str, Any]) -> list[str]:
+    """Return the options of a command line that make *choices*."""
+    words: list[str] = []
+    for name, value in choices.items():
+        if isinstance(value, bool):
+            words.append(option_of(name) if value else option_of(f"no-{name}"))
+        elif isinstance(value, tuple | list):
+            words += [f"{option_of(name)}={entry}" for entry in value]
+        elif value is not None:
+            words.append(f"{option_of(name)}={value}")
+    return words
+
+
+# ---- readers of words -------------------------------------------------------------------------------------
 
 
 def read_word(synonyms: Mapping[str, str]) -> Callable[[str], str]:
@@ -104,6 +268,15 @@ read_schedule = read_word(
         "gpipe": "afab fill-drain",
     }
 )
+read_dispatcher = read_word(
+    {
+        "alltoall": "all-to-all a2a standard",
+        "allgather": "all-gather",
+        "deepep": "deep-ep forwarding flex",
+        "hybridep": "hybrid-ep",
+    }
+)
+read_cp_comm = read_word({"p2p": "ring", "a2a": "all-to-all alltoall ulysses", "allgather": "all-gather"})
 _read_sharding_name = read_word(
     {
         "fsdp": "fsdp2 fsdp1 full-shard",

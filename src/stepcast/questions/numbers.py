@@ -1,6 +1,6 @@
-"""Readers of numbers: whole ones within limits, shares, prices and other finite ones.
+"""Readers of numbers: whole numbers within limits, shares, prices and other finite ones.
 
-A reader takes the text of a command line or a file, or a Python value, and raises a ValueSpellingError.
+A reader takes text and raises a ValueSpellingError.
 """
 
 import argparse
@@ -25,14 +25,14 @@ MOST_ELEMENTS = ELEMENTS.most
 def count(least: int, most: int, kilo: int = 0) -> Callable[[str], int]:
     """Return a reader of whole numbers from *least* to *most*; ``16,384`` is one.
 
-    With *kilo* a k behind it stands for so many and an m for their square: 8k tokens are 8,192.
+    With *kilo*, a k after the number multiplies it by that and an m by its square: 8k tokens are 8,192.
     """
     sizes = {"": 1} | ({"k": kilo, "m": kilo**2} if kilo else {})
 
     def parse(text: str) -> int:
         value = least - 1
-        if text.isascii() and (found := COUNT.fullmatch(text.strip().lower())) and found[2] in sizes:
-            number = float(found[1].replace(",", "").replace("_", "")) * sizes[found[2]]
+        if text.isascii() and (match := COUNT.fullmatch(text.strip().lower())) and match[2] in sizes:
+            number = float(match[1].replace(",", "").replace("_", "")) * sizes[match[2]]
             value = int(number) if number.is_integer() else value
         if not least <= value <= most:
             raise ValueSpellingError(f"expected a whole number from {least:,} to {most:,}, not {text!r}")
@@ -89,8 +89,8 @@ FOREIGN = re.compile(r"eur|gbp|\u20ac|\u00a3")
 
 def price(text: str) -> float:
     """Read the price of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``."""
-    if found := FOREIGN.search(text.lower()):
-        raise ValueSpellingError(f"{text!r}: give the number here and --currency {found[0].upper()}")
+    if match := FOREIGN.search(text.lower()):
+        raise ValueSpellingError(f"{text!r}: give the number here and --currency {match[0].upper()}")
     return amount(PRICED.sub("", text.strip().lower().lstrip("$")))
 
 
@@ -103,13 +103,14 @@ def currency(text: str) -> str:
 
 
 def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), splits: bool = True) -> None:
-    """Raise a ValueError unless the GPUs hold copies of the model, of tp x cp x pp each; suggest *others*,
-    and alone where the model cannot be split as it is asked for.
+    """Raise a ValueError unless the GPUs are a multiple of tp x cp x pp; suggest *others*.
+
+    Without *splits*, the model cannot be split as asked for, and the suggestions are *others* alone.
     """
     if gpus % model_gpus:
         below, above = gpus // model_gpus * model_gpus, -(-gpus // model_gpus) * model_gpus
         near = f"{below:,} or {above:,}" if below else f"{above:,}"
-        tries = [f"--gpus {near}", *(others or ["split the model otherwise"])][not splits and bool(others) :]
+        tries = [f"--gpus {near}", *(others or ["other sizes of --tp, --cp or --pp"])][not splits and bool(others) :]
         raise ValueError(
             f"{gpus:,} GPUs are not a multiple of tp x cp x pp = {model_gpus:,}: use {', or '.join(tries)}"
         )

@@ -1,10 +1,8 @@
 """The question of ``stepcast predict``: every choice of a training step, declared once."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
-
-import msgspec
 
 from stepcast.frameworks.words import (
     OFFLOADS,
@@ -21,7 +19,18 @@ from stepcast.ir.framework import Dispatcher, Execution, Kernels, LossKernel, Ss
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import ContextKind, RecomputeModule, Sharding
-from stepcast.questions.choices import Choice, read_precision, read_recompute, read_schedule, read_sharding
+from stepcast.questions.choices import (
+    Choice,
+    Question,
+    choices_of,
+    defaults_of,
+    read_cp_comm,
+    read_dispatcher,
+    read_precision,
+    read_recompute,
+    read_schedule,
+    read_sharding,
+)
 from stepcast.questions.numbers import (
     BINARY,
     MOST_LAYERS,
@@ -49,16 +58,20 @@ PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 AUTOCASTS = ("autocast-bf16", "autocast-fp16")
 MODULES = tuple(map(str, RecomputeModule))
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
+# Exchanges without a model of their own, each with the one that predicts it; as Megatron-LM scripts are read.
+PREDICTED_AS = {"dispatcher": {"allgather": "alltoall", "hybridep": "deepep"}, "cp_comm": {"a2a+p2p": "p2p"}}
 PLACES = ("even", "packed")  # a test compares them with hardware.Place
 ENGINES = ("fast", "fluid")  # a test compares them with forecast.options.Engine
-ENGINE_HELP = "fluid: communication that runs side by side shares the links of the network"
-MOST_FURTHER_TOKENS = 64
+ENGINE_HELP = "fluid: concurrent communication shares the links of the network"
+MOST_MTP_LAYERS = 64
 # Headings of the help.
-WHAT = "what runs, and where"
-LAYOUT = "layout (data parallelism takes the GPUs that are left)"
+WHAT = "model, cluster and framework"
+LAYOUT = "parallelism (data parallelism uses the remaining GPUs)"
 BATCH = "batch"
 EXECUTION = "execution"
-PRICES = "prices"
+PRICES = "cost estimates"
+NETWORK = "network simulation"
+TRAINING = "training run"
 # Choices about a whole run of training, which a saved step leaves open.
 ABOUT_TRAINING = ("tokens", "price", "currency")
 
@@ -82,6 +95,11 @@ def _read_stage_layers(text: str) -> tuple[int, ...]:
     if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
         raise ValueError(f"--stage-layers {text!r}: expected whole numbers, such as 7,8,8,7")
     return tuple(int(part) for part in parts)
+
+
+def _exchange(name: str, kind: type) -> Callable[[str], Any]:
+    """Return what an exchange is predicted as."""
+    return lambda word: kind(PREDICTED_AS[name].get(word, word))
 
 
 def _ranks(help_text: str, aliases: str = "") -> Choice:
@@ -109,217 +127,214 @@ def _one_of(help_text: str, sets: str, values: type) -> Choice:
     return Choice(group=EXECUTION, help=help_text, values=words, sets=sets, means=values)
 
 
-class PredictQuestion(msgspec.Struct, frozen=True, kw_only=True):
+class PredictQuestion(Question, frozen=True, kw_only=True):
     """What is asked of a prediction; None, or the default, leaves a choice to the framework and the model."""
 
     # fmt: off
     model: Annotated["Model | str | None", Choice(group=WHAT, metavar="M",
-        help="name in the catalogue, or a config.json",
+        help="model: a name from 'stepcast list models', or a Hugging Face config.json",
         aliases="model-name arch architecture model-name-or-path hf-model model-id")] = None
     cluster: Annotated["Cluster | str | None", Choice(group=WHAT, metavar="C",
-        help="name in the catalogue, a GPU (one node of it), or a TOML file",
+        help="cluster: a name from 'stepcast list clusters', a GPU (one node of it), or a TOML file",
         aliases="system machine hardware platform cluster-name")] = None
     gpu: Annotated[str | None, Choice(group=WHAT, metavar="G",
-        help="or GPUs of one node: one, or as many as --gpus says",
+        help="GPU, instead of --cluster: a single one, or --gpus of them in one node",
         aliases="gpu-type gpu-name accelerator device")] = None
     set: Annotated[tuple[str, ...], Choice(group=WHAT, metavar="KEY=VALUE",
         help="override a cluster field, e.g. node.nics=4", aliases="override overrides")] = ()
     place: Annotated[str, Choice(group=WHAT,
-        help="racks that are one NVLink domain: spread nodes evenly over them, or fill each in turn",
-        values=PLACES)] = "even"
+        help="racks with one NVLink domain: spread nodes evenly over them, or fill one after the other "
+        "(default: even)", values=PLACES)] = "even"
     framework: Annotated["Framework | str | None", Choice(group=WHAT, metavar="F",
-        help="framework whose defaults fill unset options: a name in the catalogue, or a TOML file "
+        help="framework whose defaults fill unset options: a name from 'stepcast list frameworks', or a TOML file "
         f"(default: {DEFAULT_FRAMEWORK})", aliases="software backend stack trainer library")] = None
     gpus: Annotated[int | None, _ranks("total number of GPUs",
         "num-gpus ngpus n-gpus gpu-count world-size nproc devices num-devices")] = None
     nodes: Annotated[int | None, _ranks("number of nodes (instead of --gpus)",
         "nnodes num-nodes hosts servers")] = None
-    dp: Annotated[int | None, _ranks("replicas of tp x cp x pp GPUs each (instead of --gpus)",
+    dp: Annotated[int | None, _ranks("data-parallel replicas, of tp x cp x pp GPUs each (instead of --gpus)",
         "data-parallel data-parallel-size data-parallelism replicas")] = None
-    tp: Annotated[int, _ranks("tensor parallel ranks (default: 1)",
-        "tensor-parallel tensor-parallel-size tensor-model-parallel-size tensor-parallelism")] = 1
-    cp: Annotated[int, _ranks("context parallel ranks (default: 1)",
-        "context-parallel context-parallel-size ring-size")] = 1
-    ep: Annotated[int, _ranks("expert parallel ranks (default: 1)",
-        "expert-parallel expert-parallel-size expert-model-parallel-size")] = 1
-    pp: Annotated[int, _ranks("pipeline parallel ranks (default: 1)",
-        "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size pipeline-stages")] = 1
-    vpp: Annotated[int | None, _number("model chunks per pipeline stage; default 1", count(1, MOST_LAYERS),
-        group=LAYOUT,
+    tp: Annotated[int, _ranks("tensor-parallel ranks (default: 1)",
+        "tensor-parallel tensor-parallel-size tensor-model-parallel-size tensor-parallelism "
+        "tensor-parallel-degree")] = 1
+    cp: Annotated[int, _ranks("context-parallel ranks (default: 1)",
+        "context-parallel context-parallel-size context-parallel-degree ring-size")] = 1
+    ep: Annotated[int, _ranks("expert-parallel ranks (default: 1)",
+        "expert-parallel expert-parallel-size expert-model-parallel-size expert-parallel-degree")] = 1
+    pp: Annotated[int, _ranks("pipeline-parallel ranks (default: 1)",
+        "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size pipeline-parallel-degree "
+        "pipeline-stages")] = 1
+    vpp: Annotated[int | None, _number("virtual pipeline stages (model chunks) per pipeline rank (default: 1)",
+        count(1, MOST_LAYERS), group=LAYOUT,
         aliases="virtual-pipeline virtual-pipeline-model-parallel-size model-chunks vp interleave")] = None
-    expert_tp: Annotated[int, _ranks("tensor parallel of experts (default: tp)",
-        "etp expert-tensor-parallel expert-tensor-parallel-size")] = 0
-    shard: Annotated[int, _ranks("ranks that split states in hybrid FSDP")] = 0
-    replicate: Annotated[int, _ranks(
-        "copies of the states in hybrid FSDP, instead of --shard: dp x cp / shard")] = 0
+    expert_tp: Annotated[int, _ranks("tensor-parallel ranks of experts (default: tp)",
+        "etp expert-tensor-parallel expert-tensor-parallel-size expert-tensor-parallel-degree")] = 0
+    shard: Annotated[int, _ranks("hybrid FSDP: ranks that share one copy of the states")] = 0
+    replicate: Annotated[int, _ranks("hybrid FSDP: copies of the states (instead of --shard)",
+        "data-parallel-replicate-degree")] = 0
     stage_layers: Annotated[str | None, Choice(group=LAYOUT, metavar="A,B,...",
-        help="layers of each stage and chunk, in model order", sets="stage_layers", means=_read_stage_layers,
+        help="layers of each pipeline stage and model chunk, in model order (default: even)",
+        sets="stage_layers", means=_read_stage_layers,
         write=lambda layers: ",".join(map(str, layers)))] = None
-    micro_batch: Annotated[int, _number("sequences a replica runs at once (default: 1)",
+    micro_batch: Annotated[int, _number("micro-batch size of a replica, in sequences (default: 1)",
         count(1, MOST_SEQUENCES, BINARY), group=BATCH,
-        aliases="micro-batch-size mbs microbatch microbatch-size per-device-train-batch-size")] = 1
+        aliases="micro-batch-size mbs microbatch microbatch-size per-device-train-batch-size "
+        "train-micro-batch-size-per-gpu")] = 1
     global_batch: Annotated[int | None, _number(
-        "sequences in a step (default: 8 micro-batches for each stage and replica)",
+        "global batch size, in sequences per step (default: 8 micro-batches per pipeline stage and replica)",
         count(1, MOST_SEQUENCES, BINARY), group=BATCH,
         aliases="global-batch-size gbs batch-size batch train-batch-size globalbatch")] = None
     accumulation: Annotated[int | None, _number(
-        "gradient accumulation steps (micro-batches of each replica in a step), instead of --global-batch",
-        count(1, MICRO_BATCHES.most), group=BATCH)] = None
+        "gradient accumulation steps: micro-batches of each replica per step (instead of --global-batch)",
+        count(1, MICRO_BATCHES.most), group=BATCH,
+        aliases="gradient-accumulation-steps gradient-accumulation grad-accumulation grad-accum "
+        "accumulation-steps")] = None
     seq: Annotated[int | None, _number(
-        "tokens in a sequence, as 8192 or 8k (default: the framework's, 4096, or the model's longest)",
+        "sequence length in tokens, e.g. 8192 or 8k (default: that of the framework, 4096, or the model's maximum)",
         count(1, MOST_TOKENS, BINARY), group=BATCH,
         aliases="seq-length seq-len sequence-length seqlen sequence max-seq-len context-length ctx")] = None
     schedule: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME",
-        help=f"{', '.join(SCHEDULES)}; default: interleaved with vpp, else 1f1b", read=read_schedule,
-        values=SCHEDULES, aliases="pipeline-schedule pp-schedule",
+        help=f"pipeline schedule: {', '.join(SCHEDULES)} (default: interleaved with --vpp, else 1f1b)",
+        read=read_schedule, values=SCHEDULES,
+        aliases="pipeline-schedule pp-schedule pipeline-parallel-schedule",
         flags={"interleaved": "interleaved", "dualpipe": "dualpipe"}, sets="schedule",
         means=ScheduleKind)] = None
     precision: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME",
-        help=f"{', '.join((*PRECISIONS, *AUTOCASTS))}; autocast keeps weights in fp32 and casts them for "
-        "use (default: the framework's, bf16)", read=read_precision, values=(*PRECISIONS, *AUTOCASTS),
+        help=f"training precision: {', '.join((*PRECISIONS, *AUTOCASTS))}; autocast stores weights in fp32 and casts "
+        "them for use (default: that of the framework, usually bf16)", read=read_precision,
+        values=(*PRECISIONS, *AUTOCASTS),
         aliases="dtype mixed-precision data-type compute-dtype number-format",
         flags={**{name: name for name in PRECISIONS}, "nvfp4": "nvfp4 fp4", "autocast-bf16": "amp"})] = None
     sharding: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME",
-        help=f"{', '.join(SHARDINGS)}; default: the framework's, zero-1", read=read_sharding,
-        values=SHARDINGS,
+        help=f"sharding of optimizer states, gradients and parameters: {', '.join(SHARDINGS)}; none is DDP (default: "
+        "that of the framework, usually zero-1)", read=read_sharding, values=SHARDINGS,
         aliases="zero zero-stage shard-states sharding-strategy data-parallel-sharding-strategy",
-        flags={"fsdp": "fsdp fsdp2", "hybrid-fsdp": "hsdp", "none": "ddp", "zero-2": "zero2 zero-2",
+        flags={"fsdp": "fsdp fsdp2 use-torch-fsdp2", "hybrid-fsdp": "hsdp", "none": "ddp", "zero-2": "zero2 zero-2",
                "zero-1": "zero1 zero-1 distributed-optimizer use-distributed-optimizer",
                "zero-3": "zero3 zero-3"},
         sets="sharding", means=Sharding)] = None
     reshard: Annotated[bool | None, _flag(
-        "ZeRO-3, FSDP: free gathered parameters after each forward; default: yes, but in a pipeline",
-        "reshard")] = None
+        "ZeRO-3 and FSDP: free gathered parameters after the forward pass of each layer (default: yes, except in a "
+        "pipeline)", "reshard", "reshard-after-forward")] = None
     fp8_params: Annotated[bool, Choice(group=EXECUTION,
-        help="keep and gather parameters in fp8, without a bf16 copy", sets="fp8_parameters")] = False
+        help="store and gather parameters in fp8, without a bf16 copy", sets="fp8_parameters",
+        aliases="fp8-param-gather")] = False
     zero_gradients: Annotated[float, _number(
-        "weights that never had a gradient: of unseen tokens; 1: a toy that learns nothing", amount,
-        sets="zero_gradients", metavar="SHARE")] = 0.0
+        "share of weights whose gradient is always zero, such as embeddings of tokens that never occur (default: 0)",
+        amount, sets="zero_gradients", metavar="SHARE")] = 0.0
     recompute: Annotated[str | None, Choice(group=EXECUTION, metavar="KIND",
-        help=f"none, selective, full, block:N, or selective:A,B,... with modules out of {', '.join(MODULES)}",
+        help="activation recomputation: none, selective, full, block:N (the first N layers of a stage), or "
+        f"selective:A,B,... with modules of {', '.join(MODULES)} (default: that of the framework)",
         read=read_recompute,
         aliases="recompute-granularity activation-recompute activation-recomputation recomputation",
         flags={"full": "activation-checkpointing gradient-checkpointing full-recompute "
                "checkpoint-activations", "selective": "recompute-activations selective-recompute"},
         sets="recompute", means=_read_by("--recompute", recompute_of), write=recompute_word)] = None
     offload: Annotated[str | None, Choice(group=EXECUTION, metavar="A[=X],B[=X]",
-        help=f"{', '.join(OFFLOADS)}, or a share X of either, kept in the memory of the host",
-        flags={"optimizer": "cpu-offload offload-optimizer"}, sets="offload",
+        help=f"store {' or '.join(OFFLOADS)}, or a share X of either, in host memory (default: none)",
+        flags={"optimizer": "cpu-offload offload-optimizer optimizer-cpu-offload"}, sets="offload",
         means=_read_by("--offload", offload_of), write=offload_word)] = None
-    context: Annotated[str | None, _one_of("how context parallel ranks exchange", "context",
-        ContextKind)] = None
+    cp_comm: Annotated[str | None, Choice(group=EXECUTION,
+        help="exchange of context-parallel ranks: ring (p2p), Ulysses (a2a), gathered keys and values (allgather), or "
+        "both (a2a+p2p, predicted as p2p) (default: that of the framework)",
+        values=("p2p", "a2a", "allgather", "a2a+p2p"), read=read_cp_comm,
+        aliases="context cp-comm-type", sets="context", means=_exchange("cp_comm", ContextKind))] = None
     sequence_parallel: Annotated[bool | None, _flag(
-        "with tp: split norms over the ranks too; without, each rank runs them all", "sequence_parallel",
-        "sp")] = None
-    flash_attention: Annotated[bool | None, _flag("fused attention, which stores no scores",
+        "with --tp: also split norms and residuals over the tensor-parallel ranks (default: that of the framework)",
+        "sequence_parallel", "sp")] = None
+    flash_attention: Annotated[bool | None, _flag("fused attention, which stores no attention scores",
         "flash_attention", "use-flash-attn flash-attn")] = None
     overlap: Annotated[str | None, Choice(group=EXECUTION, metavar="A,B,...",
-        help=f"communication that overlaps computation: {', '.join(OVERLAPS)}, or none", sets="overlap",
+        help=f"communication that overlaps computation: {', '.join(OVERLAPS)}, or none (default: that of the "
+        "framework)", sets="overlap",
         means=_read_by("--overlap", lambda text: overlap_of([] if text == "none" else text.split(","))),
         write=lambda overlap: ",".join(overlap_words(overlap)) or "none")] = None
     bucket_mb: Annotated[float | None, Choice(group=EXECUTION, metavar="X",
-        help="size of gradient buckets; 0: one for a stage", read=amount, sets="bucket_bytes",
+        help="size of gradient buckets in MB; 0: a single bucket per stage (default: that of the framework)",
+        read=amount, sets="bucket_bytes",
         means=lambda megabytes: round(megabytes * 1e6),
         write=lambda size_bytes: repr(size_bytes / 1e6))] = None
-    expert_imbalance: Annotated[float, _number("busiest expert rank over the mean", amount,
-        sets="expert_imbalance", metavar="X")] = 1.0
-    expert_capacity: Annotated[float | None, _number("most tokens an expert rank takes, over the mean",
-        amount, sets="expert_capacity", metavar="X")] = None
+    expert_imbalance: Annotated[float, _number("tokens of the busiest expert-parallel rank over the mean "
+        "(default: 1)", amount, sets="expert_imbalance", metavar="X")] = 1.0
+    expert_capacity: Annotated[float | None, _number("maximum tokens of an expert-parallel rank over the mean; the "
+        "rest is dropped (default: no limit)", amount, sets="expert_capacity", metavar="X",
+        aliases="moe-expert-capacity-factor capacity-factor")] = None
     fused_experts: Annotated[bool | None, _flag(
-        "biases, activation and quantisation inside the experts' products", "fused_experts")] = None
-    dispatcher: Annotated[str | None, _one_of("how tokens reach their experts", "dispatcher",
-        Dispatcher)] = None
-    lora_rank: Annotated[int, _number("train low-rank adapters alone", count(0, MOST_TOKENS),
-        aliases="lora lora-r lora-dim", sets="lora_rank")] = 0
-    further_tokens: Annotated[int | None, _number("tokens predicted beyond the next (multi-token prediction)",
-        count(0, MOST_FURTHER_TOKENS), sets="further_tokens")] = None
-    dropout: Annotated[bool | None, _flag("dropout on attention probabilities and residuals",
-        "dropout")] = None
-    fp8_activations: Annotated[bool | None, _flag("fused kernels keep the inputs of activations in fp8",
+        "fuse biases, activation and quantisation into the grouped matmuls of experts", "fused_experts")] = None
+    dispatcher: Annotated[str | None, Choice(group=EXECUTION,
+        help="token dispatcher of experts: alltoall and allgather (predicted as alltoall) send a token once per "
+        "expert, deepep and hybridep once per node (default: that of the framework)",
+        values=("alltoall", "allgather", "deepep", "hybridep"), read=read_dispatcher,
+        aliases="moe-token-dispatcher-type token-dispatcher expert-parallel-comm-backend",
+        sets="dispatcher", means=_exchange("dispatcher", Dispatcher))] = None
+    lora_rank: Annotated[int, _number("rank of LoRA adapters; only they are trained (default: 0, full training)",
+        count(0, MOST_TOKENS), aliases="lora lora-r lora-dim", sets="lora_rank")] = 0
+    mtp_layers: Annotated[int | None, _number("multi-token prediction (MTP) layers, one per additional token "
+        "(default: that of the framework, usually 0)", count(0, MOST_MTP_LAYERS), sets="further_tokens",
+        aliases="further-tokens mtp-num-layers mtp num-mtp-modules num-nextn-predict-layers")] = None
+    dropout: Annotated[bool | None, _flag("dropout on attention probabilities and residuals (default: that of the "
+        "framework)", "dropout")] = None
+    fp8_activations: Annotated[bool | None, _flag("save the inputs of activation functions in fp8 (fused kernels)",
         "fp8_activations")] = None
-    fp8_attention: Annotated[bool | None, _flag("attention multiplies in fp8 where linear layers do",
-        "fp8_attention")] = None
-    wide_layers: Annotated[int | None, _number("number of final layers kept in bf16, out of fp8 and fp4",
-        count(0, MOST_LAYERS), sets="wide_layers")] = None
-    loss: Annotated[str | None, _one_of("how fused kernels come from logits to a loss", "loss",
+    fp8_attention: Annotated[bool | None, _flag("attention multiplies in fp8 if linear layers do",
+        "fp8_attention", "fp8-dot-product-attention fp8-dpa")] = None
+    bf16_final_layers: Annotated[int | None, _number("number of final layers kept in bf16 when training in fp8 or "
+        "fp4 (default: that of the framework, usually 0)", count(0, MOST_LAYERS), sets="wide_layers",
+        aliases="wide-layers num-layers-at-end-in-bf16")] = None
+    loss: Annotated[str | None, _one_of("kernel of the cross-entropy loss (default: that of the framework)", "loss",
         LossKernel)] = None
     deferred_gradients: Annotated[int | None, _number(
-        "micro-batches whose gradient of the output projection waits until the pipeline empties",
+        "micro-batches whose output-projection gradient is computed after the pipeline drains (default: 0)",
         count(0, MICRO_BATCHES.most), sets="deferred_gradients")] = None
     gradients: Annotated[str | None, Choice(group=EXECUTION,
-        help="format in which gradients are summed and reduced", read=read_precision,
-        values=("fp32", "bf16", "fp16"), aliases="grad-dtype gradient-dtype grad-reduce-dtype",
+        help="data type in which gradients are accumulated and reduced (default: that of the framework)",
+        read=read_precision, values=("fp32", "bf16", "fp16"),
+        aliases="grad-dtype gradient-dtype grad-reduce-dtype mixed-precision-reduce",
         sets="gradient_dtype", means=DType)] = None
     optimizer: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME[:FORMAT]",
-        help=f"{', '.join(OPTIMIZERS)}; moments in fp32, bf16, fp16, fp8 or 8bit", aliases="optim")] = None
-    master_weights: Annotated[bool | None, _flag("an fp32 copy of weights that are less precise", "")] = None
-    clipping: Annotated[bool | None, _flag("clip gradients by global norm", "")] = None
+        help=f"optimizer: {', '.join(OPTIMIZERS)}; FORMAT of its moments: fp32, bf16, fp16, fp8 or 8bit (default: "
+        "that of the framework, usually adamw)", aliases="optim")] = None
+    master_weights: Annotated[bool | None, _flag("store an fp32 copy of the weights (default: that of the framework)",
+        "")] = None
+    clipping: Annotated[bool | None, _flag("clip gradients by global norm (default: that of the framework)", "")] = None
     kernels: Annotated[str | None, Choice(group=EXECUTION, values=("fused", "plain", "compiled"),
-        flags={"compiled": "compile torch-compile"}, sets="kernels", means=Kernels)] = None
-    ssm_kernels: Annotated[str | None, _one_of("scans of Mamba-2 layers: mamba-ssm and causal-conv1d, or "
+        help="memory-bound kernels: Transformer Engine (fused), PyTorch (plain) or torch.compile (compiled) (default: "
+        "that of the framework)", flags={"compiled": "compile torch-compile"}, sets="kernels", means=Kernels)] = None
+    ssm_kernels: Annotated[str | None, _one_of("scans of Mamba-2 layers: mamba-ssm and causal-conv1d (fused), or "
         "the PyTorch operations of transformers without them (default: fused)", "ssm_kernels",
         SsmKernels)] = None
     execution: Annotated[str | None, Choice(group=EXECUTION,
-        help="how the host issues kernels: captured, captured but for routed experts, one by one, or each "
-        "waited for", values=("graphs", "partial-graphs", "eager", "blocking"),
+        help="how the CPU launches kernels: CUDA graphs, CUDA graphs except for routed experts (partial-graphs), "
+        "eager, or waiting for each kernel (blocking) (default: that of the framework)",
+        values=("graphs", "partial-graphs", "eager", "blocking"),
         flags={"eager": "eager", "graphs": "cuda-graphs"}, sets="execution", means=Execution)] = None
     calibration: Annotated["Calibration | str | None", Choice(group=PRICES, metavar="FILE",
-        help="your GPU as 'stepcast profile' measured it", aliases="calibrate calib")] = None
-    residual: Annotated[bool, Choice(group=PRICES, help="correct the step by what published runs of this "
-        "framework on such GPUs took beyond predictions")] = False
-    engine: Annotated[str, Choice(help=f"{ENGINE_HELP} (default: fast)", values=ENGINES)] = "fast"
-    background: Annotated[str | None, Choice(metavar="JOB.toml",
-        help="other jobs, or plain flows, that share the network meanwhile (by the fluid engine)")] = None
-    tokens: Annotated[float | None, Choice(metavar="N",
-        help="also tell days and GPU-hours for so many, as 15T", read=positive(parse_count),
+        help="measurements of your GPU, written by 'stepcast profile'", aliases="calibrate calib")] = None
+    residual: Annotated[bool, Choice(group=PRICES, help="scale the step by the mean ratio of measured to predicted "
+        "time in published runs of this framework on this GPU generation")] = False
+    engine: Annotated[str, Choice(group=NETWORK, help=f"{ENGINE_HELP} (default: fast)", values=ENGINES)] = "fast"
+    background: Annotated[str | None, Choice(group=NETWORK, metavar="JOB.toml",
+        help="other jobs, or flows, that share the network during the step (with --engine fluid)")] = None
+    tokens: Annotated[float | None, Choice(group=TRAINING, metavar="N",
+        help="tokens to train on, e.g. 15T: also report days and GPU-hours", read=positive(parse_count),
         aliases="train-tokens total-tokens num-tokens training-tokens")] = None
-    price: Annotated[float | None, Choice(metavar="X", help="price per GPU-hour (with --tokens)",
+    price: Annotated[float | None, Choice(group=TRAINING, metavar="X", help="price per GPU-hour (with --tokens)",
         read=read_price,
         aliases="cost-per-gpu-hour gpu-price price-per-gpu-hour gpu-hour-price usd-per-gpu-hour")] = None
-    currency: Annotated[str, Choice(metavar="C", help="currency of --price, a symbol or a code (default $)",
+    currency: Annotated[str, Choice(group=TRAINING, metavar="C",
+        help=f"currency of --price, a symbol or a code (default: {DEFAULT_CURRENCY})",
         read=read_currency)] = DEFAULT_CURRENCY
     # fmt: on
-
-    file: str = ""
-    """The file that describes the run, if one does."""
-    unchecked: frozenset[str] = frozenset()
-    """Choices that may be without effect: a file made them, or the framework makes them anyway."""
-
-    @property
-    def given(self) -> frozenset[str]:
-        """The choices that a person made, other than the default, and that must have an effect."""
-        return frozenset(
-            name for name, default in DEFAULTS.items() if name not in self.unchecked and getattr(self, name) != default
-        )
 
     @property
     def choices(self) -> dict[str, Any]:
         """The choices of the step that differ from their defaults, in the order of the help."""
-        found = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
-        return {name: value for name, value in found.items() if value != DEFAULTS[name]}
-
-    def change(self, choices: Mapping[str, Any]) -> "PredictQuestion":
-        """Return the question with other *choices*, as the question holds them."""
-        changed = {**choices, **({"accumulation": None} if "global_batch" in choices else {})}
-        return msgspec.structs.replace(self, **changed, unchecked=self.unchecked - set(choices))
-
-    def leave_unchecked(self, names: "frozenset[str]") -> "PredictQuestion":
-        """Return the question with choices that may be without effect."""
-        return msgspec.structs.replace(self, unchecked=self.unchecked | names) if names else self
+        values = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
+        return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 
-CHOICES: Mapping[str, Choice] = {
-    name: annotation.__metadata__[0]
-    for name, annotation in PredictQuestion.__annotations__.items()
-    if hasattr(annotation, "__metadata__")
-}
-DEFAULTS: Mapping[str, Any] = {
-    name: default
-    for name, default in zip(PredictQuestion.__struct_fields__, PredictQuestion.__struct_defaults__, strict=True)
-    if name in CHOICES
-}
-# Choices whose values may be made by hand instead of being named.
-NOUNS = ("model", "cluster", "framework", "calibration")
+CHOICES = choices_of(PredictQuestion)
+DEFAULTS = defaults_of(PredictQuestion)
 
 
 class StepChoices(TypedDict, total=False):
@@ -352,7 +367,7 @@ class StepChoices(TypedDict, total=False):
     zero_gradients: float | str | None
     recompute: str | None
     offload: str | None
-    context: str | None
+    cp_comm: str | None
     sequence_parallel: bool | None
     flash_attention: bool | None
     overlap: list[str] | tuple[str, ...] | str | None
@@ -362,11 +377,11 @@ class StepChoices(TypedDict, total=False):
     fused_experts: bool | None
     dispatcher: str | None
     lora_rank: int | str | None
-    further_tokens: int | str | None
+    mtp_layers: int | str | None
     dropout: bool | None
     fp8_activations: bool | None
     fp8_attention: bool | None
-    wide_layers: int | str | None
+    bf16_final_layers: int | str | None
     loss: str | None
     deferred_gradients: int | str | None
     gradients: str | None

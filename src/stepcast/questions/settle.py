@@ -26,10 +26,10 @@ from stepcast.ir.optimizer import Optimizer, optimizer_named
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.models.catalog import load_model
+from stepcast.questions.choices import build_question, option_of
 from stepcast.questions.numbers import check_multiple
-from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PredictQuestion
+from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PREDICTED_AS, PredictQuestion
 from stepcast.questions.rules import PREDICT, Facts, check_rules
-from stepcast.questions.spelling import build_question
 
 if TYPE_CHECKING:
     from stepcast.forecast.background import Others
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
-# Choices whose words have an effect each.
+# Choices that are lists of words, each with an effect.
 LISTS = ("overlap", "recompute")
 
 
@@ -99,7 +99,7 @@ def settle(question: PredictQuestion) -> SettledRun:
         "experts": model.experts is not None,
         "modules": modules,
         "module_list": ", ".join(sorted(modules)) or "none",
-        "predicts_further": model.next_token_layers > 0,
+        "has_mtp": model.next_token_layers > 0,
         "mamba": any(block.mixer is Mixer.MAMBA for block in model.blocks),
         "corrects": corrections is not None and bool(corrections.corrections),
         "residual_known": residual is not None,
@@ -117,6 +117,9 @@ def settle(question: PredictQuestion) -> SettledRun:
     strategy = build_strategy(question, model, layout, settled, profile.defaults.seq, assumptions)
     if question.framework is None:
         assumptions.append(_describe_software(settled.framework))
+    for name, others in PREDICTED_AS.items():
+        if (word := getattr(question, name)) in others:
+            assumptions.append(f"{option_of(name)} {word} is predicted as {others[word]}")
     options = Options(
         place=Place(question.place), residual=residual if question.residual else None, engine=Engine(question.engine)
     )
@@ -133,13 +136,15 @@ def name_cluster(question: PredictQuestion) -> Cluster | str:
     """Return the cluster of a question, which must name a model too; a GPU is one node of it."""
     if question.model is None:
         if question.file:
-            raise ValueError(f"{question.file} names no model that is known; give --model as well")
-        raise ValueError("which model? name one of 'stepcast list models', or give a config.json")
+            raise ValueError(f"{question.file} names no known model; use --model as well")
+        raise ValueError("no model given: use --model with a name from 'stepcast list models', or a config.json")
     if question.gpu is not None and question.cluster not in (None, question.gpu):
-        raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")
+        raise ValueError("--gpu and --cluster both say where to run; leave one of them out")
     cluster = question.gpu if question.gpu is not None else question.cluster
     if cluster is None:
-        raise ValueError("where? give --cluster, a name from 'stepcast list clusters', or --gpu for one GPU")
+        raise ValueError(
+            "no cluster given: use --cluster NAME or --gpu NAME (see 'stepcast list clusters' and 'stepcast list gpus')"
+        )
     return cluster
 
 
@@ -166,11 +171,11 @@ def _load_software(software: "Framework | str", assumptions: list[str]) -> Profi
 
 
 def _describe_software(framework: Framework) -> str:
-    """Describe the software that is assumed; it decides as much as the layout does."""
-    issued = "as captured graphs" if framework.execution is Execution.GRAPHS else "one by one"
+    """Describe the default framework, which matters as much as the layout does."""
+    issued = "CUDA graphs" if framework.execution is Execution.GRAPHS else "eager launches"
     return (
-        f"the software is {framework.name}, its {framework.kernels} kernels issued {issued} (--framework; "
-        "plain eager PyTorch is pytorch or transformers, and slower)"
+        f"framework {framework.name}, with {framework.kernels} kernels and {issued} (--framework; plain eager PyTorch "
+        "is pytorch or transformers, and slower)"
     )
 
 
@@ -206,7 +211,7 @@ def _shard(copies: int, ranks: int) -> int:
 
 
 def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[str]) -> int:
-    """Return how many GPUs are meant: given as a number, as nodes or as replicas."""
+    """Return the number of GPUs, given as such, as nodes or as replicas."""
     model_gpus = question.tp * question.cp * question.pp
     meant = {
         "--gpus": question.gpus,
@@ -226,7 +231,7 @@ def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[s
         assumptions.append(f"all {gpus:,} GPUs of {cluster.name} (--gpus)")
     else:
         raise ValueError(
-            f"say how many GPUs of {cluster.name}: --gpus 64, --nodes 8, or --dp with the ways of the model"
+            f"number of GPUs of {cluster.name} missing: use --gpus 64, --nodes 8, or --dp with --tp, --cp and --pp"
         )
     if cluster.gpus is not None and gpus > cluster.gpus:
         raise ValueError(f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{_larger(cluster)}")
@@ -238,11 +243,11 @@ def _larger(cluster: Cluster) -> str:
 
     others = [name for name in clusters_of(cluster.gpu.name) if name not in (cluster.name, "pcie-node")]
     described = f", which is {cluster.description}" if cluster.name == cluster.gpu.name else ""
-    return f"{described}; as many as you like: --cluster {' or '.join(others[:2])}" if others else described
+    return f"{described}; clusters of any size: --cluster {' or '.join(others[:2])}" if others else described
 
 
 def _other_ways(question: PredictQuestion, model: Model) -> list[str]:
-    """Return ways to split the model that are near the given ones and divide the GPUs."""
+    """Return options near the given ones that divide the GPUs."""
     gpus = question.gpus or 1
     options = []
     ways = {"tp": question.tp, "cp": question.cp, "pp": question.pp}
@@ -301,13 +306,13 @@ def choose_optimizer(question: PredictQuestion, usual: Optimizer) -> dict[str, O
 
 
 def describe_settled(settled: Settled) -> dict[str, Any]:
-    """Return what rules need to know, in the words of the choices."""
+    """Return the facts that rules need, in the words of the choices."""
     choices, framework = settled.choices, settled.framework
     autocast = "autocast-" if choices.get("autocast") else ""
     return {
         "precision": f"{autocast}{choices['precision']}",
         "sharding": str(choices["sharding"]),
-        "context": str(choices["context"]),
+        "cp_comm": str(choices["context"]),
         "gradients": str(framework.gradient_dtype),
         "dispatcher": str(framework.dispatcher),
         "recompute": recompute_word(choices["recompute"]),
@@ -315,14 +320,14 @@ def describe_settled(settled: Settled) -> dict[str, Any]:
         "execution": str(framework.execution),
         "fused_experts": framework.fused_experts,
         "dropout": framework.dropout,
-        "further_tokens": choices["further_tokens"],
+        "mtp_layers": choices["further_tokens"],
         "selective": str(framework.selective),
     }
 
 
 def _drop_idle(question: PredictQuestion, facts: Facts) -> dict[str, Any]:
-    """Return the choices of a file that have no effect, each with what is left of it: the words of a list
-    that have one, else its default. What a file asks for in vain is no mistake of the user's.
+    """Return the choices of a file that have no effect, each with its replacement: the words of a list that have
+    one, else the default. A file may ask for what has no effect.
     """
     left: dict[str, Any] = {}
     for name in sorted({name for rule in PREDICT for name in rule.options} - question.given):
@@ -344,7 +349,7 @@ def _drop_idle(question: PredictQuestion, facts: Facts) -> dict[str, Any]:
 def build_strategy(
     question: PredictQuestion, model: Model, layout: Layout, settled: Settled, usual_seq: int, assumptions: list[str]
 ) -> Strategy:
-    """Return the Strategy of a question; what it leaves open is assumed and noted."""
+    """Return the Strategy of a question; defaults are added to *assumptions*."""
     seq, global_batch = _settle_batch(question, model, layout, usual_seq, assumptions)
     choices = {
         **settled.choices,
@@ -359,7 +364,7 @@ def build_strategy(
         )
     split = layout.dp * layout.cp > 1 and strategy.sharding.splits_parameters
     if split and layout.pp > 1 and strategy.reshard is None:
-        assumptions.append("stages keep gathered weights and whole gradients through the step (--reshard frees them)")
+        assumptions.append("stages keep gathered weights and unsharded gradients in a step (--reshard frees them)")
     return strategy
 
 
@@ -418,7 +423,7 @@ def _read_others(path: str, cluster: Cluster, question: PredictQuestion) -> "Oth
             continue
         usual = {"cluster": question.cluster, "set": question.set, "gpus": len(other.nodes) * cluster.node.gpus}
         try:
-            prediction = settle(build_question({**usual, **other.words})).prediction
+            prediction = settle(build_question(PredictQuestion, {**usual, **other.words})).prediction
         except (TypeError, ValueError) as error:
             raise FormatError(f"{other.name}: {error}", path) from None
         if prediction.cluster.node != cluster.node or prediction.cluster.topology != cluster.topology:

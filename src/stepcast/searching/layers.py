@@ -115,7 +115,7 @@ def part_costs(
 
     Anything else a strategy adds comes on top. The GPU has at least this *load*, which heats it.
     """
-    forwards = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
+    forwards = model.experts if framework.dispatcher is Dispatcher.DEEPEP else None
     seconds = _LayerSeconds(cluster, strategy, framework, load, forwards.routing if forwards else None)
     costs = np.zeros((len(parts), PartTime.FORWARD_SPAN + 1))
     for part, layers in enumerate(parts):

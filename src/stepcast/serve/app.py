@@ -1,4 +1,4 @@
-"""The routes of the app. What they answer is worked out elsewhere, in threads that take turns."""
+"""The routes of the app; answers are computed elsewhere, in threads that take turns."""
 
 import asyncio
 import json
@@ -19,26 +19,28 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from stepcast.serve.fields import PREDICT, SEARCH, FieldError, command_words
+from stepcast.serve.fields import PREDICT, SEARCH, FieldError, FormChoices, read_form
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
 from stepcast.views.document import Page, asset, body_of, policy, render
 from stepcast.views.text import message
 
-Told = Callable[[dict[str, Any]], None]
-Rest = Callable[[], None]
-RESTS_S = 0.002
+Report = Callable[[dict[str, Any]], None]
+"""Called with the progress of a search, or with nothing; raises a KeyboardInterrupt to end it."""
+Pause = Callable[[], None]
+"""Called between the parts of a long answer."""
+PAUSE_S = 0.002
 MOST_FILES = 512
-KEPT_ANSWERS = 512
+SAVED_ANSWERS = 512
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._ -]+")
 LONGEST_NAME = 80
-# What goes wrong with what a user gave, as in the command line.
+# Errors in the input of a user, as on the command line.
 MISTAKES = (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A page, and what is kept of it for comparisons."""
+    """A page, and its summary for comparisons."""
 
     page: Page
     summary: Mapping[str, Any]
@@ -49,23 +51,21 @@ class Answer:
 
 
 class Answers(Protocol):
-    """The verbs behind the app: words of a command line in, answers out."""
+    """The verbs behind the app, for the choices of its forms."""
 
-    def predict(self, words: Sequence[str], rest: Rest | None) -> Answer:
-        """All of it where *rest* is given, which is called between its parts; else what is known at once."""
+    def predict(self, choices: FormChoices, pause: Pause | None) -> Answer:
+        """Return the full answer if *pause* is given, else what is known at once."""
         ...
 
-    def search(self, words: Sequence[str], told: Told) -> Answer:
-        """*told* hears how far it is, of nothing too, and ends it by a KeyboardInterrupt."""
-        ...
+    def search(self, choices: FormChoices, report: Report) -> Answer: ...
 
-    def compare(self, first: Sequence[str], second: Sequence[str]) -> Answer: ...
+    def compare(self, first: FormChoices, second: FormChoices) -> Answer: ...
 
     def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None) -> Answer: ...
 
 
 class Workers:
-    """Threads that do what they are given in turn, and end with the program: none waits for a long search."""
+    """Daemon threads that do their work in turn; the program ends without waiting for them."""
 
     def __init__(self, count: int) -> None:
         self.given: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -79,7 +79,7 @@ class Workers:
                 continue
             try:
                 future.set_result(work())
-            except BaseException as error:  # told to who asked
+            except BaseException as error:  # raised where the result is awaited
                 future.set_exception(error)
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
@@ -89,7 +89,7 @@ class Workers:
 
 
 class Turns:
-    """One computes at a time, since prices are shared; what takes long lets those go first that wait."""
+    """A lock, since cost estimates are shared; long answers let waiting ones go first."""
 
     def __init__(self) -> None:
         self.lock, self.counting, self.waiting = Lock(), Lock(), 0
@@ -105,15 +105,15 @@ class Turns:
         self.lock.release()
 
     def rest(self) -> None:
-        """For one whose turn it is."""
+        """Let waiting threads go first; call it while holding the lock."""
         while self.waiting:
             self.lock.release()
-            sleep(RESTS_S)
+            sleep(PAUSE_S)
             self.lock.acquire()
 
 
 def make_app(answers: Answers, token: str, hosts: frozenset[str], most_bytes: int) -> Guard:
-    """The app behind its guard."""
+    """Return the app behind its guard."""
     routes = _Routes(answers)
     inner = Starlette(
         routes=[
@@ -124,17 +124,17 @@ def make_app(answers: Answers, token: str, hosts: frozenset[str], most_bytes: in
             Route("/compare", routes.compare),
             Route("/search", routes.search),
             Route("/analyze", routes.analyze, methods=["POST"]),
-            *(Route(f"/{name}", routes.own, name=name) for name in OWN),
+            *(Route(f"/{name}", routes.asset, name=name) for name in ASSETS),
         ]
     )
     return Guard(inner, token, hosts, most_bytes)
 
 
-OWN = {"page.css": "text/css", "page.js": "text/javascript", "app.css": "text/css", "app.js": "text/javascript"}
+ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "app.css": "text/css", "app.js": "text/javascript"}
 
 
 @lru_cache
-def _own(name: str) -> str:
+def _load_asset(name: str) -> str:
     if name.startswith("page."):
         return asset(name)
     return files("stepcast.serve").joinpath("assets", name).read_text("utf-8")
@@ -145,50 +145,47 @@ class _Routes:
         self.answers = answers
         self.turns = Turns()
         self.quick, self.slow = Workers(2), Workers(2)
-        self.predicted = lru_cache(KEPT_ANSWERS)(self._predicted)
+        self.predict = lru_cache(SAVED_ANSWERS)(self._predict_quickly)
 
-    def _predicted(self, words: tuple[str, ...]) -> bytes:
+    def _predict_quickly(self, choices: FormChoices) -> bytes:
         with self.turns:
-            return _encoded(self.answers.predict(words, None))
+            return _encode(self.answers.predict(choices, None))
 
-    def _whole(self, words: tuple[str, ...]) -> Answer:
+    def _predict_fully(self, choices: FormChoices) -> Answer:
         with self.turns:
-            return self.answers.predict(words, self.turns.rest)
+            return self.answers.predict(choices, self.turns.rest)
 
     async def home(self, request: Request) -> Response:
         return HTMLResponse(shell())
 
-    async def own(self, request: Request) -> Response:
+    async def asset(self, request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
-        return Response(_own(name), media_type=OWN[name])
+        return Response(_load_asset(name), media_type=ASSETS[name])
 
     async def answer(self, request: Request) -> Response:
-        """The live one: no timeline, and what was asked before is known."""
-        return await self._answered(lambda: self.predicted(_words("predict", request)), self.quick)
+        """Answer live, without a timeline."""
+        return await self._answer(lambda: self.predict(_read_predict(request.query_params)), self.quick)
 
     async def whole(self, request: Request) -> Response:
-        """The same with its timeline and what to change, for one who stays."""
-
-        return await self._answered(lambda: _encoded(self._whole(_words("predict", request))), self.slow)
+        """Answer with the timeline and changes to try."""
+        return await self._answer(lambda: _encode(self._predict_fully(_read_predict(request.query_params))), self.slow)
 
     async def page(self, request: Request) -> Response:
-        """The file that ``--html`` writes."""
+        """Answer with the file that ``--html`` writes."""
         try:
-            words = _words("predict", request)
-            made = await _run(self.slow, lambda: render(self._whole(words).page))
+            choices = _read_predict(request.query_params)
+            page = await _run(self.slow, lambda: render(self._predict_fully(choices).page))
         except MISTAKES as error:
             return _mistake(error)
-        return Response(made, media_type="text/html", headers={"content-security-policy": policy()})
+        return Response(page, media_type="text/html", headers={"content-security-policy": policy()})
 
     async def compare(self, request: Request) -> Response:
-        def found() -> bytes:
-            sides = [
-                _words("predict", dict(_pairs(request.query_params.get(name, "")))) for name in ("first", "second")
-            ]
+        def answer() -> bytes:
+            sides = [_read_predict(_read_pairs(request.query_params.get(name, ""))) for name in ("first", "second")]
             with self.turns:
-                return _encoded(self.answers.compare(*sides))
+                return _encode(self.answers.compare(*sides))
 
-        return await self._answered(found, self.quick)
+        return await self._answer(answer, self.quick)
 
     async def analyze(self, request: Request) -> Response:
         try:
@@ -197,29 +194,29 @@ class _Routes:
             return JSONResponse({"error": refused.why}, refused.status, {"connection": "close"})
         header, cluster = request.headers.get("x-files", ""), request.query_params.get("cluster") or None
 
-        def found() -> bytes:
-            return _encoded(self.answers.analyze(_files(header, data), cluster))
+        def answer() -> bytes:
+            return _encode(self.answers.analyze(_read_files(header, data), cluster))
 
-        return await self._answered(found, self.slow)
+        return await self._answer(answer, self.slow)
 
-    async def _answered(self, found: Callable[[], bytes], pool: Workers) -> Response:
+    async def _answer(self, answer: Callable[[], bytes], pool: Workers) -> Response:
         try:
-            return Response(await _run(pool, found), media_type="application/json")
+            return Response(await _run(pool, answer), media_type="application/json")
         except MISTAKES as error:
             return _mistake(error)
 
     async def search(self, request: Request) -> Response:
-        """Events: how far it is, then what was found; who goes away ends it."""
+        """Answer with events: the progress, then the result; a client that leaves ends the search."""
         try:
-            words = _words("search", request)
+            choices = read_form(SEARCH, request.query_params)
         except FieldError as error:
             return _mistake(error)
-        return StreamingResponse(self._searched(words), media_type="text/event-stream")
+        return StreamingResponse(self._search(choices), media_type="text/event-stream")
 
-    async def _searched(self, words: Sequence[str]) -> AsyncIterator[str]:
+    async def _search(self, choices: FormChoices) -> AsyncIterator[str]:
         loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), False
 
-        def told(progress: dict[str, Any]) -> None:
+        def report(progress: dict[str, Any]) -> None:
             if gone:
                 raise KeyboardInterrupt
             if progress:
@@ -227,7 +224,7 @@ class _Routes:
 
         def work() -> None:
             try:
-                event = ("done", self.answers.search(words, told).facts())
+                event = ("done", self.answers.search(choices, report).facts())
             except KeyboardInterrupt:
                 return
             except MISTAKES as error:
@@ -245,7 +242,7 @@ class _Routes:
             gone = True
 
 
-def _encoded(answer: Answer) -> bytes:
+def _encode(answer: Answer) -> bytes:
     return msgspec.json.encode(_plain(answer.facts()))
 
 
@@ -253,35 +250,34 @@ async def _run(workers: Workers, work: Callable[[], Any]) -> Any:
     return await asyncio.wrap_future(workers.submit(work))
 
 
-def _words(verb: str, given: Request | Mapping[str, str]) -> tuple[str, ...]:
-    query = dict(given.query_params) if isinstance(given, Request) else given
-    return tuple(command_words(verb, PREDICT if verb == "predict" else SEARCH, query))
+def _read_predict(query: Mapping[str, str]) -> FormChoices:
+    return read_form(PREDICT, query)
 
 
-def _pairs(text: str) -> list[tuple[str, str]]:
-    """``a=1&b=2``; values are names and numbers, of which nothing needs to be escaped."""
-    return [(name, value) for name, _, value in (each.partition("=") for each in text.split("&") if each)]
+def _read_pairs(text: str) -> dict[str, str]:
+    """Read ``a=1&b=2``; values are names and numbers without escapes."""
+    return {name: value for name, _, value in (pair.partition("=") for pair in text.split("&") if pair)}
 
 
-def _files(header: str, data: bytes) -> list[tuple[str, bytes]]:
-    """The files of a request, which follow each other in it; names are words to show and never paths."""
+def _read_files(header: str, data: bytes) -> list[tuple[str, bytes]]:
+    """Return the files of a request, which holds one after the other; their names are shown, never opened."""
     try:
         listed = json.loads(header)
-        sizes = [int(each["size"]) for each in listed]
-        names = [str(each["name"]) for each in listed]
+        sizes = [int(entry["size"]) for entry in listed]
+        names = [str(entry["name"]) for entry in listed]
     except (ValueError, KeyError, TypeError):
-        raise FieldError("the request does not say which files it holds") from None
+        raise FieldError("the request does not list its files") from None
     if not 1 <= len(sizes) <= MOST_FILES or min(sizes) < 0 or sum(sizes) != len(data):
-        raise FieldError(f"the request holds no files, more than {MOST_FILES}, or others than it says")
-    found, at = [], 0
+        raise FieldError(f"the request has no files, more than {MOST_FILES}, or files of other sizes than it lists")
+    files, start = [], 0
     for name, size in zip(names, sizes, strict=True):
-        found.append((shown_name(name), data[at : at + size]))
-        at += size
-    return found
+        files.append((shown_name(name), data[start : start + size]))
+        start += size
+    return files
 
 
 def shown_name(name: str) -> str:
-    """The last part of a file's name, in characters that mean nothing to anybody."""
+    """Return the last part of a file name, in characters without a special meaning."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return NOT_IN_NAMES.sub("_", last).strip(". ")[-LONGEST_NAME:] or "file"
 
@@ -292,11 +288,11 @@ def _mistake(error: BaseException) -> Response:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say, text that is none spelt out."""
+    """Return a value that JSON can encode, with invalid text escaped."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value

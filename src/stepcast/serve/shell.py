@@ -1,4 +1,4 @@
-"""The page of the app itself: forms on the left, the answer on the right."""
+"""The page of the app itself, with forms on the left and the answer on the right."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ HINTS = {
 
 @cache
 def shell() -> str:
-    """The whole of it; it holds no answer yet."""
+    """Return the page without an answer."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -47,7 +47,7 @@ def shell() -> str:
         ),
     )
     side = tag("div", panels, class_="side", role="complementary", aria_label="What to ask")
-    told = tag(
+    main = tag(
         "div",
         tag("p", "", id="problem", role="alert", class_="problem", hidden=True),
         tag(
@@ -77,7 +77,7 @@ def shell() -> str:
         "body",
         tag("a", "Skip to the answer", class_="skip", href="#answer"),
         bar,
-        tag("div", side, told, class_="app"),
+        tag("div", side, main, class_="app"),
         tag("footer", f"stepcast {__version__}, runs on this machine"),
         Markup('<script src="page.js"></script><script src="app.js"></script>'),
     )
@@ -110,8 +110,8 @@ def _field(verb: str, field: Field) -> Markup:
     key = f"{verb}-{field.name}"
     label = tag("label", field.label, tag("small", field.note) if field.note else None, for_=key)
     if field.choices:
-        options = [] if field.usual else [tag("option", "default", value="")]
-        options += [tag("option", each, value=each, selected=each == field.usual) for each in field.choices]
+        options = [] if field.initial else [tag("option", "default", value="")]
+        options += [tag("option", each, value=each, selected=each == field.initial) for each in field.choices]
         return tag("div", label, tag("select", options, id=key, name=field.name), class_="field")
     low, high = field.limits
     number = tag(
@@ -119,16 +119,16 @@ def _field(verb: str, field: Field) -> Markup:
         type="number",
         id=key,
         name=field.name,
-        data_plain=field.plain or None,
+        data_plain=field.default or None,
         min=low,
         max=high,
-        value=field.usual,
+        value=field.initial,
         placeholder="default",
         inputmode="numeric",
     )
     slider = None
     if field.powers:
-        power = (int(field.usual) if field.usual else 1).bit_length() - 1
+        power = (int(field.initial) if field.initial else 1).bit_length() - 1
         slider = tag(
             "input",
             type="range",

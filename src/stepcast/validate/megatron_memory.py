@@ -20,7 +20,7 @@ from stepcast.ir.optimizer import optimizer_named
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
-from stepcast.questions.spelling import UnsaidError, predict_words
+from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.validate.published.setup import MODULES
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each
 
@@ -337,7 +337,7 @@ def _command(test: MemoryCase) -> str:
     try:
         model = _said_model(test.model)
         said = predict_words(test.profile, test.model, gpu, test.strategy, test.framework)
-    except UnsaidError as error:
+    except NoOptionError as error:
         return f"cannot be said: {error}"
     words = ["stepcast", "predict", "--model", model, "--cluster", CLUSTERS[gpu], *said, "--explain-memory"]
     return shlex.join(words)
@@ -350,7 +350,7 @@ def _said_model(model: Model) -> str:
         word = words_of(name, sizes)
         if replace(load_model(word), name=model.name, source=model.source) == model:
             return word
-    raise UnsaidError("no model of the catalogue is like it; a config.json would have to say it")
+    raise NoOptionError("no model of the catalogue is like it; a config.json would have to say it")
 
 
 def _records(path: Path) -> Iterator[Record]:

@@ -30,7 +30,7 @@ from stepcast.ir.strategy import (
     TrainingKind,
 )
 from stepcast.models.catalog import load_model, model_of_columns, words_of
-from stepcast.questions.spelling import UnsaidError, predict_words
+from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, read_run
 
 # The cluster a published run was measured on, from the words of its row.
@@ -390,7 +390,7 @@ class Setup:
         try:
             word, model = self._said_model()
             said = predict_words(self.profile, model, self.cluster.gpu.name, self.strategy, self.framework)
-        except UnsaidError as error:
+        except NoOptionError as error:
             return f"cannot be said: {error}"
         words = ["stepcast", "predict", "--model", word, *machine, *said]
         scaled = self.strategy.global_batch != self.run.global_batch
@@ -405,7 +405,7 @@ class Setup:
                 found = load_model(word)
                 if replace(found, name=self.model.name) == self.model:
                     return word, found
-        raise UnsaidError(f"{sized} is another model")
+        raise NoOptionError(f"{sized} is another model")
 
     @property
     def _said_seq(self) -> str:

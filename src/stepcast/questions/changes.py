@@ -1,0 +1,239 @@
+"""Changes of a run: those that make it fit into memory, and its neighbours, each with one choice changed.
+
+Every change is the same question with one, two or, where no two suffice, three choices changed, so that its cost
+is what a user gets who types it. The GPUs and the global batch stay, and no remedy uses a feature that the
+framework lacks.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any
+
+from stepcast.ir.facts import ChangeFacts
+from stepcast.questions.choices import option_of
+from stepcast.questions.settle import SettledRun, settle
+
+if TYPE_CHECKING:
+    from stepcast.cost.memory import Verdict
+
+SHOWN_REMEDIES = 2
+# Number of fitting combinations that are predicted, in the order of COSTS.
+MOST_PREDICTED = 6
+SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
+RECOMPUTES = ("none", "selective", "full")
+LONG_SEQUENCE = 32_768  # tokens from which context parallelism is offered
+# A rough cost of one level along an axis, to predict the promising combinations first.
+COSTS = {"sharding": 1, "micro_batch": 2, "recompute": 4, "cp": 5, "tp": 6, "pp": 7, "offload": 12}
+
+Change = Mapping[str, Any]
+Levels = dict[str, int]  # axis -> how far along it, from 1
+
+
+def find_remedies(asked: SettledRun, step_s: float) -> list[dict[str, Any]]:
+    """Return the fastest changes with which the run fits; *step_s* is its step without them."""
+    rows: list[dict[str, Any]] = []
+    for change, run, verdict in _Remedies(asked).find_fitting()[:MOST_PREDICTED]:
+        prediction = run.prediction
+        # The batch is part of the change where it was a default, since it would be chosen anew.
+        typed = {name: value for name, value in change.items() if getattr(asked.question, name) != value}
+        rows.append(
+            {
+                "options": " ".join(f"{option_of(name)} {value}" for name, value in typed.items()),
+                "step_s": prediction.step_s,
+                "slower": prediction.step_s / step_s - 1 if step_s else 0.0,
+                "memory_bytes": max(stage.total for stage in prediction.memory),
+                "verdict": str(verdict),
+            }
+        )
+    return sorted(rows, key=lambda row: row["step_s"])[:SHOWN_REMEDIES]
+
+
+class _Remedies:
+    """Combinations of changes along axes, each axis ordered from the mildest change to the strongest."""
+
+    def __init__(self, asked: SettledRun) -> None:
+        self.asked = asked
+        self.axes = {name: values for name, values in _remedy_axes(asked).items() if values}
+        self.tried: dict[tuple[tuple[str, int], ...], tuple[SettledRun, Verdict] | None] = {}
+
+    def find_fitting(self) -> list[tuple[Change, SettledRun, "Verdict"]]:
+        """Return the mildest combinations that fit, the cheapest first.
+
+        Offloading, and combinations whose verdict is tight, are used only if nothing else fits.
+        """
+        from stepcast.cost.memory import Verdict
+
+        plain = [name for name in self.axes if name != "offload"]
+        for axes, accepted in (
+            (plain, Verdict.FITS),
+            (list(self.axes), Verdict.FITS),
+            (list(self.axes), Verdict.TIGHT),
+        ):
+            mildest: list[Levels] = []
+            for many in (1, 2, 3):
+                if many == 3 and mildest:
+                    break
+                mildest += self._find_mildest(axes, many, accepted, mildest)
+            if mildest:
+                mildest.sort(key=lambda levels: sum(COSTS[name] * level for name, level in levels.items()))
+                answers = [(levels, self._answer(levels)) for levels in mildest]
+                return [(self._change(levels), *answer) for levels, answer in answers if answer is not None]
+        return []
+
+    def _find_mildest(
+        self, axes: Sequence[str], many: int, accepted: "Verdict", known: Sequence[Levels]
+    ) -> list[Levels]:
+        """Return combinations of *many* axes that fit and are stronger than none of the *known* ones."""
+        from stepcast.cost.memory import Verdict
+
+        mildest: list[Levels] = []
+        for names in combinations(axes, many):
+            strongest = {name: len(self.axes[name]) for name in names}
+            # Sharding parameters in a pipeline may need more memory than sharding gradients.
+            answer = None if "sharding" in names else self._answer(strongest)
+            if answer is not None and answer[1] is Verdict.DOES_NOT_FIT:
+                continue  # so no milder combination of these axes fits
+            ranges = [range(1, strongest[name] + 1) for name in names]
+            for steps in sorted(product(*ranges), key=sum):
+                levels = dict(zip(names, steps, strict=True))
+                if any(_is_milder(other, levels) for other in (*known, *mildest)):
+                    continue
+                answer = self._answer(levels)
+                if answer is not None and answer[1] is accepted:
+                    mildest.append(levels)
+        return mildest
+
+    def _answer(self, levels: Levels) -> "tuple[SettledRun, Verdict] | None":
+        """Return the run with this change and its verdict; None if it cannot run."""
+        key = tuple(sorted(levels.items()))
+        if key not in self.tried:
+            self.tried[key] = self._try(self._change(levels))
+        return self.tried[key]
+
+    def _try(self, change: Change) -> "tuple[SettledRun, Verdict] | None":
+        from stepcast.cost.memory import memory, verdict_of
+        from stepcast.ir.legality import is_legal
+
+        gpus = {"dp": None, "nodes": None, "gpus": self.asked.strategy.layout.gpus}
+        try:
+            run = settle(self.asked.question.change({**gpus, **change}))
+            lacks_software = set(run.missing) - set(self.asked.missing)
+            if lacks_software or not is_legal(run.model, run.strategy, run.framework):
+                return None
+            stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
+        except ValueError:
+            return None
+        return run, verdict_of(stages)
+
+    def _change(self, levels: Levels) -> Change:
+        """Return the choices of a combination; the batch stays as it is, also where it was a default."""
+        change = {name: self.axes[name][level - 1] for name, level in levels.items()}
+        if change.keys() & {"micro_batch", "tp", "pp", "cp"}:
+            change["global_batch"] = self.asked.strategy.global_batch
+        return change
+
+
+def _remedy_axes(asked: SettledRun) -> dict[str, list[Any]]:
+    """Return the values that save memory by choice, without those that are used already."""
+    strategy, layout = asked.strategy, asked.strategy.layout
+    sharding, recompute = str(strategy.sharding), str(strategy.recompute.kind)
+    shards = layout.dp > 1 and sharding in SHARDINGS
+    return {
+        "sharding": list(SHARDINGS[SHARDINGS.index(sharding) + 1 :]) if shards else [],
+        "micro_batch": list(_halves(strategy.micro_batch)),
+        "recompute": list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"],
+        "tp": list(_doubles(layout.tp, layout.dp, asked.cluster.domain_gpus)),
+        "pp": list(_doubles(layout.pp, layout.dp, asked.model.layers)),
+        "cp": list(_doubles(layout.cp, layout.dp, 4 * layout.cp)) if strategy.seq >= LONG_SEQUENCE else [],
+        "offload": ["optimizer"] if asked.cluster.node.host is not None and not strategy.offload.optimizer else [],
+    }
+
+
+def _halves(size: int) -> Iterator[int]:
+    while size % 2 == 0:
+        size //= 2
+        yield size
+    if size > 1:
+        yield 1
+
+
+def _doubles(ways: int, replicas: int, most: int) -> Iterator[int]:
+    """Yield 2, 4, ... times the *ways*, as far as they can be taken from the *replicas*."""
+    times = 2
+    while ways * times <= most and replicas % times == 0:
+        yield ways * times
+        times *= 2
+
+
+def _is_milder(first: Levels, second: Levels) -> bool:
+    return all(level <= second.get(name, 0) for name, level in first.items())
+
+
+# ---- neighbours -------------------------------------------------------------------------------------------
+
+
+def find_neighbours(run: SettledRun, command: str, pause: Callable[[], None] | None = None) -> list[ChangeFacts]:
+    """Predict the runs that differ from *run* in one choice; those that are not legal are left out.
+
+    *command* asked for *run*; *pause* is called between predictions.
+    """
+    rows = []
+    batch = {"global_batch": run.strategy.global_batch, "seq": run.strategy.seq}
+    for name, value in _neighbour_choices(run):
+        if pause is not None:
+            pause()
+        try:
+            prediction = settle(run.question.change({**batch, name: value})).prediction
+        except ValueError:
+            continue
+        rows.append(
+            ChangeFacts(
+                change=f"{name.replace('_', '-')} {value}",
+                step_s=prediction.step_s,
+                memory_bytes=max((stage.total for stage in prediction.memory), default=None),
+                fits=prediction.fits,
+                command=_change_command(command, {**batch, name: value}),
+            )
+        )
+    return rows
+
+
+def _neighbour_choices(run: SettledRun) -> Iterator[tuple[str, int | str]]:
+    strategy, layout = run.strategy, run.strategy.layout
+    for name in ("tp", "pp"):
+        ways = getattr(layout, name)
+        if layout.dp % 2 == 0:
+            yield name, 2 * ways
+        if ways % 2 == 0:
+            yield name, ways // 2
+    if layout.pp > 1 and layout.vpp == 1:
+        yield "vpp", 2
+    for name in ("cp", "ep"):
+        if getattr(layout, name) > 1:
+            yield name, getattr(layout, name) // 2
+    yield "micro_batch", 2 * strategy.micro_batch
+    if strategy.micro_batch % 2 == 0:
+        yield "micro_batch", strategy.micro_batch // 2
+    for kind in RECOMPUTES:
+        if kind != str(strategy.recompute.kind):
+            yield "recompute", kind
+    for sharding in ("zero-1", "zero-3") if layout.dp > 1 else ():
+        if sharding != str(strategy.sharding):
+            yield "sharding", sharding
+
+
+def _change_command(command: str, changed: Change) -> str:
+    """Return *command* with options changed, without those that write files."""
+    replaced = {"--html", "--trace", "--to-workload", "--save", *map(option_of, changed)}
+    replaced |= {"--accumulation"} if "global_batch" in changed else set()
+    words: list[str] = []
+    skip = False
+    for word in shlex.split(command):
+        if skip:
+            skip = False
+        elif word.partition("=")[0] in replaced:
+            skip = "=" not in word
+        else:
+            words.append(word)
+    return shlex.join([*words, *(text for name, value in changed.items() for text in (option_of(name), str(value)))])

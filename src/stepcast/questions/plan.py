@@ -1,0 +1,417 @@
+"""The question of ``stepcast plan``, and the training run that it means."""
+
+import datetime
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from stepcast.ir.limits import RUNS, STEPS
+from stepcast.questions.changes import find_remedies
+from stepcast.questions.choices import Choice, read_choices
+from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate
+from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, StepChoices
+from stepcast.questions.rules import CURRENCY, check_rules
+from stepcast.questions.settle import SettledRun, settle
+from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
+
+if TYPE_CHECKING:
+    from stepcast.goodput.operation import Operation, Saving
+    from stepcast.goodput.plan import Plan, TrainingPhase
+
+MOST_STEPS = STEPS.most
+DEFAULT_FAILURES = "llama-3"
+# Headings of the help.
+RUN = "training run"
+OPERATION = "operation"
+RESULT = "result"
+
+
+def _read_date(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        raise ValueSpellingError(f"expected a date, such as 2027-01-31, not {text!r}") from None
+
+
+def _read_pue(text: str) -> float:
+    value = amount(text)
+    if not 1 <= value <= 10:
+        raise ValueSpellingError(f"expected a ratio from 1 to 10, not {text!r}")
+    return value
+
+
+def _read_bandwidth(text: str) -> float:
+    from stepcast.hardware.quantity import Dimension, parse_quantity
+
+    return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
+
+
+def _how(metavar: str, help_text: str, read: Callable[[str], Any] = str, aliases: str = "") -> Choice:
+    return Choice(group=OPERATION, metavar=metavar, help=help_text, read=read, aliases=aliases)
+
+
+class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
+    """What is asked of a plan: a step, the length of the training run, and how it is operated."""
+
+    # fmt: off
+    tokens: Annotated[float | None, Choice(group=RUN, metavar="N", help="number of tokens to train on, e.g. 15T",
+        read=positive(parse_count), aliases=CHOICES["tokens"].aliases)] = None
+    steps: Annotated[int | None, Choice(group=RUN, metavar="N", help="number of steps (instead of --tokens)",
+        read=count(1, MOST_STEPS), aliases="train-iters max-steps training-steps")] = None
+    until: Annotated[datetime.date | None, Choice(group=RUN, metavar="DATE", read=_read_date,
+        help="train until this date, e.g. 2027-01-31 (instead of --tokens)")] = None
+    from_: Annotated[datetime.date | None, Choice(group=RUN, metavar="DATE", read=_read_date,
+        help="first day, with --until (default: today)")] = None
+    step_s: Annotated[float | None, Choice(group=RUN, metavar="S", read=rate,
+        help="measured step time in seconds (instead of --model and --cluster)")] = None
+    stage: Annotated[tuple[str, ...], Choice(group=RUN, metavar="KEY=VALUE,...", help="a stage of the run, in order: "
+        "tokens or steps, and the options that change, e.g. tokens=1T,global-batch=2048,seq=4096; may repeat")] = ()
+    price: Annotated[float | None, Choice(group=RUN, metavar="X", help="price per GPU-hour, e.g. 2.5 (default: none, "
+        "no cost is reported)", read=CHOICES["price"].read, aliases=CHOICES["price"].aliases)] = None
+    currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = DEFAULT_CURRENCY
+    pue: Annotated[float, Choice(group=RUN, metavar="X", read=_read_pue,
+        help="power usage effectiveness: energy of the building over that of the machines (default: 1)")] = 1.0
+    host_power: Annotated[float, Choice(group=RUN, metavar="W", read=amount,
+        help="power of a node without its GPUs, in watts (default: 0)")] = 0.0
+    failures: Annotated[str | None, _how("NAME", "failure profile: a name from 'stepcast list failures', a TOML file, "
+        f"or none (default: {DEFAULT_FAILURES})", aliases="failure-profile failure-model")] = None
+    mtbf: Annotated[str | None, _how("gpu=T,node=T,link=T", "mean time between failures of one GPU, node or "
+        "link")] = None
+    checkpoint_every: Annotated[str | None, _how("T", "checkpoint interval, e.g. 30m or 500steps (default: the "
+        "optimum)", aliases="checkpoint-interval save-interval")] = None
+    checkpoint_size: Annotated[float | None, _how("SIZE", "size of a checkpoint, e.g. 1TB (default: that of the model "
+        "and the optimizer)", positive(parse_size_bytes))] = None
+    node_write: Annotated[float | None, _how("RATE", "checkpoint bandwidth of a node (default: 1 GB/s)",
+        _read_bandwidth)] = None
+    store_write: Annotated[float | None, _how("RATE", "checkpoint bandwidth of the storage system (default: no limit)",
+        _read_bandwidth)] = None
+    blocking: Annotated[bool, Choice(group=OPERATION, help="training waits until a checkpoint is written")] = False
+    restart: Annotated[str | None, _how("detect=T,reschedule=T,warm-up=T", "time from a failure to the next step "
+        "(default: that of the failure profile)")] = None
+    spares: Annotated[int | None, _how("N", "number of spare nodes (default: one is always available)",
+        count(0, 100_000))] = None
+    shrink: Annotated[bool, Choice(group=OPERATION, help="without a spare node, continue with fewer replicas")] = False
+    repair: Annotated[str | None, _how("share=X,takes=T", "share of failures that break a node, and its repair time "
+        "(default: those of the failure profile)")] = None
+    stragglers: Annotated[str | None, _how("per-node-day=X,for=T,slower=X", "periods in which a node is slow (default: "
+        "none)")] = None
+    evaluate: Annotated[str | None, _how("every=N,for=T", "a pause for evaluation every N steps (default: "
+        "none)")] = None
+    runs: Annotated[int, Choice(group=RESULT, metavar="N", help="number of simulated runs (default: 1000)",
+        read=count(1, RUNS.most))] = 1000
+    seed: Annotated[int, Choice(group=RESULT, metavar="N", help="random seed (default: 0)",
+        read=count(0, 2**63))] = 0
+    allow_oom: Annotated[bool, Choice(group=RESULT,
+        help="plan a run that does not fit into GPU memory (default: refuse it with exit status 1)")] = False
+    # fmt: on
+
+    @property
+    def step(self) -> PredictQuestion:
+        """The question about one step of the run."""
+        values = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
+        return PredictQuestion(**values, file=self.file, unchecked=self.unchecked)
+
+
+class DoesNotFitError(ValueError):
+    """A stage of the run does not fit into GPU memory."""
+
+    status = 1  # exit status
+
+
+@dataclass(frozen=True, slots=True)
+class SettledPlan:
+    """The training run that a question means; *assumptions* are the defaults that were used."""
+
+    question: PlanQuestion
+    steps: "list[SettledRun | None]"
+    """The predicted step of each stage; None if its time was measured."""
+    phases: "list[TrainingPhase]"
+    operation: "Operation"
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def answer(self) -> "Plan":
+        """Return the plan of the run."""
+        from stepcast.goodput.plan import plan
+
+        asked = self.question
+        return plan(self.phases, self.operation, asked.price, asked.pue, asked.runs, asked.seed, asked.currency)
+
+
+def settle_plan(question: PlanQuestion) -> SettledPlan:
+    """Return the run that *question* means; a DoesNotFitError if it needs more memory than the GPUs have."""
+    measured = question.step_s is not None
+    if not measured and (question.model is None or (question.cluster or question.gpu) is None):
+        raise ValueError("a plan needs a step: use --model and --cluster, or --step-s with a measured time")
+    if measured and question.gpus is None:
+        raise ValueError("--step-s gives no layout: use --gpus as well")
+    if measured and question.shrink and _measured_replicas(question) is None:
+        raise ValueError(
+            "--shrink needs the number of replicas of the measured run: use --dp, or --tp, --cp and --pp, as well"
+        )
+    if measured and question.allow_oom:
+        raise ValueError("--allow-oom has no effect: memory is not checked with --step-s")
+    check_rules((CURRENCY,), question.given, {"price": question.price})
+    stages = [_read_stage(question, text) for text in question.stage] or [question]
+    steps = [settle(stage.step) if stage.step_s is None else None for stage in stages]
+    warnings = _check_memory(steps, question.allow_oom)
+    assumptions = list(dict.fromkeys(note for step in steps if step for note in step.assumptions))
+    operation = _build_operation(question, steps[-1], assumptions)
+    phases = [_build_phase(stage, step, operation) for stage, step in zip(stages, steps, strict=True)]
+    return SettledPlan(question, steps, phases, operation, tuple(assumptions), tuple(warnings))
+
+
+def _check_memory(steps: "list[SettledRun | None]", allowed: bool) -> list[str]:
+    """Return a warning for each stage that does not fit; unless that is *allowed*, refuse the first one."""
+    from stepcast.views.step import memory_words, remedy_pairs
+
+    warnings = []
+    for number, step in enumerate(steps, 1):
+        if step is None or step.prediction.fits:
+            continue
+        which = f"stage {number} of the run" if len(steps) > 1 else "the run"
+        memory = step.prediction.report.memory_bytes
+        assert memory is not None
+        warning = f"{which} does not fit into GPU memory ({memory_words(memory).partition(':')[0]})"
+        if not allowed:
+            remedies = {"remedies": find_remedies(step, step.prediction.step_s)}
+            fixes = "; ".join(f"{name}: {text}" for name, text in remedy_pairs(remedies))
+            raise DoesNotFitError(f"{warning}; {fixes}; --allow-oom plans it anyway")
+        warnings.append(warning)
+    return warnings
+
+
+def _read_stage(question: PlanQuestion, text: str) -> PlanQuestion:
+    """Return *question* with the changes of one stage."""
+    words: dict[str, str] = {}
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"--stage {text!r}: expected KEY=VALUE,..., such as tokens=1T,seq=8192")
+        words[name.strip()] = value.strip()
+    try:
+        choices = read_choices(PlanQuestion, words)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--stage {text!r}: {error}") from None
+    stage = question.change({"tokens": None, "steps": None, **choices})
+    if (stage.tokens is None) == (stage.steps is None):
+        raise ValueError(f"--stage {text!r}: give the tokens or the steps of the stage")
+    return stage
+
+
+# ---- phases -----------------------------------------------------------------------------------------------
+
+
+def _build_phase(question: PlanQuestion, step: SettledRun | None, operation: "Operation") -> "TrainingPhase":
+    from stepcast.goodput.operation import idle_node_watts, node_watts
+    from stepcast.goodput.plan import TrainingPhase
+
+    if step is None:
+        assert question.step_s is not None
+        assert question.gpus is not None
+        tokens = float(question.seq or 0) * (question.global_batch or 0)
+        replicas = _measured_replicas(question) or 1
+        phase = TrainingPhase(0, question.step_s, tokens, question.gpus, replicas=replicas)
+    else:
+        node, report, layout = step.cluster.node, step.prediction.report, step.strategy.layout
+        gpus, memory = min(node.gpus, layout.gpus), report.memory_bytes
+        phase = TrainingPhase(
+            0,
+            report.step_s,
+            step.strategy.tokens,
+            layout.gpus,
+            gpus_per_node=gpus,
+            links_per_node=node.nics,
+            replicas=layout.dp,
+            busy_node_w=node_watts(node.gpu.power_w, gpus, question.host_power, report.breakdown_s),
+            idle_node_w=idle_node_watts(node.gpu.power_w, gpus, question.host_power),
+            memory_bytes=memory and {name: value for name, value in memory.items() if name != "stages"},
+        )
+    return replace(phase, steps=_count_steps(question, phase, operation))
+
+
+def _measured_replicas(question: PlanQuestion) -> int | None:
+    """Return the replicas of a measured run; None if no option gives its layout."""
+    if question.dp is not None:
+        return question.dp
+    if not question.given & {"tp", "cp", "pp"}:
+        return None
+    ways, gpus = question.tp * question.cp * question.pp, question.gpus or 1
+    check_multiple(gpus, ways)
+    return gpus // ways
+
+
+def _count_steps(question: PlanQuestion, phase: "TrainingPhase", operation: "Operation") -> int:
+    given = [name for name in ("tokens", "steps", "until") if getattr(question, name) is not None]
+    if len(given) != 1:
+        raise ValueError("length of the run missing: use one of --tokens 15T, --steps 100000 or --until 2027-01-31")
+    if question.steps is not None:
+        return question.steps
+    if question.until is not None:
+        from stepcast.goodput.plan import steps_within
+
+        start = question.from_ or datetime.date.today()
+        seconds = (question.until - start).total_seconds()
+        if seconds <= 0:
+            raise ValueError(f"--until {question.until} is not after the first day, {start} (--from)")
+        return int(steps_within(phase, operation, seconds))
+    assert question.tokens is not None
+    if not phase.tokens_per_step:
+        raise ValueError("--tokens with --step-s needs --global-batch and --seq, the tokens of a step")
+    return math.ceil(question.tokens / phase.tokens_per_step)
+
+
+# ---- operation --------------------------------------------------------------------------------------------
+
+Readers = Mapping[str, Callable[[str], Any]]
+
+
+def _read_pairs(option: str, text: str, readers: Readers, needed: bool = False) -> dict[str, Any]:
+    """Read ``name=value,...``; with *needed* every name must occur."""
+    values: dict[str, Any] = {}
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
+        name = name.strip()
+        if not equals or name not in readers:
+            raise ValueError(f"{option} {pair!r}: expected {', '.join(f'{known}=...' for known in readers)}")
+        try:
+            values[name] = readers[name](value.strip())
+        except ValueError as error:
+            raise ValueError(f"{option} {name}: {error}") from None
+    for name in readers if needed else ():
+        if name not in values:
+            raise ValueError(f"{option}: {name}=... is missing")
+    return values
+
+
+def _read_share(text: str) -> float:
+    value = amount(text)
+    if value > 1:
+        raise ValueError(f"expected a share from 0 to 1, not {text!r}")
+    return value
+
+
+def _build_operation(question: PlanQuestion, step: SettledRun | None, assumptions: list[str]) -> "Operation":
+    from stepcast.goodput.operation import Operation, Pause, Stragglers, load_failures
+    from stepcast.goodput.process import Shortage
+
+    failures, restart = load_failures(question.failures or (DEFAULT_FAILURES if question.mtbf is None else "none"))
+    if question.failures is None and question.mtbf is None:
+        assumptions.append(f"parts fail as {failures.description} (--failures, --mtbf)")
+    if question.mtbf is not None:
+        times_s = _read_pairs("--mtbf", question.mtbf, dict.fromkeys(("gpu", "node", "link"), parse_duration_s))
+        for name, value in times_s.items():
+            if not value:
+                raise ValueError(f"--mtbf {name}=0: a time between failures is above zero")
+        name = failures.name if question.failures else "as given"
+        failures = replace(failures, name=name, **{f"{part}_s": value for part, value in times_s.items()})
+    if question.repair is not None:
+        repair = _read_pairs("--repair", question.repair, {"share": _read_share, "takes": parse_duration_s})
+        failures = replace(
+            failures,
+            broken_share=repair.get("share", failures.broken_share),
+            repair_s=repair.get("takes", failures.repair_s),
+        )
+    if question.restart is not None:
+        parts = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
+        times_s = _read_pairs("--restart", question.restart, parts)
+        restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in times_s.items()})
+    pause, stragglers = None, Stragglers()
+    if question.evaluate is not None:
+        readers: Readers = {"every": count(1, MOST_STEPS), "for": parse_duration_s}
+        breaks = _read_pairs("--evaluate", question.evaluate, readers, needed=True)
+        pause = Pause(breaks["every"], breaks["for"])
+    if question.stragglers is not None:
+        readers = {"per-node-day": amount, "for": parse_duration_s, "slower": amount}
+        slow = _read_pairs("--stragglers", question.stragglers, readers, needed=True)
+        stragglers = Stragglers(*(slow[name] for name in readers))
+    can_fail = failures.per_s(1, 1, 1) > 0
+    if question.spares is None and can_fail:
+        assumptions.append("another node stands in at once for one that breaks (--spares)")
+    if question.shrink and question.spares is None:
+        raise ValueError("--shrink has no effect: a spare node is always available; use --spares 0 or more")
+    return Operation(
+        failures,
+        _build_saving(question, step, can_fail, assumptions),
+        restart,
+        stragglers,
+        pause,
+        interval_s=_read_interval_s(question, step),
+        spares=question.spares,
+        shortage=Shortage.SHRINK if question.shrink else Shortage.WAIT,
+    )
+
+
+def _build_saving(question: PlanQuestion, step: SettledRun | None, can_fail: bool, assumptions: list[str]) -> "Saving":
+    from stepcast.goodput.operation import Saving
+
+    size = question.checkpoint_size
+    if size is None and step is not None:
+        from stepcast.cost.memory.states import checkpoint_bytes
+
+        size = checkpoint_bytes(step.model, step.strategy, step.framework)
+    if size is None and can_fail:
+        raise ValueError("--step-s gives no model: use --checkpoint-size, such as 1TB, or --failures none")
+    saving = Saving(float(size or 0), background=not question.blocking)
+    if question.node_write is None and can_fail:
+        assumptions.append("a node writes and reads checkpoints at 1 GB/s (--node-write)")
+    return replace(
+        saving,
+        node_bytes_per_s=question.node_write or saving.node_bytes_per_s,
+        store_bytes_per_s=question.store_write or math.inf,
+    )
+
+
+def _read_interval_s(question: PlanQuestion, step: SettledRun | None) -> float | None:
+    text = question.checkpoint_every
+    if text is None:
+        return None
+    number = text.removesuffix("steps").strip() if text.endswith("steps") else ""
+    if number:
+        step_s = question.step_s if step is None else step.prediction.step_s
+        assert step_s is not None
+        return float(count(1, MOST_STEPS)(number) * step_s)
+    try:
+        seconds = parse_duration_s(text)
+    except ValueError as error:
+        raise ValueError(f"--checkpoint-every {error}") from None
+    if not seconds > 0:
+        raise ValueError("--checkpoint-every must be above zero")
+    return seconds
+
+
+class PlanChoices(StepChoices, total=False):
+    """Choices of ``stepcast.plan``: those of a step, the length of the run, and how it is operated."""
+
+    model: str | None
+    cluster: str | None
+    framework: str | None
+    calibration: str | os.PathLike[str] | None
+    config: str | os.PathLike[str] | None
+    ignore_unknown: bool | None
+    engine: str | None
+    background: str | os.PathLike[str] | None
+    tokens: float | str | None
+    price: float | str | None
+    steps: int | str | None
+    until: datetime.date | str | None
+    from_: datetime.date | str | None
+    step_s: float | str | None
+    stage: list[str] | tuple[str, ...] | str | None
+    host_power: float | str | None
+    failures: str | os.PathLike[str] | None
+    mtbf: str | None
+    checkpoint_every: str | None
+    checkpoint_size: float | str | None
+    node_write: str | None
+    store_write: str | None
+    blocking: bool | None
+    restart: str | None
+    spares: int | str | None
+    shrink: bool | None
+    repair: str | None
+    stragglers: str | None
+    evaluate: str | None
+    allow_oom: bool | None

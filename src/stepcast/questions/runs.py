@@ -1,0 +1,320 @@
+"""Runs in files and as command lines: configurations of other tools, and runs that ``predict --save`` wrote."""
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from stepcast.frameworks.profile import DECISIONS, Profile
+from stepcast.frameworks.profile import settle as settle_profile
+from stepcast.frameworks.words import overlap_words, recompute_word
+from stepcast.inputs.source import Source, read_toml
+from stepcast.ir.framework import Framework
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import ScheduleKind, Strategy
+from stepcast.questions.choices import (
+    EXCLUSIVE,
+    AnyQuestion,
+    Question,
+    choices_of,
+    option_of,
+    read_choices,
+    replaced_names,
+    spell_choices,
+)
+from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
+from stepcast.questions.settle import SettledRun
+from stepcast.units import DAY, HOUR
+from stepcast.version import __version__
+
+if TYPE_CHECKING:
+    from stepcast.inputs.configs.keys import RunConfig
+
+TABLE = "predict"
+CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+MOST_OPTIONS = 1_000
+
+
+# ---- runs from files --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A file that describes a run: the choices of a question, and how much of the file was understood."""
+
+    choices: Mapping[str, Any]
+    file: str
+    config: "RunConfig | None" = None
+
+    def facts(self, command: str) -> dict[str, Any] | None:
+        """Return the use of each key, and the *command* that asks for the same without the file."""
+        if self.config is None:
+            return None
+        names = ("format", "understood", "ignored", "not_modelled", "unknown", "unset", "assumed")
+        values = {name: getattr(self.config, name) for name in names}
+        plain = {
+            name: dict(value) if isinstance(value, Mapping) else value if isinstance(value, str) else list(value)
+            for name, value in values.items()
+        }
+        return {"file": self.file, **plain, "command": command}
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return a sentence for each reason why keys are not modelled, and one for unrecognised keys."""
+        if self.config is None:
+            return []
+        reasons: dict[str, list[str]] = {}
+        for key, why in self.config.not_modelled.items():
+            reasons.setdefault(why, []).append(key)
+        warnings = [f"{self.file}: {', '.join(keys)} not modelled: {why}" for why, keys in reasons.items()]
+        if self.config.unknown:
+            warnings.append(f"{self.file}: unrecognised keys left out: {', '.join(self.config.unknown)}")
+        return warnings
+
+
+def read_run_file(
+    run: str | None,
+    config: str | None,
+    *,
+    model: object = None,
+    ignore_unknown: bool = False,
+    takes_workloads: bool = False,
+) -> RunFile | None:
+    """Return what the file *config*, or *run*, which may also name a model, describes; None without both."""
+    if run is not None and config is not None:
+        raise ValueError(f"{run}: --config {config} describes a run already; leave one of them out")
+    found = None
+    if config is not None:
+        found = _read_config(config, ignore_unknown)
+    elif run is not None:
+        describes_run = _is_run(run)
+        if model is not None and not describes_run:
+            raise ValueError(f"{run}: --model names the model already; leave one of them out")
+        if not describes_run or (takes_workloads and is_workload(run)):
+            found = RunFile({"model": run}, run)
+        else:
+            found = _read_config(run, ignore_unknown)
+    if ignore_unknown and (found is None or found.config is None):
+        raise ValueError(
+            "--ignore-unknown has no effect: it is for keys of a configuration; use --config as well, or leave it out"
+        )
+    return found
+
+
+def ask_with_file(kind: type[AnyQuestion], given: Mapping[str, Any], file: RunFile | None) -> AnyQuestion:
+    """Return the question of the choices *given*, and of those of a *file* that they leave open."""
+    if file is None:
+        return kind(**given)
+    names = choices_of(kind)
+    if missing := [name for name in file.choices if name not in names]:
+        raise ValueError(f"{file.file}: {missing[0]} is not a choice here")
+    replaced = ({*given} | replaced_names(given, EXCLUSIVE)) - {"set"}
+    filed = {name: value for name, value in file.choices.items() if name not in replaced}
+    overrides = (*filed.get("set", ()), *given.get("set", ()))
+    return kind(**{**filed, **given, "set": overrides}, file=file.file, unchecked=frozenset(filed))
+
+
+def _is_run(name: str) -> bool:
+    """Return True if *name* is a file that describes more than a model."""
+    if not (name.endswith(CONFIGS) or (name.endswith(".json") and "config.json" not in os.path.basename(name))):
+        return False
+    return os.path.isfile(name) and not _is_model(name)
+
+
+def is_workload(name: str) -> bool:
+    """Return True if *name* is a workload file."""
+    from stepcast.inputs.table import recognise
+
+    if not os.path.isfile(name) or name.endswith((".toml", ".json")):
+        return False
+    try:
+        return recognise(Source(name)).gives == "workload"
+    except ValueError:
+        return False
+
+
+def _is_model(name: str) -> bool:
+    """Return True for a model: TOML with its sizes at the top, or a configuration of Hugging Face."""
+    from stepcast.inputs.huggingface.reader import looks_like
+    from stepcast.models.catalog import SIZES
+
+    if name.endswith(".json"):
+        return looks_like(Source(name).head)
+    return name.endswith(".toml") and len(set(SIZES) & set(read_toml(name))) > 1
+
+
+def _read_config(name: str, ignore_unknown: bool) -> RunFile:
+    """Read a saved run, or a configuration of another tool."""
+    from stepcast.inputs.configs.reader import read_config
+    from stepcast.models.catalog import model_words
+
+    if name.endswith(".toml") and os.path.isfile(name) and isinstance(saved := read_toml(name).get(TABLE), dict):
+        if len(saved) > MOST_OPTIONS:
+            raise ValueError(f"{name}: more than {MOST_OPTIONS:,} options; is it a run that --save wrote?")
+        return RunFile(_read_table(saved, name), name)
+    config = read_config(name)
+    if config.unknown and not ignore_unknown:
+        dashes = "--" if config.format == "megatron-lm" else ""
+        keys = [
+            f"'{dashes}{key}'" + (f" (did you mean '{dashes}{near}'?)" if near else "")
+            for key, near in config.unknown.items()
+        ]
+        more = f" and {len(keys) - 5} more" if keys[5:] else ""
+        raise ValueError(f"{name}: {config.format} has no {', '.join(keys[:5])}{more}; --ignore-unknown leaves it out")
+    choices = {"framework": config.framework, **config.options}
+    stem = os.path.basename(name).partition(".")[0]
+    if model := model_words(config.sizes, [config.model, stem], int(config.options.get("seq", 0))):
+        choices = {"model": model, **choices}
+    return RunFile(_read_table(choices, name), name, config)
+
+
+def _read_table(table: Mapping[str, Any], file: str) -> dict[str, Any]:
+    try:
+        return read_choices(PredictQuestion, table)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+# ---- runs to files and command lines ----------------------------------------------------------------------
+
+
+def write_command(run: SettledRun, verb: str = "predict") -> str:
+    """Return the command that asks for the same run without its file."""
+    choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
+    return shlex.join(["stepcast", verb, *spell_choices(choices)])
+
+
+def save_run(run: SettledRun) -> bytes:
+    """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
+    strategy = run.strategy
+    settled = {
+        "gpus": strategy.layout.gpus,
+        "seq": strategy.seq,
+        "global_batch": strategy.global_batch,
+        "framework": run.question.framework or run.framework.name,
+    }
+    choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
+    lines = [
+        "# Run it again with 'stepcast predict FILE'; options on the command line win.",
+        f"stepcast = {_write_toml(__version__)}",
+        "",
+        f"[{TABLE}]",
+    ]
+    lines += [f"{name.replace('_', '-')} = {_write_toml(value)}" for name, value in {**choices, **settled}.items()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _write_toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_write_toml, value))}]"
+    return json.dumps(str(value))
+
+
+class NoOptionError(ValueError):
+    """A setting that no option makes."""
+
+
+# Field of a Framework or a Strategy -> the choice that sets it.
+SETTERS = {choice.sets: name for name, choice in CHOICES.items() if choice.sets}
+# Fields that other options set: the layout and the batch, adapters by their rank, the profile by its name.
+SET_BY_OTHERS = {"layout", "micro_batch", "global_batch", "seq", "precision", "training", "name"}
+
+
+def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:
+    """Return the options of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
+    layout = strategy.layout
+    words = ["--framework", profile.name, "--gpus", str(layout.gpus)]
+    for name in ("tp", "cp", "ep", "pp", "vpp"):
+        if getattr(layout, name) > 1:
+            words += [option_of(name), str(getattr(layout, name))]
+    for name in ("expert_tp", "shard"):
+        if getattr(layout, name):
+            words += [option_of(name), str(getattr(layout, name))]
+    for name in ("micro_batch", "global_batch", "seq"):
+        words += [option_of(name), str(getattr(strategy, name))]
+    if strategy.precision is not profile.defaults.precision:
+        words += ["--precision", str(strategy.precision)]
+    # Presets and formats depend on the precision, so differences are those with it given.
+    settled = settle_profile(profile, model, gpu, layout, {"precision": strategy.precision})
+    usual = settled.strategy(layout, strategy.micro_batch, strategy.global_batch, strategy.seq)
+    usual = replace(usual, schedule=ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B)
+    for wanted, known in ((strategy, usual), (framework, settled.framework)):
+        for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
+            if getattr(wanted, name) != getattr(known, name):
+                words += _spell_field(name, getattr(wanted, name))
+    return words
+
+
+def _spell_field(name: str, value: object) -> Iterator[str]:
+    if name not in SETTERS or value is None or (name == "stage_layers" and not value):
+        kind = "the framework" if name in DECISIONS else "the strategy"
+        raise NoOptionError(f"no option sets {name} of {kind} to {value!r}")
+    setter = SETTERS[name]
+    if CHOICES[setter].deniable:
+        yield option_of(setter if value else f"no-{setter}")
+        return
+    yield option_of(setter)
+    if DEFAULTS[setter] is not False:
+        yield CHOICES[setter].write(value)
+
+
+# ---- runs as facts of the JSON contract -------------------------------------------------------------------
+
+
+def run_facts(run: SettledRun) -> dict[str, Any]:
+    """Return what was asked, in the words of the JSON contract."""
+    from stepcast.views.search import row_words
+
+    strategy, node = run.strategy, run.cluster.node
+    return {
+        "model": run.model.name,
+        "parameters": run.model.parameters,
+        "cluster": run.cluster.name,
+        "gpu": run.cluster.gpu.name,
+        "gpus_per_node": node.gpus,
+        "framework": run.framework.name,
+        "execution": str(run.framework.execution),
+        "kernels": str(run.framework.kernels),
+        "strategy": {
+            **row_words(strategy),
+            "recompute": recompute_word(strategy.recompute),
+            "global_batch": strategy.global_batch,
+            "seq": strategy.seq,
+        },
+    }
+
+
+def strategy_facts(strategy: Strategy) -> dict[str, Any]:
+    """Return all that a search decides of a strategy, with its overlap and its uneven split of layers."""
+    from stepcast.views.search import row_words
+
+    return {
+        **row_words(strategy),
+        "overlap": ",".join(overlap_words(strategy.overlap)) or "none",
+        "stage_layers": ",".join(map(str, strategy.stage_layers)),
+    }
+
+
+def training_facts(asked: Question, strategy: Strategy, step_s: float) -> dict[str, Any] | None:
+    """Return what training on the question's tokens takes without interruptions; ``stepcast plan`` includes those."""
+    tokens, gpu_hour = getattr(asked, "tokens", None), getattr(asked, "price", None)
+    if tokens is None:
+        return None
+    steps = math.ceil(tokens / strategy.tokens)
+    seconds = steps * step_s
+    hours = seconds / HOUR * strategy.layout.gpus
+    return {
+        "tokens": tokens,
+        "steps": steps,
+        "days": seconds / DAY,
+        "gpu_hours": hours,
+        "cost": None if gpu_hour is None else hours * gpu_hour,
+        "currency": None if gpu_hour is None else getattr(asked, "currency", None),
+    }

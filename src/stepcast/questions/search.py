@@ -1,0 +1,417 @@
+"""The question of ``stepcast search``, and the search that it means."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+from stepcast.frameworks.catalog import load_profile
+from stepcast.frameworks.profile import Profile, missing_features
+from stepcast.frameworks.profile import settle as settle_profile
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.schedules import ScheduleKind
+from stepcast.ir.strategy import Sharding, Strategy
+from stepcast.models.catalog import load_model
+from stepcast.questions.choices import (
+    Choice,
+    Question,
+    check_known,
+    choices_of,
+    plain_word,
+    read_precision,
+    read_recompute,
+    read_schedule,
+    read_sharding,
+)
+from stepcast.questions.numbers import (
+    MOST_LAYERS,
+    MOST_SEQUENCES,
+    ValueSpellingError,
+    count,
+    gpu_count,
+    positive,
+    share,
+)
+from stepcast.questions.question import CHOICES, DEFAULT_FRAMEWORK, PRECISIONS, SCHEDULES, PredictQuestion
+from stepcast.questions.rules import CURRENCY, PRICE, check_rules
+from stepcast.questions.settle import name_cluster
+from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
+
+if TYPE_CHECKING:
+    from stepcast.searching.result import SearchResult, SearchWatch
+    from stepcast.searching.space import CandidateSpace
+
+OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
+SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
+RECOMPUTES = ("none", "selective", "full")
+OVERLAPPING = ("usual", "none", "tensor", "experts")
+MOST_GPU_COUNTS = 64
+MOST_ROWS = 1000
+MOST_WORKERS = 1024
+Counts = tuple[int, ...] | None
+Words = tuple[str, ...] | None
+# Headings of the help.
+WHAT = "model, cluster and framework"
+SPACE = "restrict the search (one value fixes a choice, several separated by commas allow those; default: all)"
+AIM = "objective and limits"
+
+
+def read_gpu_counts(text: str) -> tuple[int, ...]:
+    """Read ``64``, ``64,96``, or ``64..512``, which doubles from 64 to 512."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return tuple(sorted({gpu_count(number) for number in text.split(",")}))
+    low, high = gpu_count(first), gpu_count(last)
+    if high < low:
+        raise ValueSpellingError(f"{text!r} ends before it begins; use {high}..{low}")
+    return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
+
+
+def _axis(
+    name: str,
+    help_text: str,
+    read: Callable[[str], Any],
+    values: Sequence[str] = (),
+    means: Callable[[Any], Any] = lambda value: value,
+) -> Choice:
+    """Return the choice of the values that a search may try of the choice *name* of a prediction."""
+
+    def read_several(text: str) -> tuple[Any, ...]:
+        words = tuple(dict.fromkeys(read(word) for word in text.split(",")))
+        for word in words if values else ():
+            check_known(word, values)
+        return words
+
+    step = CHOICES[name]
+    return Choice(
+        group=SPACE,
+        metavar="A,..." if values else "N,...",
+        help=f"{help_text}: {', '.join(values)}" if values else help_text,
+        read=read_several,
+        means=means,
+        sets="axis",
+        aliases=step.aliases,
+        flags=step.flags,
+    )
+
+
+def _read_yes(text: str) -> str:
+    word = plain_word(text)
+    return {"true": "yes", "false": "no"}.get(word, word)
+
+
+class SearchQuestion(Question, frozen=True, kw_only=True):
+    """What is asked of a search; None leaves a choice open to be searched."""
+
+    # fmt: off
+    model: Annotated["Model | str | None", CHOICES["model"]] = None
+    cluster: Annotated["Cluster | str | None", CHOICES["cluster"]] = None
+    gpu: Annotated[str | None, CHOICES["gpu"]] = None
+    set: Annotated[tuple[str, ...], CHOICES["set"]] = ()
+    gpus: Annotated[tuple[int, ...] | None, Choice(group=WHAT, metavar="N|A,B|A..B", read=read_gpu_counts,
+        help="total number of GPUs; A..B doubles from A to B (default: all GPUs of a cluster with a fixed size)",
+        aliases=CHOICES["gpus"].aliases)] = None
+    global_batch: Annotated[int | None, Choice(group=WHAT, metavar="N", help="global batch size, in sequences per "
+        "step", read=CHOICES["global_batch"].read, aliases=CHOICES["global_batch"].aliases)] = None
+    tokens_per_batch: Annotated[float | None, Choice(group=WHAT, metavar="N",
+        help="global batch size in tokens, e.g. 4M (instead of --global-batch)", read=positive(parse_count))] = None
+    seq: Annotated[int | None, Choice(group=WHAT, metavar="N", read=CHOICES["seq"].read,
+        help=CHOICES["seq"].help, aliases=CHOICES["seq"].aliases)] = None
+    framework: Annotated[str, Choice(group=WHAT, metavar="F", aliases=CHOICES["framework"].aliases,
+        help="framework whose defaults fill unset options, and whose features are searched (default: "
+        f"{DEFAULT_FRAMEWORK})")] = DEFAULT_FRAMEWORK
+    any_framework: Annotated[bool, Choice(group=WHAT,
+        help="also search schedules, sharding and overlap that the framework does not have")] = False
+    tp: Annotated[Counts, _axis("tp", "tensor-parallel ranks", gpu_count)] = None
+    cp: Annotated[Counts, _axis("cp", "context-parallel ranks", gpu_count)] = None
+    ep: Annotated[Counts, _axis("ep", "expert-parallel ranks", gpu_count)] = None
+    expert_tp: Annotated[Counts, _axis("expert_tp", "tensor-parallel ranks of experts", gpu_count)] = None
+    pp: Annotated[Counts, _axis("pp", "pipeline-parallel ranks", gpu_count)] = None
+    vpp: Annotated[Counts, _axis("vpp", "virtual pipeline stages per rank", count(1, MOST_LAYERS))] = None
+    micro_batch: Annotated[Counts, _axis("micro_batch", "micro-batch size", count(1, MOST_SEQUENCES))] = None
+    schedule: Annotated[Words, _axis("schedule", "pipeline schedules", read_schedule, SCHEDULES,
+        ScheduleKind)] = None
+    recompute: Annotated[Words, _axis("recompute", "activation recomputation", read_recompute,
+        RECOMPUTES)] = None
+    sharding: Annotated[Words, _axis("sharding", "sharding; none is DDP", read_sharding, SHARDINGS,
+        Sharding)] = None
+    sequence_parallel: Annotated[Words, _axis("sequence_parallel", "sequence parallelism", _read_yes,
+        ("yes", "no"), lambda word: word == "yes")] = None
+    precision: Annotated[Words, _axis("precision", "training precision (default: that of the framework)",
+        read_precision, PRECISIONS, DType)] = None
+    overlap: Annotated[Words, _axis("overlap", "overlapped communication (default: usual, what the "
+        "framework overlaps)", plain_word, OVERLAPPING)] = None
+    fix: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=VALUE", help="the same as --NAME VALUE")] = ()
+    allow: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=A,B", help="the same as --NAME A,B")] = ()
+    objective: Annotated[str, Choice(group=AIM, values=OBJECTIVES, aliases="minimize optimize-for goal",
+        help="objective to optimise (default: step, the step time)")] = "step"
+    max_memory: Annotated[float | None, Choice(group=AIM, metavar="SIZE", read=positive(parse_size_bytes),
+        help="maximum memory per GPU, e.g. 70GiB (default: all)")] = None
+    memory_reserve: Annotated[float | None, Choice(group=AIM, metavar="X", read=share,
+        help="share of GPU memory to leave free, e.g. 10% (default: 7%, the margin of the 90 % memory interval, or "
+        "0 with --max-memory)")] = None
+    top: Annotated[int, Choice(group=AIM, metavar="K", read=count(1, MOST_ROWS), aliases="top-k limit best",
+        help="number of strategies to rank (default: 10)")] = 10
+    tokens: Annotated[float | None, replace(CHOICES["tokens"], group=AIM)] = None
+    price: Annotated[float | None, replace(CHOICES["price"], group=AIM)] = None
+    currency: Annotated[str, replace(CHOICES["currency"], group=AIM)] = DEFAULT_CURRENCY
+    time: Annotated[float | None, Choice(group=AIM, metavar="T", read=positive(parse_duration_s),
+        help="time limit, e.g. 60s; then the best so far is reported (default: none)")] = None
+    workers: Annotated[int | None, Choice(group=AIM, metavar="N", read=count(1, MOST_WORKERS),
+        help="number of processes (default: the number of cores)")] = None
+    # fmt: on
+
+    @property
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        """The values that each restricted choice may take, with those of ``--fix`` and ``--allow``."""
+        words = {name: getattr(self, name) for name in AXES if getattr(self, name) is not None}
+        for option, entries in (("--fix", self.fix), ("--allow", self.allow)):
+            for entry in entries:
+                name, values = _read_axis(option, entry)
+                if name in words:
+                    raise ValueError(f"{option} {entry!r}: {name.replace('_', '-')} is given twice")
+                words[name] = values
+        return {name: tuple(map(AXES[name].means, values)) for name, values in words.items()}
+
+
+AXES = {name: choice for name, choice in choices_of(SearchQuestion).items() if choice.sets == "axis"}
+
+
+def _read_axis(option: str, entry: str) -> tuple[str, tuple[Any, ...]]:
+    """Read ``tp=8`` or ``tp=4,8``."""
+    word, equals, values = entry.partition("=")
+    name = word.replace("-", "_")
+    if name not in AXES or not equals:
+        known = ", ".join(axis.replace("_", "-") for axis in AXES)
+        raise ValueError(f"{option} {entry!r}: expected a value of {known}, such as tp=8")
+    if option == "--fix" and "," in values:
+        raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
+    try:
+        return name, AXES[name].read(values)
+    except ValueSpellingError as error:
+        raise ValueError(f"{option} {entry!r}: {error}") from None
+
+
+SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
+FEW_COUNTS = 4  # numbers of GPUs that a message lists one by one
+# What decides whether software has all that a candidate uses, and how far degrees matter for that.
+DEGREES = ("tp", "cp", "ep", "pp", "vpp")
+CHOSEN = ("schedule", "recompute", "sharding", "overlap")
+Watching = Callable[[], "AbstractContextManager[SearchWatch | None]"]
+
+
+@dataclass(frozen=True, slots=True)
+class SettledSearch:
+    """The search that a question means; *assumptions* are the defaults that were used."""
+
+    question: SearchQuestion
+    model: Model
+    cluster: Cluster
+    profile: Profile
+    gpus: tuple[int, ...]
+    global_batch: int
+    seq: int
+    axes: Mapping[str, tuple[Any, ...]]
+    max_bytes: float | None
+    reserve: float | None = None  # share of a GPU's memory that stays free
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def capacity_bytes(self) -> float:
+        """The memory of a GPU that a candidate may use."""
+        from stepcast.searching.best import usable_memory_bytes
+
+        return usable_memory_bytes(self.cluster.gpu.memory_bytes, self.max_bytes, self.reserve)
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if the search needs both kinds of GPUs of a cluster that has two."""
+        first = self.cluster.gpus
+        return self.cluster.other is not None and first is not None and max(self.gpus) > first
+
+    @property
+    def joined_cluster(self) -> Cluster:
+        """The cluster on which rows are predicted, with all its GPUs if it has two kinds."""
+        from stepcast.searching.mixed import join_gpu_kinds
+
+        return join_gpu_kinds(self.cluster)
+
+    def answer(self, top: int | None = None, watching: Watching = nullcontext, most_s: float = math.inf) -> "SearchResult":
+        """Return the best *top*, or as many as the question asks for, after at most *most_s* seconds.
+
+        *watching* opens the function that is called with the progress. Without *top* the best are refined by
+        uneven splits of their layers.
+        """
+        from stepcast.searching.best import search_parts
+        from stepcast.searching.mixed import search_mixed
+        from stepcast.searching.search import refine_best
+        from stepcast.searching.space import split_by_software
+        from stepcast.searching.workers import usable_workers
+
+        began, question = time.monotonic(), self.question
+        space = self._space()
+        with watching() as watch:
+            asked = (split_by_software(space, self._settle), self.cluster, top or question.top, question.objective)
+            left_s = max(0.0, min(most_s, question.time or math.inf) - (time.monotonic() - began))
+            if self.is_mixed:
+                return search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
+            workers = question.workers or usable_workers()
+            result = search_parts(*asked, self.capacity_bytes, watch, workers, looks_around=top is None, most_s=left_s)
+        if top is not None:
+            return result
+        return refine_best(result, self.model, self.cluster, question.objective, self.capacity_bytes)
+
+    def _space(self) -> "CandidateSpace":
+        """Return the candidates; raise a ValueError if there are none."""
+        from stepcast.searching.space import SearchAxes, build_space, useful_recomputes
+
+        precision = self.profile.defaults.precision
+        framework, _ = self._settle(Layout(), precision)
+        usual = {"precision": (precision,), "recompute": useful_recomputes(self.model, framework)}
+        axes = SearchAxes(gpus=self.gpus, **(usual | dict(self.axes)))
+        space = build_space(self.model, axes, self.global_batch, self.seq, self.cluster.domain_gpus)
+        if not len(space):
+            counts = [f"{number:,}" for number in self.gpus]
+            text = " or ".join(counts) if len(counts) <= FEW_COUNTS else f"{counts[0]} to {counts[-1]}"
+            raise ValueError(f"no candidates: tp x cp x pp divides {text} GPUs for none of the values allowed")
+        return space if self.question.any_framework else select_supported(space, self.profile)
+
+    def _settle(self, layout: Layout, precision: DType) -> tuple[Framework, dict[str, Any]]:
+        settled = settle_profile(self.profile, self.model, self.cluster.gpu.name, layout, {"precision": precision})
+        common = {name: value for name, value in settled.choices.items() if name not in SETTLED_ELSEWHERE}
+        return settled.framework, common
+
+
+def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpace":
+    """Return the candidates that the software of *profile* can run; raise a ValueError if there are none."""
+    import numpy as np
+
+    if not profile.supports:
+        return space
+    several = [np.minimum(space.columns[name], 2) for name in DEGREES]
+    keys = np.column_stack([*several, np.clip(space.dp, 1, 2), *(space.columns[name] for name in CHOSEN)])
+    _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    reasons = [_missing(space, profile, int(row), keys[row, : len(DEGREES) + 1].tolist()) for row in first]
+    rows = np.flatnonzero(np.array([not reason for reason in reasons])[member.reshape(-1)])
+    if not len(rows):
+        raise ValueError(f"no candidates: {min(reasons, key=len)[0]}; --any-framework searches them anyway")
+    return space.only(rows)
+
+
+def _missing(space: "CandidateSpace", profile: Profile, row: int, degrees: list[int]) -> list[str]:
+    """Return what the software lacks for candidates like that of *row*."""
+    from stepcast.searching.space import OVERLAPS
+    from stepcast.searching.space import RECOMPUTES as RECOMPUTED
+
+    values = space.values(row)
+    tp, cp, ep, pp, vpp, dp = degrees
+    strategy = Strategy(
+        Layout(tp=tp, cp=cp, ep=ep, dp=dp, pp=pp, vpp=vpp),
+        micro_batch=1,
+        global_batch=2 * dp,
+        seq=space.seq,
+        schedule=values["schedule"],
+        sharding=values["sharding"],
+        recompute=RECOMPUTED[values["recompute"]],
+        overlap=replace(profile.defaults.overlap, **OVERLAPS[values["overlap"]]),
+        context=profile.defaults.context,
+    )
+    return missing_features(profile, strategy, profile.framework)
+
+
+def settle_search(question: SearchQuestion) -> SettledSearch:
+    """Return the search that *question* means; the framework and the model fill what it leaves open."""
+    from stepcast.searching.best import MEMORY_RESERVE
+
+    check_rules((PRICE, CURRENCY), question.given, {"tokens": question.tokens, "price": question.price})
+    place = name_cluster(PredictQuestion(model=question.model, cluster=question.cluster, gpu=question.gpu))
+    model = load_model(question.model) if isinstance(question.model, str) else question.model
+    cluster = load_cluster(place, question.set) if isinstance(place, str) else place
+    assert model is not None
+    profile, assumptions = load_profile(question.framework), []
+    seq, gpus = question.seq, question.gpus
+    if seq is None:
+        seq = min(model.max_seq, profile.defaults.seq)
+        assumptions.append(f"sequences of {seq} tokens (--seq)")
+    if gpus is None:
+        if cluster.gpus is None:
+            raise ValueError("number of GPUs missing: use --gpus, such as --gpus 64 or --gpus 8..64")
+        gpus = (cluster.gpus,)
+        assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus)")
+    global_batch, axes = _settle_global_batch(question, seq), question.axes
+    if question.any_framework:
+        if not profile.supports:
+            raise ValueError(f"--any-framework has no effect: {profile.name} does not list what it can run")
+    elif profile.supports and not {"schedule", "sharding"} <= axes.keys():
+        assumptions.append(f"schedules, shardings and overlaps that {profile.name} has (--any-framework)")
+    if question.max_memory is None and question.memory_reserve is None:
+        assumptions.append(f"a reserve of {MEMORY_RESERVE * 100:g} % of each GPU's memory (--memory-reserve)")
+    limits = question.max_memory, question.memory_reserve
+    question = question.change({"cluster": place})
+    values = model, cluster, profile, gpus, global_batch, seq, axes
+    settled = SettledSearch(question, *values, *limits, tuple(assumptions))
+    most, wanted = settled.joined_cluster.gpus, max(gpus)
+    if most is not None and wanted > most:
+        raise ValueError(f"--gpus {wanted:,}: cluster {cluster.name} has {most:,} GPUs")
+    if settled.is_mixed and gpus != (most,):
+        raise ValueError(
+            f"--gpus {wanted:,}: cluster {cluster.name} has two kinds of GPUs; use all {most:,}, or at most the "
+            f"{cluster.gpus:,} of the first kind"
+        )
+    return settled
+
+
+def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
+    """Return the sequences of a step."""
+    if question.global_batch is not None and question.tokens_per_batch is not None:
+        raise ValueError("--global-batch and --tokens-per-batch state the same; leave one of them out")
+    if question.global_batch is not None:
+        return question.global_batch
+    if question.tokens_per_batch is None:
+        raise ValueError("batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as 4M")
+    sequences, rest = divmod(int(question.tokens_per_batch), seq)
+    if rest or not sequences:
+        near = max(1, round(question.tokens_per_batch / seq)) * seq
+        raise ValueError(
+            f"--tokens-per-batch {int(question.tokens_per_batch):,} is not a multiple of the {seq:,} tokens of a "
+            f"sequence; the nearest is {near}"
+        )
+    return sequences
+
+
+class SearchChoices(TypedDict, total=False):
+    """Choices of ``stepcast.search``; a value of ``tp`` and other axes fixes it, several restrict it."""
+
+    gpu: str | None
+    set: list[str] | tuple[str, ...] | str | None
+    tokens_per_batch: float | str | None
+    any_framework: bool | None
+    tp: int | str | Sequence[int] | None
+    cp: int | str | Sequence[int] | None
+    ep: int | str | Sequence[int] | None
+    expert_tp: int | str | Sequence[int] | None
+    pp: int | str | Sequence[int] | None
+    vpp: int | str | Sequence[int] | None
+    micro_batch: int | str | Sequence[int] | None
+    schedule: str | Sequence[str] | None
+    recompute: str | Sequence[str] | None
+    sharding: int | str | Sequence[str] | None
+    sequence_parallel: bool | str | Sequence[str] | None
+    precision: str | Sequence[str] | None
+    overlap: str | Sequence[str] | None
+    fix: list[str] | tuple[str, ...] | str | None
+    allow: list[str] | tuple[str, ...] | str | None
+    objective: str | None
+    max_memory: float | str | None
+    memory_reserve: float | str | None
+    tokens: float | str | None
+    price: float | str | None
+    currency: str | None
+    time: float | str | None
+    workers: int | str | None
