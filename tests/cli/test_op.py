@@ -135,7 +135,7 @@ def test_a_calibration_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["attention", "--seq", "8", "--heads", "7", "--kv-heads", "3", "--head-dim", "64", "--gpu", "h200"], "--kv-heads 3 does not divide --heads 7"),
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "h2000"], "unknown gpu"),
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "h200", "--backward"], "two matmuls"),
-        (["add", "--rows", "1", "--columns", "1", "--gpu", "h200", "--to", "fp8"], "cast alone"),
+        (["add", "--rows", "1", "--columns", "1", "--gpu", "h200", "--to", "fp8"], "for cast only"),
         (["matmul", "--m", "100000", "--n", "1", "--k", "1", "--gpu", "h200", "--sweep"], "at most"),
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "b200", "--calibration", str(ROOT / "examples" / "calibrations" / "h200.toml")], "measured on h200"),
     ],

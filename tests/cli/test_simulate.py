@@ -97,7 +97,7 @@ def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("simulate", LLAMA), "--cluster is needed"),
+        (("simulate", LLAMA), "no cluster given: use --cluster"),
         (("simulate", LLAMA, "--cluster", "dgx-h10"), "did you mean dgx-h100"),
         (("simulate", str(EXAMPLES / "megatron-rank7.txt"), *ON_H100), "simulate needs a workload file"),
         (("simulate", LLAMA, *ON_H100, "--schedule", "nope"), "no such schedule or file"),

@@ -180,7 +180,7 @@ def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, capsys: pytest.CaptureFi
     _, said = driver.communicate()
     if driver.returncode != 0:  # it may have been faster
         assert driver.returncode == 130
-        assert "answers are kept; the same command goes on" in said
+        assert "answers are saved; the same command resumes the sweep" in said
         assert "Traceback" not in said
     found = run_json(capsys, "sweep", SPEC, "-o", str(folder), "--workers", "1")
     assert found["answered"] == POINTS
@@ -201,11 +201,11 @@ def _answered(folder: Path) -> int:
 
 
 BAD = {
-    ("sweep", SPEC): "-o DIR is missing",
+    ("sweep", SPEC): "use -o DIR",
     ("sweep", "status"): "needs the folder of a sweep",
     ("sweep", "status", "{folder}"): "holds no sweep",
     ("sweep", "{folder}/none.toml", "-o", "{folder}/x"): "none.toml",
-    ("sweep", SPEC, "{folder}"): "is one too many",
+    ("sweep", SPEC, "{folder}"): "unexpected argument",
     ("sweep", SPEC, "-o", "{folder}/x", "--where", "1"): "--where has no effect",
     ("sweep", "show", "{folder}", "--workers", "2"): "--workers has no effect",
     ("sweep", "export", "{folder}"): "export needs --to",

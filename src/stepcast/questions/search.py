@@ -58,7 +58,7 @@ Counts = tuple[int, ...] | None
 Words = tuple[str, ...] | None
 # Headings of the help.
 WHAT = "model, cluster and framework"
-SPACE = "restrict the search (one value fixes a choice, several separated by commas allow those; default: all)"
+SPACE = "restrict the search (default: all values; several are separated by commas)"
 AIM = "objective and limits"
 
 
@@ -252,7 +252,7 @@ class SettledSearch:
         from stepcast.searching.mixed import search_mixed
         from stepcast.searching.search import refine_best
         from stepcast.searching.space import split_by_software
-        from stepcast.searching.workers import usable_workers
+        from stepcast.searching.crew import usable_workers
 
         began, question = time.monotonic(), self.question
         space = self._space()
