@@ -184,7 +184,9 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> dict[str, Any]
         "counts": result.counts.facts(),
         "least_s": result.least_s,
         "rows": rows,
-        "binds": {"what": find_bottleneck(reports[0], missed is not None), "shares": cause_shares(reports[0])} if rows else None,
+        "binds": {"what": find_bottleneck(reports[0], missed is not None), "shares": cause_shares(reports[0])}
+        if rows
+        else None,
         "missed": missed
         and {**strategy_facts(missed.strategy), "bound_s": missed.bound_s, "memory_bytes": missed.memory_bytes},
         "runner_up": {

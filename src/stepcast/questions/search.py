@@ -242,17 +242,19 @@ class SettledSearch:
 
         return join_gpu_kinds(self.cluster)
 
-    def answer(self, top: int | None = None, watching: Watching = nullcontext, most_s: float = math.inf) -> "SearchResult":
+    def answer(
+        self, top: int | None = None, watching: Watching = nullcontext, most_s: float = math.inf
+    ) -> "SearchResult":
         """Return the best *top*, or as many as the question asks for, after at most *most_s* seconds.
 
         *watching* opens the function that is called with the progress. Without *top* the best are refined by
         uneven splits of their layers.
         """
         from stepcast.searching.best import search_parts
+        from stepcast.searching.crew import usable_workers
         from stepcast.searching.mixed import search_mixed
         from stepcast.searching.search import refine_best
         from stepcast.searching.space import split_by_software
-        from stepcast.searching.crew import usable_workers
 
         began, question = time.monotonic(), self.question
         space = self._space()
