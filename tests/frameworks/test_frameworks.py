@@ -128,7 +128,7 @@ def test_profiles_have_what_they_choose_by_default(name: str) -> None:
         ("megatron-core", {"pp": 4, "sharding": "fsdp"}, "no fsdp sharding in a pipeline"),
         ("deepspeed-zero", {"pp": 4, "sharding": "zero-2"}, "no zero-2 sharding in a pipeline"),
         ("torchtitan", {"recompute": "block:2"}, "no block recomputation"),
-        ("torchtitan", {"cp": 2, "context": "all-to-all"}, "no all-to-all context-parallel exchange"),
+        ("torchtitan", {"cp": 2, "context": "all-to-all"}, "no a2a context-parallel exchange"),
         ("transformers", {"pp": 2}, "no 1f1b schedule (nor any other)"),
         ("megatron-lm-2021", {"overlap": "gradients"}, "no gradients overlap (nor any other)"),
     ],
