@@ -63,18 +63,18 @@ def kernels(name: str, file: str) -> None:
     from stepcast.analyze.recorded import kind_of
     from stepcast.cli.main import build_parser
     from stepcast.cli.run import _plan, _predicted
-    from stepcast.pytorch.run.execute import Executor, GpuClock, NoExchange
+    from stepcast.pytorch.run.execute import Exchange, Executor, GpuClock
     from stepcast.pytorch.run.operators import Operators
 
     arguments = build_parser().parse_args(["run", *RUNS[name].split()])
     prediction, _ = _predicted(arguments)
     plan, rank = _plan(prediction, 1), arguments.rank
     operators = Operators(torch, "cuda", plan.weight_sizes(plan.stage_of_rank(rank)))
-    executor = Executor(plan, rank, operators, NoExchange(), GpuClock(torch))
+    executor = Executor(plan, rank, operators, Exchange(), GpuClock(torch))
     executor.prepare()
     executor.clock.quiet = True
     for _ in range(4):
-        executor._walk()
+        executor.run_once()
     torch.cuda.synchronize()
     calls, call = {}, operators.call
 
@@ -91,7 +91,7 @@ def kernels(name: str, file: str) -> None:
     operators.call = marked
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as seen:
-        executor._walk()
+        executor.run_once()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         seen.export_chrome_trace(f"{folder}/trace.json")

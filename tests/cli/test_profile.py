@@ -14,7 +14,8 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.pytorch.profile import torch_backend, torch_collectives
+from stepcast.pytorch import load
+from stepcast.pytorch.profile import backend
 from stepcast.pytorch.profile.cases import Operator
 
 
@@ -40,8 +41,8 @@ class FakeBackend:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine with one fake H200."""
     torch = SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 1))
-    monkeypatch.setattr(torch_backend, "load_torch", lambda: torch)
-    monkeypatch.setattr(torch_backend, "TorchBackend", FakeBackend)
+    monkeypatch.setattr(load, "load_torch_with_gpu", lambda: torch)
+    monkeypatch.setattr(backend, "TorchBackend", FakeBackend)
     monkeypatch.setattr(FakeBackend, "asked", 0)
     return torch
 
@@ -131,7 +132,7 @@ def test_several_gpus_are_timed_together(
 ) -> None:
     gpus.cuda.device_count = lambda: 4
     point = {"kind": "all-reduce", "ranks": 4, "size_bytes": 2**30, "seconds": 4e-3}
-    monkeypatch.setattr(torch_collectives, "all_reduce_points", lambda torch, ranks: [point])
+    monkeypatch.setattr(backend, "all_reduce_points", lambda torch, ranks: [point])
     out = tmp_path / "mine.toml"
     assert main(["profile", "-o", str(out), "--quick"]) == 0
     assert "402.65 GB/s" in capsys.readouterr().out
@@ -146,7 +147,7 @@ def test_a_broken_fabric_is_noted(
     def broken(torch: object, ranks: int) -> None:
         raise RuntimeError("no route")
 
-    monkeypatch.setattr(torch_collectives, "all_reduce_points", broken)
+    monkeypatch.setattr(backend, "all_reduce_points", broken)
     out = tmp_path / "mine.toml"
     assert main(["profile", "-o", str(out), "--quick"]) == 0
     assert tomllib.loads(out.read_text())["failed"] == {"all-reduce over 4 GPUs": "no route"}

@@ -18,9 +18,11 @@ from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
+from stepcast.pytorch.profile.backend import TorchBackend
 from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes, sustained_cases
 from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
 from stepcast.pytorch.profile.measure import (
+    CollectiveRow,
     Document,
     MeasuredPoints,
     MeasuringProgress,
@@ -29,7 +31,6 @@ from stepcast.pytorch.profile.measure import (
     read_document,
     to_toml,
 )
-from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 H200, T4, FIT = load_gpu("h200"), load_gpu("t4"), default_fit()
 FORMATS = (DType.BF16, DType.TF32, DType.FP8, DType.FP16, DType.FP32)
@@ -142,17 +143,17 @@ words = st.text(st.characters(codec="ascii", exclude_characters="\r\n"), min_siz
     factor=st.floats(0.5, 2),
 )
 def test_what_is_written_is_read_again(seconds: dict[str, float], failed: dict[str, str], factor: float) -> None:
-    rows = ({"kind": "all-reduce", "ranks": 2, "size_bytes": 1024, "seconds": 1e-5},)
+    row: CollectiveRow = {"kind": "all-reduce", "ranks": 2, "size_bytes": 1024, "seconds": 1e-5}
     corrections = {"matmul.bf16": Correction(factor, -0.1, 1e-6, 0.2)}
     written = Document(
-        "h200", "NVIDIA H200", "torch", MeasuredPoints(seconds, failed), corrections, {"kernel_s": 2e-6}, rows
+        "h200", "NVIDIA H200", "torch", MeasuredPoints(seconds, failed), corrections, {"kernel_s": 2e-6}, (row,)
     )
     found = read_document(to_toml(written), "mine.toml")
     assert (found.gpu, found.device, found.software) == ("h200", "NVIDIA H200", "torch")
     assert dict(found.points.seconds) == pytest.approx(seconds, rel=1e-5)
     assert found.points.failed == failed
     assert found.corrections["matmul.bf16"].factor == pytest.approx(factor, rel=1e-5)
-    assert dict(found.collectives[0]) == pytest.approx(rows[0])
+    assert dict(found.collectives[0]) == pytest.approx(row)
 
 
 def test_a_calibration_takes_the_file() -> None:

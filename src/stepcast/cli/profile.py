@@ -17,9 +17,9 @@ from stepcast.views.text import facts, table
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu
+    from stepcast.pytorch.profile.backend import TorchBackend
     from stepcast.pytorch.profile.corrections import FittedClass
     from stepcast.pytorch.profile.measure import Document, MeasuringProgress
-    from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
 
@@ -43,12 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.cost.calibration import Calibration
     from stepcast.cost.fits import default_fit
+    from stepcast.pytorch.load import load_torch_with_gpu
+    from stepcast.pytorch.profile.backend import TorchBackend
     from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
     from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
     from stepcast.pytorch.profile.measure import Document, MeasuredPoints, measure, measure_sustained
-    from stepcast.pytorch.profile.torch_backend import TorchBackend, load_torch
 
-    torch = load_torch()
+    torch = load_torch_with_gpu()
     backend = TorchBackend(torch)
     gpu = _gpu(args.gpu, backend.device)
     known = _known(Path(args.output), backend)
@@ -122,7 +123,7 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
 
 def _with_collectives(document: "Document", torch: Any) -> "Document":
     """All-reduce over the GPUs here, where there are several and an earlier run has not timed it."""
-    from stepcast.pytorch.profile.torch_collectives import all_reduce_points
+    from stepcast.pytorch.profile.backend import all_reduce_points
 
     ranks = int(torch.cuda.device_count())
     if ranks < 2 or document.collectives:
@@ -167,7 +168,7 @@ def _show_progress(progress: "MeasuringProgress") -> None:
 def _show(
     args: argparse.Namespace, document: "Document", fitted: Sequence["FittedClass"], backend: "TorchBackend"
 ) -> None:
-    from stepcast.pytorch.profile.torch_collectives import bus_bytes_per_s
+    from stepcast.pytorch.profile.backend import bus_bytes_per_s
 
     points = document.points
     about = {
@@ -208,7 +209,11 @@ def _show(
     print(table(heads, rows, terminal_width()))
     if document.collectives:
         rows = [
-            (format_bytes(row["size_bytes"]), format_seconds(row["seconds"]), format_rate(bus_bytes_per_s(dict(row))))
+            (
+                format_bytes(float(row["size_bytes"])),
+                format_seconds(float(row["seconds"])),
+                format_rate(bus_bytes_per_s(row)),
+            )
             for row in document.collectives
         ]
         print()

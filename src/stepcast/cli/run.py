@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
     from stepcast.ir.timeline import Timeline
     from stepcast.ir.workload import Workload
-    from stepcast.pytorch.run.execute import Record, RunPlan
+    from stepcast.pytorch.run.execute import OpRecord, RunPlan
 
 MOST_STEPS = 10_000
 # Kinds of op that take less of the rank's time are too short to compare.
@@ -114,7 +114,7 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
 
 def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
     from stepcast.ir.schedules import PiecePlacement
-    from stepcast.pytorch.run.execute import RunPlan, Turn
+    from stepcast.pytorch.run.execute import RunPlan, ScheduleTurn
     from stepcast.simulation.schedule import SlotAction
 
     schedule, workload = prediction.step.schedule, prediction.workload
@@ -123,12 +123,13 @@ def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
     names = {SlotAction.FORWARD: "forward", SlotAction.BACKWARD: "backward", SlotAction.INPUT: "input-gradient",
              SlotAction.WEIGHT: "weight-gradient"}  # fmt: skip
     orders = tuple(
-        tuple(Turn(names[slot.kind], slot.micro_batch, slot.chunk) for slot in order) for order in schedule.orders
+        tuple(ScheduleTurn(names[slot.kind], slot.micro_batch, slot.chunk) for slot in order)
+        for order in schedule.orders
     )
     return RunPlan(workload.stages, workload.layout, orders, workload.boundary_bytes or 4, steps)
 
 
-def _ran(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[Record] | None":
+def _ran(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[OpRecord] | None":
     from stepcast.pytorch.run.launch import run_alone, run_as_rank, run_here
 
     if rank is not None:
@@ -146,7 +147,7 @@ def _ran(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[Re
     return run_here(plan, device)
 
 
-def _timeline(step: "list[Record]", workload: "Workload", asked: dict[str, Any]) -> "Timeline":
+def _timeline(step: "list[OpRecord]", workload: "Workload", asked: dict[str, Any]) -> "Timeline":
     from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
 
     builder = TimelineBuilder()
@@ -165,7 +166,7 @@ def _timeline(step: "list[Record]", workload: "Workload", asked: dict[str, Any])
 
 
 def _facts(
-    step: "list[Record]",
+    step: "list[OpRecord]",
     timeline: "Timeline",
     prediction: "Prediction",
     args: argparse.Namespace,

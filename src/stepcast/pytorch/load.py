@@ -1,24 +1,40 @@
-"""PyTorch, or the one line that says how to get it."""
+"""Import PyTorch and transformers, or raise an error that says how to get them."""
 
-from typing import Any
+from types import ModuleType
 
 
 class MissingTorchError(ValueError):
-    """PyTorch, or a library beside it, is not installed."""
+    """PyTorch, transformers or a GPU is missing."""
 
 
-def load_torch(verb: str) -> Any:
-    """PyTorch for *verb*, with or without a GPU."""
+def load_torch(verb: str) -> ModuleType:
+    """Return PyTorch for *verb*, with or without a GPU."""
     try:
         import torch
     except ImportError:
         raise MissingTorchError(
             f"{verb} needs PyTorch, which is not installed; install the extra: pip install 'stepcast[torch]'"
         ) from None
-    return torch
+    module: ModuleType = torch
+    return module
 
 
-def load_transformers(verb: str) -> Any:
+def load_torch_with_gpu() -> ModuleType:
+    """Return PyTorch on a machine with a CUDA GPU, for ``profile``."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingTorchError(
+            "profile measures this machine's GPU with PyTorch, which is not installed; "
+            "run it where both are, and use the file it writes anywhere"
+        ) from None
+    if not torch.cuda.is_available():
+        raise MissingTorchError("PyTorch finds no CUDA GPU here; run profile on the machine whose GPU it is to measure")
+    module: ModuleType = torch
+    return module
+
+
+def load_transformers(verb: str) -> ModuleType:
     try:
         import transformers
     except ImportError:
@@ -27,4 +43,5 @@ def load_transformers(verb: str) -> Any:
             "extra: pip install 'stepcast[torch]'"
         ) from None
     transformers.logging.set_verbosity_error()
-    return transformers
+    module: ModuleType = transformers
+    return module

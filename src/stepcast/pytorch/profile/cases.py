@@ -1,11 +1,13 @@
-"""What is measured: operators of the sizes that training runs, few enough for three minutes.
+"""List the operators to measure: sizes of training, few enough for three minutes.
 
-Matmuls are (tokens, outputs, inputs) of common layer widths, so that every class has points from the small,
-where launches and waves decide, to the large, where the peak does.
+Matmuls are (tokens, outputs, inputs) of common layer widths, so that every class has points from small ones, where
+launches and waves decide, to large ones, where the peak does.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import ComputeFit
@@ -20,28 +22,21 @@ K = ElementwiseKind
 TOKENS = (128, 1024, 4096, 16384)
 # (outputs, inputs): attention and MLP weights of hidden 1,024 to 8,192, with and without tensor parallelism.
 WEIGHTS = (
-    (1024, 1024),
-    (3072, 1024),
-    (2048, 8192),
-    (6144, 4096),
-    (4096, 4096),
-    (14336, 4096),
-    (4096, 14336),
-    (28672, 8192),
-    (8192, 3584),
-)
+    (1024, 1024), (3072, 1024), (2048, 8192), (6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336),
+    (28672, 8192), (8192, 3584),
+)  # fmt: skip
 QUICK_TOKENS, QUICK_WEIGHTS = (128, 1024, 8192), ((1024, 1024), (4096, 4096), (14336, 4096), (8192, 28672))
-# Heads, key heads and width of a head, and (batch, length).
+# Heads, key heads and head width; and (batch, length).
 HEADS = ((12, 12, 64), (32, 8, 128), (8, 1, 128), (20, 20, 64))
 LENGTHS = ((4, 512), (8, 1024), (1, 4096), (2, 4096), (1, 16384))
 QUICK_HEADS, QUICK_LENGTHS = ((32, 8, 128), (16, 16, 64)), ((4, 512), (4, 2048), (1, 8192))
 SHAPES = ((64, 1024), (1024, 1024), (8192, 1024), (4096, 4096), (16384, 4096), (8192, 14336))
 QUICK_SHAPES = ((64, 1024), (2048, 2048), (8192, 8192))
-EXPERTS = ((8, 512), (8, 4096), (64, 4096), (64, 32768))  # groups, rows in all
-# Kept up for a second each, to see which clock the power limit leaves: products, attention.
-KEPT_UP = ((16384, 4096, 4096), (16384, 14336, 4096))
-KEPT_UP_ATTENTION = (2, 4096, 32, 8, 128)
-LONGEST_S = 0.05  # larger operators are left to the model
+EXPERTS = ((8, 512), (8, 4096), (64, 4096), (64, 32768))  # groups, total rows
+# Run for a second each, to see which clock the power limit leaves: products, attention.
+SUSTAINED_PRODUCTS = ((16384, 4096, 4096), (16384, 14336, 4096))
+SUSTAINED_ATTENTION = (2, 4096, 32, 8, 128)
+LONGEST_S = 0.05  # longer operators are not measured
 MEMORY_SHARE = 0.4  # of the GPU's memory that one case may take
 
 
@@ -53,7 +48,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """The class under which it is calibrated."""
+        """Return the class under which it is calibrated."""
         return work_class(self.work)
 
     @property
@@ -72,55 +67,50 @@ class Case:
 
 
 def gpu_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType], quick: bool = False) -> tuple[Case, ...]:
-    """The cases worth measuring on *gpu*, the classes in turns so that an early end leaves some of each.
+    """Return the cases worth measuring on *gpu*, the classes in turns so that an early end leaves some of each.
 
     *formats* are the matrix formats its PyTorch can multiply in.
     """
-    cases = [Case(work) for work in dict.fromkeys(_works(formats, quick))]
-    fitting = [case for case in cases if _fits(case.work, gpu, fit)]
-    rounds: dict[str, int] = {}
+    cases = [Case(work) for work in dict.fromkeys(_list_works(formats, quick)) if _fits(work, gpu, fit)]
+    counts: Counter[str] = Counter()
     turns = []
-    for case in fitting:
-        rounds[case.kind] = turn = rounds.get(case.kind, -1) + 1
-        turns.append(turn)
-    order = sorted(range(len(fitting)), key=lambda at: (turns[at], at))
-    return tuple(fitting[at] for at in order)
+    for case in cases:
+        turns.append(counts[case.kind])
+        counts[case.kind] += 1
+    return tuple(case for _, case in sorted(zip(turns, cases, strict=True), key=lambda pair: pair[0]))
 
 
 def sustained_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType]) -> tuple[Case, ...]:
-    """What is run again and again: products in the formats that training multiplies in, and attention."""
+    """Return the cases to run without a pause: products in the formats of training, and attention."""
     used = [dtype for dtype in (DType.BF16, DType.FP8, DType.FP16) if dtype in formats]
-    works: list[Operator] = [Matmul(*size, 1, dtype) for dtype in used for size in KEPT_UP]
+    works: list[Operator] = [Matmul(*size, 1, dtype) for dtype in used for size in SUSTAINED_PRODUCTS]
     half = next((dtype for dtype in used if dtype is not DType.FP8), None)
     if half is not None:
-        batch, length, heads, kv_heads, dim = KEPT_UP_ATTENTION
+        batch, length, heads, kv_heads, dim = SUSTAINED_ATTENTION
         for backward in (False, True):
             works.append(Attention(batch, length, length, heads, kv_heads, dim, dim, True, backward, half))
     return tuple(Case(work) for work in works if _fits(work, gpu, fit))
 
 
-def _works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
+def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
+    weights, tokens = (QUICK_WEIGHTS, QUICK_TOKENS) if quick else (WEIGHTS, TOKENS)
     for dtype in formats:
-        yield from _matmuls(dtype, quick)
+        # The widest sweep for the format that training uses; half as many sizes for the others.
+        sizes = [(m, n, k) for m in tokens for n, k in weights][:: 1 if dtype is DType.BF16 else 2]
+        for m, n, k in _alternate_sizes(sizes):
+            yield Matmul(m, n, k, 1, dtype)
     half = DType.BF16 if DType.BF16 in formats else DType.FP16
     if half in formats:
-        yield from _batched(half, quick)
-        yield from _attentions(half, quick)
-    yield from _streams(half if half in formats else DType.FP32, quick)
+        yield from _list_batched(half, quick)
+        heads, lengths = (QUICK_HEADS, QUICK_LENGTHS) if quick else (HEADS, LENGTHS)
+        for (batch, length), (query, key, dim) in product(lengths, heads):
+            for backward in (False, True):
+                yield Attention(batch, length, length, query, key, dim, dim, True, backward, half)
+    yield from _list_streams(half if half in formats else DType.FP32, quick)
 
 
-def _matmuls(dtype: DType, quick: bool) -> Iterator[Matmul]:
-    weights, tokens = (QUICK_WEIGHTS, QUICK_TOKENS) if quick else (WEIGHTS, TOKENS)
-    # The widest sweep for the format that training uses; half as many sizes for the others.
-    step = 1 if dtype is DType.BF16 else 2
-    sizes = [(m, n, k) for m in tokens for n, k in weights]
-    for m, n, k in _spread(sizes[::step]):
-        yield Matmul(m, n, k, 1, dtype)
-
-
-def _batched(dtype: DType, quick: bool) -> Iterator[Operator]:
-    lengths = (512, 2048) if quick else (256, 1024, 2048, 4096)
-    for length in lengths:
+def _list_batched(dtype: DType, quick: bool) -> Iterator[Operator]:
+    for length in (512, 2048) if quick else (256, 1024, 2048, 4096):
         yield Matmul(length, length, 128, 32, dtype)
         yield Matmul(length, 128, length, 32, dtype)
     if dtype is DType.BF16:
@@ -129,20 +119,12 @@ def _batched(dtype: DType, quick: bool) -> Iterator[Operator]:
             yield GroupedMatmul(rows, 2048, 4096, groups, dtype)
 
 
-def _attentions(dtype: DType, quick: bool) -> Iterator[Attention]:
-    heads, lengths = (QUICK_HEADS, QUICK_LENGTHS) if quick else (HEADS, LENGTHS)
-    for batch, length in lengths:
-        for query, key, dim in heads:
-            for backward in (False, True):
-                yield Attention(batch, length, length, query, key, dim, dim, True, backward, dtype)
-
-
-def _streams(dtype: DType, quick: bool) -> Iterator[Elementwise]:
+def _list_streams(dtype: DType, quick: bool) -> Iterator[Elementwise]:
     for rows, columns in QUICK_SHAPES if quick else SHAPES:
         size = rows * columns * dtype.bytes
         for kind, reads in ((K.ADD, 2), (K.COPY, 1), (K.GELU, 1), (K.LAYER_NORM, 1), (K.RMS_NORM, 1)):
             yield Elementwise(kind, rows, columns, reads * size, size, False, dtype)
-        # PyTorch has a kernel for rows of up to 1,024: the one that unfused attention runs.
+        # PyTorch has a kernel for rows of up to 1,024 elements, which unfused attention runs.
         short = min(columns, 1024)
         moved = rows * short * dtype.bytes
         yield Elementwise(K.SOFTMAX, rows, short, moved, moved, False, dtype)
@@ -151,24 +133,22 @@ def _streams(dtype: DType, quick: bool) -> Iterator[Elementwise]:
         yield Elementwise(K.OPTIMIZER, 1, rows * columns, 4 * size, 3 * size, False, dtype)
 
 
-def _spread(sizes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Small and large in turns, so that the first few points already span the range."""
+def _alternate_sizes(sizes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return small and large sizes in turns, so that the first few points already span the range."""
     ordered = sorted(sizes, key=lambda size: size[0] * size[1] * size[2])
     half = (len(ordered) + 1) // 2
     low, high = ordered[:half], ordered[half:]
-    mixed = [size for pair in zip(low, high, strict=False) for size in pair]
-    return mixed + low[len(high) :]
+    return [size for pair in zip(low, high, strict=False) for size in pair] + low[len(high) :]
 
 
 def _fits(work: Operator, gpu: Gpu, fit: ComputeFit) -> bool:
-    """Whether it takes neither too long nor too much memory there."""
-    return held_bytes(work) <= MEMORY_SHARE * gpu.memory_bytes and (
-        compute_price(work, gpu, fit, ALONE).seconds <= LONGEST_S
-    )
+    """Return True if *work* takes neither too long nor too much memory on *gpu*."""
+    small = held_bytes(work) <= MEMORY_SHARE * gpu.memory_bytes
+    return small and compute_price(work, gpu, fit, ALONE).seconds <= LONGEST_S
 
 
 def held_bytes(work: Operator) -> float:
-    """Bytes of the tensors that a case needs at once."""
+    """Return the bytes of the tensors that a case needs at once."""
     match work:
         case Matmul():
             return (work.m * work.k + work.k * work.n + work.m * work.n) * work.batch * work.dtype.bytes

@@ -1,4 +1,4 @@
-"""From measured points to the corrections of a calibration, and how much they help."""
+"""Fit the corrections of a calibration to measured points, and measure how much they help."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.measure import MeasuredPoints
 
-FEWEST = 3  # points that a class needs for a correction with all its constants
-PARTS = 4
-# A least time that brings the mean error down by less than this is not seen in the points.
-SEEN = 0.002
+FEWEST = 3  # points that a class needs for a correction with all constants
+FOLDS = 4
+# The points do not show a least time that reduces the mean error by less than this.
+VISIBLE_ERROR = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,66 +30,63 @@ class FittedClass:
     correction: Correction
     before: float
     after: float
-    left_out: float | None  # each point by a correction that has not seen it; None where there is one point
+    left_out: float | None  # each point by a correction that was not fitted to it; None if there is one point
     unidentified: tuple[str, ...] = ()  # constants that the points do not show
 
     @property
     def helps(self) -> bool:
-        """Whether points that a correction has not seen come closer with it; of one point it is not known."""
+        """Return True if the correction brings other points closer; for one point that is not known."""
         return self.left_out is None or self.left_out < self.before
 
 
 def fit_energies(cases: Sequence[Case], points: MeasuredPoints, gpu: Gpu, fit: ComputeFit) -> dict[str, float]:
-    """Joule per operation by format, and attention's as a multiple, of what was slower without a pause."""
+    """Return joule per operation by format, and attention's as a multiple, from cases that slowed when sustained."""
     law = fit.power.of(gpu.architecture)
     seen: dict[str, list[float]] = {}
     for case in cases:
         work = case.work
         if case.name not in points.sustained or not isinstance(work, Matmul | Attention):
             continue
-        times = points.seconds[case.name], points.sustained[case.name]
-        energy = energy_seen(*times, work.flops, gpu.power_w, law)
+        energy = energy_seen(points.seconds[case.name], points.sustained[case.name], work.flops, gpu.power_w, law)
         if energy > 0:
-            own = ATTENTION if isinstance(work, Attention) else gpu.runs_as(work.dtype)
-            seen.setdefault(own, []).append(energy)
-    found = {name: float(np.exp(np.mean(np.log(energies)))) for name, energies in seen.items()}
-    if ATTENTION in found:
-        half = next((found[name] for name in ("bf16", "fp16") if name in found), 0.0)
-        attention = found.pop(ATTENTION)
+            name = ATTENTION if isinstance(work, Attention) else gpu.runs_as(work.dtype)
+            seen.setdefault(name, []).append(energy)
+    energies = {name: float(np.exp(np.mean(np.log(values)))) for name, values in seen.items()}
+    if ATTENTION in energies:
+        half = next((energies[name] for name in ("bf16", "fp16") if name in energies), 0.0)
+        attention = energies.pop(ATTENTION)
         if half:
-            found[ATTENTION] = attention / half
-    return found
+            energies[ATTENTION] = attention / half
+    return energies
 
 
 def fit_classes(
     cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit
 ) -> tuple[FittedClass, ...]:
-    """A correction for every class with enough points."""
+    """Return a correction for every class with enough points."""
     classes: dict[str, list[Case]] = {}
     for case in cases:
         if case.name in seconds:
             classes.setdefault(case.kind, []).append(case)
-    found = []
+    fitted = []
     for kind, own in classes.items():
-        if len(own) < FEWEST:
-            continue
-        predicted = np.array([compute_price(case.work, gpu, fit, ALONE).seconds for case in own])
-        measured = np.array([seconds[case.name] for case in own])
-        found.append(fit_class(kind, predicted, measured))
-    return tuple(found)
+        if len(own) >= FEWEST:
+            predicted = np.array([compute_price(case.work, gpu, fit, ALONE).seconds for case in own])
+            fitted.append(fit_class(kind, predicted, np.array([seconds[case.name] for case in own])))
+    return tuple(fitted)
 
 
 def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: bool = False) -> FittedClass:
-    """The correction of one class; of one or two points a factor alone.
+    """Return the correction of one class; for one or two points only a factor.
 
     *in_step*: the points are of operators within a step, not of each by itself.
     """
     few = predicted.size < FEWEST
-    correction = _factor(predicted, measured) if few else fit_correction(predicted, measured, in_step)
+    correction = _fit_factor(predicted, measured) if few else fit_correction(predicted, measured, in_step)
     after = np.asarray(correction.applied_s(predicted))
     spread, left_out = max(correction.spread, Correction(1.0).spread if few else 0.0), None
     if predicted.size > 1:
-        unseen = _left_out(predicted, measured, in_step)
+        unseen = _predict_left_out(predicted, measured, in_step)
         # The range must hold for operators that were not measured, so errors on points left out set it.
         spread = max(spread, float(np.quantile(np.abs(unseen / measured - 1.0), 0.9)))
         left_out = _mean_error(unseen, measured)
@@ -97,40 +94,38 @@ def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: b
         correction = replace(correction, spread=min(spread, PLAUSIBLE["spread"][1])).check_plausible()
     except CalibrationError as error:
         raise CalibrationError(f"class {kind!r}: {error}; are its times in the unit their file says?") from None
+    without_least = np.asarray(replace(correction, least_s=0.0).applied_s(predicted))
+    error_after = _mean_error(after, measured)
+    unidentified = {
+        "slope": not shows_slope(predicted),
+        "least_s": _mean_error(without_least, measured) - error_after < VISIBLE_ERROR,
+    }
     return FittedClass(
         kind,
         int(predicted.size),
         correction,
         _mean_error(predicted, measured),
-        _mean_error(after, measured),
+        error_after,
         left_out,
-        _unidentified(correction, predicted, measured),
+        tuple(name for name, hidden in unidentified.items() if hidden),
     )
 
 
-def _factor(predicted: FloatArray, measured: FloatArray) -> Correction:
+def _fit_factor(predicted: FloatArray, measured: FloatArray) -> Correction:
     return Correction(float(np.exp(np.mean(np.log(measured / predicted)))))
 
 
-def _unidentified(correction: Correction, predicted: FloatArray, measured: FloatArray) -> tuple[str, ...]:
-    without = np.asarray(replace(correction, least_s=0.0).applied_s(predicted))
-    after = np.asarray(correction.applied_s(predicted))
-    seen = _mean_error(without, measured) - _mean_error(after, measured) >= SEEN
-    missing = ("slope", not shows_slope(predicted)), ("least_s", not seen)
-    return tuple(name for name, unseen in missing if unseen)
-
-
-def _left_out(predicted: FloatArray, measured: FloatArray, in_step: bool) -> FloatArray:
-    """Every point by a correction that has not seen it: one fit per part of the sizes."""
+def _predict_left_out(predicted: FloatArray, measured: FloatArray, in_step: bool) -> FloatArray:
+    """Return every point as corrected by a fit to the other folds."""
     order = np.argsort(predicted, kind="stable")
-    parts = min(PARTS, order.size)
+    folds = min(FOLDS, order.size)
     result = predicted.copy()
-    for part in range(parts):
-        held = np.zeros(order.size, dtype=bool)
-        held[order[part::parts]] = True
-        rest = predicted[~held], measured[~held]
-        own = fit_correction(*rest, in_step) if rest[0].size > 1 else _factor(*rest)
-        result[held] = own.applied_s(predicted[held])
+    for fold in range(folds):
+        held_out = np.zeros(order.size, dtype=bool)
+        held_out[order[fold::folds]] = True
+        rest = predicted[~held_out], measured[~held_out]
+        own = fit_correction(*rest, in_step) if rest[0].size > 1 else _fit_factor(*rest)
+        result[held_out] = own.applied_s(predicted[held_out])
     return result
 
 

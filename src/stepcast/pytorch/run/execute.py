@@ -1,22 +1,29 @@
-"""One rank's part of a step, op by op."""
+"""Run one rank's part of a step, op by op."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective, CollectiveKind, GroupedMatmul, HostCopy, HostUpdate, Matmul, Transfer
 from stepcast.ir.workload import Layer, Op, Phase, Stage
-from stepcast.pytorch.run.operators import CannotRunError, Operators
+from stepcast.pytorch.run.operators import Call, CannotRunError, Operators
 
-# What is to be run, as plain values that pass to other processes.
+C = CollectiveKind
+PHASES = {
+    "forward": (Phase.FORWARD,),
+    "backward": (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
+    "input-gradient": (Phase.INPUT_GRADIENT,),
+    "weight-gradient": (Phase.WEIGHT_GRADIENT,),
+}
 
 
-class Turn(NamedTuple):
-    """One slot of a stage's order: forward, backward, or one half of a backward."""
+class ScheduleTurn(NamedTuple):
+    """One slot of a stage's order; its kind is a key of ``PHASES``."""
 
     kind: str
     micro_batch: int
@@ -25,11 +32,11 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A workload with the order in which each stage runs it."""
+    """A workload with the order in which each stage runs it, as plain values that pass to other processes."""
 
     stages: tuple[Stage, ...]
     layout: Layout
-    orders: tuple[tuple[Turn, ...], ...]
+    orders: tuple[tuple[ScheduleTurn, ...], ...]
     boundary_bytes: int = 0
     steps: int = 3
 
@@ -40,29 +47,24 @@ class RunPlan:
         return rank // (self.layout.gpus // self.layout.pp)
 
     def weight_sizes(self, stage: int) -> list[int]:
-        """Elements of each weight of *stage*: the results of its weight gradients."""
-        found: list[int] = []
+        """Return the elements of each weight of *stage*: the results of its weight gradients."""
+        sizes: list[int] = []
         for chunk in range(self.layout.vpp):
             for layer, count in self.stage_of(stage, chunk).counted_layers(1):
-                works = [op.work for op in layer.ops(Phase.WEIGHT_GRADIENT)]
-                found += count * [
-                    size
-                    for work in works
-                    if isinstance(work, Matmul | GroupedMatmul)
-                    for size in ([work.m * work.n * work.batch] if isinstance(work, Matmul)
-                                 else [work.n * work.k] * work.groups)
-                ]  # fmt: skip
-        return found
+                for op in layer.ops(Phase.WEIGHT_GRADIENT) * count:
+                    if isinstance(op.work, Matmul):
+                        sizes.append(op.work.m * op.work.n * op.work.batch)
+                    elif isinstance(op.work, GroupedMatmul):
+                        sizes += [op.work.n * op.work.k] * op.work.groups
+        return sizes
 
-    def neighbour(self, stage: int, chunk: int, step: int) -> tuple[int, int] | None:
-        """Where a micro-batch is before (-1) or after (+1) this place; None at the ends of the model."""
+    def neighbour(self, stage: int, chunk: int, step: int) -> int | None:
+        """Return the stage of a micro-batch before (-1) or after (+1) this place; None at the ends of the model."""
         place = chunk * self.layout.pp + stage + step
-        if not 0 <= place < self.layout.pp * self.layout.vpp:
-            return None
-        return place % self.layout.pp, place // self.layout.pp
+        return place % self.layout.pp if 0 <= place < self.layout.pp * self.layout.vpp else None
 
 
-class Record(NamedTuple):
+class OpRecord(NamedTuple):
     """One op as it ran, in seconds from the step's start."""
 
     rank: int
@@ -75,11 +77,11 @@ class Record(NamedTuple):
     work: object = None
 
 
-# When ops ran: on the host's clock for a CPU, on the GPU's own for a GPU.
+# ---- clocks --------------------------------------------------------------------------------------------------------
 
 
 class HostClock:
-    """Calls end when they return."""
+    """The host's clock, for a CPU: a call ends when it returns."""
 
     quiet = False
 
@@ -89,8 +91,7 @@ class HostClock:
     def begin(self) -> float:
         return time.perf_counter()
 
-    def end(self) -> float:
-        return time.perf_counter()
+    end = begin
 
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._zero
@@ -102,10 +103,10 @@ class HostClock:
 class GpuClock:
     """Events between kernels, read when all have run: an op begins where the one before it ended."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._last: Any = None
-        self.quiet = False  # no events between ops: what they take themselves is seen by the difference
+        self.quiet = False  # without events between ops; the difference shows how long the events take
 
     def _event(self) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)
@@ -124,7 +125,7 @@ class GpuClock:
         return self._last
 
     def elapsed_s(self) -> float:
-        """Since the start, when all has run."""
+        """Wait until all has run, and return the seconds since the start."""
         end = self._event()
         self._torch.cuda.synchronize()
         return float(self._zero.elapsed_time(end)) * 1e-3
@@ -135,13 +136,11 @@ class GpuClock:
         return [(since(begin) * 1e-3, since(end) * 1e-3) for begin, end in marks if begin is not None]
 
 
-# Messages over torch.distributed: NCCL between GPUs, gloo between CPUs.
-
-C = CollectiveKind
+# ---- messages ------------------------------------------------------------------------------------------------------
 
 
-class NoExchange:
-    """One rank of a larger job by itself: its messages go nowhere and are priced instead."""
+class Exchange:
+    """The messages of one rank that runs by itself: they are not sent, and their times are estimated instead."""
 
     def collective(self, work: Collective) -> Any:
         return None
@@ -156,27 +155,27 @@ class NoExchange:
         return None
 
 
-class Distributed:
-    """Groups as the layout has them, buffers of the stated sizes."""
+class DistributedExchange(Exchange):
+    """Messages over torch.distributed (NCCL between GPUs, gloo between CPUs), with buffers of the stated sizes."""
 
-    def __init__(self, torch: Any, layout: Layout, rank: int, device: str, groups: frozenset[Group]) -> None:
+    def __init__(self, torch: ModuleType, layout: Layout, rank: int, device: str, groups: frozenset[Group]) -> None:
         self._torch, self._layout, self._rank, self._device = torch, layout, rank, device
         self._dist = torch.distributed
-        self._groups = {family: self._made(family) for family in sorted(groups)}
-        # A pair of stages talks both ways at once: each way has a communicator of its own.
-        self._ways = [self._made(Group.PP) for _ in range(2)] if layout.pp > 1 else []
+        self._groups = {family: self._make_group(family) for family in sorted(groups)}
+        # A pair of stages talks in both directions at once, each with a communicator of its own.
+        self._directions = [self._make_group(Group.PP)[0] for _ in range(2)] if layout.pp > 1 else []
         self._buffers: dict[tuple[str, int], Any] = {}
         self._sent: list[Any] = []
 
-    def _made(self, family: Group) -> tuple[Any, tuple[int, ...]]:
-        """Every rank makes all groups of a family, in the same order, and keeps its own."""
-        grid, mine = grid_of(self._layout), None
+    def _make_group(self, family: Group) -> tuple[Any, tuple[int, ...]]:
+        """Make all groups of a family, which every rank does in the same order, and return that of this rank."""
+        grid, own = grid_of(self._layout), None
         members: tuple[int, ...] = (self._rank,)
         for ranks in sorted({grid.group(str(family), rank) for rank in range(self._layout.gpus)}):
-            made = self._dist.new_group(list(ranks))
+            group = self._dist.new_group(list(ranks))
             if self._rank in ranks:
-                mine, members = made, ranks
-        return mine, members
+                own, members = group, ranks
+        return own, members
 
     def _buffer(self, name: str, size_bytes: int) -> Any:
         key = (name, size_bytes)
@@ -187,36 +186,33 @@ class Distributed:
 
     def collective(self, work: Collective) -> Any:
         group, members = self._groups[work.group]
-        if len(members) == 1:
-            return None
         handle = None
-        for _ in range(work.times):
-            handle = self._one(work.kind, work.size_bytes, group, members)
+        for _ in range(work.times if len(members) > 1 else 0):
+            handle = self._start(work.kind, work.size_bytes, group, members)
         return handle
 
-    def _one(self, kind: CollectiveKind, size_bytes: int, group: Any, members: tuple[int, ...]) -> Any:
-        dist, ways = self._dist, len(members)
-        whole = self._buffer("whole", -(-size_bytes // (4 * ways)) * 4 * ways)
-        share = self._buffer("share", max(4, whole.numel() * 4 // ways))
+    def _start(self, kind: CollectiveKind, size_bytes: int, group: Any, members: tuple[int, ...]) -> Any:
+        dist, ranks = self._dist, len(members)
+        full = self._buffer("full", -(-size_bytes // (4 * ranks)) * 4 * ranks)
+        share = self._buffer("share", max(4, full.numel() * 4 // ranks))
         options = {"group": group, "async_op": True}
+        parts = list(full.chunk(ranks)) if self._rank == members[0] else None  # of a gather or scatter
         match kind:
             case C.ALL_REDUCE:
-                return dist.all_reduce(whole, **options)
+                return dist.all_reduce(full, **options)
             case C.ALL_GATHER:
-                return dist.all_gather_into_tensor(whole, share, **options)
+                return dist.all_gather_into_tensor(full, share, **options)
             case C.REDUCE_SCATTER:
-                return dist.reduce_scatter_tensor(share, whole, **options)
+                return dist.reduce_scatter_tensor(share, full, **options)
             case C.ALL_TO_ALL:
-                return dist.all_to_all_single(self._buffer("exchanged", whole.numel() * 4), whole, **options)
+                return dist.all_to_all_single(self._buffer("exchanged", full.numel() * 4), full, **options)
             case C.BROADCAST:
-                return dist.broadcast(whole, members[0], **options)
+                return dist.broadcast(full, members[0], **options)
             case C.REDUCE:
-                return dist.reduce(whole, members[0], **options)
+                return dist.reduce(full, members[0], **options)
             case C.GATHER:
-                parts = list(whole.chunk(ways)) if self._rank == members[0] else None
                 return dist.gather(share, parts, dst=members[0], **options)
             case C.SCATTER:
-                parts = list(whole.chunk(ways)) if self._rank == members[0] else None
                 return dist.scatter(share, parts, src=members[0], **options)
             case C.BARRIER:
                 return dist.barrier(**options)
@@ -227,11 +223,11 @@ class Distributed:
 
     def receive(self, stage: int, size_bytes: int, backward: bool) -> None:
         buffer = self._buffer(f"received {backward}", size_bytes)
-        self._dist.recv(buffer, self._peer(stage), group=self._ways[backward][0])
+        self._dist.recv(buffer, self._peer(stage), group=self._directions[backward])
 
     def send(self, stage: int, size_bytes: int, backward: bool) -> None:
         buffer = self._buffer(f"sent {backward}", size_bytes)
-        self._sent.append(self._dist.isend(buffer, self._peer(stage), group=self._ways[backward][0]))
+        self._sent.append(self._dist.isend(buffer, self._peer(stage), group=self._directions[backward]))
 
     def finish(self) -> None:
         for handle in self._sent:
@@ -239,35 +235,18 @@ class Distributed:
         self._sent.clear()
 
 
-BACKWARD = {
-    "forward": (Phase.FORWARD,),
-    "backward": (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
-    "input-gradient": (Phase.INPUT_GRADIENT,),
-    "weight-gradient": (Phase.WEIGHT_GRADIENT,),
-}
-
-
-class Exchange(Protocol):
-    """How messages reach other ranks; one that does nothing where there are none."""
-
-    def collective(self, work: Collective) -> Any: ...
-
-    def receive(self, stage: int, size_bytes: int, backward: bool) -> None: ...
-
-    def send(self, stage: int, size_bytes: int, backward: bool) -> None: ...
-
-    def finish(self) -> None: ...
+# ---- the step ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Executor:
-    """Runs the plan of one rank and writes down when each op ran."""
+    """Runs the plan of one rank and records when each op ran."""
 
     plan: RunPlan
     rank: int
     operators: Operators
     exchange: Exchange
-    clock: Any
+    clock: HostClock | GpuClock
     _waiting: dict[str, Any] = field(default_factory=dict)
     _rows: list[tuple[str, str, Any, Any, int, object]] = field(default_factory=list)
 
@@ -276,89 +255,87 @@ class Executor:
         return self.plan.stage_of_rank(self.rank)
 
     def prepare(self) -> None:
-        """Operands of every op are made before the first step."""
+        """Make the operands of every op before the first step."""
         for chunk in range(self.plan.layout.vpp):
             for layer, _ in self.plan.stage_of(self.stage, chunk).counted_layers(1):
                 for op in layer.all_ops:
                     if not isinstance(op.work, Collective | Transfer):
-                        self._checked(op)
+                        self._call_of(op)
 
-    def _checked(self, op: Op) -> Any:
+    def _call_of(self, op: Op) -> Call:
         if isinstance(op.work, HostCopy | HostUpdate):
             raise CannotRunError(f"{op.name}: what is offloaded to the host cannot be run")
         return self.operators.call(op.work)  # type: ignore[arg-type]
 
-    def step(self, number: int) -> list[Record]:
-        """One whole step; when each of its ops ran."""
-        self._walk()
+    def step(self, number: int) -> list[OpRecord]:
+        """Run one step and return when each of its ops ran."""
+        self.run_once()
         times = self.clock.read([(begin, end) for _, _, begin, end, _, _ in self._rows])
         return [
-            Record(self.rank, lane, name, begin, end - begin, micro_batch, number, work)
+            OpRecord(self.rank, lane, name, begin, end - begin, micro_batch, number, work)
             for (lane, name, _, _, micro_batch, work), (begin, end) in zip(self._rows, times, strict=True)
         ]
 
     def elapsed_s(self) -> float:
-        """Seconds of one step in which ops are not marked."""
+        """Return the seconds of one step without events between its ops."""
         self.clock.quiet = True
-        self._walk()
+        self.run_once()
         self.clock.quiet = False
-        return float(self.clock.elapsed_s())
+        return self.clock.elapsed_s()
 
-    def _walk(self) -> None:
+    def run_once(self) -> None:
+        """Run all ops of one step."""
+        plan, stage = self.plan, self.stage
         self._rows.clear()
         self.clock.start()
-        first = self.plan.stage_of(self.stage, 0)
-        self._run(first.prologue, (Phase.FORWARD,), -1)
-        for turn in self.plan.orders[self.stage]:
-            self._turn(turn)
-        for chunk in range(self.plan.layout.vpp):
-            self._run(self.plan.stage_of(self.stage, chunk).epilogue, tuple(Phase), -1)
+        self._run_layers(plan.stage_of(stage, 0).prologue, (Phase.FORWARD,), -1)
+        for turn in plan.orders[stage]:
+            self._run_turn(turn)
+        for chunk in range(plan.layout.vpp):
+            self._run_layers(plan.stage_of(stage, chunk).epilogue, tuple(Phase), -1)
         for handle in self._waiting.values():
             handle.wait()
         self._waiting.clear()
         self.exchange.finish()
 
-    def _turn(self, turn: Turn) -> None:
+    def _run_turn(self, turn: ScheduleTurn) -> None:
         plan, backward = self.plan, turn.kind != "forward"
-        before = plan.neighbour(self.stage, turn.chunk, 1 if backward else -1)
-        after = plan.neighbour(self.stage, turn.chunk, -1 if backward else 1)
-        moves = turn.kind != "weight-gradient" and plan.layout.pp > 1
-        if before is not None and moves:
-            self._message("receive", before[0], backward, turn.micro_batch)
-        layers: Sequence[Layer] = plan.stage_of(self.stage, turn.chunk).body_layers(turn.micro_batch)
-        self._run(reversed(layers) if backward else layers, BACKWARD[turn.kind], turn.micro_batch)
-        if after is not None and moves:
-            self._message("send", after[0], backward, turn.micro_batch)
+        sends = turn.kind != "weight-gradient" and plan.layout.pp > 1
+        self._message("receive", turn, 1 if backward else -1, sends)
+        layers = plan.stage_of(self.stage, turn.chunk).body_layers(turn.micro_batch)
+        self._run_layers(reversed(layers) if backward else layers, PHASES[turn.kind], turn.micro_batch)
+        self._message("send", turn, -1 if backward else 1, sends)
 
-    def _message(self, way: str, stage: int, backward: bool, micro_batch: int) -> None:
+    def _message(self, action: str, turn: ScheduleTurn, step: int, sends: bool) -> None:
+        """Receive from or send to the neighbour at *step*, if there is one."""
+        backward, stage = turn.kind != "forward", self.plan.neighbour(self.stage, turn.chunk, step)
+        if stage is None or not sends:
+            return
         begin = self.clock.begin()
-        act = self.exchange.receive if way == "receive" else self.exchange.send
+        act = self.exchange.receive if action == "receive" else self.exchange.send
         act(stage, self.plan.boundary_bytes, backward)
-        direction = "backward" if backward else "forward"
-        self._rows.append(("pp", f"{direction} {way}", begin, self.clock.end(), micro_batch, None))
+        name = f"{'backward' if backward else 'forward'} {action}"
+        self._rows.append(("pp", name, begin, self.clock.end(), turn.micro_batch, None))
 
-    def _run(self, layers: Sequence[Layer] | Iterator[Layer], phases: Sequence[Phase], micro_batch: int) -> None:
+    def _run_layers(self, layers: Iterable[Layer], phases: Iterable[Phase], micro_batch: int) -> None:
         for layer in layers:
             for phase in phases:
                 for op in layer.ops(phase):
-                    self._op(layer, op, micro_batch)
+                    if not isinstance(op.work, Transfer):  # the schedule determines when stages send
+                        self._run_op(layer, op, micro_batch)
 
-    def _op(self, layer: Layer, op: Op, micro_batch: int) -> None:
+    def _run_op(self, layer: Layer, op: Op, micro_batch: int) -> None:
         for name in op.after:
             if name in self._waiting:
                 self._waiting.pop(name).wait()
-        begin = self.clock.begin()
+        begin, lane = self.clock.begin(), "compute"
         if isinstance(op.work, Collective):
+            lane = str(op.work.group)
             handle = self.exchange.collective(op.work)
             if handle is not None and op.blocking:
                 handle.wait()
             elif handle is not None:
                 self._waiting[op.name] = handle
-            lane = str(op.work.group)
-        elif isinstance(op.work, Transfer):
-            return  # the schedule says when stages send
         else:
-            self._checked(op)()
-            lane = "compute"
-        name = layer.op_name(op)
-        self._rows.append((lane, name, begin, self.clock.end(), micro_batch, op.work))
+            self._call_of(op)()
+        self._rows.append((lane, layer.op_name(op), begin, self.clock.end(), micro_batch, op.work))

@@ -1,22 +1,60 @@
-"""Loaded by every Python process of a recorded job, before its program: watches for PyTorch."""
+"""Start a recorder in every Python process of a recorded job that loads PyTorch's optimizers.
 
-import importlib.machinery
+Python imports this module before the program, in the place of another sitecustomize, which it runs too.
+"""
+
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+TRIGGER = "torch.optim"
 
 
-def _others() -> None:
-    """The sitecustomize that this one stands in front of."""
+class RecordingLoader(Loader):
+    """Loads a module as its own loader does, then starts to record."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        from stepcast.pytorch.record.recorder import Recorder, RecordingWindow
+
+        skip, steps = map(int, os.environ.get("STEPCAST_RECORD_WINDOW", "5,3").split(","))
+        Recorder(os.environ["STEPCAST_RECORD"], RecordingWindow(skip, steps)).start()
+
+
+class OptimizerFinder(MetaPathFinder):
+    """Finds ``torch.optim`` once."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != TRIGGER:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = RecordingLoader(spec.loader)
+        return spec
+
+
+def run_replaced_sitecustomize() -> None:
+    """Run the sitecustomize that this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     paths = [path for path in sys.path if os.path.abspath(path or ".") != here]
-    found = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
-    if found is not None and found.loader is not None:
-        found.loader.exec_module(importlib.util.module_from_spec(found))
+    spec = PathFinder.find_spec("sitecustomize", paths)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-_others()
+run_replaced_sitecustomize()
 if os.environ.get("STEPCAST_RECORD"):
-    from stepcast.pytorch.record.watch import watch_for_torch
-
-    watch_for_torch()
+    sys.meta_path.insert(0, OptimizerFinder())

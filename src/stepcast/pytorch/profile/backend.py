@@ -1,0 +1,220 @@
+"""Time operators and all-reduces with PyTorch on this machine's GPUs.
+
+Each run starts with a cold L2 cache: a buffer larger than the cache is overwritten in between. The GPU is kept busy
+while the host issues the operator, so that the time between two events is the GPU's alone. Data is random: zeros
+draw less power and run faster.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
+from stepcast.pytorch.profile.cases import Operator
+from stepcast.pytorch.profile.measure import CollectiveRow
+from stepcast.pytorch.run.launch import call_on_ranks
+from stepcast.pytorch.run.operators import Call, Operators
+
+K = ElementwiseKind
+WARM_UP = 3
+FEWEST, MOST = 7, 25  # runs of a case
+SUSTAINED_S = 1.2  # seconds of one operator without a pause; the second half counts
+CASE_S = 0.15  # GPU time of all runs of one case
+SPIN_CYCLES = 600_000  # about 0.3 ms: longer than the host needs to issue a backward call
+HOST_CALLS = 300
+ALL_REDUCE_SIZES = tuple(2**power for power in range(10, 31, 2))  # 1 KiB to 1 GiB
+ALL_REDUCE_RUNS = 9
+ALL_REDUCE_WAIT_S = 60
+
+
+class ProfiledOperators(Operators):
+    """Operators as a model in plain PyTorch calls them: they allocate their results."""
+
+    def _matmul(self, work: Matmul) -> Call:
+        torch = self._torch
+        if work.dtype is DType.FP8:
+            return self._fp8_matmul(work)
+        torch.backends.cuda.matmul.allow_tf32 = work.dtype is DType.TF32
+        if work.batch > 1:
+            left = self._random(work.batch, work.m, work.k, dtype=work.dtype)
+            return partial(torch.bmm, left, self._random(work.batch, work.k, work.n, dtype=work.dtype))
+        rows, weight = (self._random(size, work.k, dtype=work.dtype) for size in (work.m, work.n))
+        return partial(torch.nn.functional.linear, rows, weight)
+
+    def _attend(self, *inputs: Any, **options: Any) -> Any:
+        return self._torch.nn.functional.scaled_dot_product_attention(*inputs, **options)
+
+    def build(self, work: Operator) -> Call:  # type: ignore[override]
+        return self._build_stream(work) if isinstance(work, Elementwise) else super().build(work)
+
+    def _build_stream(self, work: Elementwise) -> Call:
+        torch, functional = self._torch, self._torch.nn.functional
+        if work.kind is K.OPTIMIZER:
+            weight = torch.nn.Parameter(self._random(work.columns, dtype=work.dtype))
+            weight.grad = torch.randn_like(weight)
+            step: Call = torch.optim.AdamW([weight], fused=True).step
+            return step
+        data = self._rows(work)
+        match work.kind:
+            case K.ADD:
+                return partial(torch.add, data, torch.randn_like(data))
+            case K.COPY:
+                return partial(data.clone)
+            case K.GELU:
+                return partial(functional.gelu, data)
+            case K.SOFTMAX:
+                return partial(functional.softmax, data, -1)
+            case K.CAST:
+                return partial(data.float)
+            case K.RMS_NORM:
+                return partial(functional.rms_norm, data, (work.columns,), torch.randn_like(data[0]))
+            case K.LAYER_NORM:
+                scale, shift = torch.randn_like(data[0]), torch.randn_like(data[0])
+                return partial(functional.layer_norm, data, (work.columns,), scale, shift)
+        raise ValueError(f"no way to run {work.kind}")
+
+
+class TorchBackend:
+    """Times operators on GPU 0."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._operators = ProfiledOperators(torch, "cuda")
+        l2_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0) or 64 * 2**20
+        self._flush = torch.empty(4 * l2_bytes, dtype=torch.int8, device="cuda")
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    @property
+    def device(self) -> str:
+        return str(self._torch.cuda.get_device_name(0))
+
+    @property
+    def software(self) -> str:
+        return f"torch {self._torch.__version__}, CUDA {self._torch.version.cuda}"
+
+    @property
+    def formats(self) -> tuple[DType, ...]:
+        """Return the matrix formats that this GPU and PyTorch multiply in."""
+        capability = self._torch.cuda.get_device_capability(0)
+        formats = [DType.BF16, DType.TF32] if capability >= (8, 0) else []
+        if capability >= (8, 9) and hasattr(self._torch, "float8_e4m3fn"):
+            formats.append(DType.FP8)
+        return (*formats, DType.FP16, DType.FP32)
+
+    def seconds(self, work: Operator) -> float:
+        """Return the median seconds of runs with a cold cache."""
+        return self._time(work, self._median_s)
+
+    def sustained_s(self, work: Operator) -> float:
+        """Return the seconds of a run among runs without a pause."""
+        return self._time(work, self._sustained_s)
+
+    def _time(self, work: Operator, measure: Callable[[Call], float]) -> float:
+        try:
+            return measure(self._operators.build(work))
+        finally:
+            self._torch.backends.cuda.matmul.allow_tf32 = False
+            self._torch.cuda.empty_cache()
+
+    def _sustained_s(self, call: Call) -> float:
+        """Run batches of about 20 ms, the host one batch ahead of the GPU."""
+        torch = self._torch
+        runs = max(1, round(0.02 / self._median_s(call)))
+        events: list[Any] = []
+        start = time.monotonic()
+        while time.monotonic() - start < SUSTAINED_S or len(events) < 4:
+            events.append(torch.cuda.Event(enable_timing=True))
+            events[-1].record()
+            for _ in range(runs):
+                call()
+            if len(events) > 2:
+                events[-2].synchronize()
+        torch.cuda.synchronize()
+        spans = [float(before.elapsed_time(after)) for before, after in pairwise(events)]
+        return statistics.median(spans[len(spans) // 2 :]) * 1e-3 / runs
+
+    def _median_s(self, call: Call) -> float:
+        for _ in range(WARM_UP):
+            call()
+        self._torch.cuda.synchronize()
+        first_s = self._once_s(call)
+        runs = max(FEWEST, min(MOST, int(CASE_S / max(first_s, 1e-6))))
+        return statistics.median(self._once_s(call) for _ in range(runs))
+
+    def launch(self) -> dict[str, float]:
+        """Return the host's seconds to issue a light and a heavy operator, and those of the GPU's shortest kernel."""
+        torch = self._torch
+        tiny, weight = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        return {
+            "kernel_s": statistics.median(self._once_s(lambda: tiny + tiny) for _ in range(MOST)),
+            "light_host_s": self._host_s(lambda: tiny + tiny),
+            "heavy_host_s": self._host_s(lambda: torch.nn.functional.linear(tiny, weight)),
+        }
+
+    def _once_s(self, call: Call) -> float:
+        torch = self._torch
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._flush.zero_()
+        torch.cuda._sleep(SPIN_CYCLES)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3
+
+    def _host_s(self, call: Call) -> float:
+        for _ in range(20):
+            call()
+        self._torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            call()
+        spent = (time.perf_counter() - start) / HOST_CALLS
+        self._torch.cuda.synchronize()
+        return spent
+
+
+def all_reduce_points(
+    torch: ModuleType, ranks: int, backend: str = "nccl", sizes: tuple[int, ...] = ALL_REDUCE_SIZES
+) -> list[CollectiveRow]:
+    """Return the seconds of an all-reduce over the GPUs of this machine for each size: the slowest rank's median."""
+    times = call_on_ranks(torch, _time_all_reduces, ranks, ranks, backend, sizes, wait_s=ALL_REDUCE_WAIT_S)
+    return [
+        {"kind": "all-reduce", "ranks": ranks, "size_bytes": size, "seconds": max(seconds)}
+        for size, *seconds in zip(sizes, *times, strict=True)
+    ]
+
+
+def bus_bytes_per_s(row: CollectiveRow) -> float:
+    """Return the rate of each GPU's links, which carry 2 (n - 1) / n of the buffer."""
+    ranks = int(row["ranks"])
+    return 2.0 * (ranks - 1) / ranks * float(row["size_bytes"]) / float(row["seconds"])
+
+
+def _time_all_reduces(rank: int, ranks: int, backend: str, sizes: tuple[int, ...]) -> list[float]:
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = backend == "nccl"
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    dist.init_process_group(backend, rank=rank, world_size=ranks)
+    medians = []
+    for size in sizes:
+        buffer = torch.zeros(size // 2, dtype=torch.bfloat16, device=f"cuda:{rank}" if on_gpu else "cpu")
+        seconds = []
+        for _ in range(WARM_UP + ALL_REDUCE_RUNS):
+            dist.barrier()
+            synchronize()
+            start = time.perf_counter()
+            dist.all_reduce(buffer)
+            synchronize()
+            seconds.append(time.perf_counter() - start)
+        medians.append(statistics.median(seconds[WARM_UP:]))
+    return medians
