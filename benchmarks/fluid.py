@@ -183,8 +183,8 @@ def steps() -> None:
             )
             step_s = prediction.step_s
             own_s = time.process_time() - began
-            assert prediction.shared is not None
-            run = prediction.shared().run
+            assert prediction.fluid is not None
+            run = prediction.fluid.run
             print(
                 f"GPT-3 175B, {gpus:,} GPUs, 4:1, {routing}: {own_s:.2f} s for a step of {step_s:.3f} s; "
                 f"{len(run.shared.traffic.flows):,} flows as {len(run.system.flows.amount):,}, "

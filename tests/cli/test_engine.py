@@ -39,8 +39,8 @@ def test_predict_and_the_library_give_the_same(capsys: pytest.CaptureFixture[str
     changes = SHORT[1::2]
     same = stepcast.predict("llama-3-8b", "dgx-h100", gpus=64, tp=4, global_batch=64, set=changes, engine="fluid")
     assert found["step_s"] == same.step_s
-    assert same.shared is not None
-    assert same.shared().observed.hottest(1)
+    assert same.fluid is not None
+    assert same.fluid.observed.hottest(1)
 
 
 def test_an_engine_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

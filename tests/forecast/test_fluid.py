@@ -65,9 +65,9 @@ def test_messages_between_stages_take_so_many_times_as_long_as_the_network_is_sh
     slowest = {}
     for factor in (2, 4, 8):
         cluster = load_cluster("dgx-h100", [*SHORT[:2], f"network.oversubscription={factor}"])
-        shared = fluid(workload, cluster).shared
+        shared = fluid(workload, cluster).fluid
         assert shared is not None
-        found = [each for each in shared().observed.operations if each.who.name == "pp"]
+        found = [each for each in shared.observed.operations if each.who.name == "pp"]
         slowest[factor] = min(each.slowdown for each in found)
     # A message takes some time that is not the wire's, which sharing does not make longer.
     assert 3.5 < slowest[4] <= 4.6
@@ -85,8 +85,8 @@ def test_it_is_about_what_the_fast_engine_charges_for_a_short_network() -> None:
 def test_nothing_is_faster_than_alone_and_no_link_carries_more_than_it_can(send: Send) -> None:
     workload, cluster = read(LLAMA), load_cluster("dgx-h100", SHORT)
     prediction = fluid(workload, cluster, send=send)
-    assert prediction.shared is not None
-    shared = prediction.shared()
+    assert prediction.fluid is not None
+    shared = prediction.fluid
     took_s = prediction.times.end_s - prediction.times.start_s
     assert (took_s >= shared.run.shared.duration_s - 1e-12).all()
     assert prediction.step_s > prediction.run.makespan_s
@@ -97,8 +97,8 @@ def test_nothing_is_faster_than_alone_and_no_link_carries_more_than_it_can(send:
 def test_every_byte_is_seen_on_the_links() -> None:
     """What NICs carried in the step is what all its operations put on them."""
     prediction = fluid(read(LLAMA), load_cluster("dgx-h100", SHORT))
-    assert prediction.shared is not None
-    shared = prediction.shared()
+    assert prediction.fluid is not None
+    shared = prediction.fluid
     told, traffic = shared.observed, shared.run.shared.traffic
     runs = np.bincount(shared.run.shared.task_kind + 1, minlength=len(traffic.sets) + 1)[1:]
     sent = sum(flows.on_links(len(traffic.links)) * count for flows, count in zip(traffic.sets, runs, strict=True))
@@ -137,16 +137,16 @@ def test_more_bandwidth_is_not_slower() -> None:
 def test_others_on_the_network_slow_a_step_and_come_again() -> None:
     workload, cluster = read(LLAMA), load_cluster("dgx-h100", SHORT)
     alone = fluid(workload, cluster)
-    assert alone.shared is not None
-    shared = alone.shared()
+    assert alone.fluid is not None
+    shared = alone.fluid
     links = shared.run.shared.traffic.links
     up = np.flatnonzero(links.tier == links.tiers.index("leaf to spine"))
     rate = links.capacity_bytes_per_s[up]
     flows = FlowSet.of(np.arange(len(up) + 1), up, rate * 0.2)
     beside = fluid(workload, cluster, others=(Repeating("backup", flows, 0.2, 1.0, 0.5),))
     assert alone.step_s < beside.step_s < 1.5 * alone.step_s
-    assert beside.shared is not None
-    used = {name for hot in beside.shared().observed.hottest(5) for name in hot.users}
+    assert beside.fluid is not None
+    used = {name for hot in beside.fluid.observed.hottest(5) for name in hot.users}
     assert "backup" in used
 
 

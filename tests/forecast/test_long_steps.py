@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from stepcast.forecast import simulate
+from stepcast.forecast import prediction as prediction_module
 from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
 from stepcast.ir.layout import Layout
@@ -47,11 +47,11 @@ def test_a_long_step_is_as_if_written_out(
 ) -> None:
     chosen = strategy(schedule, 2048, sharding, transfers)
     whole = predict(MODEL, CLUSTER, chosen)
-    assert whole.settled is None
-    monkeypatch.setattr(simulate, "LONG", 64)
+    assert whole.steady is None
+    monkeypatch.setattr(prediction_module, "LONG", 64)
     short = predict(MODEL, CLUSTER, chosen)
-    assert short.settled is not None
-    assert short.settled.short[0].schedule.micro_batches < 1024
+    assert short.steady is not None
+    assert short.steady.short[0].schedule.micro_batches < 1024
     assert short.step_s == whole.step_s
     assert short.run.makespan_s == whole.step_s
     one, two = short.report, whole.report

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.forecast import simulate
+from stepcast.forecast import prediction as prediction_module
 from stepcast.forecast.predict import predict, predict_many
 from stepcast.forecast.prediction import Prediction
 from stepcast.generate import overlap, workload
@@ -103,7 +103,7 @@ def test_a_step_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
         built.append(1)
         return build_step(*args, **options)
 
-    monkeypatch.setattr(simulate, "build_step", counted)
+    monkeypatch.setattr(prediction_module, "build_step", counted)
     prediction = predict(MODEL, CLUSTER, strategies()[0])
     assert prediction.report.step_s == prediction.step_s == prediction.times.makespan_s
     assert len(built) == 1

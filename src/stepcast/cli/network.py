@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     has_workload = args.model is not None and is_workload(args.model)
     prediction, fast_s, asked = _simulate_workload(args) if has_workload else _simulate_model(args)
-    shared = prediction.shared() if prediction.shared else None
+    shared = prediction.fluid
     assert shared is not None, "the fluid engine was asked for"
     found: dict[str, Any] = {
         **asked,

@@ -34,7 +34,7 @@ MOST_STILL = 0.999
 """Of a price that is latency alone something is left in which its few bytes move."""
 
 
-def unshared(cluster: Cluster) -> Cluster:
+def without_sharing(cluster: Cluster) -> Cluster:
     """*cluster* as each group would find it by itself: what switches lack, or what failed, comes later."""
     topology = replace(cluster.topology, oversubscription=1.0, pod_oversubscription=1.0, failed=(), slow=())
     if topology.kind is NetworkKind.DRAGONFLY:  # whose links are few even where they are not short
@@ -285,7 +285,7 @@ def shared_collective(
     crossing: float = 1.0,
 ) -> SharedCollective:
     """*work* by all its groups in *layout* at once, on the links of *cluster*."""
-    pricer = Pricer(unshared(cluster), layout, place=place, alone=True)
+    pricer = Pricer(without_sharing(cluster), layout, place=place, alone=True)
     alone = price(work.kind, work.size_bytes, pricer.route(work.group), algorithm)
     seats = seats_of(cluster, layout, place)
     network = network_of(cluster, ceil((int(seats.max()) + 1) / cluster.node.gpus))

@@ -1,4 +1,4 @@
-"""How a workload is run: what was asked for, and what follows from the workload where nobody asked."""
+"""How a workload is run: the options, and what follows from the workload where they are unset."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from stepcast.simulation.step import HEALTHY, Body, Conditions
 
 
 class Engine(StrEnum):
-    """How a step is run."""
+    """The engine that runs a step."""
 
     FAST = "fast"  # folded, each communication as long as it takes by itself
     FLUID = "fluid"  # task by task, communication as flows
@@ -29,7 +29,7 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True)
 class Options:
-    """How a workload is run; what is None follows from the workload."""
+    """How a workload is run; None follows from the workload."""
 
     schedule: Schedule | str | None = None
     gpus: int | None = None
@@ -43,7 +43,7 @@ class Options:
     issue_s: IssueSeconds | None = None
     # Whether that host goes on to the next step before this one has ended.
     ahead: bool = False
-    # Whether computation slows down while communication runs beside it; recorded times may hold that already.
+    # Whether computation slows down while communication overlaps it; recorded times may include that already.
     contention: bool = False
     # How tokens choose experts where they cross the network once for each node; None: once for each expert.
     once_per_node: Routing | None = None
@@ -51,7 +51,7 @@ class Options:
     ideal_communication: bool = False
     # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
     place: Place = Place.EVEN
-    # fluid: communication shares the links of the network while it runs side by side.
+    # fluid: communication that overlaps shares the links of the network.
     engine: Engine = Engine.FAST
     # Traffic of other jobs on the same network, and the nodes of the cluster that it needs; for fluid.
     others: Sequence[Repeating] = ()
@@ -63,8 +63,8 @@ class Options:
 DEFAULTS = Options()
 
 
-def as_workload_says(options: Options, workload: Workload) -> Options:
-    """*options* with what they leave open as the workload states it."""
+def complete_options(options: Options, workload: Workload) -> Options:
+    """Return *options* with unset ones as the workload states them."""
     manner = workload.manner
     return replace(
         options,
@@ -76,13 +76,13 @@ def as_workload_says(options: Options, workload: Workload) -> Options:
     )
 
 
-def with_slow_ranks(
+def slow_down_stages(
     conditions: Conditions, slow_ranks: Mapping[int, float], layout: Layout, assumptions: list[str]
 ) -> Conditions:
-    """The stages that slow ranks slow down: their tensor-parallel peers wait for them at every layer.
+    """Return *conditions* with the stages of slow ranks: their tensor-parallel peers wait for them at every layer.
 
-    The pipeline with the slow rank is never ahead of its healthy replicas, so it alone decides when gradients
-    can be reduced. Slow ranks in several replicas are put into one pipeline, which may be too slow.
+    The pipeline with the slow rank is never ahead of its healthy replicas, so it alone decides when gradients can be
+    reduced. Slow ranks in several replicas are put into one pipeline, which may be too slow.
     """
     slow_stages = dict(conditions.slow_stages)
     for stage in slow_stages:
@@ -101,26 +101,30 @@ def with_slow_ranks(
     return replace(conditions, slow_stages=slow_stages)
 
 
-def resized(workload: Workload, gpus: int | None) -> Workload:
-    """*workload* on *gpus*: data parallelism takes what tp x cp x pp leave."""
-    if gpus is None or gpus == workload.layout.gpus:
-        return workload
+def resize_workload(workload: Workload, gpus: int | None) -> Workload:
+    """Return *workload* on *gpus*: data parallelism takes what tp x cp x pp leave."""
     layout = workload.layout
+    if gpus is None or gpus == layout.gpus:
+        return workload
     model_gpus = layout.tp * layout.cp * layout.pp
     if gpus < model_gpus or gpus % model_gpus:
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x cp x pp = {model_gpus}")
     resized = with_layout(workload, replace(layout, dp=gpus // model_gpus))
     # The user has answered the warning that asked for their number.
-    return replace(resized, warnings=tuple(each for each in resized.warnings if "--gpus" not in each))
+    return replace(resized, warnings=tuple(warning for warning in resized.warnings if "--gpus" not in warning))
 
 
-def check_room(layout: Layout, cluster: Cluster) -> None:
+def check_capacity(layout: Layout, cluster: Cluster) -> None:
     if cluster.gpus is not None and layout.gpus > cluster.gpus:
         raise ValueError(f"the layout needs {layout.gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
 
 
-def schedule_of(workload: Workload, options: Options, assumptions: list[str]) -> Schedule | tuple[str, int, int, int]:
-    """The schedule, or its name, stages, micro-batches and chunks."""
+ScheduleSize = tuple[str, int, int, int]
+"""The name of a schedule, its stages, micro-batches and chunks."""
+
+
+def find_schedule(workload: Workload, options: Options, assumptions: list[str]) -> Schedule | ScheduleSize:
+    """Return the schedule of the options, or the size of the one to make."""
     if isinstance(options.schedule, Schedule):
         return options.schedule
     layout, micro_batches = workload.layout, workload.micro_batches
@@ -134,11 +138,11 @@ def schedule_of(workload: Workload, options: Options, assumptions: list[str]) ->
 
 
 class TooManySlotsError(ScheduleError):
-    """A schedule that would have to be run slot by slot, of more than are."""
+    """A schedule that would have to be run slot by slot and has too many of them."""
 
 
-def written(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
-    """Slot by slot, as long as that is possible."""
+def write_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
+    """Make the schedule slot by slot, as long as that is possible."""
     if count_slots(stages, micro_batches, chunks) > MOST:
         raise TooManySlotsError(
             f"{micro_batches:,} micro-batches of schedule {name} on {stages} stage(s) are more than the "
@@ -147,8 +151,8 @@ def written(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule
     return make_schedule(name, stages, micro_batches, chunks)
 
 
-def boundary_bytes_of(workload: Workload, assumptions: list[str]) -> int:
-    """Bytes of one micro-batch between stages: as stated, else as large as the activations look."""
+def find_boundary_bytes(workload: Workload, assumptions: list[str]) -> int:
+    """Return the bytes of one micro-batch between stages: as stated, else those of the largest activation."""
     if workload.boundary_bytes is not None or workload.layout.pp == 1:
         return workload.boundary_bytes or 0
     guess = workload.largest_activation_bytes

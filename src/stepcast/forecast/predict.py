@@ -21,7 +21,7 @@ from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
-from stepcast.forecast.simulate import prepared, simulate, together
+from stepcast.forecast.simulate import prepare, simulate, simulate_together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
@@ -181,13 +181,13 @@ def predict_many(
         with _uncollected():
             try:
                 for strategy in islice(left, TOGETHER):
-                    one = _predicted(prepared, model, cluster, strategy, framework, options, calibration)
+                    one = _predicted(prepare, model, cluster, strategy, framework, options, calibration)
                     one.price()
                     block.append(one)
             except Exception as error:
                 failed = error
             more = len(block) == TOGETHER
-            run = together(block)
+            run = simulate_together(block)
         for each in run:
             _ = each.step_s  # what cannot run is told in its turn
             yield each

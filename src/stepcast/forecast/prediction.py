@@ -1,30 +1,43 @@
-"""The prediction of a step: what was priced and simulated, read in the ways that people ask for."""
+"""The prediction of a step: what was simulated, as a time, a report, a table row, a roofline or a timeline."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepcast.cost.compute import moved_bytes
 from stepcast.cost.host import HOST_SPREAD
 from stepcast.cost.pricing import Pricer
-from stepcast.forecast.options import Options
+from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
 from stepcast.hardware import Cluster
 from stepcast.ir.band import Band
 from stepcast.ir.facts import OperatorFacts, RooflineFacts, find_doubts
+from stepcast.ir.group import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded
+from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import StageTime, stage_times
-from stepcast.simulation.engine import Run, makespans_s, task_times
+from stepcast.simulation.costs import Prices
+from stepcast.simulation.engine import Run, makespans_s, simulate, task_times
+from stepcast.simulation.messages import Send
 from stepcast.simulation.program import Times
+from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_file import peak_in_flight
-from stepcast.simulation.steady import ProgramPair, SteadyStep
-from stepcast.simulation.step import Body, Step
+from stepcast.simulation.schedules import pair_slots
+from stepcast.simulation.steady import (
+    LONG,
+    ProgramPair,
+    SteadyStep,
+    count_slots,
+    find_steady_step,
+    pair_programs,
+    shorten_schedule,
+)
+from stepcast.simulation.step import Body, Conditions, Step, build_step
 from stepcast.simulation.timeline import CriticalPath, critical_path, timeline_of
 from stepcast.units import format_seconds
 
@@ -32,16 +45,13 @@ if TYPE_CHECKING:
     from stepcast.cost.memory import StageMemory
     from stepcast.forecast.fluid import FluidStep
 
-# Answers as rows of a table: one level deep, plain values, names that say their unit.
-
 Cell = str | int | float | bool | None
-
 ASKED = ("model", "parameters", "cluster", "gpu", "framework")
 REACHED = ("step_s", "tokens_per_s", "tflops_per_gpu", "mfu", "bubble_fraction")
 
 
 def row_of(facts: Mapping[str, Any]) -> dict[str, Cell]:
-    """The facts of a prediction as one row; what a workload file does not know is None."""
+    """Return the facts of a prediction as one row of a table; what a workload file does not state is None."""
     row: dict[str, Cell] = {name: facts.get(name) for name in ASKED}
     row |= facts.get("strategy") or {"gpus": facts["gpus"], "schedule": facts["schedule"]}
     row |= {name: facts[name] for name in REACHED}
@@ -51,28 +61,25 @@ def row_of(facts: Mapping[str, Any]) -> dict[str, Cell]:
     return row | {f"{part}_s": seconds for part, seconds in facts["breakdown_s"].items()}
 
 
-# The operators of a predicted step: what each computes, moves and takes, beside what the GPU could do.
-
-Counted = Matmul | GroupedMatmul | Attention | Elementwise
-
-
 @dataclass(slots=True)
-class _Sum:
+class _OperatorSum:
     kind: str
     dtype: str
+    bound: str
     count: float = 0.0
     flops: float = 0.0
     moved_bytes: float = 0.0
     seconds: float = 0.0
-    bound: str = ""
 
 
 def roofline(prediction: "Prediction") -> RooflineFacts | None:
-    """Operators by name, over an average GPU of the step; None where only their times are known."""
+    """Return the operators by name, averaged over the GPUs of the step, with what they compute, move and take; None
+    where only their times are known.
+    """
     workload, pricer, gpu = prediction.workload, prediction.pricer, prediction.cluster.gpu
-    sums: dict[tuple[str, str], _Sum] = {}
+    sums: dict[tuple[str, str], _OperatorSum] = {}
     formats: defaultdict[str, float] = defaultdict(float)
-    times = 1 if workload.uniform else 1 / workload.layout.pp
+    share = 1 if workload.uniform else 1 / workload.layout.pp
     for stage in workload.stages:
         for layer, count in stage.counted_layers(workload.micro_batches):
             for op in layer.all_ops:
@@ -81,29 +88,33 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
                     continue
                 price = pricer.price(work)
                 kind, dtype = type(work).__name__.lower(), str(getattr(work, "dtype", ""))
-                each = sums.setdefault((layer.op_name(op), kind), _Sum(kind, dtype, bound=str(price.bound)))
-                flops = _flops(work)
-                each.count += count * times
-                each.flops += count * times * flops
-                each.moved_bytes += count * times * (moved_bytes(work) if isinstance(work, Counted) else 0.0)
-                each.seconds += count * times * price.seconds
-                if isinstance(work, Matmul | GroupedMatmul | Attention):
+                total = sums.setdefault((layer.op_name(op), kind), _OperatorSum(kind, dtype, str(price.bound)))
+                is_product = isinstance(work, Matmul | GroupedMatmul | Attention)
+                flops, moved = 0.0, 0.0
+                if isinstance(work, Matmul | GroupedMatmul | Attention | Elementwise):
+                    flops = float(work.elements) if isinstance(work, Elementwise) else work.flops
+                    moved = moved_bytes(work)
+                total.count += count * share
+                total.flops += count * share * flops
+                total.moved_bytes += count * share * moved
+                total.seconds += count * share * price.seconds
+                if is_product:
                     formats[dtype] += flops * count
-    listed = [
+    operators = [
         OperatorFacts(
             name=name,
-            kind=each.kind,
-            dtype=each.dtype,
-            count=each.count,
-            flops=each.flops,
-            bytes=each.moved_bytes,
-            seconds=each.seconds,
-            bound=each.bound,
+            kind=total.kind,
+            dtype=total.dtype,
+            count=total.count,
+            flops=total.flops,
+            bytes=total.moved_bytes,
+            seconds=total.seconds,
+            bound=total.bound,
         )
-        for (name, _), each in sums.items()
-        if each.seconds > 0 and each.flops > 0 and each.moved_bytes > 0
+        for (name, _), total in sums.items()
+        if total.seconds > 0 and total.flops > 0 and total.moved_bytes > 0
     ]
-    if not listed:
+    if not operators:
         return None
     dtype = max(formats, key=lambda name: formats[name], default="bf16")
     return RooflineFacts(
@@ -111,51 +122,44 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
         dtype=gpu.runs_as(dtype),
         peak_flops=gpu.matrix_peak_flops(dtype),
         bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
-        operators=sorted(listed, key=lambda each: -each["seconds"]),
+        operators=sorted(operators, key=lambda operator: -operator["seconds"]),
     )
 
-
-def _flops(work: Compute) -> float:
-    if isinstance(work, Matmul | GroupedMatmul | Attention):
-        return work.flops
-    return float(work.elements) if isinstance(work, Elementwise) else 0.0
-
-
-# What a simulated step says: its breakdown, its stages, its range, and what to doubt of the workload.
 
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
 
 
 def report_of(prediction: "Prediction") -> StepReport:
-    """The breakdown of an average stage, which sums to the step because every stage's does."""
+    """Return the breakdown of an average stage, which sums to the step because every stage's does."""
     step_s, workload, pricer = prediction.simulated_s, prediction.workload, prediction.pricer
-    found = prediction.settled
-    step = found.short[0] if found else prediction.step
-    stages = found.stage_times() if found else _stages(prediction)
+    steady, fluid = prediction.steady, prediction.fluid
+    step = steady.short[0] if steady else prediction.step
+    estimate = steady or fluid
+    stages = estimate.stage_times() if estimate else stage_times(prediction.step, prediction.run)
     count = len(stages)
     parts = dict.fromkeys(PARTS, 0.0)
     totals: dict[str, float] = defaultdict(float)
     exposed: dict[str, float] = defaultdict(float)
-    for each in stages:
-        parts["compute"] += each.compute_s / count
-        parts["optimizer"] += each.optimizer_s / count
-        parts["bubble"] += each.bubble_s / count
-        parts["other"] += each.host_s / count
-        for group, seconds in each.exposed_s.items():
+    for stage in stages:
+        parts["compute"] += stage.compute_s / count
+        parts["optimizer"] += stage.optimizer_s / count
+        parts["bubble"] += stage.bubble_s / count
+        parts["other"] += stage.host_s / count
+        for group, seconds in stage.exposed_s.items():
             parts[PART_OF_GROUP[group]] += seconds / count
             exposed[group] += seconds / count
-            totals[group] += each.communication_s[group] / count
+            totals[group] += stage.communication_s[group] / count
     # Sums of floats in another order: let the largest part carry the last bit.
     largest = max(parts, key=lambda part: parts[part])
     parts[largest] += step_s - sum(parts.values())
     in_flight = peak_in_flight(step.schedule)
-    low_s, high_s = _ends(prediction, step_s, parts["other"])
+    low_s, high_s = _find_interval(prediction, step_s, parts["other"])
     report = StepReport(
         step_s=step_s,
         breakdown_s=parts,
         communication_s={str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0},
-        stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
+        stages=tuple(_report_stage(stage, in_flight[stage.stage]) for stage in stages),
         low_s=min(step_s, low_s),
         high_s=max(step_s, high_s),
         band=prediction.band,
@@ -165,60 +169,53 @@ def report_of(prediction: "Prediction") -> StepReport:
         run={
             "cluster": prediction.cluster.name,
             **workload.layout.facts(),
-            **({"engine": str(prediction.options.engine)} if prediction.shared else {}),
+            **({"engine": str(prediction.options.engine)} if fluid else {}),
         },
         sources=pricer.sources(),
         warnings=(
             *workload.warnings,
-            *_body_warnings(workload, prediction.options),
+            *_check_body(workload, prediction.options),
             *pricer.placement_warnings(),
-            *(() if prediction.shared else prediction.cluster.topology.doubts),
+            *(() if fluid else prediction.cluster.topology.doubts),
         ),
-        assumptions=(*prediction.assumptions, *_sharing(prediction)),
+        assumptions=(*prediction.assumptions, *(_describe_sharing(fluid) if fluid else ())),
     )
     residual = prediction.options.residual
     return report.corrected(residual) if residual else report
 
 
-def _stages(prediction: "Prediction") -> tuple[StageTime, ...]:
-    if prediction.shared:
-        return prediction.shared().stage_times()
-    return stage_times(prediction.step, prediction.run)
+def _report_stage(stage: StageTime, in_flight: int) -> StageReport:
+    exposed_s = sum(stage.exposed_s.values())
+    return StageReport(stage.stage, stage.busy_s, exposed_s, stage.host_s, stage.bubble_s, in_flight)
 
 
-def _sharing(prediction: "Prediction") -> list[str]:
-    """By how much the fluid engine found communication slowed, of each group that was."""
-    if not prediction.shared:
-        return []
+def _describe_sharing(fluid: "FluidStep") -> list[str]:
+    """Return by how much the fluid engine found the communication of each group slowed."""
     slowed: dict[str, float] = {}
-    for each in prediction.shared().observed.operations:
-        if each.slowest > 1.005:
-            slowed[each.who.name] = max(each.slowest, slowed.get(each.who.name, 1.0))
+    for operations in fluid.observed.operations:
+        if operations.slowest > 1.005:
+            name = operations.who.name
+            slowed[name] = max(operations.slowest, slowed.get(name, 1.0))
     most = sorted(slowed.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{group} up to {times:.2f} times as long" for group, times in most)
-    notes = [f"engine fluid: communication shared the network: {told or 'nothing was slowed by it'}"]
-    found = prediction.shared().run.found
-    if not found.exact:
+    listed = ", ".join(f"{group} up to {times:.2f} times as long" for group, times in most)
+    notes = [f"engine fluid: communication shared the network: {listed or 'nothing was slowed by it'}"]
+    times = fluid.run.found
+    if not times.exact:
         notes.append(
-            f"engine fluid: from {format_seconds(found.near_from_s)} on, changes of rates below "
-            f"{found.near:.1%} were not followed: there were too many flows"
+            f"engine fluid: from {format_seconds(times.near_from_s)} on, changes of rates below "
+            f"{times.near:.1%} were not followed: there were too many flows"
         )
     return notes
 
 
-def _stage_report(each: StageTime, in_flight: int) -> StageReport:
-    exposed_s = sum(each.exposed_s.values())
-    return StageReport(each.stage, each.busy_s, exposed_s, each.host_s, each.bubble_s, in_flight)
-
-
-def _ends(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float, float]:
-    """Of the band, where runs of its kind were measured; where none was, prices may be less sure still, and
-    so is the time *host_s* that GPUs wait for their hosts.
+def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float, float]:
+    """Return the interval of the band where runs of its kind were measured. Where none was, prices may be less sure
+    still, and so is the time *host_s* that GPUs wait for their hosts.
     """
     band = prediction.band
     if band is not None and band.measured:
         return band.around(step_s)
-    low_s, high_s = _range(prediction)
+    low_s, high_s = _find_price_range(prediction)
     low_s, high_s = low_s - host_s * (1.0 - 1.0 / HOST_SPREAD), high_s + host_s * (HOST_SPREAD - 1.0)
     if band is None:
         return low_s, high_s
@@ -226,32 +223,30 @@ def _ends(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float
     return min(low_s, around[0]), max(high_s, around[1])
 
 
-def _range(prediction: "Prediction") -> tuple[float, float]:
-    """With every price at an end of its range, of all slots, however few of them were simulated."""
-    found, pricer = prediction.settled, prediction.pricer
-    low_s, high_s = _priced_ends(found.short[0] if found else prediction.step, pricer)
-    if prediction.shared:  # what sharing adds, it adds to both
+def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
+    """Return the step with every price at the low and at the high end of its range."""
+    steady, pricer = prediction.steady, prediction.pricer
+
+    def run_ends(step: Step) -> tuple[float, float]:
+        ends = (replace(step.prices, seconds=seconds) for seconds in (pricer.low_s, pricer.high_s))
+        low_s, high_s = makespans_s(step.program, np.stack([step.program.priced(end) for end in ends])).tolist()
+        return low_s, high_s
+
+    if steady:
+        short, longer = run_ends(steady.short[0]), run_ends(steady.longer[0])
+        return steady.extend(short[0], longer[0]), steady.extend(short[1], longer[1])
+    low_s, high_s = run_ends(prediction.step)
+    if prediction.fluid:  # sharing adds the same to both
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
         return low_s * slowed, high_s * slowed
-    if found is None:
-        return low_s, high_s
-    further = _priced_ends(found.longer[0], pricer)
-    return found.extend(low_s, further[0]), found.extend(high_s, further[1])
-
-
-def _priced_ends(step: Step, pricer: Pricer) -> tuple[float, float]:
-    """The step when every price is at the low or the high end of its range."""
-    ends = [step.program.priced(replace(step.prices, seconds=seconds)) for seconds in (pricer.low_s, pricer.high_s)]
-    low_s, high_s = makespans_s(step.program, np.stack(ends)).tolist()
     return low_s, high_s
 
 
-def _body_warnings(workload: Workload, options: "Options") -> list[str]:
-    """A body that lists more layers than a stage can have is likely the whole model."""
+def _check_body(workload: Workload, options: Options) -> list[str]:
+    """Warn of a body that lists more layers than a stage can have: it is likely the whole model."""
     if not workload.uniform or workload.layout.pp == 1 or options.body is Body.MODEL:
         return []
-    repeats = [block.repeat for block in workload.stages[0].body]
-    layers = max(repeats, default=1)
+    layers = max((block.repeat for block in workload.stages[0].body), default=1)
     total = layers * workload.layout.pp
     if total <= DEEPEST_MODEL:
         return []
@@ -261,88 +256,132 @@ def _body_warnings(workload: Workload, options: "Options") -> list[str]:
     ]
 
 
-# Predictions that are pickled: what was found travels, the functions that found it do not.
+Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
+"""Completes a report from the report of the step and the memory of its stages."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRun:
-    """Returns what was found before."""
+@dataclass(frozen=True, eq=False)
+class PreparedStep:
+    """A step that is built and run on demand: all its slots, or fewer that settle the rest."""
 
-    value: Any
+    workload: Workload
+    cluster: Cluster
+    pricer: Pricer
+    options: Options
+    schedule: Schedule | ScheduleSize
+    prices: Prices
+    message: Transfer
+    conditions: Conditions
+    alone: frozenset[Group]  # groups of one rank
 
-    def __call__(self, *_: object) -> Any:
-        return self.value
+    def build(self, schedule: Schedule) -> Step:
+        options = self.options
+        pairs = options.pairs and not isinstance(options.schedule, Schedule)
+        return build_step(
+            self.workload,
+            pair_slots(schedule) if pairs else schedule,
+            self.prices,
+            self.message,
+            body=options.body,
+            send=options.send or Send.EAGER,
+            conditions=self.conditions,
+            alone=self.alone,
+        )
+
+    @cached_property
+    def step(self) -> Step:
+        """The step with every slot."""
+        schedule = self.schedule
+        return self.build(schedule if isinstance(schedule, Schedule) else write_schedule(*schedule))
+
+    @cached_property
+    def run(self) -> Run:
+        return simulate(self.step.program, self.step.seconds)
+
+    @property
+    def _periodic_size(self) -> ScheduleSize | None:
+        """The size of the schedule if no micro-batch differs from the others but the first and the last."""
+        varies = any(stage.variations and not stage.in_turn for stage in self.workload.stages)
+        is_fast = self.options.engine is Engine.FAST
+        return None if isinstance(self.schedule, Schedule) or varies or not is_fast else self.schedule
+
+    @cached_property
+    def steady(self) -> SteadyStep | None:
+        """A short step in place of one of very many micro-batches, for its time and its report."""
+        size = self._periodic_size
+
+        def run_schedule(schedule: Schedule) -> tuple[Step, Run]:
+            step = self.build(schedule)
+            return step, simulate(step.program, step.seconds)
+
+        return find_steady_step(*size, run_schedule) if size and count_slots(*size[1:]) > LONG else None
+
+    @cached_property
+    def pair(self) -> tuple[Step, ProgramPair] | None:
+        """A shorter step that may settle when one of many micro-batches ends."""
+        size = self._periodic_size
+        if size is None or self.options.pairs or self.steady is not None:
+            return None
+        schedules = shorten_schedule(*size)
+        if schedules is None:
+            return None
+        step = self.build(schedules.short)
+        pair = pair_programs(step.program, schedules)
+        return (step, pair) if pair else None
+
+    @cached_property
+    def fluid(self) -> "FluidStep | None":
+        """The step run by the fluid engine, where that is asked for."""
+        if self.options.engine is not Engine.FLUID:
+            return None
+        from stepcast.forecast.fluid import run_fluid
+
+        options = self.options
+        return run_fluid(self.step, self.pricer, self.cluster, options.others, nodes=options.network_nodes)
 
 
-def packed(prediction: "Prediction") -> tuple[Callable[..., "Prediction"], tuple[Any, ...]]:
-    """What pickle needs to make the prediction again."""
-    state = {
-        "workload": prediction.workload,
-        "cluster": prediction.cluster,
-        "pricer": prediction.pricer,
-        "options": prediction.options,
-        "place": prediction.place,
-        "assumptions": prediction.assumptions,
-        "memory": prediction.memory,
-        "band": prediction.band,
-    }
-    step, run = (None, None) if prediction.settled else (prediction.step, prediction.run)
-    found = {"report": prediction.report, "found_s": prediction.simulated_s}
-    if prediction.shared:  # they do not follow from the run
-        found["times"] = prediction.times
-    return _unpacked, (state, step, run, found)
+@dataclass(frozen=True, eq=False)
+class PickledStep:
+    """A step that was run before its prediction was pickled; one of very many micro-batches has no tasks."""
 
+    found: tuple[Step, Run] | None
+    steady: None = None
+    pair: None = None
+    fluid: None = None
 
-def _unpacked(state: dict[str, Any], step: Step | None, run: Run | None, found: dict[str, Any]) -> "Prediction":
+    def _get(self) -> tuple[Step, Run]:
+        if self.found is None:
+            raise ValueError("a step of so many micro-batches is pickled without its tasks: predict it again")
+        return self.found
 
-    built: Callable[[], Any] = KnownRun(step) if step is not None else _too_long
-    ran: Callable[[], Any] = KnownRun(run) if step is not None else _too_long
-    made = Prediction(built=built, ran=ran, **state)
-    # They are computed when first asked for, and were.
-    made.__dict__.update(found)
-    return made
+    @property
+    def step(self) -> Step:
+        return self._get()[0]
 
-
-def _too_long() -> NoReturn:
-    raise ValueError("a step of so many micro-batches travels without its tasks: predict it again")
+    @property
+    def run(self) -> Run:
+        return self._get()[1]
 
 
 MOST_DRAWN = 5_000_000
-
-
-Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
-"""What completes a report: of the step, and of the memory of its stages."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """A simulated step: how long it takes and, on demand, its report and all its tasks."""
 
-    # Every slot of it, put together and simulated once each.
-    built: Callable[[], Step]
-    ran: Callable[[], Run]
+    source: PreparedStep | PickledStep
     workload: Workload
     cluster: Cluster
     pricer: Pricer
     options: Options
-    # Which rank of each stage stands for the others.
-    place: int = 0
+    place: int = 0  # the rank of each stage that represents the others
     assumptions: tuple[str, ...] = ()
-    # Of each stage; nothing where no model is known.
-    memory: "tuple[StageMemory, ...]" = ()
+    memory: "tuple[StageMemory, ...]" = ()  # of each stage; nothing where no model is known
     finish: Finish | None = None
-    # How measured steps of its kind lay around their predictions; None where no model is known.
-    band: Band | None = None
-    # Of very many micro-batches, which tell the step and its report without all of them.
-    settled: SteadyStep | None = None
-    # Of many micro-batches: a shorter step that may tell when it ends.
-    brief: Callable[[], tuple[Step, ProgramPair] | None] | None = None
-    # By the fluid engine, where that is asked for.
-    shared: "Callable[[], FluidStep] | None" = None
-    # When it ends, where it was simulated together with others.
-    ends_s: float | None = None
-    # What was asked for, in the words of the JSON contract.
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    band: Band | None = None  # of measured steps of its kind around their predictions; None where no model is known
+    end_s: float | None = None  # where it was simulated together with others
+    asked: Mapping[str, Any] = field(default_factory=dict)  # the question, in the words of the JSON contract
 
     def __repr__(self) -> str:
         layout, where = self.workload.layout, self.cluster.name
@@ -355,36 +394,47 @@ class Prediction:
 
         return render_notebook(step_view(self.report.facts(), self.drawn, roofline(self)), "prediction")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As it was found: functions that led to it do not travel."""
-
-        return packed(self)
+    def __reduce__(self) -> tuple[Callable[..., "Prediction"], tuple[object, ...]]:
+        """Pickle the results: functions that led to them are not pickled."""
+        known = {"report": self.report, "simulated_s": self.simulated_s}
+        if self.fluid:  # they do not follow from the run
+            known["times"] = self.times
+        names = ("workload", "cluster", "pricer", "options", "place", "assumptions", "memory", "band")
+        fields = {name: getattr(self, name) for name in names}
+        return _unpickle, (None if self.steady else (self.step, self.run), fields, known)
 
     @property
     def step(self) -> Step:
-        return self.built()
+        return self.source.step
 
     @property
     def run(self) -> Run:
-        return self.ran()
-
-    def price(self) -> None:
-        """Put together and price what ``together`` runs of it: what cannot be priced is told now."""
-        brief = self.brief and self.brief()
-        if self.settled is None:
-            _ = brief[0].seconds if brief else self.step.seconds
+        return self.source.run
 
     @property
-    def simulated_s(self) -> float:
-        return self.found_s
+    def steady(self) -> SteadyStep | None:
+        return self.source.steady
+
+    @property
+    def pair(self) -> tuple[Step, ProgramPair] | None:
+        return self.source.pair
+
+    @property
+    def fluid(self) -> "FluidStep | None":
+        return self.source.fluid
+
+    def price(self) -> None:
+        """Build and price what ``simulate_together`` runs: what cannot be priced fails now."""
+        if self.steady is None:
+            _ = self.pair[0].seconds if self.pair else self.step.seconds
 
     @cached_property
-    def found_s(self) -> float:
-        if self.settled:
-            return self.settled.makespan_s
-        if self.shared:
-            return self.shared().run.makespan_s
-        return self.run.makespan_s if self.ends_s is None else self.ends_s
+    def simulated_s(self) -> float:
+        if self.steady:
+            return self.steady.makespan_s
+        if self.fluid:
+            return self.fluid.run.makespan_s
+        return self.run.makespan_s if self.end_s is None else self.end_s
 
     @property
     def step_s(self) -> float:
@@ -403,27 +453,26 @@ class Prediction:
         return replace(report, warnings=(*report.warnings, *find_doubts(report.facts())))
 
     def noting(self, assumptions: Sequence[str] = (), warnings: Sequence[str] = ()) -> "Prediction":
-        """The same with more said in its report: *assumptions* first, *warnings* last."""
+        """Return the same with more notes in its report: *assumptions* first, *warnings* last."""
 
         def finish(report: StepReport, memory: "tuple[StageMemory, ...]") -> StepReport:
             report = self.finish(report, memory) if self.finish else report
-            return replace(
-                report, assumptions=(*assumptions, *report.assumptions), warnings=(*report.warnings, *warnings)
-            )
+            notes = (*assumptions, *report.assumptions)
+            return replace(report, assumptions=notes, warnings=(*report.warnings, *warnings))
 
         return replace(self, finish=finish)
 
     def facts(self) -> dict[str, Any]:
-        """The same as the command line prints with ``--json``."""
+        """Return what the command line prints with ``--json``."""
         return {**self.asked, **self.report.facts()}
 
-    def row(self) -> dict[str, str | int | float | bool | None]:
-        """One line of a table, such as a pandas DataFrame takes: plain values by name."""
+    def row(self) -> dict[str, Cell]:
+        """Return one row of a table, such as a pandas DataFrame takes: plain values by name."""
         return row_of(self.facts())
 
     @cached_property
     def times(self) -> Times:
-        return self.shared().run.times if self.shared else task_times(self.run)
+        return self.fluid.run.times if self.fluid else task_times(self.run)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -432,13 +481,20 @@ class Prediction:
     @property
     def drawn(self) -> Timeline | None:
         """The timeline; None of so many tasks that nobody could look through them."""
-        if self.settled:
+        if self.steady:
             return None
         try:
             return None if self.step.program.written_out.tasks > MOST_DRAWN else self.timeline
-        except ValueError:  # it travelled without its tasks
+        except ValueError:  # it was pickled without its tasks
             return None
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         return critical_path(self.step.program, self.times)
+
+
+def _unpickle(found: tuple[Step, Run] | None, fields: Mapping[str, Any], known: Mapping[str, object]) -> Prediction:
+    prediction = Prediction(PickledStep(found), **fields)
+    # They are computed when first asked for, and were.
+    prediction.__dict__.update(known)
+    return prediction

@@ -2,23 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.options import (
     DEFAULTS,
     Engine,
     Options,
-    as_workload_says,
-    boundary_bytes_of,
-    check_room,
-    resized,
-    schedule_of,
-    with_slow_ranks,
-    written,
+    check_capacity,
+    complete_options,
+    find_boundary_bytes,
+    find_schedule,
+    resize_workload,
+    slow_down_stages,
 )
-from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.group import Group
@@ -27,18 +25,9 @@ from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
-from stepcast.simulation.engine import Run, makespans_together
-from stepcast.simulation.engine import simulate as run_program
-from stepcast.simulation.messages import Send
+from stepcast.simulation.engine import makespans_together
 from stepcast.simulation.program import Program
-from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.schedules import pair_slots
 from stepcast.simulation.segments import ProgramError
-from stepcast.simulation.steady import LONG, ProgramPair, count_slots, find_steady_step, pair_programs, shorten_schedule
-from stepcast.simulation.step import Step, build_step
-
-if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
-    from stepcast.forecast.fluid import FluidStep
 
 
 def simulate(
@@ -49,47 +38,79 @@ def simulate(
     slow_ranks: Mapping[int, float] | None = None,
 ) -> Prediction:
     """Run *workload* on *cluster*; *slow_ranks* compute by a factor longer."""
-    prediction = prepared(workload, cluster, options, compute, slow_ranks)
-    if prediction.settled is None:
-        _ = prediction.shared() if prediction.shared else prediction.run  # what cannot run is told now
+    prediction = prepare(workload, cluster, options, compute, slow_ranks)
+    if prediction.steady is None:
+        _ = prediction.fluid or prediction.run  # what cannot run fails now
     return prediction
 
 
-def together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
-    """The same *predictions*, simulated in one go as if each were by itself; not, where one cannot run."""
-    if any(each.shared for each in predictions):
+def prepare(
+    workload: Workload,
+    cluster: Cluster,
+    options: Options = DEFAULTS,
+    compute: ComputePrice = recorded_price,
+    slow_ranks: Mapping[int, float] | None = None,
+) -> Prediction:
+    """Return the prediction that ``simulate`` runs, not yet run."""
+    workload = resize_workload(workload, options.gpus)
+    options = complete_options(options, workload)
+    layout, slow_ranks = workload.layout, slow_ranks or {}
+    check_capacity(layout, cluster)
+    assumptions: list[str] = []
+    conditions = slow_down_stages(options.conditions, slow_ranks, layout, assumptions)
+    schedule = find_schedule(workload, options, assumptions)
+    message = Transfer(Direction.SEND, find_boundary_bytes(workload, assumptions), Group.PP)
+    is_fluid = options.engine is Engine.FLUID
+    pricer = Pricer(
+        _without_sharing(cluster) if is_fluid else cluster,
+        layout,
+        compute,
+        options.algorithms,
+        once_per_node=options.once_per_node,
+        ideal=options.ideal_communication,
+        place=options.place,
+        alone=is_fluid,
+    )
+    assumptions.extend(_describe_group_limit(options.once_per_node, layout, pricer))
+    contention = pricer.lost_share if options.contention else None
+    prices = Prices(pricer.seconds, options.issue_s, contention, ahead=options.ahead)
+    step = PreparedStep(workload, cluster, pricer, options, schedule, prices, message, conditions, _find_alone(layout))
+    # The pipeline with the slowest rank is the one simulated; without one any is, so the first.
+    slowest = max(slow_ranks, key=lambda rank: slow_ranks[rank], default=0)
+    place = slowest % layout.rank_of_stage(1)
+    return Prediction(step, workload, cluster, pricer, options, place, tuple(assumptions))
+
+
+def simulate_together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+    """Return the same *predictions*, simulated in one pass as if each were by itself; unrun, where one cannot run."""
+    if any(prediction.options.engine is Engine.FLUID for prediction in predictions):
         return predictions
     programs: list[tuple[Program, FloatArray]] = []
-    watched = {}
-    for each in predictions:
-        brief = each.brief and each.brief()
-        if brief:
-            step, both = brief
-            programs += [(both.short, step.seconds), (both.longer, step.seconds)]
-            watched[len(programs) - 1] = both.watched
-        elif each.settled is None:
-            programs.append((each.step.program, each.step.seconds))
+    first, watched = [], {}
+    for prediction in predictions:
+        first.append(len(programs))
+        if prediction.pair:
+            step, pair = prediction.pair
+            programs += [(pair.short, step.seconds), (pair.longer, step.seconds)]
+            watched[len(programs) - 1] = pair.watched
+        elif prediction.steady is None:
+            programs.append((prediction.step.program, prediction.step.seconds))
     try:
-        ends_s, moves_s = makespans_together(programs, watched)
+        ends_s, shifts_s = makespans_together(programs, watched)
     except ProgramError:
         return predictions
-    found, at = [], 0
-    for each in predictions:
-        brief = each.brief and each.brief()
-        if brief:
-            whole_s = brief[1].end_s(ends_s[at], ends_s[at + 1], moves_s.get(at + 1))
-            found.append(replace(each, ends_s=whole_s))
-            at += 2
-        elif each.settled is None:
-            found.append(replace(each, ends_s=ends_s[at]))
-            at += 1
+    simulated = []
+    for prediction, index in zip(predictions, first, strict=True):
+        if prediction.pair:
+            end_s = prediction.pair[1].end_s(ends_s[index], ends_s[index + 1], shifts_s.get(index + 1))
+            simulated.append(replace(prediction, end_s=end_s))
         else:
-            found.append(each)
-    return found
+            simulated.append(prediction if prediction.steady else replace(prediction, end_s=ends_s[index]))
+    return simulated
 
 
-def _say_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:
-    """Say how a limit on expert groups acts on the nodes that tokens are sent to."""
+def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:
+    """Return a note on how a limit on expert groups acts on the nodes that tokens are sent to."""
     nodes = pricer.route(Group.EP).nodes if routing and layout.ep > 1 else 1
     if routing is None or nodes == 1 or not routing.is_limited:
         return []
@@ -102,119 +123,13 @@ def _say_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) ->
     return [f"{limit}, {mapping}: a token is sent to {mean}"]
 
 
-def prepared(
-    workload: Workload,
-    cluster: Cluster,
-    options: Options = DEFAULTS,
-    compute: ComputePrice = recorded_price,
-    slow_ranks: Mapping[int, float] | None = None,
-) -> Prediction:
-    """What ``simulate`` runs, not yet run."""
-    workload = resized(workload, options.gpus)
-    options = as_workload_says(options, workload)
-    check_room(workload.layout, cluster)
-    assumptions: list[str] = []
-    conditions = with_slow_ranks(options.conditions, slow_ranks or {}, workload.layout, assumptions)
-    schedule = schedule_of(workload, options, assumptions)
-    boundary_bytes = boundary_bytes_of(workload, assumptions)
-    fluid = options.engine is Engine.FLUID
-    pricer = Pricer(
-        _unshared(cluster) if fluid else cluster,
-        workload.layout,
-        compute,
-        options.algorithms,
-        once_per_node=options.once_per_node,
-        ideal=options.ideal_communication,
-        place=options.place,
-        alone=fluid,
-    )
-    assumptions.extend(_say_group_limit(options.once_per_node, workload.layout, pricer))
-    message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
+def _without_sharing(cluster: Cluster) -> Cluster:
+    from stepcast.forecast.fluid import without_sharing
 
-    takes = pricer.lost_share if options.contention else None
-    prices = Prices(pricer.seconds, options.issue_s, takes, ahead=options.ahead)
-    alone = _alone(workload.layout)
-
-    def built(schedule: Schedule) -> Step:
-        return build_step(
-            workload,
-            pair_slots(schedule) if options.pairs and not isinstance(options.schedule, Schedule) else schedule,
-            prices,
-            message,
-            body=options.body,
-            send=options.send or Send.EAGER,
-            conditions=conditions,
-            alone=alone,
-        )
-
-    found = None
-    if not fluid and not isinstance(schedule, Schedule) and count_slots(*schedule[1:]) > LONG and _alike(workload):
-        found = find_steady_step(*schedule, lambda schedule: _run(built(schedule)))
-
-    @cache
-    def whole() -> Step:
-        return built(schedule if isinstance(schedule, Schedule) else written(*schedule))
-
-    @cache
-    def ran() -> Run:
-        return _run(whole())[1]
-
-    sizes = None
-    runs_all = found is not None or fluid or options.pairs
-    if not runs_all and not isinstance(schedule, Schedule) and _alike(workload):
-        sizes = shorten_schedule(*schedule)
-
-    @cache
-    def brief() -> tuple[Step, ProgramPair] | None:
-        assert sizes is not None
-        step = built(sizes.short)
-        both = pair_programs(step.program, sizes)
-        return (step, both) if both else None
-
-    @cache
-    def shared() -> "FluidStep":
-        from stepcast.forecast.fluid import run_fluid
-
-        return run_fluid(whole(), pricer, cluster, options.others, nodes=options.network_nodes)
-
-    place = _place(slow_ranks or {}, workload.layout)
-    return Prediction(
-        whole,
-        ran,
-        workload,
-        cluster,
-        pricer,
-        options,
-        place,
-        tuple(assumptions),
-        settled=found,
-        brief=brief if sizes else None,
-        shared=shared if fluid else None,
-    )
-
-
-def _unshared(cluster: Cluster) -> Cluster:
-    from stepcast.forecast.fluid import unshared
-
-    return unshared(cluster)
+    return without_sharing(cluster)
 
 
 @lru_cache(maxsize=1024)
-def _alone(layout: Layout) -> frozenset[Group]:
-    """Groups of one rank."""
+def _find_alone(layout: Layout) -> frozenset[Group]:
+    """Return the groups of one rank."""
     return frozenset(group for group in Group if layout.size(group) == 1)
-
-
-def _run(step: Step) -> tuple[Step, Run]:
-    return step, run_program(step.program, step.seconds)
-
-
-def _alike(workload: Workload) -> bool:
-    """Whether no micro-batch differs from the usual but the first and the last."""
-    return all(stage.in_turn or not stage.variations for stage in workload.stages)
-
-
-def _place(slow_ranks: Mapping[int, float], layout: Layout) -> int:
-    """The pipeline with the slowest rank is the one simulated; without one any is, so the first."""
-    slowest = max(slow_ranks, key=lambda rank: slow_ranks[rank], default=0)
-    return slowest % layout.rank_of_stage(1)
