@@ -1,8 +1,8 @@
-"""The facts of documents that `show` prints: workloads, timelines, logs, sweeps and models."""
+"""The facts of documents that ``show`` prints: workloads, timelines, logs, sweeps and models."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -13,15 +13,210 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
 from stepcast.ir.workload import Layer, LayerTable, Phase, Workload
 
-Facts = dict[str, Any]
+
+class DocumentFacts(TypedDict):
+    """A document: the file it comes from and its format, which ``show`` adds."""
+
+    file: NotRequired[str]
+    format: NotRequired[str]
+    title: NotRequired[str]
+    warnings: NotRequired[list[str]]
+
+
+class LayoutOfDocument(TypedDict, total=False):
+    """Degrees of parallelism, where a document states them."""
+
+    tp: int
+    cp: int
+    ep: int
+    dp: int
+    pp: int
+    vpp: int
+    gpus: int
+
+
+class MessageFacts(TypedDict):
+    """Messages of one kind, group and phase, of one rank of each stage given."""
+
+    kind: str
+    group: str
+    phase: str
+    count: int
+    total_bytes: int
+    smallest_bytes: int
+    largest_bytes: int
+
+
+class BlockFacts(TypedDict):
+    """Layers that repeat."""
+
+    layers: list[str]
+    repeat: int
+
+
+class WorkloadFacts(DocumentFacts, LayoutOfDocument):
+    """A workload: totals of one step, of one rank of each stage given, summed over the stages."""
+
+    kind: Literal["workload"]
+    lines: int
+    micro_batches: int
+    layers_per_micro_batch: int
+    stages_given: int
+    boundary_bytes: int | None
+    compute_s: float
+    compute_by_phase_s: dict[str, float]
+    ops: dict[str, int]
+    communication_bytes: int
+    communication_elements: NotRequired[int]
+    collectives: list[MessageFacts]
+    body: list[BlockFacts]
+    prologue: list[str]
+    epilogue: list[str]
+    notes: dict[str, str]
+
+
+class OperationFacts(TypedDict):
+    """Top-level operations of one name."""
+
+    name: str
+    kind: str
+    count: int
+    total_s: float
+    longest_s: float
+
+
+class TimedMessageFacts(TypedDict):
+    """Timed messages of one kind, group and size; ``shortest_s`` is the shortest time one took."""
+
+    kind: str
+    group: str
+    size_bytes: int
+    count: int
+    total_bytes: int
+    total_s: float
+    shortest_s: float
+
+
+class TimelineFacts(DocumentFacts, LayoutOfDocument):
+    """A timeline: times of top-level spans, summed over its ranks, and what the trace says of the run."""
+
+    kind: Literal["timeline"]
+    measured: bool
+    ranks: list[int]
+    spans: int
+    lanes: int
+    span_s: float
+    rank_span_s: dict[str, float]
+    stage_of_rank: NotRequired[dict[str, int]]
+    operations_s: dict[str, float]
+    operations: list[OperationFacts]
+    communication: list[TimedMessageFacts]
+
+
+class StageTimeFacts(TypedDict):
+    """The forward time of a stage in a run log."""
+
+    stage: int
+    ends_with: str | None
+    layers: int
+    median_forward_s: float
+    steps: list[int]
+
+
+class RunLogFacts(DocumentFacts, LayoutOfDocument):
+    """A run log: counts of what it holds, and the medians of warm steps."""
+
+    kind: Literal["run log"]
+    parameters: int
+    micro_batch: int
+    micro_batches: int
+    global_batch: int
+    blocks: int
+    layer_records: int
+    batches: int
+    median_batch_s: float | None
+    median_batch_range: list[int] | None
+    stages: list[StageTimeFacts]
+
+
+class SweepRowFacts(TypedDict):
+    """One size of a measured sweep of a collective."""
+
+    size_bytes: int
+    out_of_place_s: float | None
+    in_place_s: float | None
+    algbw_bytes_per_s: float
+
+
+class SweepFacts(DocumentFacts):
+    """A measured sweep of a collective."""
+
+    kind: Literal["sweep"]
+    collective: str | None
+    ranks: int
+    nodes: int
+    device: str | None
+    dtype: str | None
+    sizes: int
+    rows: list[SweepRowFacts]
+
+
+class OperatorRangeFacts(TypedDict):
+    """Measured operators of one kind and number format."""
+
+    operator: str
+    dtype: str
+    points: int
+    shortest_s: float
+    longest_s: float
+
+
+class OperatorTimesFacts(DocumentFacts):
+    """Measured operators: counts and ranges."""
+
+    kind: Literal["operator times"]
+    device: str | None
+    points: int
+    left_out: dict[str, int]
+    operators: list[OperatorRangeFacts]
+
+
+class ModelFacts(DocumentFacts):
+    """A model: its sizes and exact parameter counts."""
+
+    kind: Literal["model"]
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_seq: int
+    tied: bool
+    gated: bool
+    activation: str
+    position: str
+    norm: str
+    parameters: int
+    active_parameters: int
+    embedding_parameters: int
+    head_parameters: int
+    experts: NotRequired[int]
+    experts_per_token: NotRequired[int]
+    expert_ffn: NotRequired[int]
+    expert_layers: NotRequired[int]
+
+
 MessageKey = tuple[str, str, str]  # kind, group, phase
 
 
-def workload_facts(workload: Workload) -> Facts:
-    """Totals of one step, of one rank of each stage given, summed over the stages."""
+def workload_facts(workload: Workload) -> dict[str, Any]:
+    """Return the totals of one step, of one rank of each stage given, summed over the stages (WorkloadFacts)."""
     compute_s: dict[str, float] = defaultdict(float)
     computed: dict[str, int] = defaultdict(int)
-    messages: dict[MessageKey, dict[str, int]] = {}
+    messages: dict[MessageKey, MessageFacts] = {}
     for stage in workload.stages:
         for layers, count in stage.counted_blocks(workload.micro_batches):
             if isinstance(layers, LayerTable):
@@ -31,29 +226,25 @@ def workload_facts(workload: Workload) -> Facts:
                 for phase, op, times in layers.messages():
                     _count_message(messages, op.work, phase, count * times)
                 continue
-            ops = ((each, op) for layer in layers for each in Phase for op in layer.ops(each))
-            for phase, op in ops:
-                work = op.work
-                if isinstance(work, Recorded):
-                    compute_s[phase] += work.duration_s * count
+            for phase, op in ((each, op) for layer in layers for each in Phase for op in layer.ops(each)):
+                if isinstance(op.work, Recorded):
+                    compute_s[phase] += op.work.duration_s * count
                     computed["recorded"] += count
-                elif isinstance(work, Collective | Transfer):
-                    _count_message(messages, work, phase, count)
+                elif isinstance(op.work, Collective | Transfer):
+                    _count_message(messages, op.work, phase, count)
                 else:
-                    computed[type(work).__name__.lower()] += count
-    rows: list[Facts] = [
-        {"kind": kind, "group": group, "phase": phase, **counts} for (kind, group, phase), counts in messages.items()
-    ]
-    lines = workload.note("lines")
-    communication_bytes = sum(row["total_bytes"] for row in rows)
-    element = workload.note("element_dtype")
+                    computed[type(op.work).__name__.lower()] += count
+    lines, element = workload.note("lines"), workload.note("element_dtype")
+    layer_count = sum(stage.body_layer_count for stage in workload.stages)
+    blocks = [block for stage in workload.stages for block in stage.body]
+    communication_bytes = sum(row["total_bytes"] for row in messages.values())
     elements = {"communication_elements": round(communication_bytes / DType(element).bytes)} if element else {}
     return {
         "kind": "workload",
         **workload.layout.facts(),
-        "lines": int(lines) if lines else sum(stage.body_layer_count for stage in workload.stages),
+        "lines": int(lines) if lines else layer_count,
         "micro_batches": workload.micro_batches,
-        "layers_per_micro_batch": sum(stage.body_layer_count for stage in workload.stages),
+        "layers_per_micro_batch": layer_count,
         "stages_given": len(workload.stages),
         "boundary_bytes": workload.boundary_bytes,
         "compute_s": sum(compute_s.values()),
@@ -61,29 +252,33 @@ def workload_facts(workload: Workload) -> Facts:
         "ops": dict(computed),
         "communication_bytes": communication_bytes,
         **elements,
-        "collectives": rows,
-        "body": [
-            {"layers": _names(block.layers), "repeat": block.repeat}
-            for stage in workload.stages
-            for block in stage.body
-        ],
+        "collectives": list(messages.values()),
+        "body": [{"layers": _layer_names(block.layers), "repeat": block.repeat} for block in blocks],
         "prologue": [layer.name for stage in workload.stages for layer in stage.prologue],
         "epilogue": [layer.name for stage in workload.stages for layer in stage.epilogue],
         "notes": {key: value for key, value in workload.notes if key != "lines"},
     }
 
 
-def _names(layers: Sequence[Layer]) -> list[str]:
+def _layer_names(layers: Sequence[Layer]) -> list[str]:
     return list(layers.names()) if isinstance(layers, LayerTable) else [layer.name for layer in layers]
 
 
-def _count_message(messages: dict[MessageKey, dict[str, int]], work: Work, phase: Phase, count: int) -> None:
+def _count_message(messages: dict[MessageKey, MessageFacts], work: Work, phase: Phase, count: int) -> None:
     assert isinstance(work, Collective | Transfer)
     kind, times = (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
     size_bytes = work.size_bytes
     row = messages.setdefault(
         (kind, work.group, phase),
-        {"count": 0, "total_bytes": 0, "smallest_bytes": size_bytes, "largest_bytes": size_bytes},
+        {
+            "kind": kind,
+            "group": work.group,
+            "phase": phase,
+            "count": 0,
+            "total_bytes": 0,
+            "smallest_bytes": size_bytes,
+            "largest_bytes": size_bytes,
+        },
     )
     row["count"] += count * times
     row["total_bytes"] += size_bytes * count * times
@@ -91,12 +286,13 @@ def _count_message(messages: dict[MessageKey, dict[str, int]], work: Work, phase
     row["largest_bytes"] = max(row["largest_bytes"], size_bytes)
 
 
-# ---- timelines: span, time per operation, and each kind of communication ----
+def timeline_facts(timeline: Timeline) -> dict[str, Any]:
+    """Return the facts of a timeline (TimelineFacts, and what its trace says of the run).
 
-
-def timeline_facts(timeline: Timeline) -> Facts:
-    """Times of top-level spans, summed over the ranks present; parts of spans stand in *communication*."""
-    facts: Facts = {
+    Times are those of top-level spans, summed over the ranks present; parts of spans are in *communication*.
+    """
+    operations = operation_rows(timeline)
+    facts: dict[str, Any] = {
         "kind": "timeline",
         "measured": timeline.measured,
         "ranks": list(timeline.ranks),
@@ -104,13 +300,11 @@ def timeline_facts(timeline: Timeline) -> Facts:
         "lanes": len(timeline.lanes),
         "span_s": timeline.span_s,
         "rank_span_s": _rank_spans_s(timeline),
+        **(timeline.layout.facts() if timeline.layout is not None else {}),
+        **timeline.facts,
     }
-    if timeline.layout is not None:
-        facts |= timeline.layout.facts()
-    facts |= timeline.facts
     if timeline.stage_of_rank:
         facts["stage_of_rank"] = {str(rank): stage for rank, stage in timeline.stage_of_rank.items()}
-    operations = operation_rows(timeline)
     facts["operations_s"] = {row["name"]: row["total_s"] for row in operations}
     facts["operations"] = operations
     facts["communication"] = communication_rows(timeline)
@@ -118,7 +312,7 @@ def timeline_facts(timeline: Timeline) -> Facts:
 
 
 def _rank_spans_s(timeline: Timeline) -> dict[str, float]:
-    """First start to last end of each rank. Clocks of two hosts may differ; a rank's own does not."""
+    """Return first start to last end of each rank. Clocks of two hosts may differ; a rank's own does not."""
     ranks, end_s = timeline.rank_of, timeline.end_s
     spans = {}
     for rank in timeline.ranks:
@@ -128,8 +322,8 @@ def _rank_spans_s(timeline: Timeline) -> dict[str, float]:
     return spans
 
 
-def operation_rows(timeline: Timeline) -> list[Facts]:
-    """Top-level operations by name, longest first; host activity is told apart from device work."""
+def operation_rows(timeline: Timeline) -> list[OperationFacts]:
+    """Return top-level operations by name, longest first; host activity is apart from device work."""
     rows = np.flatnonzero(timeline.top_level)
     keys = timeline.name_of[rows].astype(np.int64) * len(SpanKind) + timeline.kind_of[rows]
     distinct, inverse = np.unique(keys, return_inverse=True)
@@ -137,7 +331,7 @@ def operation_rows(timeline: Timeline) -> list[Facts]:
     totals = np.bincount(inverse, weights=timeline.duration_s[rows], minlength=len(distinct))
     longest = np.zeros(len(distinct))
     np.maximum.at(longest, inverse, timeline.duration_s[rows])
-    listed = [
+    operations: list[OperationFacts] = [
         {
             "name": timeline.names[int(key) // len(SpanKind)],
             "kind": SpanKind(int(key) % len(SpanKind)).name.lower(),
@@ -147,26 +341,24 @@ def operation_rows(timeline: Timeline) -> list[Facts]:
         }
         for key, count, total, high in zip(distinct, counts, totals, longest, strict=True)
     ]
-    return sorted(listed, key=lambda row: (-row["total_s"], row["name"]))
+    return sorted(operations, key=lambda row: (-row["total_s"], row["name"]))
 
 
-def communication_rows(timeline: Timeline) -> list[Facts]:
-    """Messages by kind, group and size, with the shortest time each took."""
-    listed: list[Facts] = []
+def communication_rows(timeline: Timeline) -> list[TimedMessageFacts]:
+    """Return messages by kind, group and size, with the shortest time each took."""
+    rows: list[TimedMessageFacts] = []
     order = np.argsort(timeline.work_of, kind="stable")
     works = timeline.work_of[order]
     starts = np.flatnonzero(np.diff(works, prepend=NONE - 1))
     ends = np.append(starts[1:], len(works))[: len(starts)]
     for start, end in zip(starts, ends, strict=True):
-        if works[start] == NONE:
-            continue
-        work = timeline.works[works[start]]
+        work = None if works[start] == NONE else timeline.works[works[start]]
         if not isinstance(work, Collective | Transfer):
             continue
         times_s = timeline.duration_s[order[start:end]]
         times = work.times if isinstance(work, Collective) else 1
         count = int(end - start) * times
-        listed.append(
+        rows.append(
             {
                 "kind": str(work.kind if isinstance(work, Collective) else work.direction),
                 "group": str(work.group),
@@ -177,17 +369,13 @@ def communication_rows(timeline: Timeline) -> list[Facts]:
                 "shortest_s": float(times_s.min()) / times,
             }
         )
-    return sorted(listed, key=lambda row: -row["total_s"])
+    return sorted(rows, key=lambda row: -row["total_s"])
 
 
-# ---- logs and sweeps ----
-
-
-def run_log_facts(log: RunLog) -> Facts:
-    """Counts of what was found, and the medians of warm steps."""
-    times = log.layer_times
-    ends = dict(enumerate(log.stage_ends))
-    stages = [
+def run_log_facts(log: RunLog) -> dict[str, Any]:
+    """Return counts of what a log holds, and the medians of warm steps (RunLogFacts, and the log's own facts)."""
+    times, ends, batch = log.layer_times, dict(enumerate(log.stage_ends)), log.batch_time()
+    stages: list[StageTimeFacts] = [
         {
             "stage": stage,
             "ends_with": ends.get(stage),
@@ -197,7 +385,6 @@ def run_log_facts(log: RunLog) -> Facts:
         }
         for stage, median in sorted(log.stage_forward().items())
     ]
-    batch = log.batch_time()
     return {
         "kind": "run log",
         **log.layout.facts(),
@@ -215,8 +402,9 @@ def run_log_facts(log: RunLog) -> Facts:
     }
 
 
-def sweep_facts(sweep: CollectiveSweep) -> Facts:
-    rows = []
+def sweep_facts(sweep: CollectiveSweep) -> SweepFacts:
+    """Return the sizes of a sweep with their times and bandwidths."""
+    rows: list[SweepRowFacts] = []
     for row in sweep.rows:
         time_s = row.out_of_place_s if row.out_of_place_s is not None else row.in_place_s
         rows.append(
@@ -239,13 +427,13 @@ def sweep_facts(sweep: CollectiveSweep) -> Facts:
     }
 
 
-def operator_times_facts(measured: OperatorTimes) -> Facts:
-    """Counts and ranges by operator and number format."""
+def operator_times_facts(measured: OperatorTimes) -> OperatorTimesFacts:
+    """Return counts and ranges by operator and number format."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for one, seconds in measured.kinds():
-        work = one.works[0]
+    for operator, seconds in measured.kinds():
+        work = operator.works[0]
         dtype = "" if isinstance(work, Recorded) else str(work.dtype)
-        groups.setdefault((one.name, dtype), []).extend(seconds)
+        groups.setdefault((operator.name, dtype), []).extend(seconds)
     return {
         "kind": "operator times",
         "device": measured.device or None,
@@ -264,24 +452,22 @@ def operator_times_facts(measured: OperatorTimes) -> Facts:
     }
 
 
-# ---- models: sizes and exact parameter counts ----
-
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_seq")
+PARAMETERS = ("parameters", "active_parameters", "embedding_parameters", "head_parameters")
 
 
-def model_facts(model: Model) -> Facts:
-    facts: Facts = {"kind": "model", "name": model.name}
-    facts |= {name: getattr(model, name) for name in SIZES}
-    facts |= {
+def model_facts(model: Model) -> dict[str, Any]:
+    """Return the sizes and exact parameter counts of a model (ModelFacts)."""
+    facts = {
+        "kind": "model",
+        "name": model.name,
+        **{name: getattr(model, name) for name in SIZES},
         "tied": model.tied,
         "gated": model.gated,
         "activation": str(model.activation),
         "position": str(model.position.kind),
         "norm": str(model.norm.kind),
-        "parameters": model.parameters,
-        "active_parameters": model.active_parameters,
-        "embedding_parameters": model.embedding_parameters,
-        "head_parameters": model.head_parameters,
+        **{name: getattr(model, name) for name in PARAMETERS},
     }
     if model.experts is not None:
         facts |= {
