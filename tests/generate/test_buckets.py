@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.cost.pricing import Pricer
-from stepcast.generate.data import buckets
+from stepcast.generate.data import fill_buckets
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
@@ -90,7 +90,7 @@ shards = st.lists(
 
 @given(shards, st.integers(1, 10**10))
 def test_buckets_hold_what_they_were_filled_with(filled: list[Shard], limit: int) -> None:
-    found = [bucket for _, bucket in buckets(limit, tuple(filled))]
+    found = [bucket for _, bucket in fill_buckets(limit, tuple(filled))]
     held = [
         Shard(*(each * times for each in (shard.dense, shard.experts, shard.unquantised))) for shard, times in found
     ]
@@ -102,7 +102,7 @@ def test_buckets_hold_what_they_were_filled_with(filled: list[Shard], limit: int
 @given(shards, st.integers(1, 10**10))
 def test_equal_buckets_are_counted_not_listed(filled: list[Shard], limit: int) -> None:
     """However small a bucket is, a shard has those of one more parameter, of one more unquantised, and the others."""
-    assert len(buckets(limit, tuple(filled))) <= 2 * 3 * len(filled)
+    assert len(fill_buckets(limit, tuple(filled))) <= 2 * 3 * len(filled)
 
 
 @pytest.mark.parametrize("execution", [Execution.GRAPHS, Execution.EAGER])

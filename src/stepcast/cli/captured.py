@@ -9,7 +9,7 @@ from stepcast.forecast.captured import CapturedSharding, Spread, predict_capture
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
-from stepcast.generate.aicb import recorded
+from stepcast.generate.aicb import record_times
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
@@ -162,4 +162,4 @@ def as_workload(captured: Captured, args: argparse.Namespace) -> Workload:
     if not args.gpu:
         raise ValueError(f"{args.to} holds times, and a captured program has none: give --gpu G as well")
     price = compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}"))
-    return recorded(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]
+    return record_times(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def _run_captured(args: argparse.Namespace) -> int:
 def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
     """Write the generated workload with its estimated times, for other simulators; return warnings."""
     from stepcast.forecast.predict import compute_pricer, manner_of
-    from stepcast.generate.aicb import aicb_times, aicb_workload, recorded
+    from stepcast.generate.aicb import aicb_times, aicb_workload, record_times
     from stepcast.generate.workload import generate
     from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
     from stepcast.outputs import chakra, simai
@@ -101,7 +101,7 @@ def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
 
     packed = path.suffix == ".gz"
     if (path.with_suffix("") if packed else path).suffix == ".et":
-        timed = replace(recorded(workload, seconds), manner=manner_of(model, strategy, framework))
+        timed = replace(record_times(workload, seconds), manner=manner_of(model, strategy, framework))
         write_files(chakra.files(timed, str(path)))
         return []
     if strategy.further_tokens:

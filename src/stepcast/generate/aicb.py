@@ -39,7 +39,7 @@ Times = Mapping[str, tuple[float, float, float]]
 
 
 def aicb_workload(model: Model, strategy: Strategy, times: Times | None = None) -> Workload:
-    """One stage of *model* as AICB v1.1 would write it."""
+    """Return one stage of *model* as AICB v1.1 would write it."""
     layout = strategy.layout
     if model.layers % layout.pp:
         raise StrategyError(f"{DIALECT} writes equal stages: pp {layout.pp} does not divide {model.layers} layers")
@@ -78,11 +78,11 @@ class _Lines:
         )
 
     def parameters(self) -> tuple[int, int]:
-        """Parameters of the stage as AICB counts them, experts apart from the rest."""
+        """Return the parameters of the stage as AICB counts them, experts apart from the rest."""
         model, layout, seq = self.model, self.strategy.layout, self.strategy.seq
         hidden, tp = model.hidden, layout.tp
         layers = model.layers // layout.pp
-        vocab = _padded(model.vocab, tp) // tp
+        vocab = _pad_vocab(model.vocab, tp) // tp
         dense = 4 * vocab * hidden + seq * hidden
         attention = 4 * hidden * hidden // tp
         expert = 0
@@ -98,7 +98,7 @@ class _Lines:
         return dense, expert
 
     def prologue(self) -> tuple[Layer, ...]:
-        """Once per step, before the micro-batches."""
+        """Return the lines that run once per step, before the micro-batches."""
         (dense, experts), layout = self.parameters(), self.strategy.layout
         layers = [
             self._line("grad_gather", weight=Collective(GATHER, 2 * dense, Group.DP)),
@@ -116,7 +116,7 @@ class _Lines:
         return tuple(layers)
 
     def body(self) -> tuple[Block, ...]:
-        """One micro-batch."""
+        """Return the lines of one micro-batch."""
         layout, size = self.strategy.layout, self.activation_bytes
         layers = self.model.layers // layout.pp
         reduce = Collective(REDUCE, size, Group.TP) if layout.tp > 1 else None
@@ -131,7 +131,7 @@ class _Lines:
         return (embedding, Block(block, layers), Block((self._column("final_column"),)))
 
     def epilogue(self) -> tuple[Layer, ...]:
-        """Once per step, after the micro-batches; tensor-parallel even where tp is 1."""
+        """Return the lines after the micro-batches; they are tensor-parallel even where tp is 1."""
         losses = Collective(REDUCE, 4 * self.strategy.seq * self.strategy.micro_batch, Group.TP)
         norms = Collective(REDUCE, 4, Group.TP)
         optimizer = (self._line(f"optimizer{index}", norms) for index in (1, 2, 3, 4))
@@ -153,37 +153,22 @@ class _Lines:
         return self._line(name, Collective(SCATTER, size, Group.TP), Collective(GATHER, size, Group.TP))
 
     def _experts(self) -> tuple[Layer, ...]:
-        """Router gather, exchange within the tensor group, dispatch, gather, and the way back."""
+        """Return router gather, exchange within the tensor group, dispatch, gather, and the way back."""
         experts, layout, name = self.model.experts, self.strategy.layout, "mlp_moelayer"
         assert experts is not None
         size, tp = self.activation_bytes, layout.tp
         router = 2 * self.strategy.micro_batch * self.strategy.seq * experts.count
         routed = size * experts.top_k
         dispatch = Collective(EXCHANGE, routed // tp if layout.ep > 1 else 1, Group.EP)
-        if tp == 1:
-            steps: list[tuple[Collective | None, Collective | None]] = [
-                (None, None),
-                (None, None),
-                (dispatch, dispatch),
-                (None, None),
-                (None, None),
-                (dispatch, dispatch),
-                (None, None),
-            ]
-        else:
+        scores = inner = gather = scatter = back = None
+        if tp > 1:
             scores, inner = Collective(GATHER, router, Group.TP), Collective(EXCHANGE, size // tp, Group.TP)
             gather, scatter = Collective(GATHER, routed, Group.TP), Collective(SCATTER, routed, Group.TP)
             # Without expert parallelism AICB gathers in the backward of both.
             back = scatter if layout.ep > 1 else gather
-            steps = [
-                (scores, scores),
-                (inner, inner),
-                (dispatch, dispatch),
-                (gather, back),
-                (scatter, gather),
-                (dispatch, dispatch),
-                (inner, inner),
-            ]
+        forwards = (scores, inner, dispatch, gather, scatter, dispatch, inner)
+        backwards = (scores, inner, dispatch, back, gather, dispatch, inner)
+        steps = zip(forwards, backwards, strict=True)
         return tuple(self._line(name, forward, inputs) for forward, inputs in steps)
 
     def _line(
@@ -202,8 +187,8 @@ class _Lines:
         return Layer(name, phases[0], phases[1], phases[2], PROCESS_S)
 
 
-def _padded(vocab: int, tp: int) -> int:
-    """Rows as Megatron pads them: a multiple of 128 on every tensor rank."""
+def _pad_vocab(vocab: int, tp: int) -> int:
+    """Pad rows as Megatron does: to a multiple of 128 on every tensor rank."""
     step = 128 * tp
     return -(-vocab // step) * step
 
@@ -216,7 +201,7 @@ R = Role
 # The lines of AICB and the generated layers whose computation belongs to them.
 LINES: dict[str, tuple[Role, ...]] = {
     "embedding_layer": (R.EMBEDDING,),
-    "attention_column": (*(R.ATTENTION_NORM, R.QKV, R.LATENT_DOWN, R.LATENT_UP, R.CORE, R.ATTENTION_POST_NORM),),
+    "attention_column": (R.ATTENTION_NORM, R.QKV, R.LATENT_DOWN, R.LATENT_UP, R.CORE, R.ATTENTION_POST_NORM),
     "attention_row": (R.ATTENTION_OUTPUT,),
     "mlp_column": (R.MLP_NORM, R.MLP_UP, R.MLP_POST_NORM),
     "mlp_row": (R.MLP_DOWN,),
@@ -236,8 +221,8 @@ JOINED = {
 ONCE = ("embedding_layer", "final_column")  # per micro-batch; the others per layer
 
 
-def recorded(workload: Workload, seconds: Seconds) -> Workload:
-    """*workload* with every computation as its time."""
+def record_times(workload: Workload, seconds: Seconds) -> Workload:
+    """Return *workload* with every computation as its time."""
 
     def timed(op: Op) -> Op:
         if isinstance(op.work, Collective | Transfer):
@@ -248,27 +233,27 @@ def recorded(workload: Workload, seconds: Seconds) -> Workload:
 
 
 def aicb_times(workload: Workload, seconds: Seconds, layers_per_stage: int) -> Times:
-    """Seconds of AICB's lines, from the computation of the generated layers they stand for."""
+    """Return the seconds of AICB's lines, from the computation of the generated layers they stand for."""
     middle = workload.stages[len(workload.stages) // 2]
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for each in middle.body_layers():
-        if each.role not in LINE_OF:
+    for layer in middle.body_layers():
+        if layer.role not in LINE_OF:
             continue
-        line = LINE_OF[each.role]
-        for at, phase in enumerate(Phase):
-            totals[line][at] += sum(
-                seconds(op.work) for op in each.ops(phase) if not isinstance(op.work, Collective | Transfer)
+        line = LINE_OF[layer.role]
+        for index, phase in enumerate(Phase):
+            totals[line][index] += sum(
+                seconds(op.work) for op in layer.ops(phase) if not isinstance(op.work, Collective | Transfer)
             )
-    times = {line: _scaled(spent, 1 if line in ONCE else layers_per_stage) for line, spent in totals.items()}
+    times = {line: _divide(spent, 1 if line in ONCE else layers_per_stage) for line, spent in totals.items()}
     for joined, lines in JOINED.items():
         if parts := [times[line] for line in lines if line in times]:
             forward, inputs, weights = (sum(phase) for phase in zip(*parts, strict=True))
             times[joined] = (forward, inputs, weights)
     if "mlp_moelayer" in times:
-        times["mlp_moelayer"] = _scaled(times["mlp_moelayer"], EXPERT_LINES)
+        times["mlp_moelayer"] = _divide(times["mlp_moelayer"], EXPERT_LINES)
     return times
 
 
-def _scaled(spent: Sequence[float], share: int) -> tuple[float, float, float]:
+def _divide(spent: Sequence[float], share: int) -> tuple[float, float, float]:
     forward, inputs, weights = spent
     return forward / share, inputs / share, weights / share

@@ -32,10 +32,10 @@ class Buckets(NamedTuple):
     times: int = 1
 
 
-def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
-    """Return what sums the gradients of each bucket over the ranks that hold the same weights."""
+def reduce_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops:
+    """Sum the gradients of each bucket over the ranks that hold the same weights."""
     ops: list[Op] = []
-    shard, times = filled
+    shard, times = buckets
     once = sizes.plan.reduced is Reduced.ONCE
     for part, each in sizes.plan.kinds(shard):
         size = each.total * sizes.gradient
@@ -51,14 +51,14 @@ def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
     return tuple(ops)
 
 
-def mirror_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
-    """Return what adds the gradients of the two copies of each layer that DualPipe has.
+def mirror_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops:
+    """Add the gradients of the two copies of each layer that DualPipe has.
 
     Stages i and pp-1-i hold the same two pieces of the model, each for half of the micro-batches
     (github.com/deepseek-ai/DualPipe: parameters 2x). What a rank has after the sum over its own replicas,
     its shard or everything, it adds to that of its mirror; both are done at the same time.
     """
-    shard, times = filled
+    shard, times = buckets
     return tuple(
         collective(
             f"mirror all-reduce {'experts ' if each.experts else ''}{name}",
@@ -72,11 +72,11 @@ def mirror_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
     )
 
 
-def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
-    """The parameters of each bucket collected from the ranks that share them."""
+def gather_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops:
+    """Collect the parameters of each bucket from the ranks that share them."""
     strategy, ops = sizes.strategy, list[Op]()
     tensors = _tensors_of_layer(sizes) if sizes.framework.listed_gathers else 1
-    shard, times = filled
+    shard, times = buckets
     for part, each in sizes.plan.kinds(shard):
         fetched = fetch_weights(sizes, name, part, each.total * times, blocking)
         ops += fetched
@@ -92,7 +92,7 @@ def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
 
 
 def _tensors_of_layer(sizes: Sizes) -> int:
-    """Queries, keys and values are one where a product makes them all; norms have a weight, or two."""
+    """Count the tensors: queries, keys and values are one where a product makes them all; norms have one or two."""
     model = sizes.model
     first = model.blocks[0]
     names = [weight.name for weight in block_weights(model, first.mixer, first.feed_forward)]
@@ -102,7 +102,7 @@ def _tensors_of_layer(sizes: Sizes) -> int:
 
 
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
-    """The parameters of *shard* from the ranks that own them, one after the other."""
+    """Send the parameters of *shard* from the ranks that own them, one after the other."""
     return tuple(
         collective(
             f"{part.within} broadcast parameters {number}",
@@ -113,13 +113,13 @@ def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
         )
         for part, each in sizes.plan.kinds(shard)
         if part.ways > 1
-        for number, owners in enumerate(as_issued(sizes, [Buckets(each, part.ways)]))
+        for number, owners in enumerate(issue_buckets(sizes, [Buckets(each, part.ways)]))
     )
 
 
-def as_issued(sizes: Sizes, filled: Iterable[Buckets]) -> Iterator[Buckets]:
-    """Equal buckets count as one message that is issued with all their kernels. An eager host issues the
-    later ones while the first are under way: so one, two, four and so on at a time.
+def issue_buckets(sizes: Sizes, filled: Iterable[Buckets]) -> Iterator[Buckets]:
+    """Yield equal buckets as one message that is issued with all their kernels. An eager host issues the later
+    ones while the first are under way: so one, two, four and so on at a time.
     """
     for shard, times in filled:
         run = times if sizes.framework.execution is Execution.GRAPHS else 1
@@ -130,20 +130,19 @@ def as_issued(sizes: Sizes, filled: Iterable[Buckets]) -> Iterator[Buckets]:
 
 
 @lru_cache(maxsize=4096)
-def buckets(limit: int | None, shards: tuple[Shard, ...]) -> list[tuple[int, Buckets]]:
-    """(index of the last of its shards, contents) of each bucket of at most *limit* parameters or one
+def fill_buckets(limit: int | None, shards: tuple[Shard, ...]) -> list[tuple[int, Buckets]]:
+    """Return (index of the last of its shards, contents) of each bucket of at most *limit* parameters or one
     shard's, filled in the given order.
 
     Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger
     than a bucket is cut into equal ones.
     """
-    dense = _filled(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards])
-    experts = _filled(limit, [Shard(0, shard.experts) for shard in shards])
+    dense = _fill(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards])
+    experts = _fill(limit, [Shard(0, shard.experts) for shard in shards])
     return sorted([*dense, *experts], key=lambda bucket: bucket[0])
 
 
-def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Buckets]]:
-    """(index of the last one in it, contents) of each bucket."""
+def _fill(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Buckets]]:
     if limit is None:
         filled = sum(shards, start=NOTHING)
         if filled.total:
@@ -154,12 +153,12 @@ def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, B
         filled = filled + shard if size else shard
         size = filled.dense + filled.experts
         if size and (size >= limit or index == len(shards) - 1):
-            yield from ((index, cut) for cut in _cut(filled, max(1, size // limit)))
+            yield from ((index, cut) for cut in _cut_shard(filled, max(1, size // limit)))
             size = 0
 
 
-def _cut(shard: Shard, count: int) -> Iterator[Buckets]:
-    """*shard* as *count* buckets of whole parameters, the first of them larger by one than the last."""
+def _cut_shard(shard: Shard, count: int) -> Iterator[Buckets]:
+    """Yield *shard* as *count* buckets of complete parameters, the first larger by one than the last."""
     if count == 1:
         yield Buckets(shard)
         return
@@ -181,7 +180,7 @@ class StepEnd:
 
 
 def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Layer, ...]:
-    """Gradient sums that could not overlap, the gradient norm, the optimizer, and the parameters' gather."""
+    """Return gradient sums that could not overlap, the gradient norm, the optimizer, and the parameters' gather."""
     layers = []
     sums = list(reduce)
     if sizes.plan.mirrored and sizes.plan.reduced is Reduced.EACH_MICRO_BATCH:
@@ -203,7 +202,7 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
 
 
 def _gradient_norm(sizes: Sizes, own: int) -> Ops:
-    """Of *own* gradients on a rank."""
+    """Return the norm of *own* gradients on a rank, summed over all ranks."""
     if not sizes.framework.optimizer.clips:
         return ()
     read = float(own * sizes.gradient)

@@ -25,47 +25,47 @@ from stepcast.ir.workload import Op
 
 # Copies and updates are seen in so many parts; Megatron-Core has one for each tensor, DeepSpeed one for each
 # tile. More of them would change the step by less than the last part takes.
-PARTS = 16
+HOST_PARTS = 16
 
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
-    """Parameters whose optimizer states this rank keeps."""
+    """Return the parameters whose optimizer states this rank keeps."""
     return sum(-(-each.total // part.ways) for part, each in sizes.plan.kinds(shard))
 
 
 def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matrices]) -> Ops:
-    """The update of the *own* parameters of a rank among those *trained*, of which *matrices* are some."""
+    """Update the *own* parameters of a rank among those *trained*, of which *matrices* are some."""
     optimizer = sizes.framework.optimizer
     copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
     if sizes.strategy.offload.optimizer:
         on_host = round(own * sizes.strategy.offload.optimizer)
-        kept = (_streamed(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
-        return update_on_host(sizes, on_host, _moved(sizes, optimizer, copied), kept)
+        kept = (_update_op(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
+        return update_on_host(sizes, on_host, _moved_bytes(sizes, optimizer, copied), kept)
     if optimizer.kind is not OptimizerKind.MUON:
-        return _updates(sizes, optimizer, max(1, own), copied)
+        return _plain_updates(sizes, optimizer, max(1, own), copied)
     inside = [each for each in matrices if each.inside]
     orthogonal = sum(-(-each.elements // _partition(sizes, each).ways) for each in inside)
-    ops = tuple(_orthogonalised(sizes, inside))
+    ops = tuple(_orthogonalise(sizes, inside))
     if orthogonal:
-        ops += (_streamed(sizes, "matrices update", optimizer, orthogonal, copied),)
+        ops += (_update_op(sizes, "matrices update", optimizer, orthogonal, copied),)
     if own > orthogonal:
         # What is no matrix is AdamW's.
-        ops += (_streamed(sizes, "update", optimizer, own - orthogonal, copied, passes_of=ADAM),)
+        ops += (_update_op(sizes, "update", optimizer, own - orthogonal, copied, passes_of=ADAM),)
     return ops
 
 
-def _updates(sizes: Sizes, optimizer: Optimizer, own: int, copied: float) -> Ops:
-    """Of weights with gradients, and of those without any."""
+def _plain_updates(sizes: Sizes, optimizer: Optimizer, own: int, copied: float) -> Ops:
+    """Update weights with gradients, and those without any."""
     divides = optimizer.kind is OptimizerKind.ADAMW and optimizer.fused
     idle = round(own * sizes.strategy.zero_gradients) if divides else 0
-    ops: Ops = (_streamed(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
+    ops: Ops = (_update_op(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
     if idle:
-        op = _streamed(sizes, "idle update", optimizer, idle, copied, kind=K.IDLE_OPTIMIZER)
+        op = _update_op(sizes, "idle update", optimizer, idle, copied, kind=K.IDLE_OPTIMIZER)
         ops += (replace(op, kernels=1) if ops else op,)
     return ops
 
 
-def _streamed(
+def _update_op(
     sizes: Sizes,
     name: str,
     optimizer: Optimizer,
@@ -74,16 +74,16 @@ def _streamed(
     passes_of: Optimizer | None = None,
     kind: ElementwiseKind = K.OPTIMIZER,
 ) -> Op:
-    """Reads and writes of *elements* weights; a host that issues it goes through all tensors first."""
-    read, write = _moved(sizes, optimizer, copied, passes_of)
+    """Read and write *elements* weights; a host that issues this goes through all tensors first."""
+    read, write = _moved_bytes(sizes, optimizer, copied, passes_of)
     listed = optimizer.kind is OptimizerKind.ADAMW and not optimizer.fused
     kind = K.LISTED_OPTIMIZER if listed else kind
     work = Elementwise(kind, 1, elements, read * elements, write * elements, dtype=DType.FP32)
-    return Op(name, work, kernels=_tensors(sizes))
+    return Op(name, work, kernels=_count_tensors(sizes))
 
 
-def _tensors(sizes: Sizes) -> int:
-    """Of the weights of a rank, as far as transformers' modules go, whose lists were measured."""
+def _count_tensors(sizes: Sizes) -> int:
+    """Count the weight tensors of a rank, as far as transformers' modules go, whose lists were measured."""
     if sizes.framework.modules is not Modules.TRANSFORMERS:
         return 1
     model = sizes.model
@@ -92,11 +92,11 @@ def _tensors(sizes: Sizes) -> int:
     return max(1, inside // sizes.strategy.layout.pp)
 
 
-def _moved(
+def _moved_bytes(
     sizes: Sizes, optimizer: Optimizer, copied: float, passes_of: Optimizer | None = None
 ) -> tuple[float, float]:
-    """Bytes read and written for a weight; of a master copy also the training copy's, *copied* bytes, if that
-    is kept.
+    """Return the bytes read and written for a weight; of a master copy also the training copy's, *copied*
+    bytes, if that is kept.
     """
     strategy, passes = sizes.strategy, (passes_of or optimizer).passes
     master = optimizer.master_weights and strategy.weights is not DType.FP32
@@ -115,8 +115,8 @@ def _moved(
     return read, write
 
 
-def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
-    """(a I + b A + c A A) X with A = X X^T along the shorter side, again and again in bf16."""
+def _orthogonalise(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
+    """Yield (a I + b A + c A A) X with A = X X^T along the shorter side, again and again in bf16."""
     strategy, before = sizes.strategy, {True: 0, False: 0}
     for each in sorted(matrices, key=lambda group: -group.rows * group.columns):
         part, experts = _partition(sizes, each), each.part is WeightPart.EXPERTS
@@ -146,7 +146,7 @@ def copy_op(name: str, way: HostWay, size_bytes: int, blocking: bool = False) ->
 
 
 def send_gradients(sizes: Sizes, number: int, own: int, reduced: Ops, blocking: bool) -> Ops:
-    """The gradients of *own* parameters to the host once they are *reduced*, where the software does so."""
+    """Send the gradients of *own* parameters to the host once they are *reduced*, where the software does so."""
     share = sizes.strategy.offload.optimizer
     if not share or sizes.framework.offloaded is Offloaded.STATES:
         return ()
@@ -155,7 +155,7 @@ def send_gradients(sizes: Sizes, number: int, own: int, reduced: Ops, blocking: 
 
 
 def fetch_weights(sizes: Sizes, name: str, part: Partition, parameters: int, blocking: bool) -> Ops:
-    """A rank's share of *parameters* back from the host, where weights are kept there."""
+    """Fetch a rank's share of *parameters* from the host, where weights are kept there."""
     strategy, framework = sizes.strategy, sizes.framework
     if not strategy.offload.optimizer or framework.offloaded is not Offloaded.WEIGHTS:
         return ()
@@ -165,33 +165,39 @@ def fetch_weights(sizes: Sizes, name: str, part: Partition, parameters: int, blo
 
 
 def update_on_host(sizes: Sizes, elements: int, moved: tuple[float, float], on_gpu: Ops) -> Ops:
-    """The update of *elements* on the host, which reads and writes *moved* bytes of each; *on_gpu* is what
-    the GPU updates meanwhile. Gradients that are still there go first, updated weights come back last.
+    """Update *elements* on the host, which reads and writes *moved* bytes of each; *on_gpu* is what the GPU
+    updates at the same time. Gradients that are still there go first, updated weights come back last. They
+    follow one another in parts, so that copies overlap the update (Megatron-Core's
+    --overlap-cpu-optimizer-d2h-h2d; Ren et al., ZeRO-Offload, 2021, section 4.1).
     """
     if not elements:
         return on_gpu
-    framework, sizes_of = sizes.framework, _parts(elements)
+    framework, parts = sizes.framework, _split(elements)
     read, write = moved
     updates = [
-        Op(f"host update {at}", HostUpdate(read * each, write * each, framework.optimizer.fused))
-        for at, each in enumerate(sizes_of)
+        Op(f"host update {number}", HostUpdate(read * count, write * count, framework.optimizer.fused))
+        for number, count in enumerate(parts)
     ]
     sent: Ops = ()
     if framework.offloaded is Offloaded.STATES:
         wide = int(FP32_BYTES) if framework.optimizer.master_weights else sizes.gradient
-        sent = tuple(copy_op(f"gradients out {at}", HostWay.OUT, each * wide) for at, each in enumerate(sizes_of))
+        sent = tuple(
+            copy_op(f"gradients out {number}", HostWay.OUT, count * wide) for number, count in enumerate(parts)
+        )
         updates = [replace(op, after=(copy.name,)) for op, copy in zip(updates, sent, strict=True)]
     if framework.offloaded is Offloaded.WEIGHTS:
         return (*on_gpu, *updates)
     back = [
         # What gathers the weights waits for the last of them.
-        copy_op(f"weights in {at}", HostWay.IN, round(each * sizes.strategy.weights.bytes), at == len(updates) - 1)
-        for at, each in enumerate(sizes_of)
+        copy_op(
+            f"weights in {number}", HostWay.IN, round(count * sizes.strategy.weights.bytes), number == len(updates) - 1
+        )
+        for number, count in enumerate(parts)
     ]
     pairs = (op for pair in zip(updates, back, strict=True) for op in pair)
     return (*sent, *on_gpu, *pairs)
 
 
-def _parts(elements: int) -> list[int]:
-    count = min(PARTS, elements)
+def _split(elements: int) -> list[int]:
+    count = min(HOST_PARTS, elements)
     return [elements * (at + 1) // count - elements * at // count for at in range(count)]
