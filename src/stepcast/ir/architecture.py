@@ -106,7 +106,7 @@ class Architecture:
         self._check_parts()
 
     def __hash__(self) -> int:
-        """Of what most often differs: hashes are asked for far more often than values are made."""
+        """Hash what most often differs: hashes are asked for far more often than values are made."""
         return hash((self.name, self.layers, self.hidden, self.ffn, self.vocab))
 
     def _check_parts(self) -> None:
@@ -132,7 +132,7 @@ class Architecture:
 
     @property
     def blocks(self) -> tuple[LayerParts, ...]:
-        """What each layer consists of, first to last."""
+        """The parts of each layer, first to last."""
         return _blocks(self.layers, self.window, self.experts, self.hybrid)
 
     @property
@@ -166,19 +166,19 @@ class Architecture:
         return sum(block.feed_forward is FeedForward.EXPERTS for block in self.blocks)
 
     def padded_vocab(self, tp: int = 1) -> int:
-        """Rows of the embedding when it is split over *tp* ranks."""
+        """Return the rows of the embedding when it is split over *tp* ranks."""
         if not self.vocab_multiple:
             return self.vocab
         step = self.vocab_multiple * tp
         return -(-self.vocab // step) * step
 
     def with_layers(self, layers: int) -> Self:
-        """The same model cut (or, where nothing but the count changes, grown) to *layers*."""
+        """Return the model cut (or, where nothing but the count changes, grown) to *layers*."""
         hybrid = self.hybrid and replace(self.hybrid, pattern=self.hybrid.pattern[:layers])
         return replace(self, layers=layers, hybrid=hybrid)
 
     def with_max_seq(self, max_seq: int) -> Self:
-        """The same model built for sequences of *max_seq*; learned positions grow or shrink with it."""
+        """Return the model built for sequences of *max_seq*; learned positions grow or shrink with it."""
         learned = self.position.kind is PositionKind.LEARNED
         offset = max(self.position.count - self.max_seq, 0)
         position = replace(self.position, count=max_seq + offset) if learned else self.position
@@ -189,7 +189,7 @@ class Architecture:
 def _blocks(
     layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
 ) -> tuple[LayerParts, ...]:
-    """Layers of a kind are one object, which compares by identity."""
+    """Return the parts of each layer; layers of a kind are one object, which compares by identity."""
     known: dict[LayerParts, LayerParts] = {}
     kinds = []
     for layer in range(layers):

@@ -1,19 +1,19 @@
-"""How far from a prediction measured steps of its kind lay."""
+"""Error bands of predictions, and corrections fitted to measured runs."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from stepcast.ir.check import require
+from stepcast.ir.facts import BandFacts
 
 LEVEL = 0.9
-"""Of the runs that a band was fitted to, the share that lies inside; also of the range of a single price."""
+"""The share of the runs that a band was fitted to inside it; also of the range of a single cost estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
     """Measured over predicted: from *low* to *high* for a share *level* of runs *of* that kind.
 
-    The two need not lie equally far from 1. *widened* tells what of this prediction nobody has measured.
+    The two need not be equally far from 1. *widened* names what of this prediction nobody has measured.
     """
 
     low: float
@@ -22,15 +22,22 @@ class Band:
     rows: int
     level: float = LEVEL
     widened: tuple[str, ...] = ()
-    # Whether any run on such GPUs was.
+    # False where no run on such GPUs was measured.
     measured: bool = True
 
     def around(self, step_s: float) -> tuple[float, float]:
-        """The ends in seconds; the prediction itself is always inside."""
+        """Return the ends in seconds; the prediction itself is always inside."""
         return step_s * min(1.0, self.low), step_s * max(1.0, self.high)
 
-    def facts(self) -> dict[str, Any]:
-        return {"level": self.level, "of": self.of, "rows": self.rows, "widened": list(self.widened)}
+    def facts(self, low_s: float, high_s: float) -> BandFacts:
+        return {
+            "low_s": low_s,
+            "high_s": high_s,
+            "level": self.level,
+            "of": self.of,
+            "rows": self.rows,
+            "widened": list(self.widened),
+        }
 
 
 # What is left of the error of one framework on one generation of GPUs: a factor that users can ask for.
@@ -67,5 +74,5 @@ class Residual:
             f"{self.sources} {many}, half of them within {self.spread * 100:.0f} %"
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return asdict(self)

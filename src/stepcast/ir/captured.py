@@ -119,7 +119,7 @@ class Captured:
         )
 
     def flops(self, attention: bool = True) -> float:
-        """Of matrix products, recurrent cells and, with *attention*, fused attention, both ways."""
+        """Return the FLOPs of matrix products, recurrent cells and, with *attention*, fused attention, both ways."""
         products = (Matmul, GroupedMatmul, RecurrentCells)
         kinds = (*products, Attention) if attention else products
         return sum(

@@ -1,16 +1,16 @@
-"""Checks that every noun makes of itself when it is built."""
+"""Checks that values make of themselves when they are built."""
 
 import math
 
 
 def require(condition: bool, message: str) -> None:
-    """A ValueError with *message* unless *condition* holds."""
+    """Raise a ValueError with *message* unless *condition* holds."""
     if not condition:
         raise ValueError(message)
 
 
 def require_counts(owner: object, at_least: int, *names: str) -> None:
-    """Each named field of *owner* is an int of *at_least* or more."""
+    """Check that each named field of *owner* is an int of *at_least* or more."""
     for name in names:
         value = getattr(owner, name)
         if type(value) is not int or value < at_least:
@@ -18,7 +18,7 @@ def require_counts(owner: object, at_least: int, *names: str) -> None:
 
 
 def require_amounts(owner: object, *names: str) -> None:
-    """Each named field of *owner* is a finite number, zero or more."""
+    """Check that each named field of *owner* is a finite number, zero or more."""
     for name in names:
         value = getattr(owner, name)
         if not (math.isfinite(value) and value >= 0):
@@ -26,7 +26,7 @@ def require_amounts(owner: object, *names: str) -> None:
 
 
 def require_positive(owner: object, *names: str) -> None:
-    """Each named field of *owner* is a finite number above zero."""
+    """Check that each named field of *owner* is a finite number above zero."""
     for name in names:
         value = getattr(owner, name)
         if not (math.isfinite(value) and value > 0):

@@ -26,7 +26,7 @@ class DType(StrEnum):
 
     @property
     def scaled(self) -> bool:
-        """Whether numbers are kept relative to a scale: a cast must first find the largest magnitude."""
+        """True if numbers are stored relative to a scale: a cast must first find the largest magnitude."""
         return self in SCALED
 
 

@@ -1,4 +1,4 @@
-"""The facts of answers: what a report, a page and JSON are made of, typed.
+"""The facts of answers, typed: text, pages and JSON are made of them.
 
 One dictionary for each answer, in the words of the JSON contract. Keys that only some callers add are marked.
 """
@@ -72,7 +72,7 @@ class CandidateFacts(TypedDict):
 
 
 class PointFacts(TypedDict):
-    """A measurement beside its prediction, in seconds or bytes."""
+    """A measurement and its prediction, in seconds or bytes."""
 
     name: str
     measured: float
@@ -96,7 +96,7 @@ class StepFacts(TypedDict):
     mfu: float | None
     memory_bytes: Mapping[str, Any] | None
     uncertainty: BandFacts
-    residual: NotRequired[dict[str, Any] | None]
+    residual: NotRequired[dict[str, object] | None]
     sources: dict[str, str]
     warnings: list[str]
     assumptions: list[str]
@@ -164,11 +164,11 @@ class StageRowFacts(TypedDict):
 
 
 class DifferenceFacts(TypedDict):
-    """What two accounts say of a run, each in another way."""
+    """A fact of a run on which two accounts differ."""
 
     name: str
-    predicted: Any
-    measured: Any
+    predicted: object
+    measured: object
 
 
 class SideFacts(TypedDict):
@@ -195,7 +195,7 @@ class ComparisonFacts(TypedDict):
 
 
 class IntervalFacts(NamedTuple):
-    """Where the true value lies, *level* of the time where that is known."""
+    """The interval that holds the true value, *level* of the time where that is known."""
 
     low_s: float
     high_s: float
@@ -208,20 +208,20 @@ class IntervalFacts(NamedTuple):
 
 
 def band_of(found: Mapping[str, Any]) -> IntervalFacts:
-    """The band of a step, wherever its facts come from: the one place that reads it."""
+    """Return the band of a step, wherever its facts come from: the one place that reads it."""
     band = found.get("uncertainty") or found
     return IntervalFacts(float(band["low_s"]), float(band["high_s"]), band.get("level"))
 
 
-# Answers that cannot be: numbers carry their units in their names, so that one place can look at all.
+# Answers that cannot be true: numbers carry their units in their names, so that one place can look at all.
 
 LONGEST_S = 1e9  # thirty years; no cluster is used as long
 SHARES = ("mfu", "efficiency")
 REMEDY = "look for a nonsense value in the input"
 
 
-def find_doubts(facts: Mapping[str, Any]) -> list[str]:
-    """What in an answer nobody should believe, as warnings; a ValueError for what is no number at all."""
+def find_doubts(facts: Mapping[str, object]) -> list[str]:
+    """Return warnings of values in an answer that cannot be true; raise a ValueError for a value that is no number."""
     found, timed = [], False
     for name, seconds, value in _numbers(facts, "", False):
         if not math.isfinite(value):
@@ -234,8 +234,8 @@ def find_doubts(facts: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _numbers(value: Any, name: str, seconds: bool) -> Iterator[tuple[str, bool, float]]:
-    """Every number within *value*, its name, and whether it is in seconds, as all within ``breakdown_s``."""
+def _numbers(value: object, name: str, seconds: bool) -> Iterator[tuple[str, bool, float]]:
+    """Yield every number within *value*, its name, and True if it is in seconds, as all within ``breakdown_s``."""
     if isinstance(value, float):
         yield name, seconds, value
     elif isinstance(value, Mapping):

@@ -79,7 +79,7 @@ class FlowSet:
         weight: FloatArray | None = None,
         group: IntArray | None = None,
     ) -> "FlowSet":
-        """Of weight 1, each its own group, unless told otherwise."""
+        """Return flows of weight 1, each its own group, unless given otherwise."""
         flows = len(first) - 1
         return cls(
             first,
@@ -94,11 +94,11 @@ class FlowSet:
 
     @cached_property
     def flow(self) -> IntArray:
-        """The flow of each entry."""
+        """Return the flow of each entry."""
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
     def on_links(self, links: int) -> FloatArray:
-        """The bytes that each of *links* carries for all flows."""
+        """Return the bytes that each of *links* carries for all flows."""
         return np.bincount(self.link, self.bytes_on, links).astype(np.float64)
 
     def times(self, factor: float | FloatArray) -> "FlowSet":
@@ -107,11 +107,11 @@ class FlowSet:
         return replace(self, bytes_on=self.bytes_on * each)
 
     def of_group(self, group: int) -> "FlowSet":
-        """The flows of one group alone."""
+        """Return the flows of one group alone."""
         return self.at(np.flatnonzero(self.group == group))
 
     def at(self, which: IntArray) -> "FlowSet":
-        """The flows of these numbers, in their order."""
+        """Return the flows of these numbers, in their order."""
         sizes = np.diff(self.first)[which]
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         own = np.repeat(self.first[which] - first[:-1], sizes) + np.arange(first[-1])
@@ -125,7 +125,7 @@ class FlowSet:
 
 
 def joined(parts: Sequence[FlowSet]) -> FlowSet:
-    """All flows of *parts*, one part after the other; groups keep their numbers."""
+    """Return all flows of *parts*, one part after the other; groups keep their numbers."""
     starts = np.cumsum([0, *(len(part.link) for part in parts)])
     moved = [part.first[1:] + start for part, start in zip(parts, starts, strict=False)]
     return FlowSet(

@@ -1,4 +1,4 @@
-"""What the software decides of a training step, whatever strategy a user chooses.
+"""The decisions of the software in a training step, whatever strategy a user chooses.
 
 The values here are those of the profile ``megatron-core``; ``data/frameworks`` has that and others, and where
 each is documented.
@@ -24,7 +24,7 @@ class Execution(StrEnum):
 
 
 class Kernels(StrEnum):
-    """What memory-bound work is fused, which decides how often it runs and what the backward keeps."""
+    """The fusion of memory-bound work, which decides how often it runs and what is saved for the backward."""
 
     PLAIN = "plain"  # PyTorch's own modules, gradients freed after each step
     COMPILED = "compiled"  # torch.compile
@@ -52,7 +52,7 @@ class Dispatcher(StrEnum):
 
 
 class Offloaded(StrEnum):
-    """What leaves the GPU where the optimizer is offloaded to the host."""
+    """The tensors that leave the GPU where the optimizer is offloaded to the host."""
 
     # Megatron-Core's HybridDeviceOptimizer: gradients are copied out once they are reduced.
     STATES = "states"
@@ -63,7 +63,7 @@ class Offloaded(StrEnum):
 
 
 class SelectiveRule(StrEnum):
-    """What selective recomputation runs again."""
+    """The rule by which selective recomputation chooses what to run again."""
 
     MODULES = "modules"  # the attention core, or the modules that are named
     # Element-wise work, gathers and every second matmul, whatever the modules: torchtitan's policy.
@@ -79,7 +79,7 @@ class LossKernel(StrEnum):
 
 
 class Modules(StrEnum):
-    """Whose modules plain PyTorch runs."""
+    """The library whose modules plain PyTorch runs."""
 
     TORCH = "torch"  # torch.nn: a kernel for each norm, one product for queries, keys and values
     # Hugging Face transformers: RMS norms in fp32 operation by operation, a product for each projection.
@@ -87,14 +87,14 @@ class Modules(StrEnum):
 
 
 class SsmKernels(StrEnum):
-    """What runs the scans of Mamba-2 layers."""
+    """The kernels of the scans of Mamba-2 layers."""
 
     FUSED = "fused"  # mamba-ssm and causal-conv1d
     EAGER = "eager"  # PyTorch operations, which transformers falls back to where these are not installed
 
 
 class Peak(StrEnum):
-    """Which peak of memory a framework's authors print."""
+    """The peak of memory that a framework's authors print."""
 
     ALLOCATED = "allocated"  # torch.cuda.max_memory_allocated
     RESERVED = "reserved"  # torch.cuda.max_memory_reserved
@@ -103,7 +103,7 @@ class Peak(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What a process takes on a GPU beyond the tensors of its model.
+    """The memory a process takes on a GPU beyond the tensors of its model.
 
     *context_bytes*: the driver's context with the kernels it loaded. *communicator_bytes*: buffers of one
     group of the communication library. *buffer_bytes*: flat buffers the framework allocates for any model.
@@ -112,7 +112,7 @@ class Overhead:
     temporaries of their update, which take the blocks of freed activations. *expandable_segments*: the
     allocator grows segments in place (PyTorch's expandable_segments:True). *step_bytes*: per parameter whose
     states a rank keeps, what the optimizer copies for its step in large pieces, for which no freed activation
-    has room. *gradient_bytes*: per parameter a rank holds, further copies of its gradient. *whole_master*:
+    is large enough. *gradient_bytes*: per parameter a rank holds, more copies of its gradient. *whole_master*:
     each rank keeps the fp32 weights of all its parameters and updates a part of them. *fitted*: some of these
     figures were learnt from peaks of published runs, which are then no test of them.
     """
@@ -140,13 +140,13 @@ USUAL_OVERHEAD = Overhead()
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """The software that runs a step: its kernels, formats, buffers and habits."""
+    """The software that runs a step: its kernels, formats, buffers and defaults."""
 
     name: str = "megatron-core"
     kernels: Kernels = Kernels.FUSED
     execution: Execution = Execution.GRAPHS
     modules: Modules = Modules.TORCH
-    # Whether an eager host goes on to the next step while the GPU still runs this one, or waits for its end.
+    # An eager host goes on to the next step while the GPU still runs this one, or waits for its end.
     runs_ahead: bool = False
     # The format in which gradients are accumulated and reduced.
     gradient_dtype: DType = DType.FP32
@@ -163,15 +163,15 @@ class Framework:
     masks_windows: bool = False
     attention: AttentionKernel = AttentionKernel.CURRENT
     selective: SelectiveRule = SelectiveRule.MODULES
-    # Whether plain PyTorch ends a recomputation once the backward has what it needs, as it does since 2.1.
+    # Plain PyTorch ends a recomputation once the backward has what it needs, as it does since 2.1.
     stops_early: bool = True
-    # Whether the logits outlive a loss that is not compiled, or are freed with it.
+    # The logits outlive a loss that is not compiled, or are freed with it.
     keeps_logits: bool = False
     loss: LossKernel = LossKernel.IN_PLACE
-    # Whether fused kernels keep the input of an activation in fp8 (Megatron-Core's
+    # Fused kernels save the input of an activation in fp8 (Megatron-Core's
     # activation_func_fp8_input_store).
     fp8_activations: bool = False
-    # Whether fused attention multiplies in fp8 where linear layers do (Transformer Engine's fp8_dpa,
+    # Fused attention multiplies in fp8 where linear layers do (Transformer Engine's fp8_dpa,
     # Megatron-Core's fp8_dot_product_attention).
     fp8_attention: bool = False
     # How many of the last layers stay out of fp8 and fp4 (Megatron-Core's num_layers_at_end_in_bf16).
@@ -181,7 +181,7 @@ class Framework:
     deferred_gradients: int = 0
     # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
     dropout: bool = False
-    # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
+    # The weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
     fused_accumulation: bool = True
     # Without sequence parallelism: each tensor rank sends a part to the next stage, which gathers them
     # (Narayanan et al. 2021, section 4.1; DeepSpeed's pipeline engine), or all send everything.
@@ -193,8 +193,8 @@ class Framework:
     # place by a kernel of its own (DeepSpeed of 2021, whose partition_parameters.py calls
     # torch.distributed.all_gather with lists), or those of a layer together, ahead and into one buffer.
     listed_gathers: bool = False
-    # Whether the experts' matmuls add the bias, apply the activation and quantise its result and gradient
-    # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
+    # The experts' matmuls add the bias, apply the activation and quantise its result and gradient
+    # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or other kernels do.
     fused_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     ssm_kernels: SsmKernels = SsmKernels.FUSED
@@ -210,13 +210,13 @@ class Framework:
         require_counts(self, 0, "deferred_gradients", "wide_layers")
 
     def __hash__(self) -> int:
-        """Of what most often differs: hashes are asked for far more often than values are made."""
+        """Hash what most often differs: hashes are asked for far more often than values are made."""
         return hash((self.name, self.bucket_bytes, self.kernels, self.execution, self.gradient_dtype))
 
     def bucket_parameters(self, strategy: Strategy, first_piece: bool) -> int | None:
         """Parameters whose gradients are reduced together; None: all of a stage's.
 
-        Unless told otherwise, buckets grow with the ranks that reduce them, and only the first chunk of the
+        By default, buckets grow with the ranks that reduce them, and only the first chunk of the
         first stage has any, where reductions overlap: the other stages end before it (Megatron-Core's
         distributed_data_parallel.py).
         """
@@ -228,11 +228,11 @@ class Framework:
 
     @property
     def writes_out(self) -> bool:
-        """Whether every operation of its modules' source is a kernel, and keeps what its gradient needs."""
+        """True if every operation of its modules' source is a kernel, and saves what its gradient needs."""
         return self.modules is Modules.TRANSFORMERS and self.kernels is Kernels.PLAIN
 
     def keeps_fp32_weights(self, strategy: Strategy) -> bool:
-        """Whether the weights that are kept are the optimizer's (FSDP), cast before they are gathered."""
+        """Return True if the weights that are stored are the optimizer's (FSDP), cast before they are gathered."""
         fsdp = strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
         return fsdp and self.optimizer.master_weights
 

@@ -1,4 +1,4 @@
-"""What was worked out for some objects, found again by their identity: to compare them would cost more."""
+"""A cache by the identity of objects: comparing them would cost more."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
@@ -9,14 +9,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class ByIdentity(Generic[Value]):
-    """Values by the objects they were made of, which stay alive beside them. Full, it begins anew."""
+    """Values by the objects they were made of, which stay alive with them. A full cache is cleared."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: dict[tuple[object, ...], tuple[Sequence[object], Value]] = {}
 
     def get(self, made_of: Sequence[object], make: Callable[[], Value], *key: object) -> Value:
-        """The value for *made_of* and *key*, made now unless it is known."""
+        """Return the value for *made_of* and *key*, made now unless it is known."""
         place = (*key, *map(id, made_of))
         found = self._known.get(place)
         if found is None:
@@ -26,7 +26,7 @@ class ByIdentity(Generic[Value]):
         return found[1]
 
     def of(self, one: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
-        """The same for a single object, of which most ask: ``make(one, key)``."""
+        """Return the value for a single object, the usual case: ``make(one, key)``."""
         place = (key, id(one))
         found = self._known.get(place)
         if found is None:
@@ -36,5 +36,5 @@ class ByIdentity(Generic[Value]):
         return found[1]
 
     def cache_clear(self) -> None:
-        """As ``lru_cache`` calls it."""
+        """Forget all values; ``lru_cache`` has a method of this name."""
         self._known.clear()

@@ -38,7 +38,7 @@ class Layout:
         return self.tp * self.cp * self.dp * self.pp
 
     def rank_of_stage(self, stage: int, place: int = 0) -> int:
-        """The rank at *place* among those of *stage*: stages vary slowest in Megatron-Core's order of
+        """Return the rank at *place* among those of *stage*: stages vary slowest in Megatron-Core's order of
         ranks, tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``)."""
         return stage * (self.gpus // self.pp) + place
 

@@ -1,4 +1,4 @@
-"""Which strategies suit a model: each rule in one place, each message with the nearest value that is legal.
+"""Legality of strategies for a model: each rule in one place, each message with the nearest legal value.
 
 The rules are those of Megatron-Core (``transformer_config.py``, ``parallel_state.py``,
 ``training/arguments.py``), DeepSpeed (Ulysses) and DualPipe. DeepSpeed's pipelines refuse ZeRO-2 and 3, those
@@ -19,7 +19,7 @@ from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, Sh
 
 
 def check(model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE) -> None:
-    """A StrategyError where *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
+    """Raise a StrategyError if *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
     for rule in RULES:
         message = rule(model, strategy)
         if message:
@@ -33,7 +33,7 @@ def check(model: Model, strategy: Strategy, gpus: int | None = None, framework: 
 
 
 def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> bool:
-    """Whether *strategy* can train *model*."""
+    """Return True if *strategy* can train *model*."""
     try:
         check(model, strategy, framework=framework)
     except StrategyError:
@@ -42,7 +42,7 @@ def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
 
 
 def recomputable(model: Model) -> set[RecomputeModule]:
-    """The modules that layers of *model* have and a backward can run again."""
+    """Return the modules that layers of *model* have and a backward can run again."""
     found: set[RecomputeModule] = set()
     if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
         found.add(RecomputeModule.CORE)
@@ -56,7 +56,7 @@ def recomputable(model: Model) -> set[RecomputeModule]:
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of *number* closest to *wanted*; the smaller of two equally close."""
+    """Return the divisor of *number* closest to *wanted*; the smaller of two equally close."""
     limit = 2 * wanted
     candidates = takewhile(lambda ways: ways <= limit, range(1, number + 1))
     return min((ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - wanted), ways))
@@ -80,8 +80,8 @@ def _tensor(model: Model, strategy: Strategy) -> str:
 
 
 def _mamba(model: Model, strategy: Strategy) -> str:
-    """Every rank needs whole heads and groups of a Mamba block (Megatron-Core's mamba_mixer.py); context
-    parallel ranks share heads, and either share groups or hold copies of one (mamba_context_parallel.py).
+    """Check that every rank has complete heads and groups of a Mamba block (Megatron-Core's mamba_mixer.py);
+    context-parallel ranks share heads, and either share groups or hold copies (mamba_context_parallel.py).
     """
     hybrid, tp, cp = model.hybrid, strategy.layout.tp, strategy.layout.cp
     if hybrid is None or not any(block.mixer is Mixer.MAMBA for block in model.blocks):
@@ -104,8 +104,8 @@ def _mamba(model: Model, strategy: Strategy) -> str:
 
 
 def _recurrent(model: Model, strategy: Strategy) -> str:
-    """Megatron-Core splits a delta net by heads of keys among tensor and context parallel ranks (core/ssm/
-    gated_delta_net.py); Mamba blocks of the first version no training software splits.
+    """Check recurrent mixers: Megatron-Core splits a delta net by heads of keys among tensor and
+    context-parallel ranks (core/ssm/gated_delta_net.py); no training software splits Mamba-1 blocks.
     """
     mixers, layout = {block.mixer for block in model.blocks}, strategy.layout
     if Mixer.SELECTIVE in mixers:
@@ -175,8 +175,8 @@ def _autocast(strategy: Strategy, framework: Framework) -> str:
 
 
 def _offload(strategy: Strategy, framework: Framework) -> str:
-    """Hosts update AdamW and SGD alone, states in fp32 or bf16 (Megatron-Core's HybridDeviceOptimizer,
-    DeepSpeed's CPUAdam); FSDP's CPUOffload takes all of what ranks split.
+    """Check the offload: hosts update AdamW and SGD alone, states in fp32 or bf16 (Megatron-Core's
+    HybridDeviceOptimizer, DeepSpeed's CPUAdam); FSDP's CPUOffload takes all of what ranks split.
     """
     share, optimizer = strategy.offload.optimizer, framework.optimizer
     if not share:
@@ -197,7 +197,7 @@ def _offload(strategy: Strategy, framework: Framework) -> str:
 
 
 def _eager_scans(strategy: Strategy, framework: Framework) -> str:
-    """Only transformers has a path without mamba-ssm; its heads and tokens are not split."""
+    """Check eager scans: only transformers has a path without mamba-ssm; its heads and tokens are not split."""
     if framework.ssm_kernels is SsmKernels.FUSED:
         return ""
     if not framework.writes_out:
@@ -291,7 +291,7 @@ def _sharding(model: Model, strategy: Strategy) -> str:
 
 
 def _shard_of_experts(layout: Layout) -> int:
-    """The shard closest to the layout's with a whole number of each expert's replicas in every copy."""
+    """Return the shard closest to the layout's with a whole number of each expert's replicas in every copy."""
     ranks = layout.dp * layout.cp
     copies = [count for count in range(1, ranks + 1) if ranks % count == 0 and layout.expert_dp % count == 0]
     legal = [ranks // count for count in copies]
@@ -319,7 +319,7 @@ def _check_gpus(strategy: Strategy, gpus: int) -> None:
 
 
 def _multiple(number: int, step: int) -> int:
-    """The multiple of *step* closest to *number*, at least one."""
+    """Return the multiple of *step* closest to *number*, at least one."""
     return max(1, round(number / step)) * step
 
 

@@ -19,13 +19,13 @@ class Limit:
     unit: str = ""
 
     def check(self, found: int) -> None:
-        """A ValueError that names the limit where *found* goes beyond."""
+        """Raise a ValueError that names the limit if *found* is beyond it."""
         if found > self.most:
             raise ValueError(self.said)
 
     @property
     def said(self) -> str:
-        """What the error says."""
+        """The message of the error."""
         return f"{self.what}: more than {self.shown}, the most that stepcast takes"
 
     @property

@@ -1,4 +1,4 @@
-"""What a training program printed of its steps, and what a collective library wrote of its calls."""
+"""Measurements that programs print or save: steps, collectives, operators and OptimusPrime runs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -185,7 +185,7 @@ class OperatorTimes:
         require(self.matrix_share is None or 0 <= self.matrix_share <= 1, "a share must lie within 0 and 1")
 
     def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]:
-        """An operator, and the seconds of all of its name and formats; some come in several parts.
+        """Yield an operator, and the seconds of all of its name and formats; some come in several parts.
 
         A long table knows its kinds and need not make every operator.
         """
@@ -306,7 +306,7 @@ class RunLog:
         return self._medians(np.ones(len(self.layer_times), dtype=bool), first_step)
 
     def layer_forward(self, layer: str, first_step: int = FIRST_WARM_STEP) -> dict[int, Median]:
-        """As `stage_forward`, for one layer alone; a cut layer has an entry for each stage it is on."""
+        """Return `stage_forward` for one layer alone; a cut layer has an entry for each stage it is on."""
         times = self.layer_times
         number = times.layers.index(layer)
         return self._medians(np.equal(times.layer_of, number), first_step)

@@ -98,18 +98,18 @@ class Optimizer:
 
     @property
     def moment_bytes(self) -> float:
-        """Of one element of a moment, with its part of a scale."""
+        """Bytes of one element of a moment, with its part of a scale."""
         scale = DType.FP32.bytes / BLOCK if self.moment_dtype is DType.INT8 else 0.0
         return self.moment_dtype.bytes + scale
 
     @property
     def passes(self) -> Passes:
-        """Of an update; of matrices alone where the optimizer treats them apart."""
+        """The passes of an update; of matrices alone where the optimizer treats them apart."""
         return FUSED[self.kind] if self.fused and self.kind in FUSED else LISTED[self.kind]
 
     @property
     def knows_matrices(self) -> bool:
-        """Whether matrices are treated otherwise than the rest."""
+        """True if matrices are treated otherwise than the rest."""
         return self.kind in (OptimizerKind.MUON, OptimizerKind.ADAFACTOR)
 
 
@@ -117,7 +117,7 @@ ADAM = Optimizer()
 
 
 def optimizer_named(text: str, master_weights: bool = True, clips: bool = True) -> Optimizer:
-    """The optimizer that NAME or NAME:FORMAT asks for."""
+    """Return the optimizer that NAME or NAME:FORMAT asks for."""
     name, colon, form = text.partition(":")
     require(name in set(OptimizerKind), f"optimizer {name!r}: expected {', '.join(OptimizerKind)}")
     kind = OptimizerKind(name)

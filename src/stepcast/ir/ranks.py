@@ -46,12 +46,12 @@ class RankGrid:
             )
 
     def stride(self, axis: str, *, expert: bool = False) -> int:
-        """How far apart in rank two neighbours along *axis* are."""
+        """Return the distance in rank of two neighbours along *axis*."""
         sizes = self.layout.axes(expert=expert)
         return prod(sizes[name] for name in self.order[: self.order.index(axis)])
 
     def group(self, family: str, rank: int = 0) -> tuple[int, ...]:
-        """The ranks of the group of *family* that *rank* belongs to, in rank order.
+        """Return the ranks of the group of *family* that *rank* belongs to, in rank order.
 
         For ``embedding`` a rank of a middle stage gets the group of its pipeline: it takes no part itself.
         """
@@ -67,7 +67,7 @@ class RankGrid:
         return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
 
     def groups(self, family: str) -> tuple[tuple[int, ...], ...]:
-        """Every group of *family*, in the order of their first ranks."""
+        """Return every group of *family*, in the order of their first ranks."""
         if family in PARTS:
             firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
             return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
@@ -76,7 +76,7 @@ class RankGrid:
         )
 
     def copies(self, family: str) -> list[Copies]:
-        """The groups of *family* as copies of one, or of several."""
+        """Return the groups of *family* as copies of one, or of several."""
         if family in PARTS:
             return [Copies([ranks[0]], tuple(rank - ranks[0] for rank in ranks)) for ranks in self.groups(family)]
         expert, axes = self._family(family)
@@ -91,7 +91,7 @@ class RankGrid:
         return [Copies(firsts, tuple(self._member_offsets(family, expert, axes)))]
 
     def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
-        """The group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
+        """Yield the group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
         layout, ranks = self.layout, self.group(PARTS[family], rank)
         if layout.dp * layout.cp % layout.shard_size:
             raise ValueError(f"shard {layout.shard} must divide cp x dp = {layout.cp * layout.dp}")
@@ -106,7 +106,7 @@ class RankGrid:
         return [ranks[place::size] for place in range(size)]
 
     def neighbours(self, family: str) -> list[Copies]:
-        """Each rank with the next of its group: the transfers of a pipeline, say."""
+        """Return each rank with the next of its group: the transfers of a pipeline, say."""
         return [
             Copies([first + start for first in firsts], (0, end - start))
             for firsts, offsets in self.copies(family)
@@ -119,12 +119,12 @@ class RankGrid:
         return FAMILIES[family]
 
     def _offset(self, rank: int, axis: str, expert: bool) -> int:
-        """What *rank*'s coordinate on *axis* adds to its number."""
+        """Return what *rank*'s coordinate on *axis* adds to its number."""
         stride = self.stride(axis, expert=expert)
         return rank // stride % self.layout.axes(expert=expert)[axis] * stride
 
     def _combinations(self, axes: Sequence[str], expert: bool) -> list[int]:
-        """The offsets of all coordinates along *axes*."""
+        """Return the offsets of all coordinates along *axes*."""
         sizes, found = self.layout.axes(expert=expert), [0]
         for axis in axes:
             stride = self.stride(axis, expert=expert)
@@ -132,7 +132,7 @@ class RankGrid:
         return found
 
     def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> list[int]:
-        """How far the members of a group are from its first: the same for all groups of a family."""
+        """Return how far the members of a group are from its first: the same for all groups of a family."""
         offsets = sorted(self._combinations(axes, expert))
         if family == Group.EMBEDDING and len(offsets) > 2:
             return [offsets[0], offsets[-1]]
@@ -141,19 +141,19 @@ class RankGrid:
 
 @lru_cache(maxsize=1024)
 def grid_of(layout: Layout) -> RankGrid:
-    """The ranks of *layout* in the usual order."""
+    """Return the ranks of *layout* in the usual order."""
     return RankGrid(layout)
 
 
 @lru_cache(maxsize=2**16)
 def members(rank: int, group: str, layout: Layout) -> tuple[int, ...]:
-    """The ranks of *rank*'s set of *group*, itself included; of a group nobody knows, itself alone."""
+    """Return the ranks of *rank*'s set of *group*, itself included; of a group nobody knows, itself alone."""
     known = group in FAMILIES or group in PARTS
     return grid_of(layout).group(group, rank) if known else (rank,)
 
 
 def neighbour(rank: int, offset: int, layout: Layout, group: str = Group.PP) -> int:
-    """The rank *offset* places further on in its group; after the last comes the first."""
+    """Return the rank *offset* places on in its group; after the last comes the first."""
     ranks = members(rank, group, layout)
     return ranks[(ranks.index(rank) + offset) % len(ranks)]
 

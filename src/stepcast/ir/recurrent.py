@@ -43,7 +43,7 @@ class Delta:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
 
     @property
@@ -212,7 +212,7 @@ class RecurrentCells:
 def delta_rule_of(
     delta: Delta, batch: int, seq: int, ways: int = 1, *, backward: bool = False, dtype: DType = DType.BF16
 ) -> DeltaRule:
-    """The rule on a rank that holds one of *ways* parts of the heads."""
+    """Return the rule on a rank that holds one of *ways* parts of the heads."""
     heads = max(1, delta.value_heads // ways)
     return DeltaRule(batch, seq, heads, delta.key_dim, delta.value_dim, delta.chunk, backward, dtype)
 
@@ -286,7 +286,7 @@ class Scan:
 def scan_of(
     hybrid: Hybrid, batch: int, seq: int, ways: int = 1, *, backward: bool = False, dtype: DType = DType.BF16
 ) -> Scan:
-    """The scan of one Mamba block on a rank that holds one of *ways* parts of the heads.
+    """Return the scan of one Mamba block on a rank that holds one of *ways* parts of the heads.
 
     Groups that so many cannot split are repeated.
     """

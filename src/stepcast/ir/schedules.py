@@ -79,7 +79,7 @@ class ScheduleFacts:
 
     @property
     def copies(self) -> int:
-        """Of the model on the GPUs of one pipeline."""
+        """Copies of the model on the GPUs of one pipeline."""
         return 2 if self.placement is PiecePlacement.TWO_WAY else 1
 
     def pieces(self, vpp: int) -> int:
@@ -87,7 +87,7 @@ class ScheduleFacts:
         return self.copies * (self.fewest_chunks if self.fewest_chunks == self.most_chunks else vpp)
 
     def pieces_of_stage(self, stage: int, stages: int, vpp: int) -> tuple[int, ...]:
-        """Which pieces lie on *stage*, by their number along the model."""
+        """Return the pieces on *stage*, by their number along the model."""
         if self.placement is PiecePlacement.V and vpp == 2:
             return (stage, 2 * stages - 1 - stage)
         if self.placement is PiecePlacement.TWO_WAY and stages > 1:
@@ -96,13 +96,13 @@ class ScheduleFacts:
 
 
 def facts_of(kind: ScheduleKind, stages: int) -> ScheduleFacts:
-    """Of the schedule that *stages* run when *kind* is chosen: a single one has no pipeline to order."""
+    """Return the facts of the schedule that *stages* run when *kind* is chosen: one stage has no pipeline to order."""
     facts = SCHEDULES[kind]
     return facts if stages > 1 or facts.alone else SCHEDULES[ScheduleKind.ONE_F_ONE_B]
 
 
 def usual_kind(vpp: int) -> ScheduleKind:
-    """The schedule of a pipeline of which nothing is said."""
+    """Return the default schedule of a pipeline."""
     return ScheduleKind.INTERLEAVED if vpp > 1 else ScheduleKind.ONE_F_ONE_B
 
 
@@ -131,7 +131,7 @@ def _to_the_end_and_back(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
 
 
 def _in_rounds(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    """As many through a chunk as there are stages, before the next (Narayanan et al. 2021, section 2.3)."""
+    """Run as many through a chunk as there are stages, before the next (Narayanan et al. 2021, section 2.3)."""
     stages, chunks = pipeline.stages, pipeline.chunks
     counts = [0] * chunks
     for slot in range(2 * (stages - stage - 1) + (chunks - 1) * stages + 1 + pipeline.ahead):
@@ -154,12 +154,12 @@ def _to_the_end_and_back_twice(pipeline: Pipeline, stage: int) -> tuple[int, ...
 
 
 def _down_and_up(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    """As much as the first stage of 1F1B, spread over both chunks."""
+    """Return as much as the first stage of 1F1B, spread over both chunks."""
     return (2 * pipeline.stages - 1 - stage, stage + 1)
 
 
 def _from_both_ends(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    """pp + 1 in all (DeepSeek-V3, 2024, table 2)."""
+    """Return pp + 1 in all (DeepSeek-V3, 2024, table 2)."""
     stages = pipeline.stages
     from_edge = min(stage, stages - 1 - stage)
     near, far = stages - from_edge, from_edge + 1

@@ -62,7 +62,7 @@ class ShardingPlan:
     mirrored: bool = False
 
     def kinds(self, shard: Shard) -> Iterator[tuple[Partition, Shard]]:
-        """The dense weights and the experts of *shard*, as far as there are any, with how they are split."""
+        """Yield the dense weights and the experts of *shard*, as far as there are any, with how they are split."""
         if shard.dense:
             yield self.dense, Shard(shard.dense, 0, shard.unquantised) if shard.experts else shard
         if shard.experts:
@@ -73,11 +73,11 @@ class ShardingPlan:
         return sum(each.total / part.ways for part, each in self.kinds(shard))
 
     def collected(self, shard: Shard) -> Shard:
-        """What of *shard* is made whole before it is used."""
+        """Return the part of *shard* that is gathered before it is used."""
         return self._those(shard, lambda part: part.collected)
 
     def unreduced(self, shard: Shard) -> Shard:
-        """What of *shard* has gradients that are whole before the reduction and split after it."""
+        """Return the part of *shard* whose gradients are complete before the reduction and split after it."""
         return self._those(shard, lambda part: self.splits_gradients and part.ways > 1)
 
     def _those(self, shard: Shard, chosen: Callable[[Partition], bool]) -> Shard:
@@ -86,21 +86,21 @@ class ShardingPlan:
 
 
 def plan_of(strategy: Strategy, framework: Framework) -> ShardingPlan:
-    """How *strategy* splits, gathers and reduces."""
-    return _PLANS.get((strategy, framework), lambda: _made(strategy, framework))
+    """Return how *strategy* splits, gathers and reduces."""
+    return _PLANS.get((strategy, framework), lambda: _make_plan(strategy, framework))
 
 
 _PLANS: ByIdentity[ShardingPlan] = ByIdentity(256)
 
 
-def _made(strategy: Strategy, framework: Framework) -> ShardingPlan:
+def _make_plan(strategy: Strategy, framework: Framework) -> ShardingPlan:
     keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
     mirrored = facts_of(strategy.schedule, strategy.layout.pp).copies > 1
     return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
 
 
 def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
-    """What an all-gather of *shard* carries: the stored format, or 1 byte for each weight kept in fp8.
+    """Return the bytes of an all-gather of *shard*: the stored format, or 1 byte for each weight stored in fp8.
 
     MXFP8 has scales along rows and along columns: both are made of bf16 weights, once these are gathered
     (Megatron-Core's --reuse-grad-buf-for-mxfp8-param-ag).
@@ -120,7 +120,7 @@ def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, 
     gathered, reduced = Gathered.NEVER, Reduced.EACH_MICRO_BATCH if splits_gradients else Reduced.ONCE
     by_unit = sharding.splits_parameters and (split or keeps_fp32)
     if by_unit:
-        dense, experts = (_collected(part, keeps_fp32) for part in (dense, experts))
+        dense, experts = (_mark_collected(part, keeps_fp32) for part in (dense, experts))
         if reshards:
             gathered = Gathered.EACH_PASS
         elif layout.pp == 1:
@@ -142,15 +142,14 @@ def _dense(layout: Layout, sharding: Sharding) -> Partition:
 
 
 def _experts(layout: Layout, sharding: Sharding) -> Partition:
-    """As many copies of the experts are split as of the other weights: each within the ranks of a copy
+    """Split as many copies of the experts as of the other weights: each within the ranks of a copy
     (Megatron-Core's --num-distributed-optimizer-instances, torchtitan's mesh of dp_replicate and efsdp).
     """
     ranks = layout.size(Group.EXPERT_DP)
     ways = layout.size(Group.EXPERT_SHARD) if sharding is not Sharding.NONE else 1
-    whole = (Group.EXPERT_DP, Group.EXPERT_DP)
-    parts = (Group.EXPERT_SHARD, Group.EXPERT_REPLICA) if 1 < ways < ranks else whole
+    parts = (Group.EXPERT_SHARD, Group.EXPERT_REPLICA) if 1 < ways < ranks else (Group.EXPERT_DP, Group.EXPERT_DP)
     return Partition(ways, ranks // ways, *parts)
 
 
-def _collected(part: Partition, keeps_fp32: bool) -> Partition:
+def _mark_collected(part: Partition, keeps_fp32: bool) -> Partition:
     return replace(part, collected=part.ways > 1 or keeps_fp32)

@@ -1,4 +1,4 @@
-"""Which layers each pipeline stage holds."""
+"""The layers of each pipeline stage."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,14 +19,14 @@ class StagePiece:
 
 
 def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
-    """The pipeline's pieces in model order, pp x vpp of them."""
+    """Return the pipeline's pieces in model order, pp x vpp of them."""
     return _pieces(
         model.layers, strategy.layout.pp * strategy.layout.vpp, strategy.stage_layers, strategy.further_tokens
     )
 
 
 def assumed_split(model: Model, strategy: Strategy) -> str:
-    """How layers that do not divide are split where nobody said, such as ``7, 14 x 8, 7``; else nothing."""
+    """Return the default split of layers that do not divide, such as ``7, 14 x 8, 7``; else nothing."""
     sizes = [len(piece.layers) for piece in pieces(model, strategy)]
     if strategy.stage_layers or len(set(sizes)) == 1:
         return ""
@@ -36,13 +36,13 @@ def assumed_split(model: Model, strategy: Strategy) -> str:
 
 
 def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
-    """The pieces on one stage, chunk by chunk."""
+    """Return the pieces on one stage, chunk by chunk."""
     layout = strategy.layout
     return SCHEDULES[strategy.schedule].pieces_of_stage(stage, layout.pp, layout.vpp)
 
 
 def even_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int, ...]:
-    """*layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
+    """Spread *layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
 
     So do Llama 3 (2024, section 3.3.2), torchtitan and Megatron-Core
     (account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split), where the loss, then the

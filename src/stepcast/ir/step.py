@@ -1,8 +1,8 @@
-"""StepReport: what is known of one training step after it was simulated."""
+"""StepReport: the result of simulating one training step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, cast
 
 from stepcast.ir.band import LEVEL, Band, Residual
 from stepcast.ir.check import require
@@ -10,7 +10,7 @@ from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
 
 # Parts of a step, in the order in which they are shown.
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")
-# Which part the exposed communication of a group counts as.
+# The part of a step that the exposed communication of a group counts as.
 PART_OF_GROUP = {
     "tp": "tp",
     "expert-tp": "tp",
@@ -44,14 +44,7 @@ class StageReport:
     peak_in_flight: int
 
     def facts(self) -> StageFacts:
-        return {
-            "stage": self.stage,
-            "busy_s": self.busy_s,
-            "exposed_s": self.exposed_s,
-            "host_s": self.host_s,
-            "bubble_s": self.bubble_s,
-            "peak_in_flight": self.peak_in_flight,
-        }
+        return cast(StageFacts, asdict(self))
 
     def times(self, factor: float) -> "StageReport":
         return replace(
@@ -73,7 +66,7 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What the step achieves. *mfu* is of the GPU's dense peak in the format it trains in."""
+    """The throughput of a step. *mfu* is of the GPU's dense peak in the format it trains in."""
 
     tokens_per_s: float
     tflops_per_gpu: float
@@ -93,11 +86,11 @@ class StepReport:
     gpus: int
     schedule: str
     micro_batches: int
-    # Of which runs *low_s* and *high_s* tell; None: every price at the end of its own range.
+    # The runs that *low_s* and *high_s* come from; None: every cost estimate at the end of its own range.
     band: Band | None = None
-    # What the simulated step was corrected by, where a user asked for it.
+    # The correction of the simulated step, where a user asked for it.
     residual: Residual | None = None
-    # What ran, for those who compare it with another run.
+    # The run, for comparisons with another one.
     run: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     throughput: Throughput | None = None
@@ -117,7 +110,7 @@ class StepReport:
         return self.breakdown_s["bubble"] / self.step_s if self.step_s else 0.0
 
     def corrected(self, residual: Residual) -> "StepReport":
-        """Every time by the residual; the band tells of predictions without one, and stays where it is."""
+        """Multiply every time by the residual; the band is that of predictions without one, and stays."""
         step_s = self.step_s * residual.factor
         return replace(
             self,
@@ -134,11 +127,12 @@ class StepReport:
         )
 
     def _range_facts(self) -> BandFacts:
-        ends: BandFacts = {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
-        return {**ends, **self.band.facts()} if self.band else ends  # type: ignore[typeddict-item]
+        if self.band:
+            return self.band.facts(self.low_s, self.high_s)
+        return {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
 
     def facts(self) -> StepFacts:
-        """The step as the JSON contract spells it."""
+        """Return the step as the JSON contract spells it."""
         reached = self.throughput
         return {
             "step_s": self.step_s,

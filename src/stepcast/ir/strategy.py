@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs and run."""
+"""Strategy: the spread of a model over GPUs and the choices of its run."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ class StrategyError(ValueError):
 
 
 class RecomputeKind(StrEnum):
-    """What a backward computes again instead of keeping it."""
+    """The part that a backward computes again instead of loading it from memory."""
 
     NONE = "none"
     SELECTIVE = "selective"  # the attention core (Korthikanti et al. 2022)
@@ -61,7 +61,7 @@ class Recompute:
         return self.modules or (RecomputeModule.CORE,)
 
     def whole_layers(self, layers: int) -> int:
-        """How many of a piece's *layers* are recomputed as a whole."""
+        """Return how many of a piece's *layers* are completely recomputed."""
         match self.kind:
             case RecomputeKind.FULL:
                 return layers
@@ -72,7 +72,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What is kept in the memory of the host instead of the GPU's, as shares.
+    """The shares that are stored in the memory of the host instead of the GPU's.
 
     *optimizer*: of the parameters, those whose optimizer states the host keeps and updates.
     *activations*: of the layers of each stage (or chunk), from the first on, those that keep theirs there.
@@ -87,12 +87,12 @@ class Offload:
             require(0 <= share <= 1, f"the share of {name} on the host is between 0 and 1, not {share}")
 
     def layers(self, layers: int) -> int:
-        """How many of a piece's *layers* keep their activations on the host."""
+        """Return how many of a piece's *layers* keep their activations on the host."""
         return round(self.activations * layers)
 
 
 class Sharding(StrEnum):
-    """What data-parallel ranks split among them instead of each keeping it whole."""
+    """The states that data-parallel ranks split among them instead of each storing all of them."""
 
     NONE = "none"
     ZERO_1 = "zero-1"  # optimizer states (Megatron's distributed optimizer)
@@ -111,7 +111,7 @@ class Sharding(StrEnum):
 
 
 class ContextKind(StrEnum):
-    """How context-parallel ranks see the keys and values of the others; former names are read too."""
+    """The way in which context-parallel ranks see the keys and values of the others; former names are read too."""
 
     RING = "p2p"  # passed on step by step while attention runs
     ALL_TO_ALL = "a2a"  # heads exchanged for positions (DeepSpeed Ulysses)
@@ -130,15 +130,15 @@ class TrainingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Which communication runs beside computation."""
+    """The communication that overlaps computation."""
 
-    gradients: bool = True  # data-parallel reduction beside the backward
-    parameters: bool = True  # parameter gathering beside the forward
-    tensor: bool = False  # tensor-parallel collectives beside the matmul next to them
-    # Sums of input gradients over tensor ranks beside the weight gradients; Megatron-LM does since 2022.
+    gradients: bool = True  # data-parallel reduction during the backward
+    parameters: bool = True  # parameter gathering during the forward
+    tensor: bool = False  # tensor-parallel collectives during the matmul next to them
+    # Sums of input gradients over tensor ranks during the weight gradients; Megatron-LM does since 2022.
     tensor_gradients: bool = True
-    transfers: bool = True  # sends between stages beside the next micro-batch
-    # Dispatch and combine beside another micro-batch: see Strategy.pairs_micro_batches.
+    transfers: bool = True  # sends between stages during the next micro-batch
+    # Dispatch and combine during another micro-batch: see Strategy.pairs_micro_batches.
     experts: bool = False
 
 
@@ -159,7 +159,7 @@ STORED_AS: dict[DType, DType] = {
 PRECISIONS = tuple(STORED_AS)
 # Formats to which torch.autocast casts.
 AUTOCAST = (DType.BF16, DType.FP16)
-# Formats in which weights can be kept instead of beside a bf16 copy (Megatron-LM's --fp8-param-gather).
+# Formats in which weights can be stored without a bf16 copy (Megatron-LM's --fp8-param-gather).
 PARAMETER_FORMATS = (DType.FP8, DType.MXFP8)
 
 
@@ -196,7 +196,7 @@ class Strategy:
     # ZeRO 3 and FSDP: free a layer's gathered parameters after each forward and gather them again for its
     # backward, or keep them. None: free them but in a pipeline (torchtitan's fsdp_reshard_after_forward).
     reshard: bool | None = None
-    # Weights of matmuls are kept and gathered in fp8, with no bf16 copy; the optimizer's stay as they are.
+    # Weights of matmuls are stored and gathered in fp8, with no bf16 copy; the optimizer's stay as they are.
     fp8_parameters: bool = False
     # torch.autocast: weights and gradients in fp32, a cast to *precision* for each use of a weight.
     autocast: bool = False
@@ -240,7 +240,7 @@ class Strategy:
             raise StrategyError(f"expert capacity is above 0, not {self.expert_capacity}")
 
     def __hash__(self) -> int:
-        """Of what most often differs: hashes are asked for far more often than values are made."""
+        """Hash what most often differs: hashes are asked for far more often than values are made."""
         return hash((self.layout, self.micro_batch, self.global_batch, self.seq, self.sharding, self.recompute))
 
     @property
@@ -260,7 +260,7 @@ class Strategy:
 
     @property
     def weights(self) -> DType:
-        """The format in which weights are kept."""
+        """The format in which weights are stored."""
         return DType.FP32 if self.autocast else self.stored
 
     @property
@@ -270,12 +270,12 @@ class Strategy:
 
     @property
     def reshards(self) -> bool:
-        """Whether gathered parameters are freed after each forward."""
+        """True if gathered parameters are freed after each forward."""
         return self.layout.pp == 1 if self.reshard is None else self.reshard
 
     @property
     def outer_ways(self) -> int:
-        """In how many parts sequence parallelism splits tokens outside tensor-parallel regions."""
+        """The parts in which sequence parallelism splits tokens outside tensor-parallel regions."""
         return self.layout.tp if self.sequence_parallel else 1
 
     @property
@@ -286,7 +286,7 @@ class Strategy:
 
     @property
     def pairs_micro_batches(self) -> bool:
-        """Whether forwards run beside backwards of other micro-batches, to hide the experts' exchanges.
+        """True if forwards overlap backwards of other micro-batches, to hide the experts' exchanges.
 
         Without chunks a pipeline's stages would wait for each other pair by pair; Megatron-Core refuses it
         (overlap_moe_expert_parallel_comm). DualPipe has pairs of its own.
@@ -297,7 +297,7 @@ class Strategy:
 
     @property
     def kept_share(self) -> float:
-        """Of what is routed to experts, the most that they take; what exceeds their capacity is dropped."""
+        """The share of routed tokens that experts take at most; what exceeds their capacity is dropped."""
         return 1.0 if self.expert_capacity is None else min(1.0, self.expert_capacity)
 
     @property

@@ -1,4 +1,4 @@
-"""When things ran: spans on lanes of ranks, simulated or measured.
+"""Timelines: spans on lanes of ranks, simulated or measured.
 
 Millions of spans are ordinary, so a Timeline keeps columns, not objects; a Span is a view of one row.
 """
@@ -108,8 +108,8 @@ class Timeline:
         return len(self.start_s)
 
     def __repr__(self) -> str:
-        told = "measured" if self.measured else "simulated"
-        return f"Timeline({len(self):,} spans of {len(self.ranks):,} rank(s), {self.span_s:.6g} s, {told})"
+        kind = "measured" if self.measured else "simulated"
+        return f"Timeline({len(self):,} spans of {len(self.ranks):,} rank(s), {self.span_s:.6g} s, {kind})"
 
     def span(self, index: int) -> Span:
         work, detail = int(self.work_of[index]), int(self.detail_of[index])
@@ -130,9 +130,9 @@ class Timeline:
     def spans(self) -> Iterator[Span]:
         return (self.span(index) for index in range(len(self)))
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> "Timeline":
-        """The rows *kept*; what belongs to or waits for another row stands alone."""
-        rows = np.flatnonzero(kept)
+    def only(self, selected: npt.NDArray[np.bool_]) -> "Timeline":
+        """Return the *selected* rows; what belongs to or waits for a row left out loses that link."""
+        rows = np.flatnonzero(selected)
         number = np.full(len(self) + 1, NONE, np.int32)
         number[rows] = np.arange(len(rows))
         flows = number[self.flows]
@@ -216,7 +216,7 @@ class TimelineBuilder:
         return len(self._start) - 1
 
     def flow(self, sender: int, waiter: int) -> None:
-        """Row *waiter* waits for what row *sender* sends or launches."""
+        """Note that row *waiter* waits for what row *sender* sends or launches."""
         self._flows.append(np.array([[sender, waiter]], np.int32))
 
     def add_columns(
@@ -270,7 +270,7 @@ class TimelineBuilder:
         warnings: Sequence[str] = (),
         rebase: bool = True,
     ) -> Timeline:
-        """The finished Timeline; with *rebase* the first start becomes the origin."""
+        """Return the finished Timeline; with *rebase* the first start becomes the origin."""
         columns = {key: np.array(column, dtype=np.int32) for key, column in self._columns.items()}
         start_s = np.array(self._start, dtype=np.float64)
         origin_s = float(start_s.min()) if rebase and len(start_s) else 0.0
@@ -300,6 +300,6 @@ class TimelineBuilder:
 
 
 def _renumbered(column: Int32Array, indices: Sequence[int]) -> Int32Array:
-    """*column*'s indices of a local table as indices of the builder's; -1 stays -1."""
+    """Turn *column*'s indices of a local table into indices of the builder's; -1 stays -1."""
     table = np.array([*indices, NONE], dtype=np.int32)
     return table[column]

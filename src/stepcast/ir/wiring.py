@@ -27,13 +27,13 @@ class Wiring:
     warnings: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
-        """What is said, by name."""
+        """Return the stated facts by name."""
         named = {name: getattr(self, name) for name in self.__slots__ if name not in ("warnings", "told_by")}
         return {"kind": "wiring", **{name: value for name, value in named.items() if value is not None}}
 
 
 def fabric_of(links: dict[tuple[int, int], int], gpus: int) -> tuple[str, float, tuple[str, ...]]:
-    """What joins *gpus* by the NVLinks between each two of them: its kind, the links of one of its parts, and
+    """Return what joins *gpus* by the NVLinks between each two of them: its kind, the links of one of its parts, and
     what is not as it seems.
 
     A GPU has at most 18 NVLinks: where each two show more than an equal share of those, a switch joins them.

@@ -146,7 +146,7 @@ class Elementwise:
 def elementwise(
     kind: ElementwiseKind, rows: int, columns: int, reads: float, writes: float, dtype: DType, backward: bool = False
 ) -> Elementwise:
-    """A memory-bound kernel that reads and writes *reads* and *writes* times rows x columns elements."""
+    """Return a memory-bound kernel that reads and writes *reads* and *writes* times rows x columns elements."""
     size = rows * columns * dtype.bytes
     return Elementwise(kind, rows, columns, reads * size, writes * size, backward, dtype)
 
@@ -258,7 +258,7 @@ COMMUNICATING = frozenset(get_args(Communication))
 
 
 def group_of(work: Work) -> Channel | None:
-    """Whose communication *work* is; None where it computes."""
+    """Return the group whose communication *work* is; None where it computes."""
     return work.group if type(work) in COMMUNICATING else None  # type: ignore[union-attr]
 
 
@@ -279,13 +279,13 @@ TENSORS_BACKWARD: dict[ElementwiseKind, tuple[float, float]] = {K.SWIGLU: (3, 2)
 
 
 def usual_kernel(kind: ElementwiseKind, rows: int, columns: int, dtype: DType, backward: bool = False) -> Elementwise:
-    """A kernel of *kind* that does nothing else."""
+    """Return a kernel of *kind* that does nothing else."""
     reads, writes = TENSORS_BACKWARD.get(kind, (2, 1)) if backward else TENSORS.get(kind, (1, 1))
     return elementwise(kind, rows, columns, reads, writes, dtype, backward)
 
 
 def cast(rows: int, columns: int, dtype: DType, to: DType, backward: bool = False) -> Elementwise:
-    """From *dtype* to *to*; a format with scales reads twice, once for the largest magnitude."""
+    """Return a cast from *dtype* to *to*; a format with scales reads twice, once for the largest magnitude."""
     reads = 2 if to.scaled else 1
     elements = rows * columns
     return Elementwise(

@@ -1,4 +1,4 @@
-"""What must run in one training step.
+"""Workload: the work of one training step.
 
     Workload            one step, for all pipeline stages
       Stage             what one stage (or model chunk) runs
@@ -27,8 +27,6 @@ from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import GATHERS, Collective, Recorded, Work
-
-# What a layer and an op are, for rules that treat some of them apart: names are for people to read.
 
 
 class Role(StrEnum):
@@ -102,7 +100,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One thing to do. A non-blocking op runs beside the ops that follow it.
+    """One thing to do. A non-blocking op overlaps the ops that follow it.
 
     *name* tells it apart within its layer; the layer's only computation needs none. *after* names
     non-blocking ops, of this layer or one that ran before, that must have finished first: for each name
@@ -145,12 +143,12 @@ class Layer:
             raise ValueError(f"process_s must be a finite number, zero or more, not {self.process_s!r}")
 
     def op_name(self, op: Op) -> str:
-        """The op's name in timelines and reports."""
+        """Return the op's name in timelines and reports."""
         return label_op(self.name, op.name)
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
-        """Of all phases."""
+        """The ops of all phases."""
         return self.forward + self.input_gradient + self.weight_gradient
 
     def ops(self, phase: Phase) -> tuple[Op, ...]:
@@ -164,7 +162,7 @@ class Layer:
 
 
 def label_op(layer: str, op: str) -> str:
-    """The names of a layer and of its op as one that says no word twice."""
+    """Join the names of a layer and of its op into one that says no word twice."""
     if not op or layer.endswith(op):
         return layer
     if op.startswith(layer):
@@ -183,11 +181,11 @@ class LayerTable(Sequence[Layer]):
 
     @abstractmethod
     def recorded_s(self, phase: Phase) -> float:
-        """Of all layers; each has one recorded time in every phase."""
+        """Return the seconds of all layers; each has one recorded time in every phase."""
 
     @abstractmethod
     def messages(self) -> Iterator[tuple[Phase, Op, int]]:
-        """Each different op that communicates, and how many layers have it."""
+        """Yield each different op that communicates, and how many layers have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +209,7 @@ class Variation:
     layer: Layer
 
     def __post_init__(self) -> None:
-        # Asked again only to tell what is wrong: a long stage has many.
+        # Checked in detail only to name the mistake: a long stage has many.
         which, where = self.micro_batch, self.position
         if not (type(which) is type(where) is int and which >= 0 <= where):
             require_counts(self, 0, "micro_batch", "position")
@@ -219,7 +217,7 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one pipeline stage runs."""
+    """The work of one pipeline stage."""
 
     body: tuple[Block, ...]
     prologue: tuple[Layer, ...] = ()
@@ -230,7 +228,7 @@ class Stage:
     in_turn: bool = False
 
     def body_layers(self, micro_batch: int | None = None) -> tuple[Layer, ...]:
-        """Every layer of one micro-batch, repeats written out; None means the usual one."""
+        """Return every layer of one micro-batch, repeats written out; None means the usual one."""
         layers = list(written(self.body))
         for variation in self.variations:
             if variation.micro_batch == micro_batch:
@@ -238,14 +236,14 @@ class Stage:
         return tuple(layers)
 
     def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
-        """The same for every micro-batch that differs from the usual one, in one go."""
+        """Return the layers of every micro-batch that differs from the usual one."""
         usual, bodies = written(self.body), dict[int, list[Layer]]()
         for variation in self.variations:
             bodies.setdefault(variation.micro_batch, list(usual))[variation.position] = variation.layer
         return {micro_batch: tuple(body) for micro_batch, body in bodies.items()}
 
     def varied_blocks(self, parts: Sequence[Sequence[Phase]]) -> list[dict[int, tuple[Block, ...]]]:
-        """For each of some *parts* of a step, told by their phases, the body of every micro-batch that
+        """Return for each of some *parts* of a step, given by their phases, the body of every micro-batch that
         differs from the usual one in it, still folded.
         """
         changes: list[dict[int, dict[int, Layer]]] = [{} for _ in parts]
@@ -263,7 +261,7 @@ class Stage:
         return [{which: _varied(self.body, changed) for which, changed in each.items()} for each in changes]
 
     def _varied_layers(self) -> Iterator[tuple[int, int, Layer, Layer]]:
-        """Each variation with the layer that it stands for, as far as there is one."""
+        """Yield each variation with the layer that it replaces, as far as there is one."""
         starts = [0, *accumulate([len(block.layers) * block.repeat for block in self.body])]
         for each in [each for each in self.variations if each.position < starts[-1]]:
             at = bisect_right(starts, each.position) - 1
@@ -276,13 +274,13 @@ class Stage:
         return sum(len(block.layers) * block.repeat for block in self.body)
 
     def counted_layers(self, micro_batches: int) -> Iterator[tuple[Layer, int]]:
-        """Each stored layer with how often it runs in a step; variations replace what they vary."""
+        """Yield each stored layer with how often it runs in a step; variations replace what they vary."""
         for layers, count in self.counted_blocks(micro_batches):
             for layer in layers:
                 yield layer, count
 
     def counted_blocks(self, micro_batches: int) -> Iterator[tuple[Sequence[Layer], int]]:
-        """The same, layers that follow one another together."""
+        """Yield runs of stored layers with how often they run in a step."""
         usual = self.body_layers() if self.variations else ()
         yield self.prologue, 1
         for block in self.body:
@@ -294,12 +292,12 @@ class Stage:
 
 
 def written(blocks: Iterable[Block]) -> tuple[Layer, ...]:
-    """Every layer of *blocks*, repeats written out."""
+    """Return every layer of *blocks*, repeats written out."""
     return tuple(layer for block in blocks for _ in range(block.repeat) for layer in block.layers)
 
 
 def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
-    """*body* with other layers at some positions, repeats written out as far as they differ."""
+    """Return *body* with other layers at some positions, repeats written out as far as they differ."""
     found: list[Block] = []
     known: dict[tuple[int, int, int], tuple[Layer, ...]] = {}
     start = 0
@@ -324,7 +322,7 @@ LONGEST_PATTERN = 12
 
 
 def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
-    """Units of the same layer objects as blocks: at each place the repeating pattern that covers most."""
+    """Fold units of the same layer objects into blocks: at each place the repeating pattern that covers most."""
     own = {id(unit): unit for unit in units}  # most are one object
     number: dict[tuple[int, ...], int] = {}
     known = {key: number.setdefault(tuple(map(id, unit)), len(number)) for key, unit in own.items()}
@@ -352,7 +350,7 @@ def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
 
 
 def _one(layers: Sequence[Layer]) -> Sequence[Layer]:
-    """One object for the same layers in the same order, by which what is worked out for it is found again."""
+    """Return one object for the same layers in the same order, so that caches by identity find it again."""
     return _RUNS.get(layers, lambda: layers) if isinstance(layers, tuple) else tuple(layers)
 
 
@@ -361,11 +359,11 @@ _RUNS: ByIdentity[tuple[Layer, ...]] = ByIdentity(8192)
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a workload runs, as far as its source says; what a user asks for goes before it."""
+    """The manner in which a workload runs, as far as its source says; a user's choices win over it."""
 
     schedule: str = ""
     messages: str = ""
-    # Recorded times are those of computing by itself: what runs beside it slows it down.
+    # Recorded times are those of computing by itself: overlapping work slows it down.
     alone: bool = False
     # Forwards are interleaved with backwards of other micro-batches.
     pairs: bool = False
@@ -442,7 +440,7 @@ LAYER_BLOCK = "layer_block"
 
 
 def with_ops(workload: Workload, change: Callable[[Op], Op]) -> Workload:
-    """The workload with every op changed; layers and stages that were one object stay one."""
+    """Return the workload with every op changed; layers and stages that were one object stay one."""
     layers: dict[int, Layer] = {}
     stages: dict[int, Stage] = {}
 
@@ -467,7 +465,7 @@ def with_ops(workload: Workload, change: Callable[[Op], Op]) -> Workload:
 
 
 def with_layout(workload: Workload, layout: Layout) -> Workload:
-    """The workload on other ranks; where it states shares, each rank brings what it brought before."""
+    """Return the workload on other ranks; where it states shares, each rank brings what it brought before."""
     moved = replace(workload, layout=layout)
     if not workload.shares:
         return moved
@@ -483,7 +481,7 @@ def with_layout(workload: Workload, layout: Layout) -> Workload:
 
 
 def repeat_layers(workload: Workload, count: int) -> Workload:
-    """The workload with its one model layer run *count* times."""
+    """Return the workload with its one model layer run *count* times."""
     note = workload.note(LAYER_BLOCK)
     require(note is not None, "this workload does not mark which rows are one model layer")
     require(count >= 1, f"a model has at least one layer, not {count}")
@@ -494,7 +492,7 @@ def repeat_layers(workload: Workload, count: int) -> Workload:
 
 
 def scale_backward(workload: Workload, factor: float) -> Workload:
-    """Backward compute times as *factor* x forward, halved between input and weight gradient."""
+    """Set backward compute times to *factor* x forward, halved between input and weight gradient."""
     require(0 <= factor <= 1e6, f"a backward factor is zero or more, and below a million, not {factor}")
     return replace(workload, stages=tuple(_scale_stage(stage, factor) for stage in workload.stages))
 
