@@ -16,7 +16,7 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
-from stepcast.ir.stages import even_layers
+from stepcast.ir.stages import spread_layers
 from stepcast.ir.strategy import NO_RECOMPUTE, Recompute, RecomputeKind, ScheduleKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
 
@@ -46,7 +46,7 @@ def candidates(model: Model, gpus: int, seq: int) -> Iterator[Strategy]:
             sharding=sharding,
             recompute=recompute,
             schedule=ScheduleKind.INTERLEAVED if vpp > 1 else ScheduleKind.ONE_F_ONE_B,
-            stage_layers=() if model.layers % pieces == 0 else even_layers(model.layers, pieces),
+            stage_layers=() if model.layers % pieces == 0 else spread_layers(model.layers, pieces),
         )
 
 

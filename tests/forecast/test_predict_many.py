@@ -15,7 +15,7 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
-from stepcast.ir.schedules import usual_kind
+from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.models.catalog import load_model
 from stepcast.simulation.step import Step, build_step
@@ -35,7 +35,7 @@ def strategies() -> list[Strategy]:
             64,
             2048,
             sequence_parallel=tp > 1,
-            schedule=usual_kind(vpp),
+            schedule=default_schedule(vpp),
             sharding=sharding,
             recompute=Recompute(kind, layers=1 if kind is RecomputeKind.BLOCK else 0),
         )

@@ -13,7 +13,7 @@ from stepcast.frameworks.profile import Defaults, missing_features, settle
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
-from stepcast.ir.schedules import usual_kind
+from stepcast.ir.schedules import default_schedule
 from stepcast.models.catalog import load_model
 
 LLAMA = load_model("llama-3.1-8b")
@@ -113,7 +113,7 @@ def test_profiles_have_what_they_choose_by_default(name: str) -> None:
             continue
         settled = settle(profile, LLAMA, "h100-sxm", layout, {})
         strategy = settled.strategy(layout, 1, 64, 4096)
-        kind = usual_kind(layout.vpp)
+        kind = default_schedule(layout.vpp)
         if kind not in profile.supports.get("schedules", (kind,)):
             continue
         missing = missing_features(profile, replace(strategy, schedule=kind), settled.framework)

@@ -13,7 +13,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model_parts import FeedForward
-from stepcast.ir.stages import even_layers
+from stepcast.ir.stages import spread_layers
 from stepcast.ir.strategy import (
     NO_OVERLAP,
     Overlap,
@@ -214,7 +214,7 @@ def test_adam_reads_and_writes_its_moments(precision: DType, read: int, written:
 
 def test_experts_are_grouped() -> None:
     model = load_model("deepseek-v3")
-    strategy = Strategy(Layout(ep=64, pp=16, dp=128), 1, 1920, 4096, stage_layers=even_layers(61, 16))
+    strategy = Strategy(Layout(ep=64, pp=16, dp=128), 1, 1920, 4096, stage_layers=spread_layers(61, 16))
     run = generate(model, strategy)
     grouped = [op.work for op in all_ops(run.stages[5]) if isinstance(op.work, GroupedMatmul)]
     assert {work.groups for work in grouped} == {4}
@@ -263,7 +263,7 @@ def test_every_legal_strategy_generates(
 ) -> None:
     model = load_model(name)
     layout = Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=dp if model.experts else 1, expert_tp=1 if model.experts else 0)
-    layers = even_layers(model.layers, pp)
+    layers = spread_layers(model.layers, pp)
     strategy = Strategy(
         layout,
         1,
@@ -299,7 +299,7 @@ def test_a_large_model_stays_folded() -> None:
         8192,
         sequence_parallel=True,
         sharding=Sharding.ZERO_1,
-        stage_layers=even_layers(126, 16),
+        stage_layers=spread_layers(126, 16),
     )
     run = generate(load_model("llama-3.1-405b"), strategy)
     distinct = {id(stage): stage for stage in run.stages}.values()

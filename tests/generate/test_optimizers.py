@@ -12,7 +12,7 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import Optimizer, OptimizerKind, optimizer_named
+from stepcast.ir.optimizer import Optimizer, OptimizerKind, parse_optimizer
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Sharding, Strategy, StrategyError, TrainingKind
 from stepcast.ir.work import Collective, Elementwise, Matmul
@@ -49,7 +49,7 @@ class Setup(NamedTuple):
 def under(
     text: str, strategy: Strategy = ONE, master_weights: bool = True, fused: bool = True, clips: bool = True
 ) -> Setup:
-    optimizer = optimizer_named(text, master_weights, clips)
+    optimizer = parse_optimizer(text, master_weights, clips)
     return Setup(strategy, Framework(optimizer=replace(optimizer, fused=fused)))
 
 
@@ -184,6 +184,6 @@ def test_the_command_line_names_optimizers(capsys: pytest.CaptureFixture[str]) -
 
 def test_optimizers_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="muon keeps no moments in int8"):
-        Optimizer(OptimizerKind.MUON, optimizer_named("adamw:8bit").moment_dtype)
+        Optimizer(OptimizerKind.MUON, parse_optimizer("adamw:8bit").moment_dtype)
     with pytest.raises(StrategyError, match="adapters are not trained by muon"):
         under("muon", replace(ONE, training=TrainingKind.LORA, lora_rank=8)).report()

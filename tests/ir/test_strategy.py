@@ -11,7 +11,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal, nearest_divisor
-from stepcast.ir.stages import even_layers, pieces, pieces_of_stage
+from stepcast.ir.stages import pieces, pieces_of_stage, spread_layers
 from stepcast.ir.strategy import (
     ContextKind,
     Recompute,
@@ -160,9 +160,9 @@ def test_lora_rank() -> None:
 def test_even_layers_add_up_and_differ_little(layers: int, count: int) -> None:
     if layers + 2 < count:
         with pytest.raises(StrategyError):
-            even_layers(layers, count)
+            spread_layers(layers, count)
         return
-    sizes = even_layers(layers, count)
+    sizes = spread_layers(layers, count)
     assert sum(sizes) == layers
     assert len(sizes) == count
     assert max(sizes) - min(sizes) <= 2
@@ -171,18 +171,18 @@ def test_even_layers_add_up_and_differ_little(layers: int, count: int) -> None:
 
 def test_llama_405b_is_split_as_published() -> None:
     """Llama 3 (2024), section 3.3.2: 126 layers, one fewer on the first and the last stage."""
-    assert even_layers(126, 16) == (7, *(8,) * 14, 7)
+    assert spread_layers(126, 16) == (7, *(8,) * 14, 7)
 
 
 def test_the_loss_then_the_embedding_have_a_piece_to_themselves() -> None:
     """Megatron-Core counts both as layers (account_for_embedding_in_pipeline_split and its sibling)."""
-    assert even_layers(126, 127) == (*(1,) * 126, 0)
-    assert even_layers(126, 128) == (0, *(1,) * 126, 0)
+    assert spread_layers(126, 127) == (*(1,) * 126, 0)
+    assert spread_layers(126, 128) == (0, *(1,) * 126, 0)
 
 
 def test_the_last_piece_makes_room_for_further_tokens() -> None:
-    assert even_layers(61, 16) == (2, *(4,) * 14, 3)
-    assert even_layers(61, 16, further_tokens=1) == (3, 5, *(4,) * 13, 1)
+    assert spread_layers(61, 16) == (2, *(4,) * 14, 3)
+    assert spread_layers(61, 16, further_tokens=1) == (3, 5, *(4,) * 13, 1)
 
 
 def test_pieces_of_a_stage() -> None:

@@ -31,7 +31,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.work import Compute
-from stepcast.ir.workload import Layer, Stage, Workload, fold_units, written
+from stepcast.ir.workload import Layer, Stage, Workload, fold_units, unfold_blocks
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
 
@@ -110,7 +110,7 @@ def predict_captured(
 
 def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tuple[Workload, list[int]]:
     """The workload of *spread*, and the layers at which its later stages begin."""
-    layers = written(captured.stage.body)
+    layers = unfold_blocks(captured.stage.body)
     price = {id(layer): _seconds(layer, compute) for layer in layers}
     begins = cuts(captured, [price[id(layer)] for layer in layers], spread.pp)
     held, sums = held_parts(captured, begins), summed(captured, begins, spread.ways)
@@ -273,7 +273,7 @@ def _finished(
     flops = captured.flops() * batches / report.step_s / spread.layout.gpus
     tokens = captured.tokens * batches / report.step_s
     peak = cluster.gpu.matrix_peak_flops(str(captured.precision))
-    layers = written(captured.stage.body)
+    layers = unfold_blocks(captured.stage.body)
     run = {
         "model": captured.name,
         "framework": "captured",

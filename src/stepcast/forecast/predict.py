@@ -40,7 +40,7 @@ from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES
-from stepcast.ir.stages import assumed_split
+from stepcast.ir.stages import describe_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
@@ -225,7 +225,7 @@ def _with_model(
     framework: Framework,
 ) -> StepReport:
     """*report* with what the model, its strategy and its framework add to it."""
-    split = assumed_split(model, strategy)
+    split = describe_split(model, strategy)
     host = _host_facts(stages, cluster, strategy)
     return replace(
         report,

@@ -18,7 +18,7 @@ from stepcast.ir.legality import check
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
-from stepcast.ir.schedules import facts_of
+from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.stages import StagePiece, pieces
 from stepcast.ir.strategy import NO_OFFLOAD, ScheduleKind, Sharding, Strategy, TrainingKind
@@ -293,7 +293,7 @@ def _stage_view(strategy: Strategy) -> Strategy:
         layout = replace(layout, pp=min(2, layout.pp), vpp=1)
     if overlap.experts or not overlap.transfers:
         overlap = replace(overlap, transfers=True, experts=False)
-    copied = facts_of(strategy.schedule, layout.pp).copies > 1
+    copied = find_schedule(strategy.schedule, layout.pp).copies > 1
     schedule = strategy.schedule if copied else ScheduleKind.ONE_F_ONE_B
     return replace(strategy, layout=layout, schedule=schedule, stage_layers=(), overlap=overlap)
 

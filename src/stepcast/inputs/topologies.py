@@ -8,7 +8,7 @@ from xml.parsers import expat
 
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import CONFIG, GPUS, RESULT
-from stepcast.ir.wiring import Wiring, fabric_of
+from stepcast.ir.wiring import Wiring, find_fabric
 
 # NCCL's own view of a node, which NCCL_TOPO_DUMP_FILE writes: XML of CPUs, PCI devices, GPUs and NICs.
 # NVIDIA/nccl, src/graph/xml.cc and topo.cc: ``speed`` of a net is in Mb/s, ``tclass`` 0x068000 of an nvlink is
@@ -150,7 +150,7 @@ class _NcclDump:
                 pair = (min(gpu, number[target]), max(gpu, number[target]))
                 between[pair] = max(count, between.get(pair, 0))
         if not switched:
-            return fabric_of(between, gpus)
+            return find_fabric(between, gpus)
         counts = [switched[gpu] for gpu in range(len(self.gpus))]
         fewest, most = min(counts), max(counts)
         if fewest == most:
@@ -193,7 +193,7 @@ def read_matrix(source: Source) -> Wiring:
         for b, second in enumerate(gpus)
         if a < b and (connection := rows[first].get(second, "")).startswith("NV")
     }
-    fabric, count, fabric_warnings = fabric_of(links, len(gpus))
+    fabric, count, fabric_warnings = find_fabric(links, len(gpus))
     nics = [name for name in rows[gpus[0]] if not name.startswith("GPU")]
     near = [nic for nic in nics if any(rows[gpu].get(nic) in BELOW_ONE_BRIDGE for gpu in gpus)]
     warnings = list(fabric_warnings)

@@ -207,7 +207,7 @@ class IntervalFacts(NamedTuple):
         return "interval" if self.level is None else f"{self.level * 100:.0f} % interval"
 
 
-def band_of(found: Mapping[str, Any]) -> IntervalFacts:
+def read_interval(found: Mapping[str, Any]) -> IntervalFacts:
     """Return the band of a step, wherever its facts come from: the one place that reads it."""
     band = found.get("uncertainty") or found
     return IntervalFacts(float(band["low_s"]), float(band["high_s"]), band.get("level"))

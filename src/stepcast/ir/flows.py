@@ -124,7 +124,7 @@ class FlowSet:
         return longest
 
 
-def joined(parts: Sequence[FlowSet]) -> FlowSet:
+def join_flows(parts: Sequence[FlowSet]) -> FlowSet:
     """Return all flows of *parts*, one part after the other; groups keep their numbers."""
     starts = np.cumsum([0, *(len(part.link) for part in parts)])
     moved = [part.first[1:] + start for part, start in zip(parts, starts, strict=False)]

@@ -13,7 +13,7 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, 
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
-from stepcast.ir.schedules import SCHEDULES, misfit
+from stepcast.ir.schedules import SCHEDULES, describe_misfit
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, Sharding, Strategy, StrategyError
 
@@ -41,7 +41,7 @@ def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
     return True
 
 
-def recomputable(model: Model) -> set[RecomputeModule]:
+def find_recomputable(model: Model) -> set[RecomputeModule]:
     """Return the modules that layers of *model* have and a backward can run again."""
     found: set[RecomputeModule] = set()
     if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
@@ -268,7 +268,7 @@ def _schedule(strategy: Strategy) -> str:
             f"schedule {schedule} needs the {batches} micro-batches to be a multiple of pp {pp}: "
             f"the nearest is {_multiple(batches, pp)}"
         )
-    return misfit(schedule, pp, batches)
+    return describe_misfit(schedule, pp, batches)
 
 
 def _sharding(model: Model, strategy: Strategy) -> str:

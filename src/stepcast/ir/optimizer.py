@@ -116,7 +116,7 @@ class Optimizer:
 ADAM = Optimizer()
 
 
-def optimizer_named(text: str, master_weights: bool = True, clips: bool = True) -> Optimizer:
+def parse_optimizer(text: str, master_weights: bool = True, clips: bool = True) -> Optimizer:
     """Return the optimizer that NAME or NAME:FORMAT asks for."""
     name, colon, form = text.partition(":")
     require(name in set(OptimizerKind), f"optimizer {name!r}: expected {', '.join(OptimizerKind)}")

@@ -95,18 +95,18 @@ class ScheduleFacts:
         return tuple(range(stage, stages * vpp, stages))
 
 
-def facts_of(kind: ScheduleKind, stages: int) -> ScheduleFacts:
+def find_schedule(kind: ScheduleKind, stages: int) -> ScheduleFacts:
     """Return the facts of the schedule that *stages* run when *kind* is chosen: one stage has no pipeline to order."""
     facts = SCHEDULES[kind]
     return facts if stages > 1 or facts.alone else SCHEDULES[ScheduleKind.ONE_F_ONE_B]
 
 
-def usual_kind(vpp: int) -> ScheduleKind:
+def default_schedule(vpp: int) -> ScheduleKind:
     """Return the default schedule of a pipeline."""
     return ScheduleKind.INTERLEAVED if vpp > 1 else ScheduleKind.ONE_F_ONE_B
 
 
-def misfit(kind: ScheduleKind, stages: int, micro_batches: int) -> str:
+def describe_misfit(kind: ScheduleKind, stages: int, micro_batches: int) -> str:
     """Why *kind* cannot run *micro_batches* on *stages*, and what it could; empty where it can."""
     facts = SCHEDULES[kind]
     if stages % facts.stages_step:

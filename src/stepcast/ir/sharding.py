@@ -13,7 +13,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
-from stepcast.ir.schedules import facts_of
+from stepcast.ir.schedules import find_schedule
 from stepcast.ir.strategy import Sharding, Strategy
 from stepcast.ir.weights import Shard
 
@@ -95,7 +95,7 @@ _PLANS: ByIdentity[ShardingPlan] = ByIdentity(256)
 
 def _make_plan(strategy: Strategy, framework: Framework) -> ShardingPlan:
     keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
-    mirrored = facts_of(strategy.schedule, strategy.layout.pp).copies > 1
+    mirrored = find_schedule(strategy.schedule, strategy.layout.pp).copies > 1
     return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
 
 

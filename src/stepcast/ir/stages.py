@@ -25,7 +25,7 @@ def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     )
 
 
-def assumed_split(model: Model, strategy: Strategy) -> str:
+def describe_split(model: Model, strategy: Strategy) -> str:
     """Return the default split of layers that do not divide, such as ``7, 14 x 8, 7``; else nothing."""
     sizes = [len(piece.layers) for piece in pieces(model, strategy)]
     if strategy.stage_layers or len(set(sizes)) == 1:
@@ -41,7 +41,7 @@ def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
     return SCHEDULES[strategy.schedule].pieces_of_stage(stage, layout.pp, layout.vpp)
 
 
-def even_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int, ...]:
+def spread_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int, ...]:
     """Spread *layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
 
     So do Llama 3 (2024, section 3.3.2), torchtitan and Megatron-Core
@@ -77,7 +77,7 @@ def _pieces(layers: int, count: int, given: tuple[int, ...], further_tokens: int
     sizes = given
     if not sizes:
         even = layers % count == 0
-        sizes = (layers // count,) * count if even else even_layers(layers, count, further_tokens)
+        sizes = (layers // count,) * count if even else spread_layers(layers, count, further_tokens)
     if sum(sizes) != layers:
         raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
     ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]

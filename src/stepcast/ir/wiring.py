@@ -32,7 +32,7 @@ class Wiring:
         return {"kind": "wiring", **{name: value for name, value in named.items() if value is not None}}
 
 
-def fabric_of(links: dict[tuple[int, int], int], gpus: int) -> tuple[str, float, tuple[str, ...]]:
+def find_fabric(links: dict[tuple[int, int], int], gpus: int) -> tuple[str, float, tuple[str, ...]]:
     """Return what joins *gpus* by the NVLinks between each two of them: its kind, the links of one of its parts, and
     what is not as it seems.
 

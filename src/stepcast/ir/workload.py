@@ -229,7 +229,7 @@ class Stage:
 
     def body_layers(self, micro_batch: int | None = None) -> tuple[Layer, ...]:
         """Return every layer of one micro-batch, repeats written out; None means the usual one."""
-        layers = list(written(self.body))
+        layers = list(unfold_blocks(self.body))
         for variation in self.variations:
             if variation.micro_batch == micro_batch:
                 layers[variation.position] = variation.layer
@@ -237,7 +237,7 @@ class Stage:
 
     def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
         """Return the layers of every micro-batch that differs from the usual one."""
-        usual, bodies = written(self.body), dict[int, list[Layer]]()
+        usual, bodies = unfold_blocks(self.body), dict[int, list[Layer]]()
         for variation in self.variations:
             bodies.setdefault(variation.micro_batch, list(usual))[variation.position] = variation.layer
         return {micro_batch: tuple(body) for micro_batch, body in bodies.items()}
@@ -291,7 +291,7 @@ class Stage:
         yield self.epilogue, 1
 
 
-def written(blocks: Iterable[Block]) -> tuple[Layer, ...]:
+def unfold_blocks(blocks: Iterable[Block]) -> tuple[Layer, ...]:
     """Return every layer of *blocks*, repeats written out."""
     return tuple(layer for block in blocks for _ in range(block.repeat) for layer in block.layers)
 

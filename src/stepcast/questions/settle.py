@@ -18,12 +18,12 @@ from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout
-from stepcast.ir.legality import recomputable
+from stepcast.ir.legality import find_recomputable
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
-from stepcast.ir.optimizer import Optimizer, optimizer_named
-from stepcast.ir.schedules import usual_kind
+from stepcast.ir.optimizer import Optimizer, parse_optimizer
+from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import build_question, option_of
@@ -91,7 +91,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     stated = (name for name in question.given if getattr(question, name) == usual.get(name, object()))
     question = question.leave_unchecked(frozenset(stated))
     residual = profile.residual(cluster.gpu.generation, model.experts is not None)
-    modules = recomputable(model)
+    modules = find_recomputable(model)
     facts: Facts = {
         **msgspec.structs.asdict(question),
         **describe_settled(settled),
@@ -298,7 +298,7 @@ def choose_optimizer(question: PredictQuestion, usual: Optimizer) -> dict[str, O
         return {}
     chosen = usual
     if question.optimizer is not None:
-        named = optimizer_named(question.optimizer, usual.master_weights, usual.clips)
+        named = parse_optimizer(question.optimizer, usual.master_weights, usual.clips)
         chosen = replace(named, fused=usual.fused)
     master = chosen.master_weights if master is None else master
     clips = chosen.clips if clips is None else clips
@@ -353,7 +353,7 @@ def build_strategy(
     seq, global_batch = _settle_batch(question, model, layout, usual_seq, assumptions)
     choices = {
         **settled.choices,
-        "schedule": settled.choices.get("schedule", usual_kind(layout.vpp)),
+        "schedule": settled.choices.get("schedule", default_schedule(layout.vpp)),
         "training": TrainingKind.LORA if question.lora_rank else TrainingKind.FULL,
     }
     strategy = replace(settled, choices=choices).strategy(layout, question.micro_batch, global_batch, seq)

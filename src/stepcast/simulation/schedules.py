@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.ir.layout import Layout
-from stepcast.ir.schedules import SCHEDULES, PiecePlacement, ScheduleKind, misfit, usual_kind
+from stepcast.ir.schedules import SCHEDULES, PiecePlacement, ScheduleKind, default_schedule, describe_misfit
 from stepcast.simulation.schedule import MakeSchedule, Schedule, ScheduleError, Slot, SlotAction
 
 F, B, I, W = SlotAction  # noqa: E741 (the letters of the papers)
@@ -264,7 +264,7 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> Sc
         raise ScheduleError(f"{name} needs at least {facts.fewest_chunks} chunks per stage, not {chunks}; use 1f1b")
     if (wanted := facts.pieces(chunks)) != chunks:
         raise ScheduleError(f"{name} runs {wanted} chunk(s) per stage, not {chunks}")
-    if problem := misfit(kind, stages, micro_batches):
+    if problem := describe_misfit(kind, stages, micro_batches):
         raise ScheduleError(problem)
     return ORDERS[kind](stages, micro_batches, chunks)
 
@@ -275,8 +275,8 @@ def choose_schedule(layout: Layout, micro_batches: int, name: str | None = None)
         return ScheduleKind.ONE_F_ONE_B
     if name:
         return name
-    usual = usual_kind(layout.vpp)
-    return ScheduleKind.GPIPE if misfit(usual, layout.pp, micro_batches) else usual
+    usual = default_schedule(layout.vpp)
+    return ScheduleKind.GPIPE if describe_misfit(usual, layout.pp, micro_batches) else usual
 
 
 def schedule_for(layout: Layout, micro_batches: int, name: str | None = None) -> Schedule:

@@ -12,7 +12,7 @@ from stepcast.ir.arrays import FloatArray
 from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Collective, group_of
-from stepcast.ir.workload import Block, Phase, Stage, Workload, written
+from stepcast.ir.workload import Block, Phase, Stage, Workload, unfold_blocks
 from stepcast.simulation.costs import IssueCost, LeadCost, Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import PHASES_OF, Lanes
@@ -318,7 +318,7 @@ class _SlotSegments:
                 middle = factory.make_slot(bodies[0], slots[0].kind, factor)
             else:
                 pairs = zip(bodies, slots, strict=True)
-                ops = [join_slot_ops(written(body), slot.kind).issued for body, slot in pairs]
+                ops = [join_slot_ops(unfold_blocks(body), slot.kind).issued for body, slot in pairs]
                 middle = [(factory.interleave(ops, self.prices.seconds, factor), 1)]
             chain = ((factory.make_begin(streams), 1), *middle, (factory.make_end(streams), 1))
             self.segments[key] = Segment("", chain)

@@ -16,8 +16,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, LossKernel
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import optimizer_named
-from stepcast.ir.schedules import usual_kind
+from stepcast.ir.optimizer import parse_optimizer
+from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
@@ -202,7 +202,7 @@ class MemoryCase:
                 layout = replace(layout, vpp=len(layers) // layout.pp)
             choices["stage_layers"] = layers
         if layout.vpp > 1:
-            choices["schedule"] = usual_kind(layout.vpp)
+            choices["schedule"] = default_schedule(layout.vpp)
         micro = self.number("micro_batch", 1)
         batch = self.number("global_batch") or micro * layout.dp
         if batch % (micro * layout.dp):
@@ -231,7 +231,7 @@ class MemoryCase:
         if self.on("fp8_params"):
             given["fp8_parameters"] = True
         if self.text("optimizer") == "muon":
-            given["optimizer"] = optimizer_named("muon")
+            given["optimizer"] = parse_optimizer("muon")
         if further := self.number_flag("mtp-num-layers"):
             given["further_tokens"] = further
         return given

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, band_of
+from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, read_interval
 from stepcast.ir.timeline import Timeline
 from stepcast.units import GIB, TFLOPS, format_bytes, format_money, format_percent, format_seconds, format_short_count
 from stepcast.views import view as ui
@@ -140,7 +140,7 @@ def layout_words(run: Facts) -> str:
 
 def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:
     """Return the interval of a step time."""
-    known = band_of(facts)
+    known = read_interval(facts)
     ends = format_seconds(known.low_s), format_seconds(known.high_s)
     return ui.HeadlineInterval(known.low_s, step_s, known.high_s, *ends, known.words)
 
@@ -174,7 +174,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
     interval = f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"
     figures += [
         ui.text_line("step", format_seconds(facts["step_s"])),
-        ui.text_line(band_of(facts).words, f"{interval} ({interval_source(band)})"),
+        ui.text_line(read_interval(facts).words, f"{interval} ({interval_source(band)})"),
         ui.text_line("GPUs", f"{facts['gpus']:,}"),
         ui.text_line("schedule", f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"),
     ]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.ir.flows import FlowError, FlowSet, Links, Repeating, joined
+from stepcast.ir.flows import FlowError, FlowSet, Links, Repeating, join_flows
 from stepcast.simulation.fluid.engine import alike, merged
 from stepcast.simulation.fluid.observed import binned
 from stepcast.simulation.fluid.run import Precision, rates, transfers
@@ -183,7 +183,7 @@ def test_what_contradicts_itself_is_refused() -> None:
 
 
 def test_sets_are_joined_and_scaled() -> None:
-    both = joined([flows_of({0: 1.0, 2: 3.0}), flows_of({1: 5.0}).times(2.0)])
+    both = join_flows([flows_of({0: 1.0, 2: 3.0}), flows_of({1: 5.0}).times(2.0)])
     assert both.first.tolist() == [0, 2, 3]
     assert both.link.tolist() == [0, 2, 1]
     assert both.on_links(3).tolist() == [1.0, 10.0, 3.0]

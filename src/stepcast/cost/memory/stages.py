@@ -30,7 +30,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.saved import SavedActivations
-from stepcast.ir.schedules import Pipeline, ScheduleKind, facts_of
+from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
@@ -216,7 +216,7 @@ def held_in_flight(
     whose input gradient has not run. The others wait for their weight gradient: of the loss they keep the gradient
     of the logits alone.
     """
-    facts, batches = facts_of(schedule, pipeline.stages), pipeline.micro_batches
+    facts, batches = find_schedule(schedule, pipeline.stages), pipeline.micro_batches
     held = (facts.before_input_gradient if before_input else None) or facts.held
     return tuple(tuple(min(batches, number) for number in held(pipeline, stage)) for stage in range(pipeline.stages))
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.flows import FlowSet, Links, joined
+from stepcast.ir.flows import FlowSet, Links, join_flows
 from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.run import Flows, FluidTimes, Net, Repeats, Tasks, busiest_bytes, one_by_one, run
 from stepcast.simulation.program import Program, Times
@@ -119,7 +119,7 @@ class Traffic:
 
     @cached_property
     def flows(self) -> FlowSet:
-        return joined(self.sets)
+        return join_flows(self.sets)
 
     @cached_property
     def set_of(self) -> IntArray:

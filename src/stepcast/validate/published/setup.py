@@ -18,8 +18,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.schedules import usual_kind
-from stepcast.ir.stages import even_layers
+from stepcast.ir.schedules import default_schedule
+from stepcast.ir.stages import spread_layers
 from stepcast.ir.strategy import (
     PARAMETER_FORMATS,
     Recompute,
@@ -217,12 +217,12 @@ def build_strategy(
     if ends := _ends(run, model.layers, pieces):
         choices["stage_layers"] = ends
     elif not choices.get("stage_layers") and model.layers % pieces:
-        choices["stage_layers"] = even_layers(model.layers, pieces)
+        choices["stage_layers"] = spread_layers(model.layers, pieces)
     if run.overlaps_experts:
         choices["overlap"] = replace(choices["overlap"], experts=True)
     choices["overlap"] = replace(choices["overlap"], **run.overlapped)
     if layout.vpp > 1:
-        choices["schedule"] = usual_kind(layout.vpp)
+        choices["schedule"] = default_schedule(layout.vpp)
     batch = _global_batch(run, micro_batch * layout.dp, assumptions)
     strategy = replace(settled, choices=choices).strategy(layout, micro_batch, batch, seq)
     return strategy, settled.framework
