@@ -1,11 +1,10 @@
-"""Measured against predicted computation of Megatron-LM runs, stage by stage and phase by phase."""
+"""Measured and predicted computation of Megatron-LM runs, stage by stage and phase by phase."""
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from stepcast.analyze.megatron.analysis import MegatronAnalysis
 from stepcast.analyze.recording import BlockKind
@@ -22,14 +21,14 @@ from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Phase, Workload
 from stepcast.models.catalog import load_model
 
-# Traces do not tell the number of heads; this width is the usual one from hidden 1,024 on, the other below.
+# Traces do not include the number of heads; this width is the default from hidden 1,024 on, the other below.
 HEAD_DIM, SMALL_HEAD_DIM, SMALL_HIDDEN = 128, 64, 1024
 PHASES = {BlockKind.FORWARD: (Phase.FORWARD,), BlockKind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)}
 
 
 @dataclass(frozen=True, slots=True)
 class ComputePoint:
-    """What one stage computes in one micro-batch, forward or backward."""
+    """The computation of one stage in one micro-batch, forward or backward."""
 
     run: str
     stage: int
@@ -50,29 +49,29 @@ class RunPoints:
 
 
 def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name: str | None) -> RunPoints:
-    """The points of one run; none, with a warning, where its model is not known."""
-    recording = analysis.recording
+    """Return the points of one run; none, with a warning, where its model is not known."""
+    facts = analysis.recording.facts
     run = os.path.basename(source.rstrip("/")) or source
     assumptions: list[str] = []
-    model = load_model(model_name) if model_name else _model(recording.facts, assumptions)
+    model = load_model(model_name) if model_name else _infer_model(facts, assumptions)
+    if model is not None and model_name:
+        _check_model(model, facts, source)
+    missing = [name for name in ("dtype", "micro_batch", "seq") if facts.get(name) is None]
+    measured = _measured_seconds(analysis)
+    problem = ""
     if model is None:
-        reason = "the trace does not tell its model; say which with --model"
-        return RunPoints((), warnings=(f"{run}: computation left out: {reason}",))
-    if model_name:
-        _check_model(model, recording.facts, source)
-    missing = [name for name in ("dtype", "micro_batch", "seq") if recording.facts.get(name) is None]
-    if missing:
-        reason = f"the trace does not tell its {' and '.join(missing)}"
-        return RunPoints((), warnings=(f"{run}: computation left out: {reason}",))
-    measured = _measured(analysis)
-    if not measured:
-        reason = "no rank that is not slow has both a forward and a backward"
-        return RunPoints((), warnings=(f"{run}: computation left out: {reason}",))
-    dtype = DType(str(recording.facts["dtype"]))
-    workload = _workload(analysis, model, dtype)
+        problem = "the trace does not tell its model; say which with --model"
+    elif missing:
+        problem = f"the trace does not tell its {' and '.join(missing)}"
+    elif not measured:
+        problem = "no rank that is not slow has both a forward and a backward"
+    if problem or model is None:
+        return RunPoints((), warnings=(f"{run}: computation left out: {problem}",))
+    dtype = DType(str(facts["dtype"]))
+    workload = _build_workload(analysis, model, dtype)
     if dtype is DType.FP32 and _beyond_peak(workload, measured, gpu):
         dtype = DType.TF32
-        workload = _workload(analysis, model, dtype)
+        workload = _build_workload(analysis, model, dtype)
         assumptions.append("fp32 matmuls run as tf32: they are faster than the fp32 peak allows")
     fused = "fused (flash)" if dtype in (DType.FP16, DType.BF16) else "unfused"
     assumptions.append(f"{dtype} attention is {fused}")
@@ -84,18 +83,19 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
     return RunPoints(tuple(points), tuple(sorted(classes)), tuple(assumptions), tuple(analysis.result.warnings))
 
 
-def _check_model(model: Model, facts: Mapping[str, Any], source: str) -> None:
+def _check_model(model: Model, facts: Mapping[str, object], source: str) -> None:
     for name in ("hidden", "layers"):
         traced, own = facts.get(name), getattr(model, name)
         if traced is not None and traced != own:
             raise ValueError(f"{source}: was traced with {name} {traced}, but {model.name} has {own}")
 
 
-def _model(facts: Mapping[str, Any], assumptions: list[str]) -> Model | None:
-    """The model that the reader inferred from the sizes of tensors and gradients."""
+def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model | None:
+    """Return the model that the reader inferred from the sizes of tensors and gradients."""
     if any(facts.get(name) is None for name in ("hidden", "ffn", "layers", "vocab", "seq", "dtype")):
         return None
-    hidden, gated = facts["hidden"], bool(facts.get("gated_mlp"))
+    hidden, ffn, layers, vocab, seq = (int(str(facts[name])) for name in ("hidden", "ffn", "layers", "vocab", "seq"))
+    gated = bool(facts.get("gated_mlp"))
     width = HEAD_DIM if hidden >= SMALL_HIDDEN and hidden % HEAD_DIM == 0 else SMALL_HEAD_DIM
     if hidden % width:
         return None
@@ -103,23 +103,23 @@ def _model(facts: Mapping[str, Any], assumptions: list[str]) -> Model | None:
     learnt = bool(facts.get("learnt_positions"))
     return Model(
         "traced",
-        layers=facts["layers"],
+        layers=layers,
         hidden=hidden,
         heads=hidden // width,
         kv_heads=hidden // width,
         head_dim=width,
-        ffn=facts["ffn"],
-        vocab=facts["vocab"],
-        max_seq=facts["seq"],
+        ffn=ffn,
+        vocab=vocab,
+        max_seq=seq,
         gated=gated,
         activation=Activation.SILU if gated else Activation.GELU,
         norm=Norm() if gated else Norm(NormKind.LAYER, bias=True),
         biases=Biases() if gated else Biases(qkv=True, attention_output=True, mlp=True),
-        position=Position(PositionKind.LEARNED, facts["seq"]) if learnt else Position(),
+        position=Position(PositionKind.LEARNED, seq) if learnt else Position(),
     )
 
 
-def _workload(analysis: MegatronAnalysis, model: Model, dtype: DType) -> Workload:
+def _build_workload(analysis: MegatronAnalysis, model: Model, dtype: DType) -> Workload:
     recording = analysis.recording
     facts, layout = recording.facts, recording.layout
     layers_on = facts.get("layers_on")
@@ -138,24 +138,24 @@ def _workload(analysis: MegatronAnalysis, model: Model, dtype: DType) -> Workloa
     return generate(model, strategy, framework)
 
 
-def _measured(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:
-    """Seconds per micro-batch by stage and phase: the median of the ranks that are not slow.
+def _measured_seconds(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:
+    """Return the seconds per micro-batch by stage and phase: the median of the ranks that are not slow.
 
     Stages that lack a phase are left out: their trace is cut.
     """
     recording = analysis.recording
-    slow = {one.rank for one in analysis.result.stragglers}
-    listed: dict[tuple[int, BlockKind], list[float]] = {}
+    slow = {straggler.rank for straggler in analysis.result.stragglers}
+    seconds_of: dict[tuple[int, BlockKind], list[float]] = {}
     for record in recording.ranks:
         for phase in PHASES:
             seconds = recording.compute_s(record, phase) / max(1, recording.micro_batches)
             if record.rank not in slow and seconds > 0:
-                listed.setdefault((record.stage, phase), []).append(seconds)
-    whole = [stage for stage, _ in listed if all((stage, phase) in listed for phase in PHASES)]
-    return {key: median(seconds) for key, seconds in sorted(listed.items()) if key[0] in whole}
+                seconds_of.setdefault((record.stage, phase), []).append(seconds)
+    complete = [stage for stage, _ in seconds_of if all((stage, phase) in seconds_of for phase in PHASES)]
+    return {key: median(seconds) for key, seconds in sorted(seconds_of.items()) if key[0] in complete}
 
 
-def _works(layers: Sequence[Layer], phases: Any) -> list[Compute]:
+def _works(layers: Sequence[Layer], phases: Iterable[Phase]) -> list[Compute]:
     return [op.work for layer in layers for phase in phases for op in layer.ops(phase) if isinstance(op.work, Compute)]
 
 
@@ -168,7 +168,7 @@ def _predicted_s(workload: Workload, stage: int, phase: BlockKind, gpu: Gpu) -> 
 
 
 def _beyond_peak(workload: Workload, measured: Mapping[tuple[int, BlockKind], float], gpu: Gpu) -> bool:
-    """Whether more was multiplied in the measured time than the GPU can in fp32."""
+    """Return whether more was multiplied in the measured time than the GPU can multiply in fp32."""
     flops = sum(
         work.flops
         for stage, phase in measured
@@ -191,12 +191,12 @@ class FactorFit:
 
     @property
     def helps(self) -> bool:
-        """Whether points that a factor has not seen come closer with it; of one point it is not known."""
+        """Return whether points that a factor has not seen come closer with it; True for one point, as it is unknown."""
         return self.left_out is None or self.left_out < self.before
 
 
 def fit_factor(points: Sequence[ComputePoint]) -> FactorFit:
-    """Measured over predicted as a mean logarithm; left out are runs, or stages where there is one run."""
+    """Fit measured over predicted as a mean logarithm; runs are left out in turn, or stages of a single run."""
     factor = _factor(points)
     several = len({point.run for point in points}) > 1
     keys = [(point.run if several else point.stage) for point in points]
