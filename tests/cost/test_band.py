@@ -78,17 +78,17 @@ def test_the_widest_of_several_reasons_counts() -> None:
     both = band(gpus=65536, framework=replace(load_framework("nemo"), name="mine"))
     assert len(both.widened) == 2
     bands = default_bands()
-    factor = max(bands.factors["gpus"], bands.factors["framework"])
+    factor = max(bands.widened["gpus"], bands.widened["framework"])
     kind = bands.kinds["dense on hopper"]
     assert both.high == pytest.approx(kind.middle * (kind.high / kind.middle) ** factor)
 
 
 def test_widening_keeps_the_middle() -> None:
     kind = BandKind(low=0.9, middle=1.05, high=1.4, rows=100)
-    low, high = kind.widened(2.0)
+    low, high = kind.widen(2.0)
     assert low == pytest.approx(1.05 * (0.9 / 1.05) ** 2)
     assert high == pytest.approx(1.05 * (1.4 / 1.05) ** 2)
-    assert kind.widened(1.0) == pytest.approx((0.9, 1.4))
+    assert kind.widen(1.0) == pytest.approx((0.9, 1.4))
 
 
 def test_every_kind_that_ships_is_in_order() -> None:
@@ -97,4 +97,4 @@ def test_every_kind_that_ships_is_in_order() -> None:
     for name, kind in bands.kinds.items():
         assert kind.low < kind.middle < kind.high, name
         assert kind.rows >= 12, name
-    assert all(factor >= 1 for factor in bands.factors.values())
+    assert all(factor >= 1 for factor in bands.widened.values())

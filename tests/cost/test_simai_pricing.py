@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from stepcast.cost.simai import (
-    NETWORK,
     SIZES_BYTES,
-    UNMEASURED,
     SimaiOverlap,
     SimaiPrice,
     SimaiSystem,
+    efficiency_tables,
     relative_efficiency,
     simai_price,
 )
@@ -138,8 +137,8 @@ def test_overlap_outside_its_range_is_an_error(ratio: float) -> None:
 
 
 def test_efficiency_is_linear_between_rows_and_flat_outside() -> None:
-    column = NETWORK[1]
+    column = efficiency_tables()["network"]["1"]
     assert relative_efficiency(column, 1) == relative_efficiency(column, SIZES_BYTES[0]) == 0.45 / 0.81
     assert relative_efficiency(column, 24 * MIB) == pytest.approx(0.5 / 0.81)
     assert relative_efficiency(column, SIZES_BYTES[-1]) == relative_efficiency(column, 10**12) == 1.0
-    assert relative_efficiency(UNMEASURED, MIB) == 1.0
+    assert relative_efficiency((1.0,) * len(SIZES_BYTES), MIB) == 1.0

@@ -191,7 +191,7 @@ class FactorFit:
 
     @property
     def helps(self) -> bool:
-        """Return whether points that a factor has not seen come closer with it; True for one point, as it is unknown."""
+        """Return whether points that a factor has not seen come closer with it; True for a single point."""
         return self.left_out is None or self.left_out < self.before
 
 

@@ -1,4 +1,4 @@
-"""What SimAI-analytical says a workload costs, so that its users can check us and switch.
+"""The cost of a workload as SimAI-analytical computes it, so that its users can compare and switch.
 
 This is not our own estimate: communication overlaps nothing, latency is a table, the pipeline is a
 formula. It follows aliyun/SimAI (MIT), astra-sim-alibabacloud, mode ``analytical``, and gives its totals
@@ -9,67 +9,32 @@ formula's number is given.
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 
+from stepcast.hardware.catalog import load_fit
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload
 from stepcast.units import GIB, MIB, NS, format_bytes
 
-# SimAI's efficiency tables: the share of the bandwidth that a collective reaches, by size and nodes.
-#
-# Source: aliyun/SimAI (MIT), astra-sim-alibabacloud/inputs/ratio: nic_ratio.csv, nvlink_ratio.csv and
-# ata_ratio.csv. Kept as constants, since they describe one program as it is and are not for users to change.
-
-# Rows of every column: 16 MiB, doubling up to 16 GiB.
+# Rows of the efficiency tables in data/fits/simai.toml: 16 MiB, doubling up to 16 GiB.
 SIZES_BYTES: tuple[int, ...] = tuple(16 * MIB * 2**row for row in range(11))
+DEFAULT_NODES = "16"  # whose column a number of nodes without one takes
 
-Column = tuple[float, ...]
+Column = Sequence[float]
 
-UNMEASURED: Column = (1.0,) * len(SIZES_BYTES)
-# A node count without a column takes that of 16 nodes.
-DEFAULT_NODES = 16
 
-NETWORK: dict[int, Column] = {
-    1: (0.45, 0.55, 0.65, 0.69, 0.73, 0.76, 0.77, 0.78, 0.79, 0.8, 0.81),
-    2: (0.32, 0.47, 0.5, 0.67, 0.85, 0.89, 0.92, 0.94, 0.95, 0.95, 0.96),
-    4: (0.24, 0.38, 0.53, 0.67, 0.77, 0.85, 0.93, 0.94, 0.95, 0.96, 0.96),
-    8: (0.13, 0.24, 0.39, 0.54, 0.69, 0.78, 0.9, 0.94, 0.95, 0.96, 0.96),
-    16: (0.05, 0.11, 0.21, 0.38, 0.57, 0.73, 0.76, 0.92, 0.95, 0.96, 0.96),
-    32: (0.044, 0.052, 0.106, 0.205, 0.387, 0.562, 0.74, 0.758, 0.923, 0.953, 0.957),
-    64: (0.021, 0.042, 0.051, 0.107, 0.209, 0.384, 0.563, 0.745, 0.755, 0.914, 0.958),
-    128: (0.0087, 0.021225, 0.04405, 0.0533, 0.1027, 0.1902, 0.314575, 0.553525, 0.740175, 0.7648, 0.919175),
-}
-
-NVLINK: dict[int, Column] = {
-    1: (0.45, 0.55, 0.65, 0.69, 0.73, 0.76, 0.77, 0.78, 0.79, 0.8, 0.81),
-    2: (0.55, 0.68, 0.74, 0.8, 0.84, 0.86, 0.87, 0.87, 0.88, 0.88, 0.88),
-    4: (0.34, 0.6, 0.71, 0.74, 0.79, 0.86, 0.87, 0.87, 0.88, 0.88, 0.88),
-    8: (0.16, 0.34, 0.62, 0.7, 0.78, 0.82, 0.86, 0.87, 0.88, 0.88, 0.88),
-    16: (0.08, 0.16, 0.33, 0.65, 0.72, 0.75, 0.83, 0.86, 0.87, 0.88, 0.88),
-    32: UNMEASURED,
-    64: UNMEASURED,
-    128: UNMEASURED,
-}
-
-ALL_TO_ALL: dict[int, Column] = {
-    1: (0.44, 0.51, 0.6, 0.65, 0.7, 0.71, 0.74, 0.76, 0.77, 0.78, 0.78),
-    2: (0.52, 0.63, 0.72, 0.76, 0.79, 0.8, 0.81, 0.81, 0.8, 0.8, 0.8),
-    4: (0.67, 0.68, 0.83, 0.9, 0.92, 0.94, 0.94, 0.95, 0.95, 0.95, 0.95),
-    8: (0.64, 0.67, 0.82, 0.85, 0.87, 0.89, 0.92, 0.93, 0.94, 0.94, 0.94),
-    16: (0.62, 0.66, 0.66, 0.72, 0.75, 0.81, 0.85, 0.88, 0.89, 0.9, 0.9),
-    32: UNMEASURED,
-    64: UNMEASURED,
-    128: UNMEASURED,
-}
-
-# All-to-all of groups whose tensor-parallel ranks fill a server: the column headed "Multi 16".
-ALL_TO_ALL_WHOLE_SERVERS: Column = (0.86, 0.92, 0.94, 0.94, 0.94, 0.95, 0.96, 0.96, 0.96, 0.96, 0.96)
+@lru_cache(maxsize=1)
+def efficiency_tables() -> Mapping[str, Mapping[str, Column]]:
+    """Return table -> nodes -> share of the bandwidth that a collective reaches, by size."""
+    return load_fit("simai")
 
 
 def relative_efficiency(column: Column, size_bytes: int) -> float:
-    """Efficiency at *size_bytes* over that at 16 GiB: linear between rows, constant outside them."""
+    """Return the efficiency at *size_bytes* over that at 16 GiB: linear between rows, constant outside them."""
     if size_bytes <= SIZES_BYTES[0]:
         return column[0] / column[-1]
     for row in range(1, len(SIZES_BYTES)):
@@ -78,10 +43,6 @@ def relative_efficiency(column: Column, size_bytes: int) -> float:
             part = (size_bytes - low) / (high - low)
             return (column[row - 1] + part * (column[row] - column[row - 1])) / column[-1]
     return 1.0
-
-
-def by_nodes(table: dict[int, Column], nodes: int) -> Column:
-    return table.get(nodes, table[DEFAULT_NODES])
 
 
 # Below 1 MiB a collective takes a fixed time, by ranks; other numbers of ranks cost nothing.
@@ -295,15 +256,15 @@ def _rate_gib_per_s(collective: Collective, job: _Job) -> float:
     if collective.group is not Group.TP or collective.kind not in GATHERS:
         return rate
     nodes = 1 if job.tp < job.system.gpus_per_server else job.tp // job.system.gpus_per_server
-    return rate * relative_efficiency(by_nodes(NVLINK if over_nvlink else NETWORK, nodes), size)
+    return rate * _efficiency("nvlink" if over_nvlink else "network", nodes, size)
 
 
 def _all_to_all_efficiency(collective: Collective, job: _Job) -> float:
     spread, gpus = job.tp * job.ranks(collective.group), job.system.gpus_per_server
-    if spread <= gpus:
-        column = ALL_TO_ALL[1]
-    elif job.tp >= gpus:
-        column = ALL_TO_ALL_WHOLE_SERVERS
-    else:
-        column = by_nodes(ALL_TO_ALL, spread // gpus)
-    return relative_efficiency(column, collective.size_bytes)
+    nodes: int | str = 1 if spread <= gpus else "servers" if job.tp >= gpus else spread // gpus
+    return _efficiency("all_to_all", nodes, collective.size_bytes)
+
+
+def _efficiency(table: str, nodes: int | str, size_bytes: int) -> float:
+    columns = efficiency_tables()[table]
+    return relative_efficiency(columns.get(str(nodes), columns[DEFAULT_NODES]), size_bytes)

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ from stepcast.ir.recurrent import Delta, Selective
 # Models written as a table of plain values, as in the catalogue's TOML files.
 
 NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
-SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # no model is without
-PARTS: dict[str, type[Window | Experts | Latent | Hybrid | Delta | Selective]] = {
+SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # of every model
+PARTS = {
     "window": Window,
     "experts": Experts,
     "latent": Latent,
@@ -42,33 +43,34 @@ PARTS: dict[str, type[Window | Experts | Latent | Hybrid | Delta | Selective]] =
     "delta": Delta,
     "selective": Selective,
 }
-WORDS: dict[str, type[Activation] | type[QkNorm]] = {"activation": Activation, "qk_norm": QkNorm}
+WORDS: dict[str, type[StrEnum]] = {"activation": Activation, "qk_norm": QkNorm}
 FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}
-# Python's own types of the plain fields, so that a slip in a user's file is named.
-PLAIN = (int, float, bool, str)
 
 
-def model_of(name: str, table: Mapping[str, Any]) -> Model:
-    """The model *table* describes, with what can be derived filled in.
+def model_of(name: str, table: Mapping[str, object]) -> Model:
+    """Return the model that *table* describes, with what can be derived filled in.
 
     Fields are the Model's own; ``norm`` is rms, layer or layer+bias, ``biases`` lists the biased layers,
     ``position`` is a kind, with ``positions`` rows (as many as max_seq unless given) where learned.
     Left out: kv_heads = heads, head_dim = hidden / heads, ffn = 4 x hidden if not gated.
     """
     try:
-        return _build(name, dict(table))
+        return _build(name, {key: _convert(key, value) for key, value in _check_keys(table).items()})
     except (TypeError, ValueError) as error:
         raise ValueError(f"model {name}: {error}") from None
 
 
-def _build(name: str, table: dict[str, Any]) -> Model:
+def _check_keys(table: Mapping[str, object]) -> Mapping[str, object]:
     for key in sorted(set(table) - set(FIELDS)):
         from difflib import get_close_matches
 
         near = get_close_matches(key, FIELDS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
-        require(False, f"unknown key {key}; {hint}")
-    values = {key: _value(key, value) for key, value in table.items()}
+        raise ValueError(f"unknown key {key}; {hint}")
+    return table
+
+
+def _build(name: str, values: dict[str, Any]) -> Model:
     positions = values.pop("positions", None)
     if "hybrid" in values:
         values.setdefault("layers", len(values["hybrid"].pattern))
@@ -94,25 +96,24 @@ def _build(name: str, table: dict[str, Any]) -> Model:
     return Model(**(values | {"name": name}))
 
 
-def _value(key: str, value: Any) -> Any:
-    """A table's value as the Model's field wants it."""
+def _convert(key: str, value: object) -> object:
+    """Return a value of a table as the field of the Model needs it."""
     if key in PARTS:
-        require(isinstance(value, dict), f"{key} must be a table")
-        return PARTS[key](**{inner: _tupled(item) for inner, item in value.items()})
+        if not isinstance(value, dict):
+            raise ValueError(f"{key} must be a table")
+        return PARTS[key](**{name: tuple(item) if isinstance(item, list) else item for name, item in value.items()})
     if key in WORDS:
-        return WORDS[key](value)
+        return WORDS[key](str(value))
     if key == "norm":
-        require(value in NORMS, f"norm must be one of {', '.join(NORMS)}, not {value!r}")
-        return NORMS[value]
+        if value not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, not {value!r}")
+        return NORMS[str(value)]
     if key == "biases":
-        require(isinstance(value, list), "biases must be a list")
+        if not isinstance(value, list):
+            raise ValueError("biases must be a list")
         return Biases(**dict.fromkeys(value, True))
-    require(isinstance(value, PLAIN), f"{key} must be a single value")
+    require(isinstance(value, int | float | bool | str), f"{key} must be a single value")
     return value
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
@@ -121,10 +122,7 @@ INDEX = "index"
 # Fine-tuned checkpoints have the architecture of their base.
 TUNED = re.compile(r"(hf|base|instruct|chat|it|pt)$")
 CUT = re.compile(r"^(.+?)[-_ ]+(?:l(\d+)|(\d+)[-_ ]?(?:l|layers?))$", re.IGNORECASE)
-
-
-# A name and sizes of its own.
-SIZED = re.compile(r"^(.+?):(\w+\s*=[^/\\]*)$")
+SIZED = re.compile(r"^(.+?):(\w+\s*=[^/\\]*)$")  # a name and sizes of its own
 
 
 class UnknownModelError(ValueError):
@@ -132,12 +130,12 @@ class UnknownModelError(ValueError):
 
 
 def model_names() -> tuple[str, ...]:
-    """Every name of the catalogue, in the order of its files."""
+    """Return every name of the catalogue, in the order of its files."""
     return tuple(_index()[1])
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> Model:
-    """A model of the catalogue, or of a file: Hugging Face config.json, its folder, or TOML.
+    """Return a model of the catalogue, or of a file: Hugging Face config.json, its folder, or TOML.
 
     Case and punctuation do not matter. A last word such as ``l12`` or ``12layers`` cuts the model to that
     many layers: ``llama3-70b-l12``. A name may carry sizes that differ, or all of a model that is not known:
@@ -149,28 +147,26 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
         return replace(model, name=Path(sized[1]).stem) if os.path.exists(sized[1]) else model
     if os.path.basename(text) != text and os.path.exists(text):
         return _model_of_file(Path(text))
-    found = find_name(text)
-    if found is not None:
-        return catalogue_model(found)
+    if known := find_name(text):
+        return catalogue_model(known)
     if os.path.exists(text):
         return _model_of_file(Path(text))
-    cut = CUT.match(text)
-    if cut is not None:
-        base = find_name(cut[1])
-        if base is not None:
-            return _cut(catalogue_model(base), int(cut[2] or cut[3]), text)
-    raise UnknownModelError(_unknown(text))
+    if (cut := CUT.match(text)) and (base := find_name(cut[1])):
+        model, layers = catalogue_model(base), int(cut[2] or cut[3])
+        if not 1 <= layers <= model.layers:
+            raise UnknownModelError(f"{text}: {model.name} has {model.layers} layers; it cannot be cut to {layers}")
+        return replace(model.with_layers(layers), name=f"{model.name}-l{layers}")
+    raise UnknownModelError(_explain_unknown(text))
 
 
 def find_name(text: str) -> str | None:
-    """The catalogue's own name for *text*, or None."""
+    """Return the catalogue's own name for *text*, or None."""
     known = _index()[0]
     word = _plain(text)
     while word:
-        # A point between digits matters (gpt3-1.3b is not gpt3-13b), but one left out is forgiven.
-        found = known.get(word) or known.get(f"no point {word}")
-        if found:
-            return found
+        # A point between digits matters (gpt3-1.3b is not gpt3-13b), but may be left out.
+        if name := known.get(word) or known.get(f"no point {word}"):
+            return name
         word, changed = TUNED.subn("", word)
         if not changed:
             return None
@@ -179,23 +175,23 @@ def find_name(text: str) -> str | None:
 
 @lru_cache(maxsize=512)
 def catalogue_model(name: str) -> Model:
-    """The model of that exact name."""
+    """Return the model of that exact name."""
     return model_of(name, _family(_index()[1][name])[name])
 
 
 def family_of(name: str) -> str:
-    """The file a name of the catalogue stands in, without its ending."""
+    """Return the file of a name of the catalogue, without its suffix."""
     return _index()[1][name]
 
 
 def _plain(text: str) -> str:
-    """Lower case, without owner and punctuation other than points."""
+    """Return *text* in lower case, without owner and punctuation other than points."""
     return re.sub(r"[^a-z0-9.]", "", text.rsplit("/", 1)[-1].lower())
 
 
 @lru_cache(maxsize=1)
 def _index() -> tuple[dict[str, str], dict[str, str]]:
-    """Plain spelling -> name, and name -> family."""
+    """Return plain spelling -> name, and name -> family."""
     spellings: dict[str, str] = {}
     families: dict[str, str] = {}
     for family, models in _toml(INDEX).items():
@@ -213,9 +209,9 @@ def _index() -> tuple[dict[str, str], dict[str, str]]:
 
 
 @lru_cache(maxsize=64)
-def _family(family: str) -> dict[str, dict[str, Any]]:
-    """Name -> full table, the family's common values filled in."""
-    tables: dict[str, dict[str, Any]] = {}
+def _family(family: str) -> dict[str, dict[str, object]]:
+    """Return name -> full table, with the common values of the family filled in."""
+    tables: dict[str, dict[str, object]] = {}
     for group in _toml(family)["family"]:
         common = {key: value for key, value in group.items() if key != "models"}
         for name, table in group["models"].items():
@@ -226,12 +222,6 @@ def _family(family: str) -> dict[str, dict[str, Any]]:
 def _toml(stem: str) -> dict[str, Any]:
     with open(FOLDER / f"{stem}.toml", "rb") as file:
         return tomllib.load(file)
-
-
-def _cut(model: Model, layers: int, name: str) -> Model:
-    if not 1 <= layers <= model.layers:
-        raise UnknownModelError(f"{name}: {model.name} has {model.layers} layers; it cannot be cut to {layers}")
-    return replace(model.with_layers(layers), name=f"{model.name}-l{layers}")
 
 
 def _model_of_file(path: Path) -> Model:
@@ -252,12 +242,12 @@ def _model_of_file(path: Path) -> Model:
         raise error.at(str(path)) from None
 
 
-def _unknown(text: str) -> str:
+def _explain_unknown(text: str) -> str:
     from difflib import get_close_matches
 
     spellings, families = _index()
     plain, words = _plain(text), [word for word in spellings if " " not in word]
-    begun = sorted(word for word in words if plain and word.startswith(plain))  # left off before its end
+    begun = sorted(word for word in words if plain and word.startswith(plain))  # names that begin so
     near = [*begun, *get_close_matches(plain, words, n=5, cutoff=0.6)]
     names = list(dict.fromkeys(spellings[word] for word in near))[:3]
     hint = f"did you mean {' or '.join(names)}?" if names else f"'stepcast list models' has {len(families)}"
@@ -266,7 +256,7 @@ def _unknown(text: str) -> str:
 
 # Models of a row of a table of measurements: by its name where the catalogue knows it, else by its sizes.
 
-# Column -> field of the Model. ``seq`` and the ``moe_`` columns are treated by hand.
+# Columns that are fields of the Model; ``seq`` and ``window`` are treated apart.
 COLUMN_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 EXPERT_SIZES = {
     "moe_experts": "count",
@@ -291,18 +281,18 @@ PADDED_GPT_VOCAB = 51200
 
 
 def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
-    """The model of a row with the columns of ``ALL_SIZES`` and params_b; blank ones say nothing.
+    """Return the model of a row with the columns of ``ALL_SIZES`` and params_b, any of which may be blank.
 
     A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
     an MLP four times as wide (or of no given width) makes it a GPT, else it is a Llama. Missing layers
-    follow from params_b, which also tells tied from untied weights; missing heads are taken about 128 wide.
+    follow from params_b, which also separates tied from untied weights; missing heads are about 128 wide.
     """
     sizes = {key: _whole(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
     try:
         model = load_model(name)
     except UnknownModelError:
-        model = _from_sizes(name, sizes, columns)
-    model = _corrected(model, sizes)
+        model = _model_of_sizes(name, sizes, columns)
+    model = _with_sizes(model, sizes)
     seq = sizes.get("seq", model.max_seq)
     if model.position.kind is PositionKind.LEARNED or seq > model.max_seq:
         model = model.with_max_seq(seq)
@@ -310,8 +300,8 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
 
 
 def sizes_of(text: str, where: str) -> dict[str, str]:
-    """The columns that ``layers=16,vocab=32000`` gives."""
-    known, found = (*ALL_SIZES, "params_b"), {}
+    """Return the columns that ``layers=16,vocab=32000`` gives."""
+    known, columns = (*ALL_SIZES, "params_b"), {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in known or not (equals and value):
@@ -320,14 +310,14 @@ def sizes_of(text: str, where: str) -> dict[str, str]:
             float(value)
         except ValueError:
             raise ValueError(f"model {where}: {key} {value!r} is not a number") from None
-        found[key] = value
-    return found
+        columns[key] = value
+    return columns
 
 
 def words_of(name: str, columns: Mapping[str, object]) -> str:
-    """The name with the sizes of *columns*, as ``load_model`` takes it."""
-    said = [key for key in (*ALL_SIZES, "params_b") if not _blank(columns, key)]
-    return f"{name}:{','.join(f'{key}={float(str(columns[key])):.15g}' for key in said)}"
+    """Return the name with the sizes of *columns*, as ``load_model`` takes it."""
+    given = [key for key in (*ALL_SIZES, "params_b") if not _blank(columns, key)]
+    return f"{name}:{','.join(f'{key}={float(str(columns[key])):.15g}' for key in given)}"
 
 
 def _blank(columns: Mapping[str, object], key: str) -> bool:
@@ -345,8 +335,8 @@ def _whole(key: str, value: object) -> int:
     return int(number)
 
 
-def _corrected(model: Model, sizes: Mapping[str, int]) -> Model:
-    """*model* with the row's own sizes."""
+def _with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
+    """Return *model* with the row's own sizes."""
     changes: dict[str, Any] = {key: sizes[key] for key in COLUMN_SIZES if key in sizes and key != "layers"}
     if model.latent is not None:
         changes.pop("kv_heads", None)
@@ -372,60 +362,52 @@ def _corrected(model: Model, sizes: Mapping[str, int]) -> Model:
     return model.with_layers(sizes["layers"]) if "layers" in sizes else model
 
 
-def _from_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, object]) -> Model:
+def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, object]) -> Model:
     if "hidden" not in sizes:
         raise UnknownModelError(f"model {name!r} is not in the catalogue, and the row gives no hidden size")
     hidden = sizes["hidden"]
-    heads = sizes.get("heads") or _heads(hidden)
-    seq = sizes.get("seq", 2048)
+    # By default the number of heads that divides hidden and comes closest to a width of 128.
+    divisors = (heads for heads in range(1, min(hidden, 1024) + 1) if hidden % heads == 0)
+    heads = sizes.get("heads") or min(divisors, key=lambda heads: abs(hidden / heads - 128))
     if re.match(r"bloom", name, re.IGNORECASE):
-        like = replace(catalogue_model("bloom-176b"), ffn=4 * hidden)
+        base = replace(catalogue_model("bloom-176b"), ffn=4 * hidden)
     elif sizes.get("ffn", 4 * hidden) == 4 * hidden:
-        like = replace(catalogue_model("megatron-22b"), ffn=4 * hidden, vocab=PADDED_GPT_VOCAB)
+        base = replace(catalogue_model("megatron-22b"), ffn=4 * hidden, vocab=PADDED_GPT_VOCAB)
     else:
-        like = model_of(
-            name, {"layers": 1, "hidden": hidden, "heads": heads, "ffn": sizes["ffn"], "vocab": 32000, "max_seq": seq}
-        )
-    one = _corrected(replace(like, layers=1), {"hidden": hidden, "heads": heads, **sizes, "layers": 1})
+        llama = {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048)}
+        base = model_of(name, llama | {"hidden": hidden, "heads": heads, "ffn": sizes["ffn"]})
+    one = _with_sizes(replace(base, layers=1), {"hidden": hidden, "heads": heads, **sizes, "layers": 1})
     published = None if _blank(columns, "params_b") else float(str(columns["params_b"])) * 1e9
     if "layers" in sizes:
         model = one.with_layers(sizes["layers"])
-        return _tied_or_not(model, published) if published else model
+        if not published:
+            return model
+        # Whether embedding and head are tied is rarely stated; the published parameter count decides.
+        other = replace(model, tied=not model.tied)
+        return min(model, other, key=lambda choice: abs(choice.parameters - published))
     if published is None:
         raise UnknownModelError(f"model {name!r}: the row gives neither layers nor params_b")
     layer = one.parameters_of(range(1))
     return one.with_layers(max(round((published - one.parameters + layer) / layer), 1))
 
 
-def _tied_or_not(model: Model, published: float) -> Model:
-    """Whether embedding and head are one is rarely said; the published parameter count tells."""
-    other = replace(model, tied=not model.tied)
-    return min(model, other, key=lambda choice: abs(choice.parameters - published))
-
-
-def _heads(hidden: int) -> int:
-    """The number of heads that divides *hidden* and comes closest to a width of 128."""
-    divisors = [heads for heads in range(1, min(hidden, 1024) + 1) if hidden % heads == 0]
-    return min(divisors, key=lambda heads: abs(hidden / heads - 128))
-
-
 # Models of the sizes in a configuration: one of the catalogue, cut or not, or one of its own.
 
 
 def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) -> str:
-    """What ``load_model`` takes for *sizes*, else for *names* that may be known; empty if neither tells.
+    """Return what ``load_model`` takes for *sizes*, else for *names* that may be known; empty if neither is enough.
 
-    Sizes that several models have are those of the one that *names* or a sequence of *seq* tokens tell.
+    Of several models with these sizes it is the one that *names* or a sequence of *seq* tokens suggest.
     """
+    hints = [_known_start(name) for name in names]
     if not sizes.get("hidden"):
-        return next(filter(None, map(_known, names)), "")
-    same = [other for other in model_names() if _alike(catalogue_model(other), sizes)]
+        return next(filter(None, hints), "")
+    same = [name for name in model_names() if _has_sizes(catalogue_model(name), sizes)]
     layers = sizes.get("layers")
-    whole = [other for other in same if catalogue_model(other).layers == layers]
-    if whole:
-        hints = [_known(name) for name in names]
-        found = min(whole, key=lambda name: (name not in hints, catalogue_model(name).max_seq < seq))
-        return _with_routing(found, catalogue_model(found), sizes)
+    complete = [name for name in same if catalogue_model(name).layers == layers]
+    if complete:
+        name = min(complete, key=lambda name: (name not in hints, catalogue_model(name).max_seq < seq))
+        return _with_routing(name, catalogue_model(name), sizes)
     if same and layers and layers < catalogue_model(same[0]).layers:
         return _with_routing(f"{same[0]}-l{layers}", catalogue_model(same[0]), sizes)
     return words_of("configured", {**sizes, **({"seq": seq} if seq else {})})
@@ -441,41 +423,27 @@ def _with_routing(name: str, model: Model, sizes: Mapping[str, int]) -> str:
     return words_of(name, groups)
 
 
-def _known(name: str) -> str:
-    """The model that *name* begins with: llama3_8b of llama3_8b_pretrain_perf."""
+def _known_start(name: str) -> str:
+    """Return the model that *name* begins with: llama3_8b of llama3_8b_pretrain_perf."""
     words = re.split(r"[_\-\s]+", name.rsplit("/", 1)[-1])
     for count in range(len(words), 0, -1):
-        if found := find_name("-".join(words[:count])):
-            return found
+        if known := find_name("-".join(words[:count])):
+            return known
     return ""
 
 
-def _alike(model: Model, sizes: Mapping[str, int]) -> bool:
-    told = {
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "ffn": model.ffn or None,
-        "moe_experts": model.experts.count if model.experts else None,
-        "kv_heads": None if model.latent is not None else model.kv_heads,
-        "moe_ffn": model.experts.ffn if model.experts else None,
-        "moe_topk": model.experts.top_k if model.experts else None,
-        "head_dim": None if model.latent is not None else model.head_dim,
-    }
-    if _differs(model, sizes):
-        return False
-    if (told["moe_experts"] or 0) != sizes.get("moe_experts", 0):
-        return False
-    names = (
-        ("hidden", "heads", "kv_heads", "head_dim", "moe_ffn", "moe_topk")
-        if model.experts
-        else ("hidden", "heads", "kv_heads", "head_dim", "ffn")
-    )
-    return all(not told[name] or name not in sizes or told[name] == sizes[name] for name in names)
-
-
-def _differs(model: Model, sizes: Mapping[str, int]) -> bool:
-    """Return whether *sizes* give another attention: other latent ranks, or a window that *model* has not."""
+def _has_sizes(model: Model, sizes: Mapping[str, int]) -> bool:
+    """Return whether *model* has *sizes*, as far as both give them, and the same kind of attention and experts."""
     latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
     if latent and (model.latent is None or any(getattr(model.latent, key) != latent[key] for key in latent)):
-        return True
-    return "window" in sizes and (model.window is None or model.window.size != sizes["window"])
+        return False
+    if "window" in sizes and (model.window is None or model.window.size != sizes["window"]):
+        return False
+    experts = model.experts
+    if (experts.count if experts else 0) != sizes.get("moe_experts", 0):
+        return False
+    own = {"hidden": model.hidden, "heads": model.heads}
+    if model.latent is None:
+        own |= {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
+    own |= {"moe_ffn": experts.ffn, "moe_topk": experts.top_k} if experts else {"ffn": model.ffn}
+    return all(not size or sizes.get(key, size) == size for key, size in own.items())
