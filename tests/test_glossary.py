@@ -1,11 +1,16 @@
 """The user glossary: data, page and length."""
 
+import html
 import importlib.util
+import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepcast.cli.main import main
+from stepcast.views.glossary import explain
 from tests.shared import ROOT
 
 spec = importlib.util.spec_from_file_location("make_glossary", ROOT / "tools" / "make_glossary.py")
@@ -47,3 +52,19 @@ def test_a_term_has_two_sentences_and_a_page(term: dict[str, Any]) -> None:
     assert term["text"].count(". ") == 1
     assert term["text"].endswith(".")
     assert (ROOT / "docs" / term["page"]).is_file()
+
+
+def test_pages_explain_terms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "step.html"
+    words = "predict llama-3.2-1b --cluster dgx-h100 --gpus 16 --pp 2 --tp 2 --html"
+    assert main([*words.split(), str(page)]) == 0
+    titles = dict(re.findall(r'<abbr title="([^"]*)">([^<]*)</abbr>', page.read_text(encoding="utf-8")))
+    assert {"pipeline bubble", "tensor parallel"} <= {label.lower() for label in titles.values()}
+    definitions = {term["text"] for term in TERMS}
+    assert {html.unescape(title) for title in titles} <= definitions
+
+
+def test_acronyms_match_in_capitals_only() -> None:
+    assert "<abbr" in explain("PP messages")
+    assert "<abbr" not in explain("apply nice dppp")
+    assert explain("<b>") == "&lt;b&gt;"

@@ -129,7 +129,7 @@ def assert_safe(data: bytes) -> Parsed:
         "strong",
         "summary",
     }
-    allowed |= {"table", "tbody", "td", "th", "thead", "tr", "ul"}
+    allowed |= {"abbr", "table", "tbody", "td", "th", "thead", "tr", "ul"}
     for tag, attributes in page.elements:
         assert tag in allowed, f"<{tag}> came out of a text"
         for name, value in attributes.items():

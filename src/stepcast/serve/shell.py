@@ -4,6 +4,7 @@ from functools import cache
 
 from stepcast.serve.fields import PREDICT, SEARCH, Field
 from stepcast.version import __version__
+from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, tag
 
 VIEWS = (("predict", "Predict"), ("search", "Search"), ("analyze", "Analyze"), ("saved", "Saved"))
@@ -108,7 +109,7 @@ def _form(verb: str, fields: tuple[Field, ...]) -> Markup:
 
 def _field(verb: str, field: Field) -> Markup:
     key = f"{verb}-{field.name}"
-    label = tag("label", field.label, tag("small", field.note) if field.note else None, for_=key)
+    label = tag("label", explain(field.label), tag("small", field.note) if field.note else None, for_=key)
     if field.choices:
         options = [] if field.initial else [tag("option", "default", value="")]
         options += [tag("option", each, value=each, selected=each == field.initial) for each in field.choices]

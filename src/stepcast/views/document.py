@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stepcast.views.asked import asked_pairs
+from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, join, tag, text
 from stepcast.views.text import visible
 
@@ -156,7 +157,7 @@ def _placed(sections: Sequence[Section]) -> list[Markup]:
 def _section(each: Section, wide: bool) -> Markup:
     return tag(
         "section",
-        tag("h2", each.title, id=f"{each.key}-title"),
+        tag("h2", explain(each.title), id=f"{each.key}-title"),
         tag("p", each.lead, class_="lead") if each.lead else None,
         each.body,
         id=each.key,

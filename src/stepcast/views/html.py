@@ -9,6 +9,7 @@ from stepcast.version import __version__
 from stepcast.views import view as ui
 from stepcast.views.charts import BarPiece, BarRow, ChartFrame, axis_row, draw_bars, legend
 from stepcast.views.document import About, Page, Section, render
+from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
@@ -87,7 +88,7 @@ def _interval(band: ui.HeadlineInterval) -> Markup:
 def _card(figure: ui.Figure) -> Markup:
     return tag(
         "li",
-        tag("span", figure.name[:1].upper() + figure.name[1:], class_="name"),
+        tag("span", explain(figure.name[:1].upper() + figure.name[1:]), class_="name"),
         tag("strong", _minus(figure.value or figure.line)),
         tag("span", _minus(figure.note), class_="note") if figure.note else None,
         class_=f"card {figure.mood.value}".strip(),
@@ -119,7 +120,7 @@ def _table(part: ui.Table) -> Markup | None:
     head = [
         tag(
             "th",
-            tag("button", text, type="button", class_="sort") if part.sortable else text,
+            tag("button", explain(text), type="button", class_="sort") if part.sortable else explain(text),
             scope="col",
             class_=kind,
             aria_sort="none" if part.sortable else None,
@@ -171,7 +172,7 @@ def _breakdown(part: ui.Breakdown) -> Markup:
         if amount > 0 and amount >= SMALLEST_SHARE * part.total:
             share = format_percent(amount / part.total) if part.total else "-"
             piece = BarPiece(kind, start, amount, f"{name}: {part.show(amount)}, {share} of the {part.whole}")
-            rows.append(BarRow(name, (piece,), (part.show(amount), tag("small", share))))
+            rows.append(BarRow(explain(name), (piece,), (part.show(amount), tag("small", share))))
             pieces.append(piece)
             start += amount
     rows.append(BarRow(part.whole, pieces, (part.show(part.total), tag("small", "100 %")), strong=True))
