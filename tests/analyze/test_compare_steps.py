@@ -27,7 +27,7 @@ MEASURED = {
 
 def test_errors_are_signed_shares_of_the_measured() -> None:
     found = compare(PREDICTED, MEASURED)
-    assert found.step.error == pytest.approx(0.1)
+    assert found.error == pytest.approx(0.1)
     rows = {row.name: row for row in found.parts}
     assert rows["compute"].error == pytest.approx(0.2)
     assert rows["compute"].difference_s == pytest.approx(0.1)
@@ -43,7 +43,7 @@ def test_parts_that_one_side_lacks_are_counted_where_the_other_has_them() -> Non
 
 def test_what_cannot_be_compared_is_told() -> None:
     found = compare(PREDICTED, MEASURED)
-    assert list(found.stages) == [0]
+    assert [stage.stage for stage in found.stages] == [0]
     assert any("stages differ: 2 in the first, 1 in the second" in text for text in found.warnings)
     assert any("operations are not compared" in text for text in found.warnings)
     with pytest.raises(ValueError, match="second file does not say how long a step takes"):
@@ -53,13 +53,13 @@ def test_what_cannot_be_compared_is_told() -> None:
 def test_only_what_both_say_tells_two_runs_apart() -> None:
     found = compare(PREDICTED, MEASURED)
     assert found.same_run
-    assert any("nothing that both say" in text for text in found.warnings)
+    assert any("no common fact" in text for text in found.warnings)
     run = {"model": "one", "parameters": 7, "layers": 2, "hidden": 4, "precision": "tf32", "pp": 2}
     named = compare(
         PREDICTED | {"run": run}, MEASURED | {"pp": 2, "configuration": {**run, "model": "two", "dtype": "fp32"}}
     )
     assert named.same_run
-    assert not any("nothing that both say" in text for text in named.warnings)
+    assert not any("no common fact" in text for text in named.warnings)
     other = compare(PREDICTED | {"run": run}, MEASURED | {"pp": 3, "configuration": {"parameters": {"0": 5}}})
     assert [(one.name, one.predicted, one.measured) for one in other.differences] == [("pp", 2, 3)]
     assert other.facts()["error"] is None

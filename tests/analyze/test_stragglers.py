@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepcast.analyze.stragglers import StragglerJob
+from stepcast.analyze.stragglers import StragglerJob, analyze_stragglers
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.stragglers import looks_like, read
 from stepcast.views.jobs import stragglers_view
@@ -47,7 +47,7 @@ def test_a_slow_replica_explains_what_is_lost() -> None:
     assert found.ideal_s == pytest.approx([12.5, 12.5])
     assert found.slowdown == pytest.approx(18.5 / 12.5)
     assert found.by_replica[0] == pytest.approx(18.5 / 12.5)
-    facts = found.facts()
+    facts = analyze_stragglers(found.run).facts()
     assert facts["stragglers"][0]["rank"] == 0
     lines = render_text(stragglers_view(facts), 100, verbose=False).splitlines()
     assert lines[0].split() == ["step", "18.500", "s"]

@@ -1,24 +1,24 @@
-"""Two accounts of a step side by side: predicted against measured, or measured against measured.
+"""Two accounts of a step compared: predicted with measured, or measured with measured.
 
-Both are facts as ``analyze``, ``replay``, ``simulate`` and ``predict`` give them, so any two can be compared.
+Both are results of ``analyze``, ``replay``, ``simulate`` or ``predict`` as plain values.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from stepcast.ir.facts import ComparisonFacts, DifferenceFacts, RowFacts
+import msgspec
+
+from stepcast.ir.facts import ComparisonFacts
 from stepcast.units import format_seconds
 
 Facts = Mapping[str, Any]
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 
-# A part that only one side tells apart is counted where the other side has it.
+# A part that only one side has is counted as this part of the other side.
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
 
-
-# What makes two accounts ones of the same run, as far as both say it.
+# Facts that identify a run.
 SHAPE = ("model", "parameters", "layers", "hidden")
 IDENTITY = (
     *SHAPE,
@@ -26,62 +26,49 @@ IDENTITY = (
     *("tp", "cp", "ep", "dp", "pp", "vpp", "gpus", "cluster"),
 )
 SAME_WORD = {"dtype": "precision"}
-# Megatron calls fp32 what tensor cores multiply as tf32.
+# Megatron's fp32 is tf32 in tensor cores.
 SAME_PRECISION = {"tf32": "fp32"}
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRow:
-    """One quantity in both."""
+class ComparedRow(msgspec.Struct, frozen=True):
+    """One quantity in both accounts."""
 
     name: str
     predicted_s: float
     measured_s: float
-
-    @property
-    def difference_s(self) -> float:
-        return self.predicted_s - self.measured_s
-
-    @property
-    def error(self) -> float | None:
-        """Signed, as a share of the measured; None where nothing was measured."""
-        return self.predicted_s / self.measured_s - 1 if self.measured_s else None
-
-    def facts(self, same_run: bool) -> RowFacts:
-        """A difference between two runs is no error of either."""
-        return {
-            "name": self.name,
-            "predicted_s": self.predicted_s,
-            "measured_s": self.measured_s,
-            "difference_s": self.difference_s,
-            "error": self.error if same_run else None,
-        }
+    difference_s: float
+    error: float | None  # signed share of the measured; None if nothing was measured, or for two different runs
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Something both sides say of what ran, each in another way."""
+class ComparedStage(msgspec.Struct, frozen=True):
+    stage: int
+    parts: list[ComparedRow]
+
+
+class RunDifference(msgspec.Struct, frozen=True):
+    """A fact about the run on which both accounts disagree."""
 
     name: str
-    predicted: Any
-    measured: Any
-
-    def facts(self) -> DifferenceFacts:
-        return {"name": self.name, "predicted": self.predicted, "measured": self.measured}
+    predicted: object
+    measured: object
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    step: ComparedRow
-    parts: tuple[ComparedRow, ...]
-    stages: Mapping[int, tuple[ComparedRow, ...]]
-    operations: tuple[ComparedRow, ...]
-    differences: tuple[Difference, ...]  # of what ran; none: the same run, as far as both say
-    warnings: tuple[str, ...]
-    kinds: tuple[str, str] = (PREDICTED, MEASURED)  # how each side came about
+class Comparison(msgspec.Struct, frozen=True):
+    """Two accounts of a step; without differences they are of the same run, as far as both say."""
+
+    step_s: float
+    measured_step_s: float
+    kinds: list[str]  # how each side was obtained
+    same_run: bool
+    differences: list[RunDifference]
+    error: float | None
+    parts: list[ComparedRow]
+    stages: list[ComparedStage]
+    operations: list[ComparedRow]
+    warnings: list[str]
 
     def __repr__(self) -> str:
-        first, second = format_seconds(self.step.predicted_s), format_seconds(self.step.measured_s)
+        first, second = format_seconds(self.step_s), format_seconds(self.measured_step_s)
         return f"Comparison({first} vs {second} per step)"
 
     def _repr_html_(self) -> str:
@@ -90,26 +77,10 @@ class Comparison:
 
         return render_notebook(compare_view(self.facts()), "comparison")
 
-    @property
-    def same_run(self) -> bool:
-        return not self.differences
-
     def facts(self) -> ComparisonFacts:
-        same = self.same_run
-        return {
-            "step_s": self.step.predicted_s,
-            "measured_step_s": self.step.measured_s,
-            "kinds": list(self.kinds),
-            "same_run": same,
-            "differences": [one.facts() for one in self.differences],
-            "error": self.step.error if same else None,
-            "parts": [row.facts(same) for row in self.parts],
-            "stages": [
-                {"stage": stage, "parts": [row.facts(same) for row in rows]} for stage, rows in self.stages.items()
-            ],
-            "operations": [row.facts(same) for row in self.operations],
-            "warnings": list(self.warnings),
-        }
+        """Return the comparison as plain values with the keys of its JSON."""
+        facts: ComparisonFacts = msgspec.to_builtins(self)
+        return facts
 
 
 def kind_of(account: Facts) -> str:
@@ -132,65 +103,98 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     Any two accounts may be compared. A prediction and a measurement are best given in this order, since
     errors are shares of the second.
     """
-    for side, found in (("first", predicted), ("second", measured)):
-        if not isinstance(found.get("step_s"), int | float):
+    for side, account in (("first", predicted), ("second", measured)):
+        if not isinstance(account.get("step_s"), int | float):
             raise ValueError(f"the {side} file does not say how long a step takes (step_s)")
     warnings = []
-    parts: tuple[ComparedRow, ...] = ()
+    first, second = _identity(predicted), _identity(measured)
+    differences = _differences(first, second)
+    same_run = not differences
+
+    def row(name: str, left: float, right: float) -> ComparedRow:
+        """Return a row; a difference between two runs is not an error of either."""
+        error = left / right - 1 if right and same_run else None
+        return ComparedRow(name, left, right, left - right, error)
+
+    def rows(left: Mapping[str, float], right: Mapping[str, float]) -> list[ComparedRow]:
+        names = dict.fromkeys([*left, *right])
+        pairs = [(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in names]
+        return [row(*pair) for pair in pairs if pair[1] or pair[2]]
+
+    parts: list[ComparedRow] = []
     if "breakdown_s" in predicted and "breakdown_s" in measured:
-        parts = _rows(predicted["breakdown_s"], measured["breakdown_s"])
+        left, right = predicted["breakdown_s"], measured["breakdown_s"]
+        parts = rows(_fold_parts(left, right), _fold_parts(right, left))
     else:
         warnings.append("one side has no breakdown of the step: parts are not compared")
-    stages, missing = _stages(predicted.get("stages") or (), measured.get("stages") or ())
-    warnings += missing
-    operations: tuple[ComparedRow, ...] = ()
+    left_stages, right_stages = (
+        {stage["stage"]: _stage_seconds(stage) for stage in account.get("stages") or ()}
+        for account in (predicted, measured)
+    )
+    if set(left_stages) != set(right_stages):
+        counts = f"{len(left_stages)} in the first, {len(right_stages)} in the second"
+        warnings.append(f"stages differ: {counts}; common ones are compared")
+    stages = [
+        ComparedStage(
+            stage,
+            [
+                row(name, seconds, right_stages[stage][name])
+                for name, seconds in left_stages[stage].items()
+                if name in right_stages[stage]
+            ],
+        )
+        for stage in sorted(set(left_stages) & set(right_stages))
+    ]
+    operations: list[ComparedRow] = []
     if "operations_s" in predicted and "operations_s" in measured:
-        operations = _rows(predicted["operations_s"], measured["operations_s"], fold=False)
+        operations = rows(predicted["operations_s"], measured["operations_s"])
     else:
-        warnings.append("one side does not tell its operations apart: operations are not compared")
-    step = ComparedRow("step", float(predicted["step_s"]), float(measured["step_s"]))
-    first, second = _identity(predicted), _identity(measured)
+        warnings.append("one side does not list its operations: operations are not compared")
     if not set(first) & set(second):
-        warnings.append("nothing that both say tells whether they are the same run")
-    differences, kinds = _differences(first, second), (kind_of(predicted), kind_of(measured))
-    return Comparison(step, parts, stages, operations, differences, tuple(warnings), kinds)
+        warnings.append("no common fact shows whether both are the same run")
+    step = row("step", float(predicted["step_s"]), float(measured["step_s"]))
+    return Comparison(
+        step_s=step.predicted_s,
+        measured_step_s=step.measured_s,
+        kinds=[kind_of(predicted), kind_of(measured)],
+        same_run=same_run,
+        differences=differences,
+        error=step.error,
+        parts=parts,
+        stages=stages,
+        operations=operations,
+        warnings=warnings,
+    )
 
 
-def _identity(found: Facts) -> dict[str, Any]:
-    """What *found* says of what ran, in the words of IDENTITY."""
-    said: dict[str, Any] = {}
-    for place in (found, *(found.get(name) for name in ("layout", "configuration", "run"))):
+def _identity(account: Facts) -> dict[str, object]:
+    """Return the facts of an account about what ran, with the names of IDENTITY."""
+    known: dict[str, object] = {}
+    for place in (account, *(account.get(name) for name in ("layout", "configuration", "run"))):
         if isinstance(place, Mapping):
-            said |= {name: place[name] for name in (*IDENTITY, *SAME_WORD) if _is_said(place.get(name))}
+            stated = {name: place.get(name) for name in (*IDENTITY, *SAME_WORD)}
+            known |= {
+                name: value for name, value in stated.items() if isinstance(value, str | int | float) and value != ""
+            }
     for word, name in SAME_WORD.items():
-        if word in said:
-            said.setdefault(name, said.pop(word))
-    if "precision" in said:
-        said["precision"] = SAME_PRECISION.get(said["precision"], said["precision"])
-    return said
+        if word in known:
+            known.setdefault(name, known.pop(word))
+    if "precision" in known:
+        known["precision"] = SAME_PRECISION.get(str(known["precision"]), known["precision"])
+    return known
 
 
-def _is_said(value: object) -> bool:
-    return isinstance(value, str | int | float) and value != ""
-
-
-def _differences(first: Facts, second: Facts) -> tuple[Difference, ...]:
+def _differences(first: Facts, second: Facts) -> list[RunDifference]:
     names = [name for name in IDENTITY if name in first and name in second]
-    # One model may go by two names.
+    # One model may have two names.
     shape = [name for name in SHAPE if name != "model"]
     if "model" in names and set(shape) <= set(names) and all(first[name] == second[name] for name in shape):
         names.remove("model")
-    return tuple(Difference(name, first[name], second[name]) for name in names if first[name] != second[name])
+    return [RunDifference(name, first[name], second[name]) for name in names if first[name] != second[name]]
 
 
-def _rows(predicted: Facts, measured: Facts, fold: bool = True) -> tuple[ComparedRow, ...]:
-    left, right = (_folded(predicted, measured), _folded(measured, predicted)) if fold else (predicted, measured)
-    names = list(dict.fromkeys([*left, *right]))
-    rows = [ComparedRow(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in names]
-    return tuple(row for row in rows if row.predicted_s or row.measured_s)
-
-
-def _folded(parts: Facts, other: Facts) -> dict[str, float]:
+def _fold_parts(parts: Facts, other: Facts) -> dict[str, float]:
+    """Return the parts of one side, those the other side lacks added to where it counts them."""
     folded: dict[str, float] = {}
     for name, seconds in parts.items():
         target = name if name in other else COUNTED_AS.get(name, name)
@@ -198,24 +202,10 @@ def _folded(parts: Facts, other: Facts) -> dict[str, float]:
     return folded
 
 
-def _stages(predicted: Any, measured: Any) -> tuple[dict[int, tuple[ComparedRow, ...]], list[str]]:
-    left = {row["stage"]: _seconds(row) for row in predicted}
-    right = {row["stage"]: _seconds(row) for row in measured}
-    both = sorted(set(left) & set(right))
-    texts = []
-    if set(left) != set(right):
-        texts.append(f"stages differ: {len(left)} in the first, {len(right)} in the second; common ones are compared")
-    found = {}
-    for stage in both:
-        names = [name for name in left[stage] if name in right[stage]]
-        found[stage] = tuple(ComparedRow(name, left[stage][name], right[stage][name]) for name in names)
-    return found, texts
-
-
-def _seconds(row: Facts) -> dict[str, float]:
-    """The plain seconds of a stage, their names without the unit."""
+def _stage_seconds(stage: Facts) -> dict[str, float]:
+    """Return the plain seconds of a stage, their names without the unit."""
     return {
         name.removesuffix("_s"): float(value)
-        for name, value in row.items()
+        for name, value in stage.items()
         if name.endswith("_s") and isinstance(value, int | float)
     }
