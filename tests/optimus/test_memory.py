@@ -64,5 +64,5 @@ def test_longer_sequences_need_more() -> None:
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(ValueError, match="no Llama"):
+    with pytest.raises(ValueError, match="not a Llama"):
         optimus_memory(replace(run(1, 2), model=load_model("gpt2-large")), GPU)

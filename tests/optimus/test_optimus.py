@@ -217,8 +217,8 @@ def test_a_slow_stage_is_named(log: RunLog) -> None:
     found = analyze_optimus(
         replace(log, layer_times=replace(times, total_s=slow)), plan_of_log(log, MODEL, LENGTHS), MACHINE, CONSTANTS
     )
-    assert [(one["stage"], one["rank"]) for one in found.stragglers] == [(3, 3)]
-    assert found.stragglers[0]["factor"] == pytest.approx(1.6, rel=0.1)
+    assert [(slow.stage, slow.rank) for slow in found.stragglers] == [(3, 3)]
+    assert found.stragglers[0].factor == pytest.approx(1.6, rel=0.1)
 
 
 def test_a_launch_bound_run_says_so(log: RunLog) -> None:
@@ -230,7 +230,7 @@ def test_a_launch_bound_run_says_so(log: RunLog) -> None:
 def test_an_estimated_length_is_told(log: RunLog) -> None:
     shared = replace(log, layout=replace(log.layout, dp=2))
     found = analyze_optimus(shared, plan_of_log(shared, MODEL, LENGTHS), MACHINE, CONSTANTS)
-    assert any("116 tokens is what is to be expected" in warning for warning in found.warnings)
+    assert any("116 tokens are expected, not measured" in warning for warning in found.warnings)
 
 
 def test_a_log_without_batches_is_refused(log: RunLog) -> None:

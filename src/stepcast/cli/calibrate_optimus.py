@@ -8,7 +8,7 @@ from typing import Any
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.optimus_log import read_logs
 from stepcast.models.catalog import load_model
-from stepcast.optimus.calibration import CLUSTER, TITLES, Fit, Observation, fit, lengths_of, observed
+from stepcast.optimus.calibration import CLUSTER, TITLES, ConstantsFit, Observation, fit, lengths_of, observed
 from stepcast.optimus.cost import machine_of
 
 Facts = dict[str, Any]
@@ -38,7 +38,11 @@ def _lengths(text: str) -> tuple[float, ...]:
 
 
 def _optimus_facts(
-    fitted: Fit, observations: Sequence[Observation], lengths: Sequence[float], cluster: Cluster, skipped: list[str]
+    fitted: ConstantsFit,
+    observations: Sequence[Observation],
+    lengths: Sequence[float],
+    cluster: Cluster,
+    skipped: list[str],
 ) -> tuple[Facts, str]:
     names = [each.name for each in observations]
     constants = {name: getattr(fitted.constants, name) for name in TITLES}

@@ -1,5 +1,1 @@
-"""OptimusPrime runs explained and predicted. ``runs`` joins a log with what explains it.
-
-Imports point back along this list: plan, lengths, machine; cost; program, memory; fit, analysis; calibration;
-runs. Logs are read in ``inputs/optimus_log.py``.
-"""
+"""Analysis and prediction of OptimusPrime runs; logs are read in ``inputs/optimus_log.py``."""

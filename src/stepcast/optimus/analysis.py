@@ -1,10 +1,11 @@
-"""An OptimusPrime log explained: where the wall time of a batch went."""
+"""The analysis of an OptimusPrime log: the wall time of a batch by part."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.optimus.cost import Constants, Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
@@ -12,50 +13,62 @@ from stepcast.optimus.program import PredictedStep, predict_step
 from stepcast.units import format_seconds
 
 UNEXPLAINED = "unexplained"
-# Stages whose layers run this much slower than the run's usual layer are named.
-SLOW_LAYER = 1.25
-# The log times forward passes alone: with launch-bound passes a stage's times say little about its GPU.
+SLOW_LAYER = 1.25  # a stage whose layers take this many times as long as usual is a straggler
+# The log times forward passes alone: with this share of CPU launch overhead they say little about the GPU.
 LAUNCH_BOUND_SHARE = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class StageRow:
-    """One stage: what the log timed and what the model makes of it."""
+class OptimusStage(msgspec.Struct, frozen=True):
+    """One stage: the time of its modules in the log, and its time in the model."""
 
     stage: int
     ends_with: str
     layers: float
     forward_s: float | None  # timed modules, one micro-batch, median
+    busy_s: float
+    bubble_s: float
     parts_s: dict[str, float]
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "ends_with": self.ends_with,
-            "layers": self.layers,
-            "forward_s": self.forward_s,
-            "busy_s": sum(seconds for part, seconds in self.parts_s.items() if part != "bubble"),
-            "bubble_s": self.parts_s["bubble"],
-            "parts_s": self.parts_s,
-        }
+
+class SlowStage(msgspec.Struct, frozen=True):
+    stage: int
+    rank: int
+    factor: float
 
 
-@dataclass(frozen=True, slots=True)
-class OptimusAnalysis:
-    """*breakdown_s* is the busiest stage's and sums to the measured step, what the model misses included."""
+class StagePart(msgspec.Struct, frozen=True):
+    stage: int
+    part: str
+    seconds: float
 
+
+class OptimusAnalysis(AnalysisResult, frozen=True):
+    """*breakdown_s* is that of the busiest stage and sums to the measured step, with what the model misses."""
+
+    kind: str
     source: str
-    plan: OptimusPlan
-    constants: Constants
-    measured_s: float
-    predicted: PredictedStep
-    stages: tuple[StageRow, ...]
+    step_s: float
+    predicted_step_s: float
+    error: float  # of the model, signed, as a share of the measured step
+    breakdown_s: dict[str, float]
+    breakdown_stage: int
     operations_s: dict[str, float]
-    stragglers: tuple[dict[str, float], ...]
-    warnings: tuple[str, ...] = field(default=())
+    bubble_s: float
+    exposed_comm_s: float
+    stragglers: list[SlowStage]
+    critical_path: list[StagePart]  # the busiest stage, for which the others wait, the longest part first
+    stages: list[OptimusStage]
+    messages: dict[str, Any]
+    layout: dict[str, int]
+    micro_batch: int
+    micro_batches: int
+    sequence: float
+    model: str
+    constants: dict[str, float]
+    warnings: list[str]
 
     def __repr__(self) -> str:
-        return f"OptimusAnalysis({len(self.stages)} stages, {format_seconds(self.measured_s)} a step)"
+        return f"OptimusAnalysis({len(self.stages)} stages, {format_seconds(self.step_s)} a step)"
 
     def _repr_html_(self) -> str:
         from stepcast.views.html import render_notebook
@@ -63,94 +76,64 @@ class OptimusAnalysis:
 
         return render_notebook(optimus_view(self.facts()), "analysis")
 
-    @property
-    def breakdown_s(self) -> dict[str, float]:
-        parts = dict(self.predicted.busiest.parts_s)
-        parts[UNEXPLAINED] = self.measured_s - sum(parts.values())
-        return parts
-
-    @property
-    def error(self) -> float:
-        """Of the model, signed, as a share of the measured step."""
-        return self.predicted.step_s / self.measured_s - 1
-
-    def facts(self) -> dict[str, Any]:
-        parts, plan = self.breakdown_s, self.plan
-        return {
-            "kind": "optimus run",
-            "source": self.source,
-            "step_s": self.measured_s,
-            "predicted_step_s": self.predicted.step_s,
-            "error": self.error,
-            "breakdown_s": parts,
-            "breakdown_stage": self.predicted.busiest.stage,
-            "operations_s": self.operations_s,
-            "bubble_s": parts["bubble"],
-            "exposed_comm_s": parts["messages"] + parts["tensor"] + parts["data"],
-            "stragglers": list(self.stragglers),
-            "critical_path": self._critical_path(),
-            "stages": [row.facts() for row in self.stages],
-            "messages": {
-                "forward_per_hop": [plan.forward_messages(hop) for hop in range(plan.layout.pp - 1)],
-                "backward_per_hop": plan.backward_messages() if plan.layout.pp > 1 else 0,
-            },
-            "layout": {"tp": plan.layout.tp, "dp": plan.layout.dp, "pp": plan.layout.pp},
-            "micro_batch": plan.micro_batch,
-            "micro_batches": plan.micro_batches,
-            "sequence": plan.sequence,
-            "model": plan.model.name,
-            "constants": {name: getattr(self.constants, name) for name in self.constants.__slots__},
-            "warnings": list(self.warnings),
-        }
-
-    def _critical_path(self) -> list[dict[str, Any]]:
-        """The busiest stage is what the others wait for: its parts, the longest first."""
-        busiest = self.predicted.busiest
-        parts = sorted(busiest.parts_s.items(), key=lambda item: -item[1])
-        return [{"stage": busiest.stage, "part": part, "seconds": value} for part, value in parts if value > 0]
-
 
 def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants: Constants) -> OptimusAnalysis:
     """Explain *log*, which ran *plan* on *machine*."""
-    measured_s = batch_s(log)
+    measured_s, layout = batch_s(log), plan.layout
     predicted = predict_step(plan, machine, constants)
-    forward = log.stage_forward()
-    ends = dict(enumerate(log.stage_ends))
-    stages = tuple(
-        StageRow(
+    busiest, forward = predicted.busiest, log.stage_forward()
+    parts = dict(busiest.parts_s)
+    parts[UNEXPLAINED] = measured_s - sum(parts.values())
+    path = sorted(busiest.parts_s.items(), key=lambda part: -part[1])
+    stages = [
+        OptimusStage(
             stage=number,
-            ends_with=ends.get(number, ""),
+            ends_with=log.stage_ends[number] if number < len(log.stage_ends) else "",
             layers=stage.layers,
             forward_s=forward[number].seconds if number in forward else None,
+            busy_s=predicted.stages[number].busy_s,
+            bubble_s=predicted.stages[number].parts_s["bubble"],
             parts_s=predicted.stages[number].parts_s,
         )
         for number, stage in enumerate(plan.stages)
-    )
+    ]
     return OptimusAnalysis(
+        kind="optimus run",
         source=log.source,
-        plan=plan,
-        constants=constants,
-        measured_s=measured_s,
-        predicted=predicted,
+        step_s=measured_s,
+        predicted_step_s=predicted.step_s,
+        error=predicted.step_s / measured_s - 1,
+        breakdown_s=parts,
+        breakdown_stage=busiest.stage,
+        operations_s=layer_times(log),
+        bubble_s=parts["bubble"],
+        exposed_comm_s=parts["messages"] + parts["tensor"] + parts["data"],
+        stragglers=find_slow_stages(log),
+        critical_path=[StagePart(busiest.stage, part, seconds) for part, seconds in path if seconds > 0],
         stages=stages,
-        operations_s=operations(log),
-        stragglers=tuple(stragglers(log)),
-        warnings=(*log.warnings, *_doubts(plan, predicted)),
+        messages={
+            "forward_per_hop": [plan.forward_messages(hop) for hop in range(layout.pp - 1)],
+            "backward_per_hop": plan.backward_messages() if layout.pp > 1 else 0,
+        },
+        layout={"tp": layout.tp, "dp": layout.dp, "pp": layout.pp},
+        micro_batch=plan.micro_batch,
+        micro_batches=plan.micro_batches,
+        sequence=plan.sequence,
+        model=plan.model.name,
+        constants={name: getattr(constants, name) for name in constants.__slots__},
+        warnings=[*log.warnings, *_doubts(plan, predicted)],
     )
 
 
-def operations(log: RunLog) -> dict[str, float]:
-    """Median forward seconds of each layer per micro-batch, its parts on several stages added."""
+def layer_times(log: RunLog) -> dict[str, float]:
+    """Return the median forward seconds of each layer per micro-batch, summed over its stages."""
     names = sorted(log.layer_times.layers, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0))
-    return {
-        name: sum(part.seconds for part in log.layer_forward(name).values())
-        for name in names
-        if log.layer_forward(name)
-    }
+    times = {name: log.layer_forward(name) for name in names}
+    return {name: sum(part.seconds for part in parts.values()) for name, parts in times.items() if parts}
 
 
-def stragglers(log: RunLog) -> list[dict[str, float]]:
-    """Stages whose timed modules run slower than those of the usual stage, with the factor."""
+def find_slow_stages(log: RunLog) -> list[SlowStage]:
+    """Return the stages whose timed modules are slower than those of the usual stage."""
     times = log.layer_times
     warm = np.greater_equal(times.step_of, FIRST_WARM_STEP)
     layer = np.array([name.isdigit() for name in times.layers], dtype=bool)
@@ -162,7 +145,7 @@ def stragglers(log: RunLog) -> list[dict[str, float]]:
     typical = {stage: float(np.median(per_op[stages == stage])) for stage in np.unique(stages).tolist()}
     usual = float(np.median(list(typical.values())))
     return [
-        {"stage": stage, "rank": stage * log.layout.tp * log.layout.dp, "factor": seconds / usual}
+        SlowStage(stage, stage * log.layout.tp * log.layout.dp, seconds / usual)
         for stage, seconds in typical.items()
         if len(typical) > 2 and seconds > SLOW_LAYER * usual
     ]
@@ -174,11 +157,11 @@ def _doubts(plan: OptimusPlan, predicted: PredictedStep) -> list[str]:
     if plan.layout.dp > 1:
         doubts.append(
             "data parallelism shuffles the samples: unless their lengths were given, "
-            f"{plan.sequence:g} tokens is what is to be expected, not what was run"
+            f"{plan.sequence:g} tokens are expected, not measured"
         )
     if parts["host"] > LAUNCH_BOUND_SHARE * predicted.step_s:
         doubts.append(
-            f"launch-bound: the GPU of stage {predicted.busiest.stage} waits for its host for "
-            f"{parts['host'] / predicted.step_s:.0%} of the step, so timed modules hold host time too"
+            f"launch-bound: CPU launch overhead takes {parts['host'] / predicted.step_s:.0%} of the step on the GPU "
+            f"of stage {predicted.busiest.stage}, so timed modules contain host time too"
         )
     return doubts

@@ -1,7 +1,13 @@
-"""Constants as ``stepcast calibrate`` writes them and as the package ships them."""
+"""The constants of OptimusPrime runs: fitted to logs, written by ``stepcast calibrate``, and shipped.
+
+The efficiency of the forward matmuls is that of the timed output projection: it is never launch-bound and not sharded
+by tensor parallelism. The other four explain the wall time: damped least squares on the logarithm of predicted over
+measured time, each constant held loosely to a starting guess, so that what the runs cannot determine stays there and
+is reported.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -22,27 +28,18 @@ from stepcast.optimus.cost import Constants, Machine, efficiency_of
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
 from stepcast.optimus.program import step_s
 
-# How long the samples of a shuffled step are padded, from the lengths of steps in the data's own order.
-
 
 def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: float, drawn: int) -> float:
-    """The expected longest of *drawn* rows; *lengths* are the longest of *in_order* rows that follow each
-    other, of which *rows_per_text* in a row have the same text.
+    """Return the expected padded length of *drawn* shuffled rows.
 
-    Maxima of many draws follow Gumbel's law: among k times as many they lie ln(k) times its scale higher
-    (Gumbel 1958, Statistics of Extremes), and the scale is sqrt(6) / pi of their standard deviation.
+    *lengths* are the longest of *in_order* consecutive rows, of which *rows_per_text* share a text. Maxima follow
+    Gumbel's law: among k times as many they are ln(k) times its scale higher (Gumbel 1958, Statistics of Extremes),
+    and the scale is sqrt(6) / pi of their standard deviation.
     """
     texts = 1 + (in_order - 1) / rows_per_text
     scale = math.sqrt(6) / math.pi * pstdev(lengths)
     return max(1.0, float(round(fmean(lengths) + scale * math.log(drawn / texts))))
 
-
-# The constants of OptimusPrime runs from their logs, and which of them the logs can tell.
-#
-# The efficiency of the forward matmuls is read off the timed output projection: it is never launch-bound and
-# tensor parallelism leaves it whole. The other four explain the wall time: damped least squares on the
-# logarithm of predicted over measured time, each constant held loosely to a starting guess, so that what the
-# runs cannot tell stays there and is named.
 
 HEAD = "lm_head"
 FITTED = ("backward_factor", "message_s", "host_op_s", "fixed_s")
@@ -53,13 +50,13 @@ TITLES = {
     "host_op_s": "host time per operator",
     "fixed_s": "fixed step overhead",
 }
-# Round numbers known before any run: twice the FLOPs in the backward; a few launches and copies per message;
-# an eager operator; allocating and reading data.
+# Round numbers: twice the FLOPs in the backward; a few launches and copies per message; an eager operator;
+# allocating and reading data.
 GUESS = Constants(matmul_efficiency=0.5, backward_factor=2.0, message_s=1e-4, host_op_s=5e-6, fixed_s=0.1)
-RUN_SCATTER = 0.03  # of a run's median between repetitions, as a share
-GUESS_SPREAD = 1.0  # of the guesses, in logarithms: within a factor of e
+RUN_SCATTER = 0.03  # relative scatter of a run's median between repetitions
+GUESS_SPREAD = 1.0  # spread of the guesses in logarithms: within a factor of e
 UNKNOWN_ABOVE = 0.5  # spread in logarithms above which a constant counts as not identified
-ALIKE_ABOVE = 0.85  # correlation above which two constants are not told apart
+CORRELATED_ABOVE = 0.85  # correlation above which two constants cannot be separated
 STEPS, NUDGE = 40, 1e-3
 
 
@@ -77,7 +74,7 @@ class Observation:
 
     @property
     def name(self) -> str:
-        """The same for two copies of one log, whatever their file names."""
+        """The name of the run, the same for copies of one log."""
         plan, layout = self.plan, self.plan.layout
         return (
             f"tp{layout.tp} dp{layout.dp} pp{layout.pp} micro-batch {plan.micro_batch} x "
@@ -86,11 +83,11 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """*spread* is the standard deviation of each constant's logarithm, given the runs and the guesses."""
+class ConstantsFit:
+    """Fitted constants; *spread* is the standard deviation of each constant's logarithm."""
 
     constants: Constants
-    errors: tuple[float, ...]  # of the fitted runs, signed, as shares
+    errors: tuple[float, ...]  # of the fitted runs, signed shares
     spread: dict[str, float]
     warnings: tuple[str, ...]
 
@@ -100,33 +97,33 @@ class Fit:
 
 
 def observe(log: RunLog, plan: OptimusPlan, machine: Machine) -> Observation:
-    """What *log* measured."""
+    """Return the measurements of *log*, which ran *plan*."""
     efficiency = None
     if HEAD in log.layer_times.layers:
         heads = log.layer_forward(HEAD)
-        seconds = median(each.seconds for each in heads.values())
+        seconds = median(head.seconds for head in heads.values())
         efficiency = efficiency_of(seconds, plan.head_weights, plan.tokens, machine)
     return Observation(plan, batch_s(log), efficiency, log.source)
 
 
-def fit(observations: Sequence[Observation], machine: Machine) -> Fit:
-    """The constants that explain *observations* best."""
+def fit(observations: Sequence[Observation], machine: Machine) -> ConstantsFit:
+    """Return the constants that explain *observations* best."""
     if not observations:
         raise ValueError("no runs to calibrate on")
     known = [each.efficiency for each in observations if each.efficiency is not None]
     efficiency = median(known) if known else GUESS.matmul_efficiency
-    problem = _Problem(observations, machine, efficiency)
+    problem = _FitProblem(observations, machine, efficiency)
     logs, jacobian = _least_squares(problem)
-    spread, alike = _identified(jacobian)
+    spread, correlated = _find_spread(jacobian)
     warnings = [] if known else ["no run times its output projection: the matmul efficiency is a guess"]
-    warnings += _warnings(spread, alike, len(observations))
+    warnings += _warnings(spread, correlated, len(observations))
     constants = problem.constants(logs)
     errors = tuple(step_s(each.plan, machine, constants) / each.measured_s - 1 for each in observations)
-    return Fit(constants, errors, spread, tuple(warnings))
+    return ConstantsFit(constants, errors, spread, tuple(warnings))
 
 
-class _Problem:
-    """Residuals as a function of the logarithms of the constants over their guesses."""
+class _FitProblem:
+    """Residuals as a function of the logarithms of the constants relative to their guesses."""
 
     def __init__(self, observations: Sequence[Observation], machine: Machine, efficiency: float) -> None:
         self.observations, self.machine, self.efficiency = observations, machine, efficiency
@@ -152,8 +149,8 @@ class _Problem:
         return np.stack(columns, axis=1)
 
 
-def _least_squares(problem: _Problem) -> tuple[FloatArray, FloatArray]:
-    """Levenberg and Marquardt's method; the step's time is piecewise smooth, so steps are kept short."""
+def _least_squares(problem: _FitProblem) -> tuple[FloatArray, FloatArray]:
+    """Minimise by Levenberg and Marquardt's method; the step time is only piecewise smooth, so moves are short."""
     logs = np.zeros(len(FITTED))
     here = problem.residuals(logs)
     jacobian = problem.jacobian(logs, here)
@@ -176,19 +173,19 @@ def _least_squares(problem: _Problem) -> tuple[FloatArray, FloatArray]:
     return logs, jacobian
 
 
-def _identified(jacobian: FloatArray) -> tuple[dict[str, float], list[tuple[str, str]]]:
-    """Spread of each constant, and the pairs that only move together."""
+def _find_spread(jacobian: FloatArray) -> tuple[dict[str, float], list[tuple[str, str]]]:
+    """Return the spread of each constant, and the correlated pairs."""
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     spread = np.sqrt(np.diag(covariance))
     pairs = [
         (FITTED[a], FITTED[b])
         for a, b in combinations(range(len(FITTED)), 2)
-        if abs(covariance[a, b]) > ALIKE_ABOVE * spread[a] * spread[b] and max(spread[a], spread[b]) > 0.2
+        if abs(covariance[a, b]) > CORRELATED_ABOVE * spread[a] * spread[b] and max(spread[a], spread[b]) > 0.2
     ]
     return dict(zip(FITTED, spread.tolist(), strict=True)), pairs
 
 
-def _warnings(spread: dict[str, float], alike: list[tuple[str, str]], runs: int) -> list[str]:
+def _warnings(spread: dict[str, float], correlated: list[tuple[str, str]], runs: int) -> list[str]:
     warnings = []
     count = f"{runs} run{'s' if runs > 1 else ''}"
     unknown = [name for name in FITTED if spread[name] > UNKNOWN_ABOVE]
@@ -202,9 +199,9 @@ def _warnings(spread: dict[str, float], alike: list[tuple[str, str]], runs: int)
             f"{TITLES[name]} is not identified by {count}: only within a factor of "
             f"{math.exp(spread[name]):.1f}, close to its starting guess"
         )
-    for one, other in alike:
-        if {one, other} != {"message_s", "fixed_s"} or one not in unknown:
-            warnings.append(f"{TITLES[one]} and {TITLES[other]} are hardly told apart by {count}")
+    for first, second in correlated:
+        if {first, second} != {"message_s", "fixed_s"} or first not in unknown:
+            warnings.append(f"{TITLES[first]} and {TITLES[second]} can hardly be separated by {count}")
     return warnings
 
 
@@ -213,9 +210,9 @@ FIT = "optimus"
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """Constants with the lengths of the steps they were fitted to and the runs that were used.
+    """Constants with the padded lengths of the steps they were fitted to, and the runs.
 
-    Each length is that of *in_order* rows of the data (0: not known), *rows_per_text* of which share a text.
+    Each length is that of *in_order* consecutive rows (0: not known), *rows_per_text* of which share a text.
     """
 
     constants: Constants
@@ -225,8 +222,11 @@ class Calibrated:
     rows_per_text: float = 1.0
 
     def lengths_of(self, log: RunLog) -> tuple[float, ...]:
-        """Of *log*'s steps. With data parallelism each rank draws its own rows (DistributedSampler in
-        prepare_dataloader of opt_prime/opti_pri.py), and the longest of all holds the others up."""
+        """Return the lengths of the steps of *log*.
+
+        With data parallelism each rank draws its own rows (DistributedSampler in prepare_dataloader of
+        opt_prime/opti_pri.py), and the longest delays all.
+        """
         if log.layout.dp == 1 or not self.in_order:
             return self.sequences
         length = shuffled_length(self.sequences, self.in_order, self.rows_per_text, log.global_batch)
@@ -234,11 +234,11 @@ class Calibrated:
 
 
 def calibrated_of(text: str, where: str) -> Calibrated:
-    """What ``stepcast calibrate`` writes."""
-    return _calibrated(parse_toml(text, where), where)
+    """Read what ``stepcast calibrate`` writes."""
+    return _read_table(parse_toml(text, where), where)
 
 
-def _calibrated(table: dict[str, Any], where: str) -> Calibrated:
+def _read_table(table: Mapping[str, Any], where: str) -> Calibrated:
     try:
         constants = Constants(**{name: float(value) for name, value in table["constants"].items()})
         sequences = tuple(float(value) for value in table["sequences"])
@@ -255,18 +255,16 @@ def _calibrated(table: dict[str, Any], where: str) -> Calibrated:
 
 @lru_cache(maxsize=1)
 def shipped() -> Calibrated:
-    """Constants that come with the package."""
-    return _calibrated(load_fit(FIT), f"{FIT}.toml")
+    """Return the constants of the package."""
+    return _read_table(load_fit(FIT), f"{FIT}.toml")
 
 
-# A log with what explains it: its model, its steps' lengths, what it measured.
-
-CLUSTER = "a40-pcie"  # which the shipped constants were fitted on
+CLUSTER = "a40-pcie"  # the shipped constants were fitted on it
 
 
 @lru_cache(maxsize=8)
 def model_with(parameters: int) -> Model:
-    """The Llama of the catalogue that has so many parameters: a log names the class alone."""
+    """Return the Llama of the catalogue with this many parameters; a log names only the class."""
     for name in model_names():
         if name.startswith("llama") and load_model(name).parameters == parameters:
             return load_model(name)
@@ -274,15 +272,15 @@ def model_with(parameters: int) -> Model:
 
 
 def lengths_of(log: RunLog) -> tuple[float, ...]:
-    """The steps' padded lengths from the file beside a log; the shipped ones where there is none."""
+    """Return the padded lengths of the steps from the file next to a log, or the shipped ones."""
     return read_step_lengths(log.source) or shipped().lengths_of(log)
 
 
 def planned(log: RunLog, lengths: Sequence[float] = (), model: Model | None = None) -> OptimusPlan:
-    """What *log* ran; by default with `lengths_of` it and the model of as many parameters."""
+    """Return the plan of *log*, by default with `lengths_of` it and the model with as many parameters."""
     return plan_of_log(log, model or model_with(log.parameters), lengths or lengths_of(log))
 
 
 def observed(log: RunLog, machine: Machine, lengths: Sequence[float] = (), model: Model | None = None) -> Observation:
-    """What *log* measured, and what it ran."""
+    """Return the measurements of *log* with its plan."""
     return observe(log, planned(log, lengths, model), machine)

@@ -1,8 +1,8 @@
 """Seconds of every part of an OptimusPrime step, on the host and on the GPU.
 
-OptimusPrime runs a traced Hugging Face Llama in eager fp32, tensor parallelism by DTensor. Work is launched
-by one Python thread, so a pass takes the longer of launching and computing; with DTensor that is launching
-unless micro-batches are large. What is physics here is priced from the machine; four named constants remain.
+OptimusPrime runs a traced Hugging Face Llama in eager fp32, with tensor parallelism by DTensor. One Python thread
+launches all work, so a pass takes the longer of launching and computing; with DTensor that is launching unless
+micro-batches are large. Times follow from the machine, except for four named constants.
 """
 
 import math
@@ -18,34 +18,31 @@ from stepcast.ir.check import require
 from stepcast.ir.work import CollectiveKind
 from stepcast.optimus.plan import OptimusPlan, StagePlan
 
-# The numbers of a host that an OptimusPrime step depends on.
-
 FP32_BYTES = 4
-# Share of the memory's peak that element-wise kernels reach.
-MEMORY_EFFICIENCY = 0.85
+MEMORY_EFFICIENCY = 0.85  # share of the peak bandwidth that element-wise kernels reach
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`machine_of` takes them from the catalogue."""
+    """What the cost of a step needs of a cluster."""
 
     name: str
     matrix_flops: float  # fp32
     memory_bytes_per_s: float
     launch_s: float  # the shortest a kernel takes
-    all_reduce_s: Callable[[range, float], float]  # (ranks, bytes) -> seconds
-    hop_bytes_per_s: Callable[[int, int], float]  # (rank, rank) -> bytes per second
+    all_reduce_s: Callable[[range, float], float]  # from ranks and bytes
+    hop_bytes_per_s: Callable[[int, int], float]  # between two ranks
 
     def __post_init__(self) -> None:
         require(self.matrix_flops > 0 and self.memory_bytes_per_s > 0, "rates must be above zero")
 
     def move_s(self, values: float) -> float:
-        """Read or write that many fp32 values."""
+        """Return the seconds to read or write that many fp32 values."""
         return FP32_BYTES * values / (MEMORY_EFFICIENCY * self.memory_bytes_per_s)
 
 
 def machine_of(cluster: Cluster) -> Machine:
-    """What the step's cost needs of a cluster; OptimusPrime computes in fp32 without TF32."""
+    """Return the machine of *cluster*; OptimusPrime computes in fp32 without TF32."""
     gpu = cluster.node.gpu
 
     @lru_cache(maxsize=4096)
@@ -77,11 +74,11 @@ def machine_of(cluster: Cluster) -> Machine:
 # each kernel launched, event recorded and collective queued (86 forward, 95 backward, 20 and 50 sharded).
 PLAIN_WORK = (200, 235, 70)
 SHARDED_WORK = (770, 1020, 450)
-# Of the embedding or the output projection with the loss.
+# The same for the embedding, or the output projection with the loss.
 END_WORK = (10, 20, 8)
-# A collective waits for the slowest of its ranks. Host times between two collectives are taken to scatter by
-# this share of their mean: timed layers of the launch-bound runs of the sweep scatter by 0.11 to 0.26 from
-# step to step. The expected maximum of k normal values follows Blom (1958).
+# A collective waits for the slowest of its ranks. Host times between two collectives scatter by this share of their
+# mean: timed layers of launch-bound runs scatter by 0.11 to 0.26 from step to step. The expected maximum of k normal
+# values is Blom's (1958).
 HOST_SCATTER = 0.25
 # Tensor passes (a read or a write of one activation of hidden width, per token and layer) of what is not
 # timed, counted in transformers/models/llama/modeling_llama.py 4.46: two RMS norms in seven passes and two
@@ -101,8 +98,7 @@ BUCKET_PASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What is calibrated. The first is read off the timed forward passes; the other four explain the rest
-    of the step's wall time."""
+    """Calibrated constants: the first from timed forward passes, the other four from the rest of the wall time."""
 
     matmul_efficiency: float  # of the fp32 peak, forward
     backward_factor: float  # backward over forward time of the matmuls
@@ -117,11 +113,11 @@ class Constants:
 
 
 class PassWork(NamedTuple):
-    """A piece of a pass: what the host does before the GPU can begin, then what the GPU does, by part."""
+    """A piece of a pass: the work of the host before the GPU can begin, then that of the GPU, by part."""
 
     host_s: float
     device_s: dict[str, float]
-    gradients: float = 0.0  # of so many parameters are ready once this is done
+    gradients: float = 0.0  # parameters whose gradients are ready after this
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,26 +131,26 @@ class StageWork:
 
 
 def matmul_s(weights: float, tokens: float, machine: Machine, efficiency: float) -> float:
-    """One pass of *tokens* rows through matrices of *weights*; few rows also wait for the weights."""
+    """Return the time of *tokens* rows through matrices of *weights*; few rows also wait for the weights."""
     compute_s = 2 * weights * tokens / (efficiency * machine.matrix_flops)
     return math.hypot(compute_s, machine.move_s(weights))
 
 
 def efficiency_of(seconds: float, weights: float, tokens: float, machine: Machine) -> float | None:
-    """What `matmul_s` needs to give *seconds*; None where reading the weights takes as long."""
+    """Return the efficiency for which `matmul_s` gives *seconds*; None if reading the weights takes as long."""
     compute_s = math.sqrt(max(0.0, seconds**2 - machine.move_s(weights) ** 2))
     return 2 * weights * tokens / (compute_s * machine.matrix_flops) if compute_s else None
 
 
 def slowest_of(ranks: int) -> float:
-    """Mean time of the slowest of *ranks* hosts over that of one."""
+    """Return the mean time of the slowest of *ranks* hosts relative to that of one."""
     if ranks == 1:
         return 1.0
     return 1 + HOST_SCATTER * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants) -> StageWork:
-    """All the work of *stage*, layers in halves so that the GPU starts soon after the host does."""
+    """Return the work of *stage*, layers in halves so that the GPU starts soon after the host does."""
     halves = round(2 * stage.layers)
     forward: list[PassWork] = []
     backward: list[PassWork] = []
@@ -162,26 +158,30 @@ def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants:
     optimizer: list[PassWork] = []
     if halves:
         share, weights = stage.layers / halves, stage.weights / plan.layout.tp / halves
-        costs = _Layer(plan, machine, constants, stage.weights / stage.layers)
+        costs = _LayerCosts(plan, machine, constants, stage.weights / stage.layers)
         forward = [costs.forward(share)] * halves
         backward = [costs.backward(share, 0.0, weights)] * halves
         accumulating = [costs.backward(share, weights, weights)] * halves
         optimizer = [costs.optimizer(share, weights)] * halves
+    ends = _EndCosts(plan, machine, constants)
     if stage.embeds:
-        forward.insert(0, _embed(plan, machine, constants))
-        backward.append(_embed_backward(plan, machine, constants, False))
-        accumulating.append(_embed_backward(plan, machine, constants, True))
+        forward.insert(0, ends.embedding())
+        backward.append(ends.embedding_backward(False))
+        accumulating.append(ends.embedding_backward(True))
     if stage.heads:
-        forward.append(_head(plan, machine, constants))
-        backward.insert(0, _head_backward(plan, machine, constants, False))
-        accumulating.insert(0, _head_backward(plan, machine, constants, True))
-    for _ in range(stage.embeds + stage.heads):
-        host_s = END_WORK[2] * constants.host_op_s
-        optimizer.append(PassWork(host_s, {"optimizer": _update_s(plan, machine, plan.head_weights)}))
+        forward.append(ends.head())
+        backward.insert(0, ends.head_backward(False))
+        accumulating.insert(0, ends.head_backward(True))
+    optimizer += [ends.optimizer()] * (stage.embeds + stage.heads)
     return StageWork(tuple(forward), tuple(backward), tuple(accumulating), tuple(optimizer))
 
 
-class _Layer:
+def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
+    passes = ADAM_PASSES + (CLIP_PASSES if plan.layout.tp == 1 else 0)
+    return machine.move_s(passes * weights)
+
+
+class _LayerCosts:
     """Costs of one layer on one GPU."""
 
     def __init__(self, plan: OptimusPlan, machine: Machine, constants: Constants, weights_per_layer: float) -> None:
@@ -206,23 +206,25 @@ class _Layer:
         return matmul_s(weights, self.plan.tokens, self.machine, self.constants.matmul_efficiency)
 
     def forward(self, share: float) -> PassWork:
-        # The sums after the output and the down projection are used at once: nothing hides them.
-        parts = {"compute": self.matmul_s + self.activation_s, "unhooked": self.untimed_s, "tensor": 2 * self.reduce_s}
-        return _shared(self.forward_host_s, parts, share)
+        parts = {
+            "compute": (self.matmul_s + self.activation_s) * share,
+            "unhooked": self.untimed_s * share,
+            # The sums after the output and the down projection are used at once: nothing hides them.
+            "tensor": 2 * self.reduce_s * share,
+        }
+        return PassWork(self.forward_host_s * share, parts)
 
     def backward(self, share: float, accumulated: float, weights: float) -> PassWork:
-        factor = self.constants.backward_factor
         parts = {
-            "compute": factor * self.matmul_s + 2 * self.activation_s,
-            "unhooked": BACKWARD_PASSES * self.untimed_s,
-            "tensor": self._backward_reduce_s(),
+            "compute": (self.constants.backward_factor * self.matmul_s + 2 * self.activation_s) * share,
+            "unhooked": BACKWARD_PASSES * self.untimed_s * share,
+            "tensor": self._backward_reduce_s() * share,
+            "accumulation": self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES),
         }
-        work = _shared(self.backward_host_s, parts, share)
-        adding_s = self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES)
-        return PassWork(work.host_s, work.device_s | {"accumulation": adding_s}, weights)
+        return PassWork(self.backward_host_s * share, parts, weights)
 
     def _backward_reduce_s(self) -> float:
-        """Each of q, k, v, gate and up reduces its own input gradient while the next of them computes."""
+        """Return the exposed reductions: those of q, k, v, gate and up overlap the next of them."""
         model, tp = self.plan.model, self.plan.layout.tp
         widths = (model.kv_heads * model.head_dim, model.heads * model.head_dim, model.ffn)
         hidden_s = [self.constants.backward_factor * self._matmul_s(model.hidden * width / tp) for width in widths]
@@ -232,41 +234,38 @@ class _Layer:
         return PassWork(self.update_host_s * share, {"optimizer": _update_s(self.plan, self.machine, weights)})
 
 
-def _shared(host_s: float, parts: dict[str, float], share: float) -> PassWork:
-    return PassWork(host_s * share, {part: seconds * share for part, seconds in parts.items()})
+class _EndCosts:
+    """Costs of the embedding, and of the output projection with the loss, on one GPU."""
 
+    def __init__(self, plan: OptimusPlan, machine: Machine, constants: Constants) -> None:
+        self.plan, self.move_s, self.factor = plan, machine.move_s, constants.backward_factor
+        self.weights, self.logits = plan.head_weights, plan.tokens * plan.model.vocab
+        self.matmul_s = matmul_s(self.weights, plan.tokens, machine, constants.matmul_efficiency)
+        self.forward_host_s, self.backward_host_s, self.update_host_s = (
+            work * constants.host_op_s for work in END_WORK
+        )
+        self.update_s = _update_s(plan, machine, self.weights)
 
-def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
-    passes = ADAM_PASSES + (CLIP_PASSES if plan.layout.tp == 1 else 0)
-    return machine.move_s(passes * weights)
+    def embedding(self) -> PassWork:
+        parts = {"unhooked": self.move_s(5 * self.plan.tokens * self.plan.model.hidden)}
+        return PassWork(2 * self.forward_host_s, parts)
 
+    def embedding_backward(self, accumulates: bool) -> PassWork:
+        # The dense gradient is zeroed.
+        return self._backward({"unhooked": self.move_s(self.weights)}, accumulates)
 
-def _embed(plan: OptimusPlan, machine: Machine, constants: Constants) -> PassWork:
-    return PassWork(
-        2 * END_WORK[0] * constants.host_op_s, {"unhooked": machine.move_s(5 * plan.tokens * plan.model.hidden)}
-    )
+    def head(self) -> PassWork:
+        parts = {"compute": self.matmul_s, "unhooked": self.move_s(LOSS_PASSES[0] * self.logits)}
+        return PassWork(self.forward_host_s, parts)
 
+    def head_backward(self, accumulates: bool) -> PassWork:
+        parts = {"unhooked": self.move_s(LOSS_PASSES[1] * self.logits), "compute": self.factor * self.matmul_s}
+        return self._backward(parts, accumulates)
 
-def _embed_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> PassWork:
-    parts = {"unhooked": machine.move_s(plan.head_weights)}  # the dense gradient is zeroed
-    if again:
-        parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return PassWork(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
+    def _backward(self, parts: dict[str, float], accumulates: bool) -> PassWork:
+        if accumulates:
+            parts["accumulation"] = self.move_s(self.weights * ACCUMULATION_BYTES / FP32_BYTES)
+        return PassWork(self.backward_host_s, parts, self.weights)
 
-
-def _head(plan: OptimusPlan, machine: Machine, constants: Constants) -> PassWork:
-    logits = plan.tokens * plan.model.vocab
-    parts = {
-        "compute": matmul_s(plan.head_weights, plan.tokens, machine, constants.matmul_efficiency),
-        "unhooked": machine.move_s(LOSS_PASSES[0] * logits),
-    }
-    return PassWork(END_WORK[0] * constants.host_op_s, parts)
-
-
-def _head_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> PassWork:
-    logits = plan.tokens * plan.model.vocab
-    forward_s = matmul_s(plan.head_weights, plan.tokens, machine, constants.matmul_efficiency)
-    parts = {"unhooked": machine.move_s(LOSS_PASSES[1] * logits), "compute": constants.backward_factor * forward_s}
-    if again:
-        parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return PassWork(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
+    def optimizer(self) -> PassWork:
+        return PassWork(self.update_host_s, {"optimizer": self.update_s})

@@ -1,6 +1,6 @@
-"""What an OptimusPrime run was told to do: model, layout, batch sizes, sequence length, where it was cut.
+"""The plan of an OptimusPrime run: model, layout, batch sizes, sequence length and stages.
 
-Nothing here was timed: a plan is all that a prediction may know of a run.
+A plan has no measured times: it is all that a prediction may know of a run.
 """
 
 import re
@@ -15,16 +15,16 @@ from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.ir.model import Model
 
 LAYER_MODULE = re.compile(r"model_layers_([0-9]{1,6})_(?:self_attn|mlp)_([a-z_]{1,20})")
-# Leaf modules of one layer in the order in which they run; the log times each of them.
+# Leaf modules of one layer in the order of running; the log times each of them.
 LAYER_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "act_fn", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One pipeline stage: how many layers' worth of modules it runs and the weights in their matmuls."""
+    """One pipeline stage: its modules in layers, and the weights of their matmuls."""
 
     layers: float
-    weights: int  # of the layers, before tensor parallelism
+    weights: int  # of its layers, before tensor parallelism
     embeds: bool
     heads: bool
 
@@ -34,7 +34,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class OptimusPlan:
-    """*sequence* is the padded length of a step's samples; *inside* says that cuts fall inside an MLP."""
+    """*sequence* is the padded length of a step's samples; *inside* means that stages end inside an MLP."""
 
     model: Model
     layout: Layout
@@ -51,12 +51,12 @@ class OptimusPlan:
 
     @property
     def tokens(self) -> float:
-        """Of one micro-batch."""
+        """The tokens of one micro-batch."""
         return self.micro_batch * self.sequence
 
     @property
     def head_weights(self) -> int:
-        """Of the word embedding or the output projection, which tensor parallelism leaves whole."""
+        """The weights of the embedding or the output projection, which tensor parallelism does not shard."""
         return self.model.vocab * self.model.hidden
 
     @property
@@ -64,13 +64,12 @@ class OptimusPlan:
         return sum(module_weights(self.model).values())
 
     def tuples(self) -> tuple[int, int]:
-        """Tensors that stage 0 and every other stage hand on: the cut's own, and with stage 0's the
-        attention mask and the rotary tables."""
+        """Return the tensors that stage 0 and every other stage send; stage 0 adds mask and rotary tables."""
         own = 3 if self.inside else 2
         return own + 3, own
 
     def forward_messages(self, hop: int) -> int:
-        """Point-to-point messages from stage *hop* to the next for one micro-batch.
+        """Return the point-to-point messages from stage *hop* to the next for one micro-batch.
 
         Source: opt_prime/comm.py of ai-computing/aicomp. A tuple is announced by its type and length, each
         tensor by its type, dimensions, shape and format, then sent; stage 0's tuple travels all the way.
@@ -79,11 +78,11 @@ class OptimusPlan:
         return _tuple_messages(first) + (_tuple_messages(own) if hop else 0)
 
     def backward_messages(self) -> int:
-        """A gradient for each input, in a list in a tuple that ends with None."""
+        """Return the messages of the gradients: one for each input, in a list in a tuple that ends with None."""
         return 2 + _tuple_messages(self.tuples()[0]) + 1
 
     def boundary_elements(self) -> float:
-        """Of one stage's own tensors for one micro-batch: the residual and what the cut layer has so far."""
+        """Return the values a stage sends for one micro-batch: the residual and its last layer's partial result."""
         width = self.model.hidden + (2 * self.model.ffn if self.inside else self.model.hidden)
         return self.tokens * width
 
@@ -93,21 +92,21 @@ def _tuple_messages(tensors: int) -> int:
 
 
 def module_weights(model: Model) -> dict[str, int]:
-    """Weights of each leaf module of a layer."""
+    """Return the weights of each leaf module of a layer."""
     inner, shared = model.heads * model.head_dim, model.kv_heads * model.head_dim
     sizes = (inner, shared, shared, inner, model.ffn, 0, model.ffn, model.ffn)
     return {name: model.hidden * size for name, size in zip(LAYER_MODULES, sizes, strict=True)}
 
 
 def plan_of_log(log: RunLog, model: Model, sequences: Sequence[float]) -> OptimusPlan:
-    """The plan of *log*; *sequences* are the padded lengths of steps 1, 2, ..."""
+    """Return the plan of *log*; *sequences* are the padded lengths of steps 1, 2, ..."""
     if log.parameters and log.parameters != model.parameters:
         raise ValueError(f"{log.source}: has {log.parameters:,} parameters, but {model.name} has {model.parameters:,}")
     return plan(model, log.layout, log.micro_batch, log.micro_batches, median_sequence(log, sequences), log.stage_ends)
 
 
 def batch_s(log: RunLog) -> float:
-    """The median wall time of *log*'s batches."""
+    """Return the median wall time of the batches of *log*."""
     batch = log.batch_time()
     if batch is None:
         raise ValueError(f"{log.source}: no batch after the first is printed; expected '| ms/batch' lines")
@@ -127,12 +126,12 @@ def median_sequence(log: RunLog, sequences: Sequence[float]) -> float:
 def plan(
     model: Model, layout: Layout, micro_batch: int, micro_batches: int, sequence: float, stage_ends: Sequence[str] = ()
 ) -> OptimusPlan:
-    """*stage_ends* as the log prints them; without them the cuts that OptimusPrime would choose."""
+    """Return the plan with *stage_ends* as the log prints them, or with those that OptimusPrime would choose."""
     names = _module_names(model)
     ends = [_position(name, names) for name in stage_ends] or default_cuts(model, layout.tp, layout.pp)
     if len(ends) != layout.pp:
         raise ValueError(f"{len(ends)} stage ends are printed, but PP is {layout.pp}")
-    # The last stage runs to the end of the model, whatever is printed for it.
+    # The last stage always runs to the end of the model.
     bounds = [0, *(end + 1 for end in ends[:-1]), len(names)]
     weights = module_weights(model)
     stages = []
@@ -151,15 +150,17 @@ def plan(
 
 
 def default_cuts(model: Model, tp: int, pp: int) -> list[int]:
-    """The last module of each stage: after every (modules // pp) of them, or with tensor parallelism at the
-    first end of a layer behind that."""
+    """Return the last module of each stage: after every (modules // pp) of them.
+
+    With tensor parallelism it is the first end of a layer behind that.
+    """
     names = _module_names(model)
     segment, count = len(names) // pp, 0
     cuts: list[int] = []
     for position, (_, name) in enumerate(names):
         count += 1
-        whole = count == segment if tp == 1 else count > segment and name == "down_proj"
-        if whole and len(cuts) < pp - 1:
+        is_full = count == segment if tp == 1 else count > segment and name == "down_proj"
+        if is_full and len(cuts) < pp - 1:
             cuts.append(position)
             count = 0
     if len(cuts) != pp - 1:
@@ -168,7 +169,7 @@ def default_cuts(model: Model, tp: int, pp: int) -> list[int]:
 
 
 def _module_names(model: Model) -> list[tuple[int, str]]:
-    """Every timed module, its layer first; -1 for the embedding and the output projection."""
+    """Return layer and name of every timed module; layer -1 for the embedding and the output projection."""
     layers = [(layer, name) for layer in range(model.layers) for name in LAYER_MODULES]
     return [(-1, "embed_tokens"), *layers, (-1, "lm_head")]
 

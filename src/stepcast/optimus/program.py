@@ -1,11 +1,9 @@
-"""An OptimusPrime step as a Program for the engine, and what each stage's time in it was spent on.
+"""An OptimusPrime step as a Program for the engine, and the time of each stage by part.
 
-Each stage has a host lane and a device lane. Its order is that of opt_prime/schedule.py (1F1B): the gradient
-of a micro-batch is sent only after the next activations have been received. A message begins when both sides
-have come to it with their GPUs idle, because sizes and shapes are read back to the host.
-
-Data-parallel gradients are reduced behind the last micro-batch's backward alone: run_core_backward there runs
-every earlier one under DistributedDataParallel's no_sync.
+Each stage has a host lane and a device lane. Its order is that of opt_prime/schedule.py (1F1B): the gradient of a
+micro-batch is sent only after the next activations have been received. A message begins when both sides have reached
+it with their GPUs idle, because sizes and shapes are read back to the host. Data-parallel gradients are reduced only
+during the backward of the last micro-batch: the earlier ones run under DistributedDataParallel's no_sync.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +22,14 @@ from stepcast.simulation.segments import Segment, TimedOp
 
 HOST, DEVICE, NETWORK = 0, 1, 2
 LANES = ("host", "device", "network")
-# What the device or a message is doing; "host" and "bubble" are what is left.
+# Work of the device or a message; "host" and "bubble" are the rest.
 WORKING = ("compute", "unhooked", "accumulation", "tensor", "data", "messages", "optimizer", "fixed")
 PARTS = (*WORKING, "host", "bubble")
 STAGE_SEGMENTS = 5  # of each stage: forward; first, middle and last backward; the end
 LABEL_MESSAGES = 5  # of one micro-batch's labels, from the first stage to the last
 
 
-class Pass(NamedTuple):
+class StagePass(NamedTuple):
     """One entry of a stage's order: forward, backward, or a message with another stage."""
 
     kind: str
@@ -58,12 +56,12 @@ class PredictedStep:
 
     @property
     def busiest(self) -> OptimusStageTime:
-        """The stage that waits least: the one that sets the pace."""
+        """The stage that waits least, which sets the pace."""
         return max(self.stages, key=lambda stage: stage.busy_s)
 
 
 def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> PredictedStep:
-    """The step with its explanation."""
+    """Predict the step and its time by part."""
     program = _program(plan, machine, constants)
     run = simulate(program)
     times = task_times(run)
@@ -74,39 +72,34 @@ def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> P
 
 
 def step_s(plan: OptimusPlan, machine: Machine, constants: Constants) -> float:
-    """The step's time alone, which is what a fit asks for again and again."""
+    """Return the time of the step alone, as a fit needs it."""
     return simulate(_program(plan, machine, constants)).makespan_s
 
 
 def _program(plan: OptimusPlan, machine: Machine, constants: Constants) -> Program:
-    """The calls are the same for all runs of a shape; only durations are put in anew."""
+    """Return the program; its calls are shared by all runs of a shape, only durations differ."""
     segments = _segments(plan, machine, constants)
     ops = tuple(segment.shape.ops for segment in segments)
     return replace(_shape(plan.layout.pp, plan.micro_batches, ops), segments=tuple(segments))
 
 
 def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> list[Segment]:
-    """Each stage's own; then the start, posting and the messages."""
-    works = [stage_work(plan, stage, machine, constants) for stage in plan.stages]
+    """Return the segments of each stage; then the start, posting and the messages."""
     segments: list[Segment] = []
-    for work in works:
-        segments += _stage_segments(plan, machine, work)
+    for stage in plan.stages:
+        segments += _stage_segments(plan, machine, stage_work(plan, stage, machine, constants))
     start = [TimedOp("fixed", constants.fixed_s, HOST), TimedOp("", 0.0, DEVICE, after=(0,))]
     segments += [Segment.of("start", start, lanes=3), _post()]
     for hop in range(plan.layout.pp - 1):
-        tensors_s = FP32_BYTES * plan.boundary_elements() / _hop_bytes_per_s(plan, machine, hop)
+        ranks = plan.layout.tp * plan.layout.dp
+        tensors_s = FP32_BYTES * plan.boundary_elements() / machine.hop_bytes_per_s(hop * ranks, (hop + 1) * ranks)
         count = plan.forward_messages(hop)
-        # From the second hop on, stage 0's tensors travel beside the stage's own.
+        # From the second hop on, stage 0's tensors are sent too.
         segments.append(_message(count * constants.message_s + (2 if hop else 1) * tensors_s))
         segments.append(_message(plan.backward_messages() * constants.message_s + tensors_s))
     if plan.layout.pp > 1:
         segments.append(_message(LABEL_MESSAGES * plan.micro_batches * constants.message_s))
     return segments
-
-
-def _hop_bytes_per_s(plan: OptimusPlan, machine: Machine, hop: int) -> float:
-    ranks = plan.layout.tp * plan.layout.dp
-    return machine.hop_bytes_per_s(hop * ranks, (hop + 1) * ranks)
 
 
 def _stage_segments(plan: OptimusPlan, machine: Machine, work: StageWork) -> list[Segment]:
@@ -123,7 +116,7 @@ def _stage_segments(plan: OptimusPlan, machine: Machine, work: StageWork) -> lis
 
 
 def _ops(works: Sequence[PassWork]) -> list[TimedOp]:
-    """Each piece is launched, then runs."""
+    """Return the ops of pieces that are launched, then run."""
     ops: list[TimedOp] = []
     for work in works:
         _launch(work, ops)
@@ -139,8 +132,11 @@ def _launch(work: PassWork, ops: list[TimedOp]) -> None:
 
 
 def _reducing_ops(plan: OptimusPlan, machine: Machine, works: Sequence[PassWork]) -> list[TimedOp]:
-    """As DistributedDataParallel does it: a piece's gradients are copied to a bucket that is reduced beside
-    the next pieces, and all are copied back when the last one is."""
+    """Return the ops with DistributedDataParallel's reductions.
+
+    The gradients of a piece are copied to a bucket that is reduced during the next pieces; all are copied back after
+    the last one.
+    """
     ops: list[TimedOp] = []
     tp, dp = plan.layout.tp, plan.layout.dp
     for work in works:
@@ -154,7 +150,7 @@ def _reducing_ops(plan: OptimusPlan, machine: Machine, works: Sequence[PassWork]
 
 
 def _post() -> Segment:
-    """A side has come to a message: its host and its device are idle."""
+    """Return the arrival of a side at a message: its host and its device are idle."""
     return Segment.of("post", [TimedOp("", 0.0, HOST, lanes=(DEVICE,))], lanes=3, outputs=(0,))
 
 
@@ -165,7 +161,7 @@ def _message(seconds: float) -> Segment:
 
 @lru_cache(maxsize=64)
 def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
-    """The program with empty segments of *ops* ops, to be replaced by real ones."""
+    """Return the program with empty segments of *ops* ops, to be replaced by real ones."""
     parts = [_placeholder(count, index, stages) for index, count in enumerate(ops)]
     start = STAGE_SEGMENTS * stages
     post, messages = start + 1, start + 2
@@ -190,11 +186,8 @@ def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
             else:
                 waiting[key] = posted, call
     assert not waiting, waiting
-    return _renumbered(builder.program(), parts)
-
-
-def _renumbered(program: Program, parts: Sequence[Segment]) -> Program:
-    """With all of *parts*, in their order, as its segments."""
+    # All parts in their order become the segments.
+    program = builder.program()
     place = {id(segment): index for index, segment in enumerate(parts)}
     number = np.array([place[id(segment)] for segment in program.segments], np.int64)
     table = replace(program.table, segment=number[program.segment], names=())
@@ -210,8 +203,8 @@ def _placeholder(ops: int, index: int, stages: int) -> Segment:
     return Segment.of("", [TimedOp("", 0.0, HOST)] * ops, lanes=3)
 
 
-def _place(entry: Pass, micro_batches: int) -> int:
-    """Among a stage's segments."""
+def _place(entry: StagePass, micro_batches: int) -> int:
+    """Return the index among the segments of a stage."""
     if entry.kind != "B":
         return {"F": 0, "E": STAGE_SEGMENTS - 1}[entry.kind]
     if entry.micro_batch == micro_batches - 1:
@@ -219,41 +212,41 @@ def _place(entry: Pass, micro_batches: int) -> int:
     return 2 if entry.micro_batch else 1
 
 
-def _order(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
-    """What a stage does in a step. Source: Schedule1F1B of opt_prime/schedule.py, ai-computing/aicomp."""
+def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
+    """Yield the passes and messages of a stage in a step (Schedule1F1B of opt_prime/schedule.py, aicomp)."""
     last = stages - 1
     if stages > 1 and stage in (0, last):
-        yield Pass("labels", 0, last - stage)
+        yield StagePass("labels", 0, last - stage)
     warm_up = min(last - stage, micro_batches)
     steady = micro_batches - warm_up
 
-    def receive_forward(batch: int) -> list[Pass]:
-        return [Pass("f", batch, stage - 1)] if stage else []
+    def receive_forward(batch: int) -> list[StagePass]:
+        return [StagePass("f", batch, stage - 1)] if stage else []
 
-    def send_forward(batch: int) -> list[Pass]:
-        return [Pass("f", batch, stage + 1)] if stage < last else []
+    def send_forward(batch: int) -> list[StagePass]:
+        return [StagePass("f", batch, stage + 1)] if stage < last else []
 
-    def receive_backward(batch: int) -> list[Pass]:
-        return [Pass("b", batch, stage + 1)] if stage < last else []
+    def receive_backward(batch: int) -> list[StagePass]:
+        return [StagePass("b", batch, stage + 1)] if stage < last else []
 
-    def send_backward(batch: int) -> list[Pass]:
-        return [Pass("b", batch, stage - 1)] if stage else []
+    def send_backward(batch: int) -> list[StagePass]:
+        return [StagePass("b", batch, stage - 1)] if stage else []
 
     for batch in range(warm_up):
-        yield from (*receive_forward(batch), Pass("F", batch), *send_forward(batch))
-    held: list[Pass] = []
+        yield from (*receive_forward(batch), StagePass("F", batch), *send_forward(batch))
+    held: list[StagePass] = []
     for batch in range(steady):
-        yield from (*receive_forward(batch + warm_up), *held, Pass("F", batch + warm_up))
-        yield from (*send_forward(batch + warm_up), *receive_backward(batch), Pass("B", batch))
+        yield from (*receive_forward(batch + warm_up), *held, StagePass("F", batch + warm_up))
+        yield from (*send_forward(batch + warm_up), *receive_backward(batch), StagePass("B", batch))
         held = send_backward(batch)
     yield from held
     for batch in range(steady, micro_batches):
-        yield from (*receive_backward(batch), Pass("B", batch), *send_backward(batch))
-    yield Pass("E", 0)
+        yield from (*receive_backward(batch), StagePass("B", batch), *send_backward(batch))
+    yield StagePass("E", 0)
 
 
 def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str, float]:
-    """Device time and messages by name; the host where it alone is busy; the rest is bubble."""
+    """Return device time and messages by name, the host if only it is busy, and the rest as bubble."""
     calls = slice(program.rank_start[stage], program.rank_start[stage + 1])
     tasks = slice(program.task_start[calls.start], program.task_start[calls.stop])
     start, end = times.start_s[tasks], times.end_s[tasks]
@@ -267,7 +260,7 @@ def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str,
     for part in WORKING:
         seconds[part] = float((end - start)[shown & (named == part)].sum())
     working = union_of(start[shown], end[shown])
-    # Gradients reduced behind other work cost nothing; the rest holds the stage up.
+    # Overlapped reductions cost nothing; the rest delays the stage.
     reducing = union_of(start[lane == NETWORK], end[lane == NETWORK])
     seconds["data"] += reducing.without(working).length_s
     launching = union_of(start[named == "host"], end[named == "host"])
