@@ -98,7 +98,7 @@ def test_replay_prints_before_and_after(run: Path, capsys: pytest.CaptureFixture
     assert main(["replay", str(run), "--what-if", "rank.5=healthy"]) == 0
     text = capsys.readouterr().out
     assert "time breakdown (mean over ranks)" in text
-    assert "assumed: rank 5 works at the pace" in text
+    assert "- rank 5 works at the pace" in text
 
 
 def test_replay_shares_the_links_of_a_cluster(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

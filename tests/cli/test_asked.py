@@ -90,7 +90,7 @@ def test_text_tells_waiting_for_the_host_from_other(capsys: pytest.CaptureFixtur
     waits = sum(stage["host_s"] for stage in found["stages"]) / 2
     assert waits > 0.1 * found["step_s"]
     _, out, _ = run(capsys, *words)
-    assert f"waiting for the host {format_seconds(waits)}" in " ".join(out.split())
+    assert f"CPU launch overhead {format_seconds(waits)}" in " ".join(out.split())
     assert f"other {format_seconds(found['breakdown_s']['other'] - waits)}" in " ".join(out.split())
     stage = found["stages"][0]
     told = " ".join(format_seconds(stage[f"{part}_s"]) for part in ("busy", "exposed", "host", "bubble"))

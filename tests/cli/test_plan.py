@@ -112,8 +112,8 @@ def test_energy_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any("what GPUs draw" in note for note in whole["assumptions"])
     assert whole["energy_mwh"] == pytest.approx(1.25 * gpus["energy_mwh"])
     _, out, _ = run(capsys, *words)
-    assert "\n\nassumed: " in out
-    assert out.count("\n\nassumed: ") == 1  # one paragraph
+    assert "\n\ndefaults used:\n" in out
+    assert out.count("\n\ndefaults used:\n") == 1  # one paragraph
 
 
 def test_predict_tells_days_and_cost(capsys: pytest.CaptureFixture[str]) -> None:

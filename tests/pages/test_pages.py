@@ -160,7 +160,7 @@ def test_the_page_of_a_step_answers_what_one_asks(folder: Path, capsys: pytest.C
 def test_a_waterfall_adds_up_to_the_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page_and_facts(PREDICT, capsys)
     text = Path("page.html").read_text()
-    rows = re.search(r'id="time-breakdown".*?</section>', text, re.DOTALL)
+    rows = re.search(r'id="time-breakdown[^"]*".*?</section>', text, re.DOTALL)
     assert rows
     pieces = [(float(x), float(w)) for x, w in re.findall(r'<rect x="([\d.]+)%" y="0" width="([\d.]+)%"', rows[0])]
     each, whole = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]

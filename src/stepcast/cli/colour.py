@@ -15,7 +15,7 @@ RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, style in (
         (r"^(?:stepcast: )", RED),
         (r"^(?:warning: |incomplete\b)", YELLOW),
-        (r"^(?:assumed: |note: )", DIM),
+        (r"^(?:defaults used:|note: )", DIM),
         (r"^-+(?:  -+)*$", DIM),
         (r"\bDOES NOT FIT\b", BOLD + RED),
         (r"(?<=: )fits(?= \(|$)", GREEN),

@@ -23,6 +23,8 @@ from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_v
 Facts = Mapping[str, Any]
 Pairs = list[tuple[str, object]]
 Parts = list[ui.Part | None]
+Contents = tuple[Pairs, *tuple[ui.Part, ...]]
+"""Names and values, then tables."""
 MOST_ROWS = 16
 JOB_VIEWS = {"step log": step_log_view, "collectives": collective_log_view, "worker steps": stragglers_view}
 
@@ -46,13 +48,15 @@ def document_view(document: Facts) -> ui.View:
     if view_job := JOB_VIEWS.get(document["kind"]):
         return view_job(document)
     headline = ui.Headline(document["title"], "", (document["file"], document["format"]))
-    parts = CONTENTS[document["kind"]](document)
     title = f"{document['file']}: {document['title']}"
-    return ui.View(title, headline, (), parts, document, warnings=document["warnings"])
+    return _contents_view(title, headline, document, document["warnings"])
 
 
-def _contents(pairs: Pairs) -> ui.FactList:
-    return ui.FactList("Contents", [(name, str(value)) for name, value in pairs])
+def _contents_view(title: str, headline: ui.Headline, facts: Facts, warnings: Sequence[str]) -> ui.View:
+    pairs, *parts = CONTENTS[facts["kind"]](facts)
+    figures = [ui.text_line(name, str(value)) for name, value in pairs]
+    contents = ui.FactList("Contents", [(name, str(value)) for name, value in pairs], wide=True, shown=ui.Shown.PAGE)
+    return ui.View(title, headline, figures, [contents if pairs else None, *parts], facts, warnings=warnings)
 
 
 def _table(title: str, rows: Sequence[Facts], columns: Mapping[str, ui.Source]) -> ui.Table:
@@ -73,7 +77,7 @@ def _layout(facts: Facts) -> str:
     return ", ".join(parts)
 
 
-def _workload(facts: Facts) -> Parts:
+def _workload(facts: Facts) -> Contents:
     repeats = [f"{block['repeat']} x {len(block['layers'])} lines" for block in facts["body"] if block["repeat"] > 1]
     phases = [f"{phase} {format_seconds(s)}" for phase, s in facts["compute_by_phase_s"].items() if s]
     boundary = facts["boundary_bytes"]
@@ -99,13 +103,13 @@ def _workload(facts: Facts) -> Parts:
         "total per rank": "total_bytes",
     }
     largest_first = sorted(facts["collectives"], key=lambda row: -row["total_bytes"])
-    return [_contents(pairs), _table("Communication", largest_first, columns)]
+    return pairs, _table("Communication", largest_first, columns)
 
 
 MODEL_FACTS = ("hidden", "layers", "heads", "seq", "micro_batch", "micro_batches", "vocab", "dtype")
 
 
-def _timeline(facts: Facts) -> Parts:
+def _timeline(facts: Facts) -> Contents:
     ranks = facts["ranks"]
     listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]}..{ranks[-1]})"
     pairs: Pairs = [
@@ -138,14 +142,14 @@ def _timeline(facts: Facts) -> Parts:
         "shortest": "shortest_s",
         "size / shortest": lambda row: format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
     }
-    return [
-        _contents(pairs),
+    return (
+        pairs,
         _table("Operations", facts["operations"], operations),
         _table("Communication", facts["communication"], messages),
-    ]
+    )
 
 
-def _collective_sweep(facts: Facts) -> Parts:
+def _collective_sweep(facts: Facts) -> Contents:
     pairs: Pairs = [
         ("collective", facts["collective"] or "not stated"),
         ("ranks", f"{facts['ranks']} on {facts['nodes']} node{'s' if facts['nodes'] != 1 else ''}"),
@@ -158,10 +162,10 @@ def _collective_sweep(facts: Facts) -> Parts:
         "in place": "in_place_s",
         "size / time": "algbw_bytes_per_s",
     }
-    return [_contents(pairs), ui.table_of("Sizes", facts["rows"], columns, sortable=True)]
+    return pairs, ui.table_of("Sizes", facts["rows"], columns, sortable=True)
 
 
-def _operator_times(facts: Facts) -> Parts:
+def _operator_times(facts: Facts) -> Contents:
     pairs: Pairs = [("measured", f"{format_count(facts['points'])} operators")]
     if facts["left_out"]:
         pairs.append(("not known", f"{sum(facts['left_out'].values())} rows"))
@@ -173,10 +177,10 @@ def _operator_times(facts: Facts) -> Parts:
         "shortest": "shortest_s",
         "longest": "longest_s",
     }
-    return [_contents(pairs), ui.table_of("Operators", facts["operators"], columns, sortable=True)]
+    return pairs, ui.table_of("Operators", facts["operators"], columns, sortable=True)
 
 
-def _run_log(facts: Facts) -> Parts:
+def _run_log(facts: Facts) -> Contents:
     pairs: Pairs = [
         ("layout", _layout(facts)),
         ("parameters", format_count(facts["parameters"])),
@@ -191,20 +195,20 @@ def _run_log(facts: Facts) -> Parts:
         "layers": "layers",
         "forward per micro-batch": "median_forward_s",
     }
-    return [_contents(pairs), ui.table_of("Stages", facts["stages"], columns)]
+    return pairs, ui.table_of("Stages", facts["stages"], columns)
 
 
-def _model(facts: Facts) -> Parts:
+def _model(facts: Facts) -> Contents:
     shown = [name for name in facts if name not in ("kind", "format", "file", "title", "warnings")]
     pairs: Pairs = [
         (name.replace("_", " "), format_count(value) if type(value) is int else value)
         for name in shown
         if not isinstance(value := facts[name], dict)
     ]
-    return [_contents(pairs)]
+    return (pairs,)
 
 
-def _cluster(facts: Facts) -> Parts:
+def _cluster(facts: Facts) -> Contents:
     gpu, fabric, nic = facts["gpu"], facts["fabric"], facts["nic"]
     peaks = ", ".join(f"{name} {flops / TFLOPS:g}" for name, flops in gpu["matrix_flops"].items())
     size = "as large as asked for" if facts["gpus"] is None else f"{facts['nodes']} nodes, {facts['gpus']} GPUs"
@@ -226,7 +230,7 @@ def _cluster(facts: Facts) -> Parts:
         pairs.append(("host", f"{memory}, {host['links']} links of {_link_rate(host['link'])}"))
     if facts["scale_up_gpus"] > facts["gpus_per_node"]:
         pairs.append(("scale-up domain", f"{facts['scale_up_gpus']} GPUs"))
-    return [_contents(pairs)]
+    return (pairs,)
 
 
 def _link_rate(link: Facts) -> str:
@@ -242,7 +246,7 @@ NODE_COUNTS = {
 }
 
 
-def _wiring(facts: Facts) -> Parts:
+def _wiring(facts: Facts) -> Contents:
     pairs: Pairs = []
     if "gpus" in facts:
         pairs.append(("node", f"{facts['gpus']} x {facts.get('gpu', 'GPU')}"))
@@ -256,10 +260,10 @@ def _wiring(facts: Facts) -> Parts:
         rate = f" of {facts['nic_bytes_per_s'] / GB:g} GB/s" if "nic_bytes_per_s" in facts else ""
         pairs.append(("NICs", f"{facts['nics']}{rate}" if facts["nics"] else "none"))
     pairs += [(words, f"{facts[key]:,} nodes") for key, words in NODE_COUNTS.items() if key in facts]
-    return [_contents(pairs)]
+    return (pairs,)
 
 
-def _framework(facts: Facts) -> Parts:
+def _framework(facts: Facts) -> Contents:
     software, optimizer, memory, defaults = (facts[part] for part in ("software", "optimizer", "memory", "defaults"))
     enabled = [
         name.replace("_", " ") for name, value in software.items() if value is True and name != "flash_attention"
@@ -290,20 +294,21 @@ def _framework(facts: Facts) -> Parts:
     for row in facts["residuals"]:
         kind = f"{'experts' if row['experts'] else 'dense'} on {row['generation']}"
         pairs.append(("residual", f"{kind}: times {row['factor']:g} ({row['rows']} runs, {row['sources']} sources)"))
-    return [_contents(pairs)]
+    return (pairs,)
 
 
-def _calibration(facts: Facts) -> Parts:
+def _calibration(facts: Facts) -> Contents:
     classes = [
         (name, f"{row['factor']:.3f}", format_seconds(row["least_s"]), format_percent(row["spread"]))
         for name, row in facts["classes"].items()
     ]
     constants = [(name, f"{value:.6g}") for name, value in facts["constants"].items()]
     heads = ("class", "measured / predicted", "least time", "90 % within")
-    return [
+    return (
+        [],
         ui.plain_table("Classes", heads, classes, above=f"cost estimates of {facts['gpu']} corrected by measurements"),
         ui.plain_table("Constants", ("constant", "value"), constants, above=f"constants of runs on {facts['gpu']}"),
-    ]
+    )
 
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
@@ -312,10 +317,10 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporar
 def captured_view(facts: Facts) -> ui.View:
     """Return the view of a program that was just captured."""
     headline = ui.Headline(format_short_count(facts["parameters"]), "parameters", (facts["name"],))
-    return ui.View(facts["name"], headline, (), _captured(facts), facts)
+    return _contents_view(facts["name"], headline, facts, ())
 
 
-def _captured(facts: Facts) -> Parts:
+def _captured(facts: Facts) -> Contents:
     memory = facts["memory_bytes"]
     pairs: Pairs = [
         ("program", facts["name"]),
@@ -333,10 +338,10 @@ def _captured(facts: Facts) -> Parts:
         if (names := block["layers"])
     ]
     table = ui.plain_table("Repeated layers", ("repeats", "modules", "from, to"), rows[:MOST_ROWS])
-    return [_contents(pairs), table]
+    return pairs, table
 
 
-CONTENTS: dict[str, Callable[[Facts], Parts]] = {
+CONTENTS: dict[str, Callable[[Facts], Contents]] = {
     "workload": _workload,
     "timeline": _timeline,
     "sweep": _collective_sweep,

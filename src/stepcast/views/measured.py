@@ -30,6 +30,7 @@ PART_NAMES = {
     "other": "other",
 }
 WORK = ("compute", "optimizer")
+TIME_BREAKDOWN = "Time breakdown (mean over ranks)"
 # Parts of measured runs by the colours of pages.
 KINDS = {
     "embedding": "dp",
@@ -125,9 +126,8 @@ def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Breakdown:
-    head = "time breakdown (mean over ranks)"
     large = [each for each in shares_of(breakdown_s) if each.amount >= SMALLEST_SHARE * step_s]
-    return ui.Breakdown("Time breakdown", large, step_s, head=head, lead="Mean over ranks.")
+    return ui.Breakdown(TIME_BREAKDOWN, large, step_s)
 
 
 def _ranks_words(facts: Facts) -> str:
@@ -360,7 +360,7 @@ def _critical_path(facts: Facts) -> ui.Table | None:
     heads = ("at", "where", "operation", "micro-batch", "time")
     caption = "As it ran; what takes less than a hundredth of the step is summed"
     return ui.plain_table(
-        "The critical path",
+        "Critical path",
         heads,
         rows,
         caption=caption,
@@ -444,8 +444,7 @@ def _before_after(facts: Facts) -> ui.PairTable:
         if max(before[part], after[part]) >= SMALLEST_SHARE * facts["replayed_step_s"]
     ]
     rows.append(ui.ValuePair("step", facts["replayed_step_s"], facts["step_s"], ui.signed_seconds(facts["change_s"])))
-    heads = ("time breakdown (mean over ranks)", *SIDES, "change")
-    return ui.PairTable("Time breakdown", rows, SIDES, heads, lead="Mean over ranks.")
+    return ui.PairTable(TIME_BREAKDOWN, rows, SIDES, ("time breakdown (mean over ranks)", *SIDES, "change"))
 
 
 def _stages_before_after(facts: Facts) -> ui.PairTable:

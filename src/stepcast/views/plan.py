@@ -123,14 +123,13 @@ def _breakdown(facts: Facts) -> ui.Breakdown:
     shares = [ui.Share(*PARTS[part], seconds) for part, seconds in facts["split_s"].items()]
     total_s = sum(facts["split_s"].values())
     return ui.Breakdown(
-        "Time breakdown",
+        "Time breakdown (mean run)",
         shares,
         total_s,
-        head="the mean run spends",
         whole="run",
         show=format_duration,
         unit=_tick_unit(total_s),
-        lead="The mean run, from its first step to its last.",
+        lead="From the first step of the run to its last.",
     )
 
 

@@ -15,6 +15,7 @@ Facts = Mapping[str, Any]
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
 LARGEST_PARTS = 4
 MOST_OF_FRONT = 8
+PARETO = "Pareto frontier: step time vs memory"
 MOST_BARS = 16
 # Dots beyond so many hide each other.
 MOST_DOTS = 1500
@@ -23,7 +24,7 @@ MOST_DOTS = 1500
 def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> ui.View:
     """Return the view of a search; *simulated* are all candidates that were run."""
     rows, counts, change = facts["rows"], facts["counts"], facts["change"]
-    batch = f"{facts['global_batch']:,} sequences of {facts['seq']:,} tokens, least {facts['objective']}"
+    batch = f"{facts['global_batch']:,} sequences of {facts['seq']:,} tokens, minimise {facts['objective']}"
     about = [f"{facts['model']} on {facts['cluster']}", batch]
     if rows:
         best = rows[0]
@@ -247,7 +248,7 @@ def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
     ]
     most_s = max(row["step_s"] for row in shown)
     lead = "The ranked strategies, part by part."
-    return ui.Bars("Time breakdown", bars, PART_NAMES, most_s, lead=lead, shown=ui.Shown.PAGE)
+    return ui.Bars("Time breakdown by rank", bars, PART_NAMES, most_s, lead=lead, shown=ui.Shown.PAGE)
 
 
 def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
@@ -267,7 +268,7 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
     if left := len(simulated) - len(shown):
         lead += f" {left:,} slower ones are not drawn."
     return ui.Scatter(
-        "Time against memory",
+        PARETO,
         x,
         y,
         [
@@ -304,13 +305,7 @@ def _front(facts: Facts) -> ui.Table:
         "step": "step_s",
         "memory": "memory_bytes",
     }
-    return ui.table_of(
-        "Pareto frontier",
-        facts["front"][:MOST_OF_FRONT],
-        columns,
-        above="Pareto frontier: step time vs memory:",
-        shown=ui.Shown.TEXT,
-    )
+    return ui.table_of(PARETO, facts["front"][:MOST_OF_FRONT], columns, shown=ui.Shown.TEXT)
 
 
 Candidate = tuple[Strategy, float, float]
@@ -358,7 +353,7 @@ def strategies_view(counts: Facts, found: Sequence[Candidate], on_front: Sequenc
                 wide=True,
             ),
             ui.Scatter(
-                "Time against memory",
+                PARETO,
                 ui.Axis(min(steps) * 0.97, max(steps) * 1.03, format_seconds, "time of a step"),
                 ui.Axis(0.0, max(sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU"),
                 [

@@ -24,15 +24,10 @@ PART_NAMES = {
     "pp": "pipeline messages, exposed",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
-    "host": "waiting for the host",
+    "host": "CPU launch overhead",
     "other": "other",
 }
-STAGE_KINDS = {
-    "compute": "busy",
-    "exposed": "exposed communication",
-    "host": "waiting for the host",
-    "bubble": "bubble",
-}
+STAGE_KINDS = {"compute": "busy", "exposed": "exposed communication", "host": "CPU launch overhead", "bubble": "bubble"}
 MEMORY_KINDS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -87,20 +82,14 @@ def step_view(
     *changes* are predictions with one choice made otherwise; *explain_memory* adds the memory of each stage
     to the text.
     """
-    lead = "Mean over stages. Communication counts where no computation hides it; the parts sum to the step."
+    lead = "Communication counts where no computation hides it; the parts sum to the step."
     return ui.View(
         f"{format_seconds(facts['step_s'])} per step: {subject(facts)}",
         _headline(facts),
         _figures(facts),
         [
             _remedies(facts),
-            ui.Breakdown(
-                "Time breakdown",
-                step_shares(facts),
-                facts["step_s"],
-                head="time breakdown (mean over stages)",
-                lead=lead,
-            ),
+            ui.Breakdown("Time breakdown (mean over stages)", step_shares(facts), facts["step_s"], lead=lead),
             _advice(facts, changes),
             _communication(facts),
             _stages(facts),
@@ -278,7 +267,7 @@ def _remedies(facts: Facts) -> ui.Part | None:
 
 
 def step_shares(facts: Facts) -> list[ui.Share]:
-    """Return the parts of an average stage; waiting for the host is apart from the other overheads."""
+    """Return the parts of an average stage; CPU launch overhead is apart from the other overheads."""
     parts = dict(facts["breakdown_s"])
     stages, rest_s = facts["stages"], parts.pop("other")
     host_s = min(rest_s, sum(each["host_s"] for each in stages) / max(1, len(stages)))

@@ -1,5 +1,6 @@
 """A view as text that fits a terminal."""
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -28,7 +29,8 @@ def render_text(view: ui.View, width: int, verbose: bool = True) -> str:
     if hidden:
         *first, last = hidden
         blocks.append(f"--verbose adds {', '.join(first)} and {last}" if first else f"--verbose adds {last}")
-    blocks.append("\n".join(bullet(note, "assumed: ", width) for note in view.assumptions))
+    if view.assumptions:
+        blocks.append("\n".join(["defaults used:", *(bullet(note, "  - ", width) for note in view.assumptions)]))
     blocks.append("\n".join(bullet(note, "config: ", width) for note in view.config))
     return "\n\n".join(block for block in blocks if block)
 
@@ -39,10 +41,21 @@ def _within_sentence(title: str) -> str:
 
 
 def render_part(part: ui.Part, width: int) -> str:
-    """Return a part as text; empty where it has nothing to show, or a picture alone."""
+    """Return a part as text, under its title; empty where it has nothing to show, or a picture alone."""
     writer = WRITERS.get(type(part))
     text = writer(part, width) if writer else ""
-    return "\n".join([bullet(part.above, "", width), text]) if text and part.above else text
+    if text and part.above:
+        text = "\n".join([bullet(part.above, "", width), text])
+    return text if not text or names_part(part.title, text.partition("\n")[0]) else f"{part.title}\n{text}"
+
+
+def names_part(title: str, line: str) -> bool:
+    """Return True if a line of text names a part: it has the words of the title, in the singular or the plural."""
+    return _singular(title) in _singular(line)
+
+
+def _singular(text: str) -> str:
+    return " ".join(re.sub(r"ies$", "y", re.sub(r"sses$", "ss", word)).rstrip("s") for word in text.lower().split())
 
 
 def _table(part: ui.Table, width: int) -> str:
@@ -60,7 +73,7 @@ def _table(part: ui.Table, width: int) -> str:
 def _breakdown(part: ui.Breakdown, width: int) -> str:
     total = part.total or 1.0
     parts = [(each.name, each.amount) for each in part.parts if each.amount > 0]
-    return parts_table(part.head or part.title.lower(), parts, total, part.show, width)
+    return parts_table(_within_sentence(part.title), parts, total, part.show, width)
 
 
 def _bars(part: ui.Bars, width: int) -> str:

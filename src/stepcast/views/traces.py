@@ -153,10 +153,10 @@ def _ranks(facts: Facts) -> ui.Bars:
         waits = "-" if rank["wait_s"] is None else format_seconds(rank["wait_s"] / count)
         rows.append((rank["rank"], *map(format_seconds, seconds.values()), waits))
     heads = ("rank", *(HEADS.get(part, part) for part in parts), "waits")
-    listed = ui.plain_table("Time breakdown", heads, rows, most_lines=MOST_RANKS)
+    listed = ui.plain_table("Time breakdown by rank", heads, rows, most_lines=MOST_RANKS)
     kinds = {KINDS.get(part, part): part for part in parts}
     most_s = max(sum(bar.amounts.values()) for bar in bars)
-    return ui.Bars("Time breakdown", bars, kinds, most_s, table=listed, lead="Each rank, per step.")
+    return ui.Bars("Time breakdown by rank", bars, kinds, most_s, table=listed, lead="Per step.")
 
 
 def _short_name(name: str) -> str:
@@ -279,11 +279,7 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         figures,
         [
             ui.Breakdown(
-                "Time breakdown",
-                shares_of(parts_s, OPTIMUS_PARTS),
-                facts["step_s"],
-                head=f"time breakdown of stage {stage}, the busiest",
-                lead=f"Stage {stage}, the busiest.",
+                f"Time breakdown of stage {stage}, the busiest", shares_of(parts_s, OPTIMUS_PARTS), facts["step_s"]
             ),
             _optimus_stages(facts),
             ui.bars_of_times(

@@ -172,12 +172,11 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Breakdown(Part):
-    """Parts that sum to *total*, which is the time of *whole*; *head* names the column in text."""
+    """Parts that sum to *total*, which is the time of *whole*."""
 
     parts: Sequence[Share]
     total: float
     _: KW_ONLY
-    head: str = ""
     whole: str = "step"
     show: Show = format_seconds
     unit: float = 1.0  # of the ticks

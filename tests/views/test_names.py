@@ -1,0 +1,117 @@
+"""A part of an answer has one name: in text, on the page, in JSON and in Python."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli.main import main
+from stepcast.forecast.prediction import Prediction
+from stepcast.goodput.plan import Plan
+from stepcast.ir.step import StepReport
+from stepcast.searching.result import SearchResult
+from stepcast.views import view as ui
+from stepcast.views.html import page_of
+from stepcast.views.terminal import names_part, render_part, render_text
+from tests.pages.test_pages import VERBS
+from tests.shared import ROOT
+
+# Title of a part -> the key of its values in JSON, or several where verbs differ.
+JSON_NAMES = {
+    "Time breakdown": "breakdown_s",
+    "Time breakdown (mean run)": "split_s",
+    "Time breakdown by rank": "breakdown_s",
+    "Communication": "communication_s communication collectives",
+    "Stages": "stages",
+    "Stages of the run": "phases",
+    "Memory": "memory_bytes",
+    "Critical path": "critical_path",
+    "Jitter": "jitter",
+    "Strategies": "rows",
+    "Why rank 1 wins": "binds",
+    "Pareto frontier": "front",
+    "Reproduce a row": "command",
+    "Other intervals and spares": "choices",
+    "Operations": "operations operations_s",
+    "Kernels": "kernels",
+    "Streams": "streams",
+    "Collectives": "collectives",
+    "Classes of kernels": "operations_s",
+    "Layers": "layers",
+    "Slow ranks": "stragglers",
+    "Parts of the step": "parts",
+    "Tiers": "tiers",
+    "Tiers over time": "busiest_over_time",
+    "Who uses the busiest links": "hottest",
+    "Busiest links": "links",
+    "Slowed down by shared links": "operations",
+    "Sizes": "rows",
+    "What falls short": "findings",
+    "Gpus": "gpus",
+    "Classes": "classes",
+    "Key figures": "documents",
+    "h200": "h200",
+}
+# JSON key -> the attribute of the Python result.
+PYTHON_NAMES = {
+    StepReport: ("step_s", "breakdown_s", "communication_s", "stages", "memory_bytes", "assumptions", "warnings"),
+    Prediction: ("step_s",),
+    SearchResult: ("counts", "front"),
+    Plan: ("goodput", "phases"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows").mkdir()
+    head = (ROOT / "tests" / "data" / "h200" / "ops.csv").read_text().splitlines(keepends=True)[:30]
+    Path("rows", "ops.csv").write_text("".join(head))
+
+
+def views_of(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[ui.View]:
+    """Run a command and return the views that it wrote as pages."""
+    views: list[ui.View] = []
+    monkeypatch.setattr(
+        "stepcast.views.html.page_of", lambda view, about: (views.append(view), page_of(view, about))[1]
+    )
+    assert main([*words, "--html", "page.html", "--json"]) in (0, 1)
+    return views
+
+
+def all_keys(value: object) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | {key for item in value.values() for key in all_keys(item)}
+    return {key for item in value for key in all_keys(item)} if isinstance(value, list) else set()
+
+
+def shown_in_both(part: ui.Figure | ui.Part) -> bool:
+    return part.shown in (ui.Shown.ALWAYS, ui.Shown.DETAIL)
+
+
+@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.usefixtures("folder")
+def test_text_page_and_json_name_a_part_alike(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (view,) = views_of(VERBS[name], monkeypatch)
+    facts = json.loads(capsys.readouterr().out)
+    page, text = Path("page.html").read_text(), render_text(view, 200)
+    for figure in filter(shown_in_both, view.figures):
+        assert re.search(rf"^{re.escape(figure.name)}\s", text, re.MULTILINE), figure.name
+        assert f'<span class="name">{figure.name[:1].upper()}{figure.name[1:]}</span>' in page
+    for part in view.parts:
+        if part is None or not shown_in_both(part) or not (lines := render_part(part, 200)):
+            continue
+        assert names_part(part.title, lines.partition("\n")[0]), part.title
+        assert f">{part.title}</h2>" in page.replace("&#x27;", "'"), part.title
+        short = (part.title, re.sub(r" (\(|of ).*|: .*", "", part.title), part.title.rpartition(": ")[2])
+        names = next(JSON_NAMES[title] for title in short if title in JSON_NAMES)
+        assert set(names.split()) & all_keys(facts), part.title
+
+
+@pytest.mark.parametrize("result", PYTHON_NAMES, ids=lambda result: result.__name__)
+def test_python_names_values_as_json_does(result: type) -> None:
+    names = {*dir(result), *getattr(result, "__annotations__", {}), *getattr(result, "__slots__", ())}
+    assert set(PYTHON_NAMES[result]) <= names
