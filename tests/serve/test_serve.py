@@ -139,7 +139,7 @@ def test_a_search_streams_how_far_it_is_and_then_its_page(server: Server) -> Non
     assert events[-1][0] == "done"
     assert {name for name, _ in events[:-1]} <= {"progress"}
     found = json.loads(events[-1][1])
-    assert "Time against memory" in found["html"]
+    assert "Pareto frontier: step time vs memory" in found["html"]
     assert found["command"].startswith("stepcast search --model llama-3.2-1b")
 
 

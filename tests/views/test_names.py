@@ -12,6 +12,7 @@ from stepcast.goodput.plan import Plan
 from stepcast.ir.step import StepReport
 from stepcast.searching.result import SearchResult
 from stepcast.views import view as ui
+from stepcast.views.document import About, Page
 from stepcast.views.html import page_of
 from stepcast.views.terminal import names_part, render_part, render_text
 from tests.pages.test_pages import VERBS
@@ -73,9 +74,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def views_of(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[ui.View]:
     """Run a command and return the views that it wrote as pages."""
     views: list[ui.View] = []
-    monkeypatch.setattr(
-        "stepcast.views.html.page_of", lambda view, about: (views.append(view), page_of(view, about))[1]
-    )
+
+    def record(view: ui.View, about: About) -> Page:
+        views.append(view)
+        return page_of(view, about)
+
+    monkeypatch.setattr("stepcast.views.html.page_of", record)
     assert main([*words, "--html", "page.html", "--json"]) in (0, 1)
     return views
 
