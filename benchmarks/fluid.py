@@ -143,7 +143,7 @@ def near(count: int, hosts: int) -> None:
         error = np.abs(found.end_s / exact.end_s - 1)
         print(
             f"near, {what}, {count:,} flows: ends differ by {error.max():.2%} at most, {error.mean():.4%} on "
-            f"average; rates of {found.looked_at:,} flows found for {exact.looked_at:,}",
+            f"average; rates of {found.visited:,} flows found for {exact.visited:,}",
             flush=True,
         )
 
@@ -153,7 +153,7 @@ def tell(what: str, hosts: int, flows: FlowSet, come_s: FloatArray | None = None
     told = "exact" if found.exact else f"near from {found.near_from_s / found.end_s.max():.0%} of the time on"
     print(
         f"{what} of {len(flows):,} flows, {hosts:,} hosts: {own_s:.2f} s, {told}; rates found "
-        f"{found.solved:,} times, for {found.looked_at / max(found.solved, 1):.1f} flows each",
+        f"{found.solved:,} times, for {found.visited / max(found.solved, 1):.1f} flows each",
         flush=True,
     )
 

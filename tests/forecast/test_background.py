@@ -129,7 +129,7 @@ def test_the_command_line_runs_a_step_beside_a_job(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("text", "more", "message"),
     [
-        (JOB, [], "only --engine fluid shares links with others"),
+        (JOB, [], "only --engine fluid shares links with other jobs"),
         (JOB.replace("4-7", "3-6"), ["--engine", "fluid"], "another: node 3 is the run's own"),
         (JOB.replace("tp = 8", "tp = 7"), ["--engine", "fluid"], "job.toml: another: "),
         (JOB.replace("llama", "lama"), ["--engine", "fluid"], "job.toml: another: "),

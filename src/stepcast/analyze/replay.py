@@ -39,7 +39,7 @@ from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import FAMILIES, Group
 from stepcast.ir.ranks import RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind
-from stepcast.simulation.fluid.engine import Shared, Traffic, simulate_fluid, waits_of
+from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.units import format_seconds
 
 KINDS = {str(kind): kind for kind in CollectiveKind}
@@ -71,7 +71,7 @@ def play_shared(recording: Recording, cluster: Cluster) -> PlayedStep:
         duration_s[tasks][np.argsort(kinds[tasks])],
         np.ones(len(sets)),
     )
-    shared = Shared(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
+    shared = SharedProgram(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
     return place_times(script, simulate_fluid(shared, record=False).times)
 
 

@@ -21,9 +21,9 @@ from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
 from stepcast.simulation.costs import DelayedCost
-from stepcast.simulation.fluid.engine import FluidRun, Shared, Traffic, simulate_fluid, waits_of
+from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.simulation.fluid.filling import SAME
-from stepcast.simulation.fluid.observed import Observed, Who, stage_times_of
+from stepcast.simulation.fluid.observed import Observed, TrafficOwner, stage_times_of
 from stepcast.simulation.fluid.run import transfers
 from stepcast.simulation.lanes import SEND_NAMES
 from stepcast.simulation.program import in_ticks
@@ -48,7 +48,7 @@ class FluidStep:
 
     step: Step
     run: FluidRun
-    who: tuple[Who, ...]
+    who: tuple[TrafficOwner, ...]
 
     @cached_property
     def observed(self) -> Observed:
@@ -78,7 +78,7 @@ def run_fluid(
     return FluidStep(step, simulate_fluid(shared, compiled=compiled), who)
 
 
-def sending(step: Step, pricer: Pricer, network: Network, seats: IntArray) -> Shared:
+def sending(step: Step, pricer: Pricer, network: Network, seats: IntArray) -> SharedProgram:
     """The tasks of *step* that are flows on *network*, where its ranks have *seats*."""
     return _Sending(step, pricer, network, seats, ()).shared()[0]
 
@@ -97,10 +97,10 @@ class _Sending:
         self.place: list[int] = []
         self.alone_s: list[float] = []
         self.still_s: list[float] = []
-        self.who: list[Who] = []
+        self.who: list[TrafficOwner] = []
         self.known: dict[object, FlowSet] = {}
 
-    def shared(self) -> tuple[Shared, tuple[Who, ...]]:
+    def shared(self) -> tuple[SharedProgram, tuple[TrafficOwner, ...]]:
         program = self.program
         waits = waits_of(program)
         seconds = program.priced(self.step.prices)
@@ -126,7 +126,7 @@ class _Sending:
         task_kind[chosen] = kinds[of.ravel()]
         repeats = []
         for number, other in enumerate(self.others):
-            who = Who(other.name, "other traffic")
+            who = TrafficOwner(other.name, "other traffic")
             kind = self.add(other.flows, program.ranks * lanes + number, other.alone_s, who)
             repeats.append((kind, other.start_s, other.period_s))
         traffic = Traffic(
@@ -139,7 +139,7 @@ class _Sending:
         )
         latency_s = np.array([*self.still_s, 0.0])[task_kind]
         tail_s = np.where(task_kind >= 0, tails[cost], 0.0) + latency_s
-        shared = Shared(program, duration_s, traffic, task_kind, tail_s, waits, repeats, latency_s)
+        shared = SharedProgram(program, duration_s, traffic, task_kind, tail_s, waits, repeats, latency_s)
         return shared, tuple(self.who)
 
     def still(self, cost: Cost, price_s: float) -> float:
@@ -151,7 +151,7 @@ class _Sending:
         share = min(self.pricer.start_share(work), MOST_STILL)
         return float(in_ticks(np.array([price_s * share]))[0])
 
-    def add(self, flows: FlowSet, place: int, alone_s: float, who: Who, still_s: float = 0.0) -> int:
+    def add(self, flows: FlowSet, place: int, alone_s: float, who: TrafficOwner, still_s: float = 0.0) -> int:
         self.sets.append(flows)
         self.place.append(place)
         self.alone_s.append(alone_s)
@@ -161,7 +161,7 @@ class _Sending:
 
     def flows(
         self, cost: Cost, rank: int, lane: int, source: int, target: int, price_s: float
-    ) -> tuple[FlowSet | None, Who]:
+    ) -> tuple[FlowSet | None, TrafficOwner]:
         """What an op of *cost* in *lane* of *rank* sends; from stage *source* to *target* where it is a
         message between stages."""
         work, lanes = _work(cost), self.step.lanes
@@ -169,13 +169,13 @@ class _Sending:
         if 1 <= lane <= len(lanes.messages):
             if lane > len(SEND_NAMES):  # a receive waits for where it comes from
                 source, target = target, source
-            who = Who(group, lanes.lanes[lane].removeprefix("pp "), source)
+            who = TrafficOwner(group, lanes.lanes[lane].removeprefix("pp "), source)
             # Messages that both sides stop for are told twice, once by each.
             halves = 2 if lanes.receives else 1
             return self.message(work, source, target, price_s, halves), who
         assert isinstance(work, Collective | Transfer)
         what = str(work.kind) if isinstance(work, Collective) else str(work.direction)
-        return self.exchange(work, rank, price_s), Who(group, what, rank)
+        return self.exchange(work, rank, price_s), TrafficOwner(group, what, rank)
 
     def message(self, work: object, source: int, target: int, price_s: float, halves: int) -> FlowSet | None:
         assert isinstance(work, Transfer)

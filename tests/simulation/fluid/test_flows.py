@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.flows import FlowError, FlowSet, Links, Repeating, join_flows
-from stepcast.simulation.fluid.engine import alike, merged
+from stepcast.simulation.fluid.engine import find_classes, merge_entries
 from stepcast.simulation.fluid.observed import binned
 from stepcast.simulation.fluid.run import Precision, rates, transfers
 from stepcast.simulation.program import in_ticks
@@ -98,14 +98,14 @@ def test_a_network_that_is_faster_throughout_ends_sooner_throughout(case, factor
 def test_flows_that_are_alike_get_the_same(case) -> None:  # type: ignore[no-untyped-def]
     links, flows, _, _ = case
     begins = np.zeros(len(flows), np.int64)
-    found = alike(links, flows, begins)
+    found = find_classes(links, flows, begins)
     shares = rates(links, flows, compiled=False)
     busiest = [flows.bytes_on[flows.first[at] : flows.first[at + 1]].max() for at in range(len(flows))]
     for group in range(int(found.flow.max()) + 1):
         mine = shares[found.flow == group] * np.array(busiest)[found.flow == group]
         np.testing.assert_allclose(mine, mine[0], rtol=1e-9)
     # And what classes put on links is what their flows do.
-    flow, link, bytes_on = merged(found, flows)
+    flow, link, bytes_on = merge_entries(found, flows)
     count = np.bincount(found.link)
     carried = np.bincount(link, bytes_on * count[link], len(count))
     total = np.bincount(found.link, flows.on_links(len(links)), len(count))
@@ -134,11 +134,11 @@ def test_without_patience_ends_are_near_and_it_is_told() -> None:
     assert exact.exact
     assert not near.exact
     assert near.near_from_s == 0.0
-    assert near.looked_at < exact.looked_at
+    assert near.visited < exact.visited
     error = np.abs(near.end_s / exact.end_s - 1)
     assert 0 < error.max() < 3e-3
     assert error.mean() < 3e-4
-    late = transfers(links, flows, compiled=False, precision=Precision(patience=exact.looked_at // 2))
+    late = transfers(links, flows, compiled=False, precision=Precision(patience=exact.visited // 2))
     assert 0 < late.near_from_s < exact.end_s.max()
     before = exact.end_s < late.near_from_s
     np.testing.assert_allclose(late.end_s[before], exact.end_s[before], rtol=1e-9)
@@ -156,11 +156,11 @@ def test_many_flows_end_the_same_in_whatever_order_they_are_told() -> None:
 def test_a_ring_of_nodes_is_one_class() -> None:
     links = links_of(*[2.0] * 8)
     flows = flows_of(*[{at: 3.0, (at + 1) % 8: 1.0} for at in range(8)])
-    found = alike(links, flows, np.zeros(8, np.int64))
+    found = find_classes(links, flows, np.zeros(8, np.int64))
     assert set(found.flow) == {0}
     assert set(found.link) == {0}
     slow = Links(links.tiers, links.tier, np.where(np.arange(8) == 3, 1.0, 2.0))
-    assert len(set(alike(slow, flows, np.zeros(8, np.int64)).flow)) == 8
+    assert len(set(find_classes(slow, flows, np.zeros(8, np.int64)).flow)) == 8
 
 
 def test_spans_fill_the_bins_they_touch() -> None:

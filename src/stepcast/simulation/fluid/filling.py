@@ -1,28 +1,81 @@
-"""Max-min fair rates, found anew only where they change.
+"""Max-min fair rates of flows, updated only where they change: the tables and functions of the kernel.
 
-All flows rise together, each by its weight, until one comes to its bound or a link of it is full: such flows
-stay, the others go on (Bertsekas and Gallager, Data Networks, 6.5.2). So every flow that is not at its bound
-has a link that holds it: one that is full, and where no other is higher. What a link holds is at one level.
+All flows rise together, each by its weight, until one comes to its bound or a link of it is full: such flows stay, the
+others go on (Bertsekas and Gallager, Data Networks, 6.5.2). So every flow that is not at its bound has a link that
+holds it: one that is full, and where no other is higher. All flows that a link holds are at one level.
 
-Where flows come or go, only links that now have too much or too little for what they hold are looked at, the
-lowest first. One that can give more lets go of all it held, and these rise until a link holds them; one that
-can give less lowers what it holds, and lets go of what is held elsewhere and has more. What lies below does
-not change, for what a link gives depends on lower levels alone. So changes spread upwards from link to link,
-the further the smaller, and end where a link's level changes by less than the share *near*.
+Where flows come or go, only links that now have too much or too little for what they hold are visited, the lowest
+first. One that can give more releases all it held, and these rise until a link holds them; one that can give less
+lowers what it holds, and releases what is held elsewhere and has more. Lower levels do not change, because what a link
+gives depends on lower levels alone. So changes spread upwards from link to link, ever smaller, and end where a link's
+level changes by less than the share *near*.
 
-Indexing only, so that it runs compiled over arrays and in Python over lists.
+Functions only index, so that they run compiled over arrays and in Python over lists.
 """
 
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-# Heaps over flat tables. Indexing only: it runs compiled over arrays and in Python over lists.
-
+Column: TypeAlias = Any
+"""An array where the kernel is compiled, a list where it runs in Python."""
 NEVER = np.inf
+SAME = 1e-9
+"""Levels that differ by less than this share are equal: a flow that fits exactly is not slowed by rounding."""
+EXACT = 1e-11
+"""Changes of levels below this share are not passed on."""
+MOST_VISITS = 50
+"""How often a link is visited for one change at most: few are visited more than twice."""
+# Values that are needed together are stored together: eight numbers of each link in a row, and four of each flow. Of
+# links: capacity, the use of all flows, the number of flows it holds, their use for each unit of their level, and that
+# level; the number of rising flows here, and their use; and whether it is short.
+CAPACITY, USED, HELD, HELD_USE, HELD_LEVEL, RISING, RISING_USE, SHORT = range(8)
+PER_LINK = 8
+# Of flows: level, bound, the link that holds it, and the solution that changed it last.
+LEVEL, BOUND, HOLDER, MARK = range(4)
+PER_FLOW = 4
+RISES, FREE = -2, -1
+"""In place of the link that holds a flow: it rises; it has what it can take."""
 
 
-def push(keys: Any, items: Any, size: int, key: float, item: int) -> None:
+class Net(NamedTuple):
+    """Flows and links as flat tables; for entry e of a flow each unit of its level takes ``use[e]`` of a link."""
+
+    first: Column
+    link: Column
+    owner: Column  # the flow of each entry
+    use: Column
+    capacity: Column
+
+
+class Live(NamedTuple):
+    """The flows that are active, by link, and what they get."""
+
+    slot_first: Column  # the first slot of the entries of each link; active entries have the first slots
+    slot_entry: Column
+    slot_flow: Column
+    slot: Column  # of each active entry
+    members: Column  # the number of active entries of each link
+    wanted: Column  # what the flows of each link would take at their bounds
+    links: Column  # rows of numbers of each link, as named above
+    flows: Column  # rows of numbers of each flow
+
+
+class Scratch(NamedTuple):
+    """Memory for one solution; marks are those of the solution that set them."""
+
+    fresh: Column
+    touched: Column
+    touch_mark: Column
+    flows: Column  # those that changed
+    visit_mark: Column
+    visits: Column  # of each link
+    key: Column  # the level at which each link is in the heap
+    heap: Column
+    heap_place: Column
+
+
+def push(keys: Column, items: Column, size: int, key: float, item: int) -> None:
     """Add to a heap of *size*; of equal keys the lower item comes first."""
     at = size
     while at > 0:
@@ -36,8 +89,8 @@ def push(keys: Any, items: Any, size: int, key: float, item: int) -> None:
     items[at] = item
 
 
-def drop(keys: Any, items: Any, size: int) -> None:
-    """Take the first out of a heap of *size*."""
+def drop(keys: Column, items: Column, size: int) -> None:
+    """Remove the first item of a heap of *size*."""
     last = size - 1
     key, item = keys[last], items[last]
     at = 0
@@ -57,8 +110,8 @@ def drop(keys: Any, items: Any, size: int) -> None:
     items[at] = item
 
 
-def advance_link(scratch: Any, size: int, link: int, key: float) -> int:
-    """*link* into the heap of links, or forward in it to a lower *key*; how many are in it now."""
+def advance_link(scratch: Scratch, size: int, link: int, key: float) -> int:
+    """Put *link* into the heap of links, or forward in it to a lower *key*; return the size of the heap."""
     heap, place, keys = scratch.heap, scratch.heap_place, scratch.key
     at = place[link]
     if at < 0:
@@ -78,8 +131,8 @@ def advance_link(scratch: Any, size: int, link: int, key: float) -> int:
     return size
 
 
-def drop_link(scratch: Any, size: int) -> int:
-    """Take the first out of the heap of links; how many are left."""
+def drop_link(scratch: Scratch, size: int) -> int:
+    """Remove the first of the heap of links; return the size of the heap."""
     heap, place, keys = scratch.heap, scratch.heap_place, scratch.key
     place[heap[0]] = -1
     keys[heap[0]] = NEVER
@@ -108,26 +161,8 @@ def drop_link(scratch: Any, size: int) -> int:
     return size
 
 
-SAME = 1e-9
-"""Levels nearer to each other than this share are one: a flow that fits exactly is not slowed by rounding."""
-EXACT = 1e-11
-"""Levels that change by less than this share are not told to others."""
-MOST_LOOKS = 50
-"""How often a link is looked at for one change at most: few are looked at more than twice."""
-# What is needed together lies together: eight numbers of each link in a row, and four of each flow. Of links
-# capacity, what all take of it, how many flows it holds, what these take for each unit of their level, and
-# that level; of how many that rise there are entries here, and what these take; and whether it is short.
-CAPACITY, USED, HELD, HELD_USE, AT, RISING, RISING_USE, SHORT = range(8)
-PER_LINK = 8
-# Of flows level, bound, the link that holds it, and the solution that changed it last.
-LEVEL, BOUND, HOLDER, MARK = range(4)
-PER_FLOW = 4
-RISES, FREE = -2, -1
-"""In place of the link that holds a flow: it rises; it has what it can take."""
-
-
-def enter(net: Any, now: Any, scratch: Any, flow: int, fresh: int) -> None:
-    """*flow* is under way from here on; *fresh* others came since rates were found."""
+def enter(net: Net, now: Live, scratch: Scratch, flow: int, fresh: int) -> None:
+    """Make *flow* active; *fresh* others came since rates were solved."""
     links = now.links
     now.flows[flow * PER_FLOW + LEVEL] = 0.0
     now.flows[flow * PER_FLOW + HOLDER] = RISES
@@ -144,7 +179,7 @@ def enter(net: Any, now: Any, scratch: Any, flow: int, fresh: int) -> None:
         links[link * PER_LINK + RISING_USE] += use
 
 
-def leave(net: Any, now: Any, flow: int) -> None:
+def leave(net: Net, now: Live, flow: int) -> None:
     links = now.links
     level, bound = now.flows[flow * PER_FLOW + LEVEL], now.flows[flow * PER_FLOW + BOUND]
     holder = int(now.flows[flow * PER_FLOW + HOLDER])
@@ -159,7 +194,7 @@ def leave(net: Any, now: Any, flow: int) -> None:
         now.slot_entry[slot] = moved
         now.slot_flow[slot] = now.slot_flow[last]
         now.slot[moved] = slot
-        if now.members[link] == 0:  # what rounding left of many that came and went
+        if now.members[link] == 0:  # rounding of many that came and went
             now.wanted[link] = 0.0
             links[row + USED] = 0.0
         else:
@@ -169,8 +204,8 @@ def leave(net: Any, now: Any, flow: int) -> None:
             links[row + HELD_USE] = links[row + HELD_USE] - use if links[row + HELD] > 0 else 0.0
 
 
-def collect(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
-    """Add the links of *flow* to the *count* that are touched."""
+def collect(net: Net, scratch: Scratch, flow: int, mark: int, count: int) -> int:
+    """Add the links of *flow* to the touched ones; return their *count*."""
     for entry in range(net.first[flow], net.first[flow + 1]):
         link = net.link[entry]
         if scratch.touch_mark[link] != mark:
@@ -180,8 +215,8 @@ def collect(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
     return count
 
 
-def noted(now: Any, scratch: Any, flow: int, mark: int, changed: int) -> int:
-    """Add *flow* to those *changed*."""
+def mark_changed(now: Live, scratch: Scratch, flow: int, mark: int, changed: int) -> int:
+    """Add *flow* to those *changed*; return their number."""
     if now.flows[flow * PER_FLOW + MARK] != mark:
         now.flows[flow * PER_FLOW + MARK] = mark
         scratch.flows[changed] = flow
@@ -189,40 +224,43 @@ def noted(now: Any, scratch: Any, flow: int, mark: int, changed: int) -> int:
     return changed
 
 
-def fair_level(now: Any, link: int) -> Any:
-    """To where *link* can let rise what it holds and what rises on it."""
+def fair_level(now: Live, link: int) -> float:
+    """Return the level to which *link* can let rise what it holds and what rises on it."""
     links, row = now.links, link * PER_LINK
-    others = links[row + USED] - links[row + HELD_USE] * links[row + AT]
-    return max(links[row + CAPACITY] - others, 0.0) / (links[row + HELD_USE] + links[row + RISING_USE])
+    others = links[row + USED] - links[row + HELD_USE] * links[row + HELD_LEVEL]
+    level: float = max(links[row + CAPACITY] - others, 0.0) / (links[row + HELD_USE] + links[row + RISING_USE])
+    return level
 
 
-def key_of(now: Any, link: int, near: float) -> Any:
-    """At which level *link* has to be looked at; NEVER where all is well."""
+def link_key(now: Live, link: int, near: float) -> float:
+    """Return the level at which *link* must be visited; NEVER where nothing is to change."""
     links, row = now.links, link * PER_LINK
     if links[row + SHORT] == 0 or links[row + HELD] + links[row + RISING] == 0:
         return NEVER
     fair = fair_level(now, link)
     if links[row + HELD] == 0:
         return fair
-    level = links[row + AT]
+    level: float = links[row + HELD_LEVEL]
     if links[row + RISING] > 0:
         return min(fair, level)
     return NEVER if level * (1 - near) <= fair <= level * (1 + near) else fair
 
 
-def look_at(net: Any, now: Any, scratch: Any, flow: int, but: int, below: float, near: float, size: int) -> int:
-    """The links of *flow*, all *but* one, into the heap or forward in it, if they come *below* a level."""
+def queue_links(
+    net: Net, now: Live, scratch: Scratch, flow: int, but: int, below: float, near: float, size: int
+) -> int:
+    """Queue the links of *flow*, all *but* one, if their key is *below* a level; return the size of the heap."""
     for entry in range(net.first[flow], net.first[flow + 1]):
         link = net.link[entry]
         if link != but:
-            key = key_of(now, link, near)
+            key = link_key(now, link, near)
             if key < below and key < scratch.key[link]:
                 size = advance_link(scratch, size, link, key)
     return size
 
 
-def let_go(net: Any, now: Any, flow: int) -> None:
-    """*flow* rises again."""
+def release(net: Net, now: Live, flow: int) -> None:
+    """Let *flow* rise again."""
     links = now.links
     level, holder = now.flows[flow * PER_FLOW + LEVEL], int(now.flows[flow * PER_FLOW + HOLDER])
     now.flows[flow * PER_FLOW + HOLDER] = RISES
@@ -238,8 +276,8 @@ def let_go(net: Any, now: Any, flow: int) -> None:
             links[row + HELD_USE] = links[row + HELD_USE] - use if links[row + HELD] > 0 else 0.0
 
 
-def hold(net: Any, now: Any, flow: int, level: float, holder: int) -> None:
-    """*flow*, which rises, stays at *level*."""
+def hold(net: Net, now: Live, flow: int, level: float, holder: int) -> None:
+    """Hold *flow*, which rises, at *level*."""
     links = now.links
     now.flows[flow * PER_FLOW + LEVEL] = level
     now.flows[flow * PER_FLOW + HOLDER] = holder
@@ -255,17 +293,17 @@ def hold(net: Any, now: Any, flow: int, level: float, holder: int) -> None:
             links[row + HELD_USE] += use
 
 
-def move(net: Any, now: Any, flow: int, level: float) -> None:
-    """*flow*, which is held, is at *level* from here on."""
+def set_level(net: Net, now: Live, flow: int, level: float) -> None:
+    """Set the level of *flow*, which is held."""
     more = level - now.flows[flow * PER_FLOW + LEVEL]
     now.flows[flow * PER_FLOW + LEVEL] = level
     for entry in range(net.first[flow], net.first[flow + 1]):
         now.links[net.link[entry] * PER_LINK + USED] += net.use[entry] * more
 
 
-def has_room(net: Any, now: Any, flow: int, level: float) -> Any:
-    """Whether all links but its own let *flow* rise to *level*: where they hold others, these are as high and
-    give way; else there is room.
+def can_rise(net: Net, now: Live, flow: int, level: float) -> bool:
+    """Return whether all links but its own let *flow* rise to *level*: those that hold others hold them as high and
+    give way, and the others have capacity left.
     """
     links, place = now.links, flow * PER_FLOW
     if now.flows[place + BOUND] <= level * (1 + SAME):
@@ -278,44 +316,44 @@ def has_room(net: Any, now: Any, flow: int, level: float) -> Any:
             if links[row + RISING] > 0:
                 return False
             if links[row + HELD] > 0:
-                if links[row + AT] < level:
+                if links[row + HELD_LEVEL] < level:
                     return False
             elif links[row + USED] + net.use[entry] * more > links[row + CAPACITY]:
                 return False
     return True
 
 
-def let_go_all(net: Any, now: Any, scratch: Any, link: int, mark: int, changed: int) -> int:
-    """Whatever *link* holds rises again; how many flows changed now."""
+def release_all(net: Net, now: Live, scratch: Scratch, link: int, mark: int, changed: int) -> int:
+    """Let all that *link* holds rise again; return how many flows changed."""
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
         flow = now.slot_flow[slot]
         if now.flows[flow * PER_FLOW + HOLDER] == link:
-            let_go(net, now, flow)
-            changed = noted(now, scratch, flow, mark, changed)
+            release(net, now, flow)
+            changed = mark_changed(now, scratch, flow, mark, changed)
     return changed
 
 
 def raise_all(
-    net: Any, now: Any, scratch: Any, link: int, level: float, mark: int, near: float, changed: int, size: int
+    net: Net, now: Live, scratch: Scratch, link: int, level: float, mark: int, near: float, changed: int, size: int
 ) -> tuple[int, int]:
-    """What *link* holds rises to *level*, but for those that other links may stop: these are let go."""
+    """Raise what *link* holds to *level*; release the flows that other links may stop."""
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
         flow = now.slot_flow[slot]
         if now.flows[flow * PER_FLOW + HOLDER] == link:
-            if has_room(net, now, flow, level):
-                move(net, now, flow, level)
+            if can_rise(net, now, flow, level):
+                set_level(net, now, flow, level)
             else:
-                let_go(net, now, flow)
-            changed = noted(now, scratch, flow, mark, changed)
-            size = look_at(net, now, scratch, flow, link, NEVER, near, size)
-    now.links[link * PER_LINK + AT] = level
+                release(net, now, flow)
+            changed = mark_changed(now, scratch, flow, mark, changed)
+            size = queue_links(net, now, scratch, flow, link, NEVER, near, size)
+    now.links[link * PER_LINK + HELD_LEVEL] = level
     return changed, size
 
 
-def unready(
-    net: Any,
-    now: Any,
-    scratch: Any,
+def release_higher(
+    net: Net,
+    now: Live,
+    scratch: Scratch,
     link: int,
     key: float,
     level: float,
@@ -324,9 +362,9 @@ def unready(
     changed: int,
     size: int,
 ) -> tuple[int, int, bool]:
-    """Whether *link*, first in the heap by *key*, does not yet give *level*. Those of other links that have
-    more rise again, links that stop rising flows before come first, and those for whom it is enough stay at
-    their bounds.
+    """Prepare *link*, first in the heap by *key*, to give *level*: flows of other links that have more rise again,
+    links that stop rising flows earlier come first, and flows for which it is enough stay at their bounds. Return
+    whether it must be visited again.
     """
     again = bounded = False
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
@@ -335,12 +373,12 @@ def unready(
         if holder == RISES:
             bounded = bounded or now.flows[flow * PER_FLOW + BOUND] <= level * (1 + SAME)
         elif holder != link and now.flows[flow * PER_FLOW + LEVEL] > level * (1 + near):
-            let_go(net, now, flow)
+            release(net, now, flow)
             again = True
-            changed = noted(now, scratch, flow, mark, changed)
+            changed = mark_changed(now, scratch, flow, mark, changed)
         else:
             continue
-        size = look_at(net, now, scratch, flow, link, key * (1 - EXACT), near, size)
+        size = queue_links(net, now, scratch, flow, link, key * (1 - EXACT), near, size)
     if size > 0 and scratch.key[scratch.heap[0]] < key * (1 - EXACT):
         return changed, size, True
     if bounded:
@@ -349,39 +387,39 @@ def unready(
             bound = now.flows[flow * PER_FLOW + BOUND]
             if now.flows[flow * PER_FLOW + HOLDER] == RISES and bound <= level * (1 + SAME):
                 hold(net, now, flow, bound, FREE)
-                changed = noted(now, scratch, flow, mark, changed)
-                size = look_at(net, now, scratch, flow, link, NEVER, near, size)
+                changed = mark_changed(now, scratch, flow, mark, changed)
+                size = queue_links(net, now, scratch, flow, link, NEVER, near, size)
     return changed, size, again or bounded
 
 
-def settle(
-    net: Any, now: Any, scratch: Any, link: int, level: float, mark: int, near: float, changed: int, size: int
+def settle_link(
+    net: Net, now: Live, scratch: Scratch, link: int, level: float, mark: int, near: float, changed: int, size: int
 ) -> tuple[int, int]:
-    """All that rises on *link*, and all that it holds, is at *level*."""
+    """Set all that rises on *link*, and all that it holds, to *level*."""
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
         flow = now.slot_flow[slot]
         holder = now.flows[flow * PER_FLOW + HOLDER]
         if holder == RISES:
             hold(net, now, flow, level, link)
         elif holder == link and now.flows[flow * PER_FLOW + LEVEL] != level:
-            move(net, now, flow, level)
+            set_level(net, now, flow, level)
         else:
             continue
-        changed = noted(now, scratch, flow, mark, changed)
-        size = look_at(net, now, scratch, flow, link, NEVER, near, size)
-    now.links[link * PER_LINK + AT] = level
+        changed = mark_changed(now, scratch, flow, mark, changed)
+        size = queue_links(net, now, scratch, flow, link, NEVER, near, size)
+    now.links[link * PER_LINK + HELD_LEVEL] = level
     return changed, size
 
 
-def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int, near: float) -> int:
-    """New levels, after *touched* links lost flows or got *fresh* ones; how many flows they are of.
+def solve(net: Net, now: Live, scratch: Scratch, mark: int, touched: int, fresh: int, near: float) -> int:
+    """Find new levels after *touched* links lost flows or got *fresh* ones; return how many flows changed.
 
     *mark* is higher than in every solution before.
     """
     links = now.links
     changed = size = 0
     for at in range(fresh):
-        changed = noted(now, scratch, scratch.fresh[at], mark, changed)
+        changed = mark_changed(now, scratch, scratch.fresh[at], mark, changed)
     for at in range(touched):
         link = scratch.touched[at]
         row = link * PER_LINK
@@ -390,10 +428,10 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int,
         link = scratch.touched[at]
         if links[link * PER_LINK + SHORT] == 0 and links[link * PER_LINK + HELD] > 0:
             before = changed
-            changed = let_go_all(net, now, scratch, link, mark, changed)
+            changed = release_all(net, now, scratch, link, mark, changed)
             for each in range(before, changed):
-                size = look_at(net, now, scratch, scratch.flows[each], link, NEVER, near, size)
-        key = key_of(now, link, near)
+                size = queue_links(net, now, scratch, scratch.flows[each], link, NEVER, near, size)
+        key = link_key(now, link, near)
         if key < scratch.key[link]:
             size = advance_link(scratch, size, link, key)
     while size > 0:
@@ -401,35 +439,35 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int,
         row = link * PER_LINK
         key = scratch.key[link]
         size = drop_link(scratch, size)
-        found = key_of(now, link, near)
-        if found > key * (1 + EXACT):  # others took less of it than it looked
+        found = link_key(now, link, near)
+        if found > key * (1 + EXACT):  # others took less of it than expected
             if found < NEVER:
                 size = advance_link(scratch, size, link, found)
             continue
-        if scratch.look_mark[link] != mark:
-            scratch.look_mark[link] = mark
-            scratch.looks[link] = 0
-        scratch.looks[link] += 1
-        level, held = links[row + AT], links[row + HELD] > 0
+        if scratch.visit_mark[link] != mark:
+            scratch.visit_mark[link] = mark
+            scratch.visits[link] = 0
+        scratch.visits[link] += 1
+        level, held = links[row + HELD_LEVEL], links[row + HELD] > 0
         fair, again = fair_level(now, link), True
-        if scratch.looks[link] > MOST_LOOKS:
+        if scratch.visits[link] > MOST_VISITS:
             again = False
             fair = level if held else fair
         elif held and fair > level * (1 + near):
             if links[row + RISING] == 0:
                 changed, size = raise_all(net, now, scratch, link, fair, mark, near, changed, size)
             else:
-                changed = let_go_all(net, now, scratch, link, mark, changed)
+                changed = release_all(net, now, scratch, link, mark, changed)
         else:
             if held and fair >= level * (1 - near):
                 fair = level
-            changed, size, again = unready(net, now, scratch, link, key, fair, mark, near, changed, size)
+            changed, size, again = release_higher(net, now, scratch, link, key, fair, mark, near, changed, size)
         if again:
-            key = key_of(now, link, near)
+            key = link_key(now, link, near)
             if key < scratch.key[link]:
                 size = advance_link(scratch, size, link, key)
         else:
-            changed, size = settle(net, now, scratch, link, fair, mark, near, changed, size)
+            changed, size = settle_link(net, now, scratch, link, fair, mark, near, changed, size)
     for at in range(changed):
         flow = scratch.flows[at]
         if now.flows[flow * PER_FLOW + HOLDER] == RISES:
@@ -437,8 +475,8 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int,
     return changed
 
 
-def fill(net: Any, now: Any, scratch: Any) -> None:
-    """The levels of all flows, all under way at once."""
+def fill(net: Net, now: Live, scratch: Scratch) -> None:
+    """Solve the levels of all flows, all active at once."""
     touched, flows = 0, len(net.first) - 1
     for flow in range(flows):
         enter(net, now, scratch, flow, flow)

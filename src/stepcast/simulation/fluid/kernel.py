@@ -1,24 +1,27 @@
-"""The events between which rates hold: the kernel of the fluid engine, with ``filling`` and ``heap``.
+"""The events between which rates hold: the kernel of the fluid engine, with ``filling``.
 
-A task with a time of its own needs none, for all that waits for it can be told at once. A task that is flows
+A task with a time of its own needs no event, because the ends of all that waits for it follow at once. A task of flows
 ends when the last of them does; flows begin and end in the order of time.
 
-Indexing only, so that it runs compiled over arrays and in Python over lists.
+Functions only index, so that they run compiled over arrays and in Python over lists.
 """
 
 from types import FunctionType
-from typing import Any, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from stepcast.simulation.fluid import filling
-from stepcast.simulation.fluid import filling as heap
 from stepcast.simulation.fluid.filling import (
     BOUND,
     EXACT,
     LEVEL,
     NEVER,
     PER_FLOW,
+    Column,
+    Live,
+    Net,
+    Scratch,
     collect,
     drop,
     enter,
@@ -29,19 +32,67 @@ from stepcast.simulation.fluid.filling import (
 
 TICK_S = 2.0**-46
 BLOCK = 32
-"""Flows whose first end is remembered together."""
+"""Flows whose first end is stored together."""
 MOMENT_S = 1e-12
-"""Events within a picosecond are one: what is alike would else be told apart by its rounding."""
+"""Events within a picosecond are one: equal ones would else be separated by rounding."""
 DONE, FULL, STUCK, CLASH = 0, 1, 2, 3
-# Places of what changes while it runs.
-STARTS, LOGGED, ACTIVE, LEFT, COMING, SOLUTION, SOLVED, LOOKED_AT, FRESH = range(9)
-# Of each flow, side by side: how long it would still take alone, since when, and at which speed it goes.
+# Indices of ``State.counts``.
+STARTS, LOGGED, ACTIVE, LEFT, COMING, SOLUTION, SOLVED, VISITED, FRESH = range(9)
+# Of each flow: how long it would still take alone, since when, and at which speed it goes.
 LEFT_S, SINCE_S, SPEED = range(3)
 PER_PACE = 4
 
 
-def ended(work: Any, state: Any, task: int) -> None:
-    """*task* has an end: find those of all that follow from it, or when their flows will begin."""
+class FluidWork(NamedTuple):
+    """Tasks, then repeating traffic; what waits for what; and which flows a task has."""
+
+    next_first: Column
+    next_task: Column
+    own_s: Column  # seconds of a task without flows; of others what follows once they have ended
+    kind: Column  # of each task the kind of its flows; -1 for none
+    kind_set: Column  # of each kind the set of flows: they begin together, and again only after all have ended
+    kind_alone_s: Column
+    kind_scale: Column  # bytes, as a multiple of those of the set
+    set_first: Column
+    set_of: Column  # of each flow
+    amount: Column  # of each flow the level at which it would take a second
+    tasks: int
+    period_s: Column  # of repeating traffic
+    patience: int  # flows whose rates are solved exactly; then changes of levels below *near* are not passed on
+    near: float
+
+
+class State(NamedTuple):
+    """The state of all tasks and flows."""
+
+    counts: Column
+    missing: Column  # of each task how many that it waits for have not ended
+    start_s: Column
+    end_s: Column
+    begin_s: Column
+    begin_task: Column  # tasks of flows that will begin: a heap
+    stack: Column
+    set_task: Column  # of each set the task that it is active for
+    set_left: Column
+    set_end_s: Column
+    pace: Column  # rows of numbers of each flow, as named above
+    flow_end_s: Column
+    block_end_s: Column
+    block_mark: Column
+    near_from_s: Column
+
+
+class Log(NamedTuple):
+    """The level of each flow from when to when."""
+
+    flow: Column
+    from_s: Column
+    to_s: Column
+    level: Column
+
+
+def end_task(work: FluidWork, state: State, task: int) -> None:
+    """Find the ends of all that follows from the end of *task*, or when their flows will begin."""
     counts, stack = state.counts, state.stack
     stack[0] = task
     height = 1
@@ -66,14 +117,14 @@ def ended(work: Any, state: Any, task: int) -> None:
                     height += 1
 
 
-def set_off(work: Any, state: Any, roots: Any) -> None:
-    """Begin with *roots*, tasks that wait for none, and with repeating traffic."""
+def start_roots(work: FluidWork, state: State, roots: Column) -> None:
+    """Start *roots*, the tasks that wait for none, and repeating traffic."""
     counts = state.counts
     for at in range(len(roots)):
         task = roots[at]
         if work.kind[task] < 0:
             state.end_s[task] = state.start_s[task] + work.own_s[task]
-            ended(work, state, task)
+            end_task(work, state, task)
         else:
             push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[task], task)
             counts[STARTS] += 1
@@ -84,8 +135,8 @@ def set_off(work: Any, state: Any, roots: Any) -> None:
         counts[STARTS] += 1
 
 
-def begin(net: Any, now: Any, scratch: Any, work: Any, state: Any, touched: int) -> int:
-    """The flows of the task that begins first; how many links are touched now."""
+def begin_first(net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, touched: int) -> int:
+    """Begin the flows of the task that begins first; return how many links are touched."""
     counts = state.counts
     start_s, task = state.begin_s[0], state.begin_task[0]
     drop(state.begin_s, state.begin_task, counts[STARTS])
@@ -111,7 +162,7 @@ def begin(net: Any, now: Any, scratch: Any, work: Any, state: Any, touched: int)
     return touched
 
 
-def note(now: Any, state: Any, log: Any, flow: int, to_s: float) -> None:
+def log_rate(now: Live, state: State, log: Log, flow: int, to_s: float) -> None:
     if len(log.flow) > 0:
         at = state.counts[LOGGED]
         log.flow[at] = flow
@@ -121,11 +172,13 @@ def note(now: Any, state: Any, log: Any, flow: int, to_s: float) -> None:
         state.counts[LOGGED] += 1
 
 
-def retire(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, flow: int, touched: int) -> int:
-    """*flow* has ended, and with the last of its set its task; how many links are touched now."""
+def retire(
+    net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, log: Log, flow: int, touched: int
+) -> int:
+    """End *flow*, and with the last of its set its task; return how many links are touched."""
     counts = state.counts
     end_s = state.flow_end_s[flow]
-    note(now, state, log, flow, end_s)
+    log_rate(now, state, log, flow, end_s)
     state.flow_end_s[flow] = NEVER
     leave(net, now, flow)
     touched = collect(net, scratch, flow, counts[SOLUTION], touched)
@@ -139,7 +192,7 @@ def retire(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, fl
         if task < work.tasks:
             counts[COMING] -= 1
             state.end_s[task] = state.set_end_s[flows] + work.own_s[task]
-            ended(work, state, task)
+            end_task(work, state, task)
         else:
             period_s = work.period_s[task - work.tasks]
             state.start_s[task] = max(state.start_s[task] + period_s, state.set_end_s[flows])
@@ -148,8 +201,8 @@ def retire(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, fl
     return touched
 
 
-def retire_until(
-    net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, limit_s: float, touched: int
+def retire_flows(
+    net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, log: Log, limit_s: float, touched: int
 ) -> int:
     for block in range(len(state.block_end_s)):
         if state.block_end_s[block] <= limit_s:
@@ -163,8 +216,8 @@ def retire_until(
     return touched
 
 
-def pace(now: Any, scratch: Any, state: Any, log: Any, count: int, now_s: float) -> None:
-    """What the new levels of *count* flows mean for their ends."""
+def update_ends(now: Live, scratch: Scratch, state: State, log: Log, count: int, now_s: float) -> None:
+    """Update the ends of *count* flows from their new levels."""
     counts = state.counts
     for at in range(count):
         flow = scratch.flows[at]
@@ -176,7 +229,7 @@ def pace(now: Any, scratch: Any, state: Any, log: Any, count: int, now_s: float)
         if speed != state.pace[row + SPEED]:
             passed_s = now_s - state.pace[row + SINCE_S]
             if passed_s > 0:
-                note(now, state, log, flow, now_s)
+                log_rate(now, state, log, flow, now_s)
                 left_s = state.pace[row + LEFT_S] - passed_s * state.pace[row + SPEED]
                 state.pace[row + LEFT_S] = max(left_s, 0.0)
                 state.pace[row + SINCE_S] = now_s
@@ -198,8 +251,8 @@ def pace(now: Any, scratch: Any, state: Any, log: Any, count: int, now_s: float)
             state.block_end_s[block] = first_s
 
 
-def advance(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any) -> int:
-    """Go on until all tasks have ended, the log is full, or what is left waits for itself."""
+def advance(net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, log: Log) -> int:
+    """Run until all tasks have ended, the log is full, or what is left waits for itself."""
     counts = state.counts
     while counts[LEFT] > 0:
         if 0 < len(log.flow) < counts[LOGGED] + counts[ACTIVE] + 1:
@@ -214,49 +267,39 @@ def advance(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any) -
             next_s = state.begin_s[0]
         limit_s = next_s + MOMENT_S
         counts[SOLUTION] += 1
-        touched = retire_until(net, now, scratch, work, state, log, limit_s, 0)
+        touched = retire_flows(net, now, scratch, work, state, log, limit_s, 0)
         while counts[STARTS] > 0 and state.begin_s[0] <= limit_s:
             if state.set_left[work.kind_set[work.kind[state.begin_task[0]]]] > 0:
                 return CLASH
-            touched = begin(net, now, scratch, work, state, touched)
+            touched = begin_first(net, now, scratch, work, state, touched)
         if touched > 0:
             near = EXACT
-            if counts[LOOKED_AT] >= work.patience:
+            if counts[VISITED] >= work.patience:
                 near = work.near
                 if state.near_from_s[0] == NEVER:
                     state.near_from_s[0] = next_s
             count = solve(net, now, scratch, counts[SOLUTION], touched, counts[FRESH], near)
             counts[FRESH] = 0
             counts[SOLVED] += 1
-            counts[LOOKED_AT] += count
-            pace(now, scratch, state, log, count, next_s)
+            counts[VISITED] += count
+            update_ends(now, scratch, state, log, count, next_s)
     return DONE
 
 
-WRITTEN_IN = cast(
+INLINED = cast(
     tuple[FunctionType, ...],
     (
-        *(heap.advance_link, heap.drop_link, filling.noted, filling.fair_level, filling.key_of),
-        *(filling.look_at, filling.let_go, filling.hold, filling.move, filling.has_room),
+        *(filling.advance_link, filling.drop_link, filling.mark_changed, filling.fair_level, filling.link_key),
+        *(filling.queue_links, filling.release, filling.hold, filling.set_level, filling.can_rise),
     ),
 )
-"""Small ones, compiled into those that call them: handing over all tables costs more than they do."""
-FUNCTIONS = WRITTEN_IN + cast(
+"""Small functions, compiled into those that call them: passing all tables costs more than they do."""
+FUNCTIONS = INLINED + cast(
     tuple[FunctionType, ...],
     (
-        *(
-            push,
-            drop,
-            enter,
-            leave,
-            collect,
-            filling.let_go_all,
-            filling.raise_all,
-            filling.unready,
-            filling.settle,
-            solve,
-        ),
-        *(filling.fill, ended, set_off, begin, note, retire, retire_until, pace, advance),
+        *(push, drop, enter, leave, collect, filling.release_all, filling.raise_all, filling.release_higher),
+        *(filling.settle_link, solve, filling.fill, end_task, start_roots, begin_first, log_rate, retire),
+        *(retire_flows, update_ends, advance),
     ),
 )
 """Each calls only those before it."""

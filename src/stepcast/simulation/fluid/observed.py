@@ -1,4 +1,4 @@
-"""What the links did while a step ran, and what that did to its communication."""
+"""The use of links while a step ran, how that slowed its communication, and the breakdown of its time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import Links
 from stepcast.ir.group import Channel, Group
-from stepcast.simulation.breakdown import StageTime
+from stepcast.simulation.breakdown import StageTime, round_bubble_s
 from stepcast.simulation.fluid.engine import FluidRun, Pairs
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Times
@@ -22,8 +22,8 @@ from stepcast.simulation.step import Step
 # while a communication of some group runs, waiting for the host, or the bubble.
 
 
-class _Gaps(NamedTuple):
-    """Before each task that computes, in order: from when to when its stage did not."""
+class _ComputeGaps(NamedTuple):
+    """The time before each task that computes in which its stage did not compute."""
 
     tasks: IntArray
     from_s: FloatArray
@@ -31,11 +31,11 @@ class _Gaps(NamedTuple):
 
 
 def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, ...]:
-    """The breakdown of every stage of *step*, all of whose tasks took *times*."""
+    """Return the breakdown of every stage of *step*, from the start and end of every task."""
     program, lanes = step.program.written_out, step.lanes
     groups: tuple[Channel, ...] = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
     lane_of, rank_of = program.task_lanes(), program.rank[program.task_calls()]
-    apart = program.per_task(
+    is_optimizer = program.per_task(
         [
             np.isin(np.arange(segment.shape.ops), list(segment.piece.optimizer_ops)).astype(np.int64)
             for segment in program.segments
@@ -47,7 +47,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
     for stage in range(step.schedule.stages):
         own = by_rank[stage]
         computing = own[lane_of[own] == COMPUTE]
-        gaps = _gaps(computing, times)
+        gaps = _find_gaps(computing, times)
         left_s = gaps.to_s - gaps.from_s
         exposed = dict.fromkeys(groups, 0.0)
         total = dict.fromkeys(groups, 0.0)
@@ -70,7 +70,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
         for group in groups if lanes.receives else groups[1:]:
             exposed[group] = min(exposed[group], total[group])
         seconds = times.end_s[computing] - times.start_s[computing]
-        optimizer_s = float(seconds[apart[computing] > 0].sum())
+        optimizer_s = float(seconds[is_optimizer[computing] > 0].sum())
         compute_s = float(seconds.sum()) - optimizer_s
         bubble = times.makespan_s - compute_s - optimizer_s - host_s - sum(exposed.values())
         found.append(
@@ -80,20 +80,20 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
                 optimizer_s=optimizer_s,
                 exposed_s=exposed,
                 host_s=host_s,
-                bubble_s=0.0 if abs(bubble) < 1e-12 * times.makespan_s else bubble,
+                bubble_s=round_bubble_s(bubble, times.makespan_s),
                 communication_s=total,
             )
         )
     return tuple(found)
 
 
-def _gaps(computing: IntArray, times: Times) -> _Gaps:
+def _find_gaps(computing: IntArray, times: Times) -> _ComputeGaps:
     before = np.concatenate([[0.0], times.end_s[computing[:-1]]]) if len(computing) else np.zeros(0)
-    return _Gaps(computing, before, np.maximum(times.start_s[computing], before))
+    return _ComputeGaps(computing, before, np.maximum(times.start_s[computing], before))
 
 
-def _busy_s(tasks: IntArray, times: Times, gaps: _Gaps) -> FloatArray:
-    """For how long of each gap one of *tasks*, which follow one another, runs."""
+def _busy_s(tasks: IntArray, times: Times, gaps: _ComputeGaps) -> FloatArray:
+    """Return for how long of each gap one of *tasks*, which follow one another, runs."""
     if not len(tasks):
         return np.zeros(len(gaps.tasks))
     start_s, end_s = times.start_s[tasks], times.end_s[tasks]
@@ -105,7 +105,7 @@ def _busy_s(tasks: IntArray, times: Times, gaps: _Gaps) -> FloatArray:
 
 
 def _message_waits_s(times: Times, waits: Pairs, rank_of: IntArray, lane_of: IntArray, step: Step) -> FloatArray:
-    """For each task that computes how long its stage did not because a message to it was under way."""
+    """Return for each task that computes how long its stage waited for a message under way to it."""
     sent, waiting = waits
     messages = (lane_of >= 1) & (lane_of <= len(step.lanes.messages))
     across = messages[sent] & (rank_of[sent] != rank_of[waiting]) & (rank_of[waiting] < step.schedule.stages)
@@ -132,7 +132,7 @@ def _message_waits_s(times: Times, waits: Pairs, rank_of: IntArray, lane_of: Int
 def binned(
     row: IntArray, from_s: FloatArray, to_s: FloatArray, rate: FloatArray, rows: int, edges_s: FloatArray
 ) -> FloatArray:
-    """rows x bins: the time integral of the *rate* of each span in the bins that it touches."""
+    """Return rows x bins: the time integral of the *rate* of each span in the bins that it touches."""
     bins = len(edges_s) - 1
     width_s = edges_s[-1] / bins if bins and edges_s[-1] > 0 else 0.0
     if not len(row) or width_s == 0:
@@ -140,7 +140,7 @@ def binned(
     from_s, to_s = np.minimum(from_s, edges_s[-1]), np.minimum(to_s, edges_s[-1])
     first = np.minimum((from_s / width_s).astype(np.int64), bins - 1)
     last = np.minimum((to_s / width_s).astype(np.int64), bins - 1)
-    # What a span fills of its first and its last bin, and how many whole bins lie between.
+    # The part that a span fills of its first and its last bin, and the full bins between.
     inside = first == last
     head = np.where(inside, to_s - from_s, (first + 1) * width_s - from_s)
     tail = np.where(inside, 0.0, to_s - last * width_s)
@@ -160,32 +160,29 @@ FULL = 0.95
 
 
 @dataclass(frozen=True)
-class Who:
-    """Whose traffic it is."""
+class TrafficOwner:
+    """The owner of some traffic."""
 
-    name: str
-    """The group (dp, pp, ep), or another job."""
-    what: str
-    """The kind of its operations: all-reduce, send activations."""
+    name: str  # the group (dp, pp, ep), or another job
+    what: str  # the kind of its operations: all-reduce, send activations
     stage: int | None = None
 
 
 @dataclass(frozen=True)
-class Operations:
-    """Operations of one kind: how often they ran, how long that took, and would have taken alone."""
+class OperationTimes:
+    """OperationTimes of one kind: how often they ran, how long they took, and would have taken alone."""
 
-    who: Who
+    who: TrafficOwner
     count: int
     alone_s: float
     took_s: float
-    slowest: float
-    """The most by which one of them was slower than alone, as a factor."""
+    slowest: float  # the most by which one of them was slower than alone, as a factor
 
     @property
     def slowdown(self) -> float:
         return self.took_s / self.alone_s if self.alone_s > 0 else 1.0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {
             "group": self.who.name,
             "operation": self.who.what,
@@ -205,19 +202,14 @@ class HotLink:
     link: int
     name: str
     tier: str
-    alike: int
-    """Links that did the same, itself included."""
+    alike: int  # links that did the same, itself included
     carried_bytes: float
-    share: float
-    """Of what it could have carried in the whole step."""
-    full_s: float
-    """How long no more would have gone over it."""
-    users: Mapping[str, float]
-    """Bytes by the group that sent them, most first."""
-    share_in: FloatArray
-    """In each bin."""
+    share: float  # of what it could have carried in the whole step
+    full_s: float  # how long no more would have gone over it
+    users: Mapping[str, float]  # bytes by the group that sent them, most first
+    share_in: FloatArray  # in each bin
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {
             "link": self.name,
             "tier": self.tier,
@@ -232,14 +224,13 @@ class HotLink:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What links did from the start of a step to its end, in bins of equal length.
+    """The use of links from the start of a step to its end, in bins of equal length.
 
-    Links that are alike did the same (``alike``): columns of links are by class, ``class_of`` says which.
+    Links of one class did the same: rows of links are by class, and ``class_of`` has the class of each link.
     """
 
     run: FluidRun
-    who: tuple[Who, ...]
-    """Of each set of the traffic."""
+    who: tuple[TrafficOwner, ...]  # of each set of the traffic
     bins: int = BINS
 
     @property
@@ -256,12 +247,12 @@ class Observed:
 
     @property
     def class_of(self) -> IntArray:
-        """Of each link its class."""
-        return self.run.shared.traffic.alike.link
+        """The class of each link."""
+        return self.run.shared.traffic.flow_classes.link
 
     @cached_property
     def class_links(self) -> IntArray:
-        """Of each class of links their number."""
+        """The number of links of each class."""
         return np.bincount(self.class_of)
 
     @cached_property
@@ -281,15 +272,15 @@ class Observed:
         total = binned(
             run.system.class_of[found.flow], found.from_s, found.to_s, found.level, len(classes.amount), self.edges_s
         )
-        of_set, from_s, to_s, pace = self._unhindered
+        of_set, from_s, to_s, pace = self._unslowed
         if len(of_set):
             per_set = binned(of_set, from_s, to_s, pace, len(traffic.sets), self.edges_s)
             total += classes.amount[:, None] * per_set[classes.set_of]
         return total
 
     @cached_property
-    def _unhindered(self) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
-        """Operations that share no link that could be short: their set, start, end, and share of it a second.
+    def _unslowed(self) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
+        """OperationTimes that share no link that could be short: their set, start, end, and share of it a second.
 
         They run at one pace, so the engine records no rates of theirs.
         """
@@ -344,19 +335,19 @@ class Observed:
 
     @cached_property
     def link_bytes(self) -> FloatArray:
-        """What each link carried."""
+        """The bytes that each link carried."""
         total: FloatArray = self.bytes_in.sum(axis=1)[self.class_of]
         return total
 
     def hottest(self, most: int = 10) -> tuple[HotLink, ...]:
-        """The links that used most of their capacity, one for all that did the same."""
+        """Return the links that used most of their capacity, one for each class."""
         classes = self.run.shared.traffic.classes
         total = self.bytes_in.sum(axis=1)
         share = total / (classes.capacity * max(self.step_s, 1e-300))
         order = np.lexsort((self._first_link, -share))[:most]
-        return tuple(self._hot(int(at), float(total[at]), float(share[at])) for at in order if total[at] > 0)
+        return tuple(self._describe_link(int(at), float(total[at]), float(share[at])) for at in order if total[at] > 0)
 
-    def _hot(self, at: int, total: float, share: float) -> HotLink:
+    def _describe_link(self, at: int, total: float, share: float) -> HotLink:
         classes = self.run.shared.traffic.classes
         flow, link, bytes_on = classes.entries
         here = np.flatnonzero(link == at)
@@ -386,7 +377,7 @@ class Observed:
         use = np.zeros(len(classes.amount))
         use[flow[entries]] = bytes_on[entries] / classes.amount[flow[entries]]
         takes = use[run.system.class_of[found.flow]] * found.level
-        of_set, from_s, to_s, pace = self._unhindered
+        of_set, from_s, to_s, pace = self._unslowed
         bytes_of_set = np.bincount(classes.set_of[flow[entries]], bytes_on[entries], len(run.shared.traffic.sets))
         takes = np.concatenate([takes, bytes_of_set[of_set] * pace])
         mine = takes > 0
@@ -399,10 +390,10 @@ class Observed:
         return float(lasts[taken >= FULL * classes.capacity[at]].sum())
 
     @cached_property
-    def operations(self) -> tuple[Operations, ...]:
-        """Those of the step by whose and what they are, the most slowed first."""
+    def operations(self) -> tuple[OperationTimes, ...]:
+        """The operations of the step by owner and kind, the most slowed first."""
         run, shared = self.run, self.run.shared
-        number: dict[Who, int] = {}
+        number: dict[TrafficOwner, int] = {}
         of_set = np.array([number.setdefault(each, len(number)) for each in self.who], np.int64)
         tasks = np.flatnonzero(shared.task_kind >= 0)
         row = of_set[shared.traffic.kind_set[shared.task_kind[tasks]]]
@@ -414,13 +405,13 @@ class Observed:
         counts = np.bincount(row, minlength=len(number))
         sums = [np.bincount(row, each, len(number)) for each in (alone, took)]
         found = [
-            Operations(who, int(counts[at]), float(sums[0][at]), float(sums[1][at]), float(slowest[at]))
+            OperationTimes(who, int(counts[at]), float(sums[0][at]), float(sums[1][at]), float(slowest[at]))
             for who, at in number.items()
             if counts[at]
         ]
         return tuple(sorted(found, key=lambda each: -each.slowdown))
 
-    def _tier_facts(self, at: int, tier: str) -> dict[str, Any]:
+    def _tier_facts(self, at: int, tier: str) -> dict[str, object]:
         mine = self.links.tier == at
         return {
             "tier": tier,
@@ -435,7 +426,7 @@ class Observed:
         }
 
     def facts(self, most: int = 10) -> dict[str, Any]:
-        """Plain values, as the command line prints with ``--json``."""
+        """Return plain values, as the command line prints with ``--json``."""
         return {
             "step_s": self.step_s,
             "links": len(self.links),

@@ -1,260 +1,141 @@
-"""Tasks and flows put to the kernel, and what it found."""
+"""Tasks and flows as tables for the kernel, compiled where that pays; rates, transfers and runs of them."""
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import FlowError, FlowSet, Links
-from stepcast.simulation.fluid import kernel
 from stepcast.simulation.fluid import kernel as codes
-from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK
+from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK, Column, Live, Net, Scratch
+from stepcast.simulation.fluid.kernel import FluidWork, Log, State
 from stepcast.simulation.segments import ProgramError
+from stepcast.simulation.unfolded import as_lists
 
-# Weighted max-min fair rates of flows: the rate of each, by itself or bound by what it can take alone.
-
-# What the kernel works on, as flat tables: flows and links, tasks, and where everything stands.
-#
-# Parts are arrays where it is compiled and lists where it runs in Python.
-
-
-class Net(NamedTuple):
-    """Flows and links as flat tables; entry e of a flow says that each unit of its level takes ``use[e]`` of
-    a link's capacity.
-    """
-
-    first: Any
-    link: Any
-    owner: Any
-    """The flow of each entry."""
-    use: Any
-    capacity: Any
-
-
-class Now(NamedTuple):
-    """The flows that are under way, by link, and what they get."""
-
-    slot_first: Any
-    """Of each link where the slots of its entries begin; those under way have the first of them."""
-    slot_entry: Any
-    slot_flow: Any
-    slot: Any
-    """Of each entry under way its slot."""
-    members: Any
-    """Of each link the entries under way."""
-    wanted: Any
-    """Of each link what they would take at their bounds."""
-    links: Any
-    """Rows of numbers of each link, as ``filling`` names them."""
-    flows: Any
-    """Rows of numbers of each flow."""
-
-
-class Scratch(NamedTuple):
-    """What one solution needs; marks are of the solution that set them."""
-
-    fresh: Any
-    touched: Any
-    touch_mark: Any
-    flows: Any
-    """Those that changed."""
-    look_mark: Any
-    looks: Any
-    """Of each link how often it was looked at."""
-    key: Any
-    """Of each link where it stands in the heap."""
-    heap: Any
-    heap_place: Any
-
-
-class FluidWork(NamedTuple):
-    """Tasks, then repeating traffic; what waits for what; and which flows a task is."""
-
-    next_first: Any
-    next_task: Any
-    own_s: Any
-    """Seconds of a task that is no flows; of others what follows once they have ended."""
-    kind: Any
-    """Of each task which kind of flows it is; -1 for none."""
-    kind_set: Any
-    """Of each kind the set of flows: they begin together, and again only after all have ended."""
-    kind_alone_s: Any
-    kind_scale: Any
-    """Bytes, as a multiple of those of the set."""
-    set_first: Any
-    set_of: Any
-    """Of each flow its set."""
-    amount: Any
-    """Of each flow the level at which it would take a second."""
-    tasks: int
-    period_s: Any
-    """Of repeating traffic."""
-    patience: int
-    """Flows whose rates are found exactly; then levels that change by less than *near* are not told."""
-    near: float
-
-
-class State(NamedTuple):
-    """Where everything stands."""
-
-    counts: Any
-    missing: Any
-    """Of each task how many that it waits for have not ended."""
-    start_s: Any
-    end_s: Any
-    begin_s: Any
-    begin_task: Any
-    """Tasks of flows that will begin: a heap."""
-    stack: Any
-    set_task: Any
-    """Of each set the task that it is under way for."""
-    set_left: Any
-    set_end_s: Any
-    pace: Any
-    """Rows of numbers of each flow, as ``kernel`` names them."""
-    flow_end_s: Any
-    block_end_s: Any
-    block_mark: Any
-    near_from_s: Any
-
-
-class Log(NamedTuple):
-    """At which level each flow was from when to when."""
-
-    flow: Any
-    from_s: Any
-    to_s: Any
-    level: Any
-
+COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
+MANY = 10_000
+"""Flows beyond what the caches of a processor hold."""
 
 # The kernel, compiled by numba where it is installed, which is imported only here and only when used.
 
 Function = Callable[..., Any]
-WRITTEN_IN = {each.__name__ for each in kernel.WRITTEN_IN}
+PLAIN = SimpleNamespace(**{function.__name__: function for function in codes.FUNCTIONS}, compiled=False)
 
 
-def kernel_of(compiled: bool | None = None) -> Any:
-    """The functions of the kernel by name, which may know whether they are ``compiled``.
+def load_kernel(compiled: bool | None = None) -> SimpleNamespace:
+    """Return the functions of the kernel by name, and whether they are ``compiled``.
 
     *compiled* asks for numba or forbids it; by default it is used when it is installed.
     """
-    found = _compiled() if compiled is not False else None
-    if compiled and found is None:
+    kernel = _compile_kernel() if compiled is not False else None
+    if compiled and kernel is None:
         raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
-    return found or PLAIN
-
-
-PLAIN = SimpleNamespace(**{each.__name__: each for each in kernel.FUNCTIONS}, compiled=False)
+    return kernel or PLAIN
 
 
 @cache
-def _compiled() -> SimpleNamespace | None:
+def _compile_kernel() -> SimpleNamespace | None:
     try:
         import numba
         from numba.core.options import DefaultOptions
     except ImportError:
         return None
-    unkept: dict[str, Function] = {}
-
+    inlined = {function.__name__ for function in codes.INLINED}
     # The kernel makes no arrays, so none need be counted: that would take most of its time.
     uncounted = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
-    def compile_(function: FunctionType, **options: Any) -> Function:
-        inline = "always" if function.__name__ in WRITTEN_IN else "never"
-        compile_one: Any = numba.njit
-        found: Function = compile_one(function, error_model="numpy", inline=inline, **uncounted, **options)
-        return found
+    def compile_one(function: FunctionType, **options: bool) -> Function:
+        inline = "always" if function.__name__ in inlined else "never"
+        njit: Function = numba.njit
+        compiled: Function = njit(function, error_model="numpy", inline=inline, **uncounted, **options)
+        return compiled
 
-    def plain() -> dict[str, Function]:
-        return _bound(kernel.FUNCTIONS, compile_)
-
+    uncached: dict[str, Function] = {}
     try:
-        kept = _bound(kernel.FUNCTIONS, partial(compile_, cache=True))
-    except RuntimeError:  # nowhere to keep it, as in a container whose folders are read-only
-        kept = plain()
+        cached = _bind_functions(codes.FUNCTIONS, partial(compile_one, cache=True))
+    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
+        cached = _bind_functions(codes.FUNCTIONS, compile_one)
 
-    def named(name: str) -> Function:
-        def call(*arguments: Any) -> Any:
-            if not unkept:
+    def make_call(name: str) -> Function:
+        def call(*arguments: object) -> Any:
+            if not uncached:
                 try:
-                    return kept[name](*arguments)
-                except OSError:  # compiled and not kept, as on a full disk; it has not run yet
-                    unkept.update(plain())
-            return unkept[name](*arguments)
+                    return cached[name](*arguments)
+                except OSError:  # compiled but not cached, as on a full disk; it has not run yet
+                    uncached.update(_bind_functions(codes.FUNCTIONS, compile_one))
+            return uncached[name](*arguments)
 
         return call
 
-    return SimpleNamespace(**{each.__name__: named(each.__name__) for each in kernel.FUNCTIONS}, compiled=True)
+    names = [function.__name__ for function in codes.FUNCTIONS]
+    return SimpleNamespace(**{name: make_call(name) for name in names}, compiled=True)
 
 
-def _bound(functions: Sequence[FunctionType], compile_: Callable[[FunctionType], Function]) -> dict[str, Any]:
-    """*functions*, each calling only those before it, by names that mean the compiled ones."""
+def _bind_functions(
+    functions: Sequence[FunctionType], compile_one: Callable[[FunctionType], Function]
+) -> dict[str, Function]:
+    """Compile *functions*, each calling only those before it, by names that mean the compiled ones."""
     names: dict[str, Any] = {}
     for function in functions:
         names.update(function.__globals__)
-    # Numba keeps what it compiled until the file of a function changes. Each contains what it calls of other
-    # files, so all are told to be of the one that changed last, this one with its options included.
-    newest = max({__file__, *(function.__code__.co_filename for function in functions)}, key=_changed)
+    # Numba caches what it compiled until the file of a function changes. Each contains what it calls of other files, so
+    # all are declared to be of the file that changed last, including this one with its options.
+    newest = max({__file__, *(function.__code__.co_filename for function in functions)}, key=_change_time)
     for function in functions:
         again = FunctionType(function.__code__.replace(co_filename=newest), names, function.__name__)
         again.__module__, again.__qualname__ = function.__module__, function.__qualname__
-        names[function.__name__] = compile_(again)
+        names[function.__name__] = compile_one(again)
     return names
 
 
-def _changed(file: str) -> tuple[int, str]:
+def _change_time(file: str) -> tuple[int, str]:
     try:
         return os.stat(file).st_mtime_ns, file
-    except OSError:  # in an archive, where numba keeps nothing
+    except OSError:  # in an archive, where numba caches nothing
         return 0, file
 
 
-def rates(links: Links, flows: FlowSet, alone_s: FloatArray | None = None, compiled: bool | None = None) -> FloatArray:
-    """The share of its bytes that each flow moves per second while all are under way.
-
-    None is faster than it takes *alone_s*; without that its links alone bound it.
-    """
-    net = net_of(links, flows)
-    alone_s = flows.longest_s(links) if alone_s is None else alone_s
-    amount = busiest_bytes(flows) / flows.weight
-    bound = np.divide(amount, alone_s, out=np.zeros(len(flows)), where=alone_s > 0)
-    kernel = kernel_of(compiled)
-    now, scratch = now_of(net, bound), scratch_of(net)
-    kernel.fill(net, now, scratch)
-    found: FloatArray = np.divide(now.flows[LEVEL::PER_FLOW], amount, out=np.full(len(flows), np.inf), where=amount > 0)
-    return found
-
-
-def net_of(links: Links, flows: FlowSet) -> Net:
-    """Flow by flow. The level of a flow is its bytes per second on its busiest link over its weight."""
-    most = busiest_bytes(flows)
-    use = flows.bytes_on * (flows.weight / np.where(most > 0, most, 1.0))[flows.flow]
-    kept = use > 0
-    first = np.concatenate([[0], np.cumsum(np.bincount(flows.flow[kept], minlength=len(flows)))])
-    return Net(first.astype(np.int64), flows.link[kept], flows.flow[kept], use[kept], links.capacity_bytes_per_s)
+# Tables of flows.
 
 
 def busiest_bytes(flows: FlowSet) -> FloatArray:
-    """Of each flow the bytes on the link that carries most of it."""
+    """Return for each flow the bytes on the link that carries most of it."""
     most = np.zeros(len(flows))
     np.maximum.at(most, flows.flow, flows.bytes_on)
     return most
 
 
-def now_of(net: Net, bound: FloatArray) -> Now:
-    """Nothing is under way."""
+def count_bounds(counts: Sequence[int] | IntArray) -> IntArray:
+    """Return the bounds of groups of so many items."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def make_net(links: Links, flows: FlowSet) -> Net:
+    """Return the table of *flows*. The level of a flow is its bytes per second on its busiest link over its weight."""
+    most = busiest_bytes(flows)
+    use = flows.bytes_on * (flows.weight / np.where(most > 0, most, 1.0))[flows.flow]
+    used = use > 0
+    first = count_bounds(np.bincount(flows.flow[used], minlength=len(flows)))
+    return Net(first, flows.link[used], flows.flow[used], use[used], links.capacity_bytes_per_s)
+
+
+def _places(count: int) -> IntArray:
+    return np.zeros(count, np.int64)
+
+
+def _make_live(net: Net, bound: FloatArray) -> Live:
+    """Return the state in which no flow is active."""
     links, entries, flows = len(net.capacity), len(net.link), len(net.first) - 1
-    slots = np.concatenate([[0], np.cumsum(np.bincount(net.link, minlength=links))])
     of_links, of_flows = np.zeros((links, PER_LINK)), np.zeros((flows, PER_FLOW))
     of_links[:, CAPACITY] = net.capacity
     of_flows[:, BOUND] = bound
-    return Now(
-        slot_first=slots.astype(np.int64),
+    return Live(
+        slot_first=count_bounds(np.bincount(net.link, minlength=links)),
         slot_entry=_places(entries),
         slot_flow=_places(entries),
         slot=_places(entries),
@@ -265,53 +146,60 @@ def now_of(net: Net, bound: FloatArray) -> Now:
     )
 
 
-def scratch_of(net: Net) -> Scratch:
+def _make_scratch(net: Net) -> Scratch:
     links, flows = len(net.capacity), len(net.first) - 1
     return Scratch(
         fresh=_places(flows),
         touched=_places(links),
         touch_mark=_places(links),
         flows=_places(flows),
-        look_mark=_places(links),
-        looks=_places(links),
+        visit_mark=_places(links),
+        visits=_places(links),
         key=np.full(links, np.inf),
         heap=_places(links),
         heap_place=np.full(links, -1, np.int64),
     )
 
 
-def _places(count: int) -> IntArray:
-    return np.zeros(count, np.int64)
+def rates(links: Links, flows: FlowSet, alone_s: FloatArray | None = None, compiled: bool | None = None) -> FloatArray:
+    """Return the share of its bytes that each flow moves per second while all are active.
+
+    None is faster than it takes *alone_s*; without that its links alone bound it.
+    """
+    net = make_net(links, flows)
+    alone_s = flows.longest_s(links) if alone_s is None else alone_s
+    amount = busiest_bytes(flows) / flows.weight
+    bound = np.divide(amount, alone_s, out=np.zeros(len(flows)), where=alone_s > 0)
+    live = _make_live(net, bound)
+    load_kernel(compiled).fill(net, live, _make_scratch(net))
+    level = live.flows[LEVEL::PER_FLOW]
+    shares: FloatArray = np.divide(level, amount, out=np.full(len(flows), np.inf), where=amount > 0)
+    return shares
 
 
-COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
+# Runs of tasks, some of which are flows.
 
 
 @dataclass(frozen=True, eq=False)
-class Tasks:
-    """What waits for what: task t is waited for by ``next_task[next_first[t]:next_first[t + 1]]``."""
+class FluidTasks:
+    """Tasks and what waits for them: ``next_task[next_first[t]:next_first[t + 1]]`` wait for task t."""
 
     next_first: IntArray
     next_task: IntArray
     earliest_s: FloatArray
-    own_s: FloatArray
-    """Of a task that is no flows its time; of others what follows once they have ended."""
-    kind: IntArray
-    """Of each task which kind of flows it is; -1 for none."""
+    own_s: FloatArray  # seconds of a task without flows; of others what follows once they have ended
+    kind: IntArray  # the kind of its flows; -1 for none
 
     def __len__(self) -> int:
         return len(self.own_s)
 
 
 @dataclass(frozen=True, eq=False)
-class Flows:
-    """Sets of flows that begin together, and kinds of tasks: a set with so many times its bytes, that takes
-    so long alone.
-    """
+class FlowKinds:
+    """Sets of flows that begin together, and kinds of tasks: a multiple of a set, and how long it takes alone."""
 
     net: Net
-    amount: FloatArray
-    """Of each flow the bytes on its busiest link, by its weight."""
+    amount: FloatArray  # of each flow the bytes on its busiest link, by its weight
     set_first: IntArray
     kind_set: IntArray
     kind_alone_s: FloatArray
@@ -319,8 +207,8 @@ class Flows:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeats:
-    """Of each repeating traffic its kind, its first start and its period."""
+class RepeatingTraffic:
+    """The kind, first start and period of each repeating traffic."""
 
     kind: IntArray
     start_s: FloatArray
@@ -331,19 +219,17 @@ class Repeats:
 class Precision:
     """How far changes of rates are followed."""
 
-    near: float = 1e-3
-    """Once *patience* is at its end: levels of links that change by less than this share stay as they are."""
-    patience: int = 5_000_000
-    """Rates of flows that are found exactly."""
+    near: float = 1e-3  # when *patience* is used up, changes of levels of links below this share are not followed
+    patience: int = 5_000_000  # rates of flows that are solved exactly
 
 
-NONE = Repeats(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-USUAL = Precision()
+NO_TRAFFIC = RepeatingTraffic(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+DEFAULT_PRECISION = Precision()
 
 
 @dataclass(frozen=True, eq=False)
 class FluidTimes:
-    """When every task began and ended, and at which level each flow was from when to when."""
+    """When every task began and ended, and the level of each flow from when to when."""
 
     start_s: FloatArray
     end_s: FloatArray
@@ -351,58 +237,52 @@ class FluidTimes:
     from_s: FloatArray
     to_s: FloatArray
     level: FloatArray
-    solved: int
-    """How often rates were found anew."""
-    looked_at: int
-    """Flows that were looked at for that."""
-    unfinished: int
-    """Tasks that wait for themselves."""
-    near_from_s: float
-    """From when on small changes of rates were not followed; infinite: all were."""
-    near: float
-    """And how small they were, as a share."""
+    solved: int  # how often rates were solved
+    visited: int  # flows that were visited for that
+    unfinished: int  # tasks that wait for themselves
+    near_from_s: float  # from when on small changes of rates were not followed; infinite: all were
+    near: float  # and how small they were, as a share
 
     @property
     def exact(self) -> bool:
         return self.near_from_s == np.inf
 
 
-def run(
-    tasks: Tasks,
-    flows: Flows,
-    repeats: Repeats = NONE,
+def run_tasks(
+    tasks: FluidTasks,
+    flows: FlowKinds,
+    repeats: RepeatingTraffic = NO_TRAFFIC,
     *,
     record: bool = True,
     compiled: bool | None = None,
-    precision: Precision = USUAL,
+    precision: Precision = DEFAULT_PRECISION,
 ) -> FluidTimes:
-    """From the start until all *tasks* have ended.
+    """Run from the start until all *tasks* have ended.
 
     *compiled* asks for numba or forbids it; by default it is used when it is installed and worth its while.
     """
-    if compiled is None and not _worth_compiling(tasks, flows):
+    if compiled is None and not _is_costly(tasks, flows):
         compiled = False
-    kernel = kernel_of(compiled)
-    work, state = _work(tasks, flows, repeats, precision), _state(tasks, flows, repeats)
-    net, now, scratch = flows.net, now_of(flows.net, np.zeros(len(flows.amount))), scratch_of(flows.net)
+    kernel = load_kernel(compiled)
     missing = np.bincount(tasks.next_task, minlength=len(tasks)).astype(np.int64)
-    state.missing[:] = missing
-    roots: Any = np.flatnonzero(missing == 0)
-    log = _log(max(1024, 4 * len(flows.amount)) if record else 0)
-    parts: list[Log] = []
+    roots: Column = np.flatnonzero(missing == 0)
+    log = _make_log(max(1024, 4 * len(flows.amount)) if record else 0)
+    net, live, scratch = flows.net, _make_live(flows.net, np.zeros(len(flows.amount))), _make_scratch(flows.net)
+    work, state = _make_work(tasks, flows, repeats, precision), _make_state(tasks, flows, repeats, missing)
     if not kernel.compiled:
-        net, now, scratch, work, state = (_lists(each) for each in (net, now, scratch, work, state))
-        log, roots = _lists(log), roots.tolist()
-    kernel.set_off(work, state, roots)
+        net, live, scratch = as_lists(net), as_lists(live), as_lists(scratch)
+        work, state, log, roots = as_lists(work), as_lists(state), as_lists(log), roots.tolist()
+    kernel.start_roots(work, state, roots)
+    parts: list[Log] = []
     while True:
-        code = kernel.advance(net, now, scratch, work, state, log)
+        code = kernel.advance(net, live, scratch, work, state, log)
         parts.append(Log(*(np.array(part[: state.counts[codes.LOGGED]]) for part in log)))
         if code != codes.FULL:
             break
         state.counts[codes.LOGGED] = 0
         needed = state.counts[codes.ACTIVE] + 1
         if len(log.flow) < 2 * needed:
-            log = _log(4 * needed) if kernel.compiled else _lists(_log(4 * needed))
+            log = _make_log(4 * needed) if kernel.compiled else as_lists(_make_log(4 * needed))
     if code == codes.CLASH:
         raise FlowError("flows would begin again before they have ended")
     flow, from_s, to_s, level = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -414,30 +294,25 @@ def run(
         to_s=to_s,
         level=level,
         solved=int(state.counts[codes.SOLVED]),
-        looked_at=int(state.counts[codes.LOOKED_AT]),
+        visited=int(state.counts[codes.VISITED]),
         unfinished=int(state.counts[codes.LEFT]),
         near_from_s=float(state.near_from_s[0]),
         near=precision.near,
     )
 
 
-def _worth_compiling(tasks: Tasks, flows: Flows) -> bool:
-    """The first time that takes half a minute, and later a second, in which Python does a few steps."""
+def _is_costly(tasks: FluidTasks, flows: FlowKinds) -> bool:
+    """Compiling takes half a minute the first time and later a second, in which Python does a few steps."""
     kinds = tasks.kind[tasks.kind >= 0]
     begun = int(np.diff(flows.set_first)[flows.kind_set[kinds]].sum())
     return begun * len(flows.amount) ** 0.5 > COSTLY_FLOWS or len(tasks) > COSTLY_TASKS
 
 
-def _log(size: int) -> Log:
+def _make_log(size: int) -> Log:
     return Log(np.zeros(size, np.int64), np.zeros(size), np.zeros(size), np.zeros(size))
 
 
-def _lists(tables: Any) -> Any:
-    """The same tables as plain lists, which Python indexes faster than arrays."""
-    return type(tables)(*(part.tolist() if isinstance(part, np.ndarray) else part for part in tables))
-
-
-def _work(tasks: Tasks, flows: Flows, repeats: Repeats, precision: Precision) -> FluidWork:
+def _make_work(tasks: FluidTasks, flows: FlowKinds, repeats: RepeatingTraffic, precision: Precision) -> FluidWork:
     sizes = np.diff(flows.set_first)
     return FluidWork(
         next_first=tasks.next_first,
@@ -457,40 +332,32 @@ def _work(tasks: Tasks, flows: Flows, repeats: Repeats, precision: Precision) ->
     )
 
 
-def _state(tasks: Tasks, flows: Flows, repeats: Repeats) -> State:
+def _make_state(tasks: FluidTasks, flows: FlowKinds, repeats: RepeatingTraffic, missing: IntArray) -> State:
     count, sets = len(flows.amount), len(flows.set_first) - 1
     starts = int((tasks.kind >= 0).sum()) + len(repeats.kind) + 1
     blocks = -(-count // codes.BLOCK)
-    counts = np.zeros(9, np.int64)
+    counts = _places(9)
     counts[codes.LEFT] = len(tasks)
     return State(
         counts=counts,
-        missing=np.zeros(len(tasks), np.int64),
+        missing=missing,
         start_s=np.concatenate([tasks.earliest_s, repeats.start_s]),
         end_s=np.zeros(len(tasks)),
         begin_s=np.zeros(starts),
-        begin_task=np.zeros(starts, np.int64),
-        stack=np.zeros(len(tasks) + 1, np.int64),
-        set_task=np.zeros(sets, np.int64),
-        set_left=np.zeros(sets, np.int64),
+        begin_task=_places(starts),
+        stack=_places(len(tasks) + 1),
+        set_task=_places(sets),
+        set_left=_places(sets),
         set_end_s=np.zeros(sets),
         pace=np.zeros(count * codes.PER_PACE),
         flow_end_s=np.full(count, np.inf),
         block_end_s=np.full(blocks, np.inf),
-        block_mark=np.zeros(blocks, np.int64),
+        block_mark=_places(blocks),
         near_from_s=np.full(1, np.inf),
     )
 
 
-def one_by_one(sets: Sequence[int]) -> IntArray:
-    """The bounds of sets of so many flows."""
-    return np.concatenate([[0], np.cumsum(sets)]).astype(np.int64)
-
-
-# Flows by themselves, each from its own start: when each ends.
-
-MANY = 10_000
-"""Flows that a processor no longer holds all near it."""
+# Flows by themselves, each from its own start.
 
 
 def transfers(
@@ -501,30 +368,26 @@ def transfers(
     *,
     record: bool = False,
     compiled: bool | None = None,
-    precision: Precision = USUAL,
+    precision: Precision = DEFAULT_PRECISION,
 ) -> FluidTimes:
-    """When each of *flows* begins and ends; none takes less than *alone_s*, or than its links allow."""
+    """Return when each of *flows* begins and ends; none takes less than *alone_s*, or than its links allow."""
     count = len(flows)
     alone_s = flows.longest_s(links) if alone_s is None else alone_s
     start_s = np.zeros(count) if start_s is None else start_s
-    if count < MANY:
-        return _run(links, flows, start_s, alone_s, record, compiled, precision)
-    order = _by_crowd(flows, len(links))
-    found = _run(links, flows.at(order), start_s[order], alone_s[order], record, compiled, precision)
-    place = np.argsort(order)
-    return replace(found, start_s=found.start_s[place], end_s=found.end_s[place], flow=order[found.flow])
+    if count >= MANY:
+        # In the order of the link on which each meets most others: what changes together is stored together.
+        crowd = np.bincount(flows.link, minlength=len(links))[flows.link]
+        fullest = np.lexsort((-crowd, flows.flow))[flows.first[:-1][np.diff(flows.first) > 0]]
+        meets = np.full(count, -1, np.int64)
+        meets[flows.flow[fullest]] = flows.link[fullest]
+        order = np.argsort(meets, kind="stable")
+        times = _transfer(links, flows.at(order), start_s[order], alone_s[order], record, compiled, precision)
+        place = np.argsort(order)
+        return replace(times, start_s=times.start_s[place], end_s=times.end_s[place], flow=order[times.flow])
+    return _transfer(links, flows, start_s, alone_s, record, compiled, precision)
 
 
-def _by_crowd(flows: FlowSet, links: int) -> IntArray:
-    """Flows in the order of the link on which each meets most others: what changes together lies together."""
-    crowd = np.bincount(flows.link, minlength=links)[flows.link]
-    fullest = np.lexsort((-crowd, flows.flow))[flows.first[:-1][np.diff(flows.first) > 0]]
-    meets = np.full(len(flows), -1, np.int64)
-    meets[flows.flow[fullest]] = flows.link[fullest]
-    return np.argsort(meets, kind="stable")
-
-
-def _run(
+def _transfer(
     links: Links,
     flows: FlowSet,
     start_s: FloatArray,
@@ -537,7 +400,6 @@ def _run(
     moving = np.arange(count)
     kind = np.where((alone_s > 0) & (flows.longest_s(links) > 0), moving, -1)
     amount = busiest_bytes(flows) / flows.weight
-    waits = np.zeros(count + 1, np.int64)
-    tasks = Tasks(waits, np.zeros(0, np.int64), start_s, np.where(kind < 0, alone_s, 0.0), kind)
-    sets = Flows(net_of(links, flows), amount, np.arange(count + 1), moving, alone_s, np.ones(count))
-    return run(tasks, sets, record=record, compiled=compiled, precision=precision)
+    tasks = FluidTasks(_places(count + 1), _places(0), start_s, np.where(kind < 0, alone_s, 0.0), kind)
+    sets = FlowKinds(make_net(links, flows), amount, np.arange(count + 1), moving, alone_s, np.ones(count))
+    return run_tasks(tasks, sets, record=record, compiled=compiled, precision=precision)
