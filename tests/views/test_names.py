@@ -1,5 +1,6 @@
 """A part of an answer has one name: in text, on the page, in JSON and in Python."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -90,6 +91,11 @@ def all_keys(value: object) -> set[str]:
     return {key for item in value for key in all_keys(item)} if isinstance(value, list) else set()
 
 
+def names_in(page: str, pattern: str) -> set[str]:
+    """Return what a pattern finds in a page, as text."""
+    return {html.unescape(re.sub(r"<[^>]+>", "", name)) for name in re.findall(pattern, page, re.DOTALL)}
+
+
 def shown_in_both(part: ui.Figure | ui.Part) -> bool:
     return part.shown in (ui.Shown.ALWAYS, ui.Shown.DETAIL)
 
@@ -102,14 +108,18 @@ def test_text_page_and_json_name_a_part_alike(
     (view,) = views_of(VERBS[name], monkeypatch)
     facts = json.loads(capsys.readouterr().out)
     page, text = Path("page.html").read_text(), render_text(view, 200)
+    cards, titles = (
+        names_in(page, r'<span class="name">(.*?)</span>(?=<strong>)'),
+        names_in(page, r"<h2[^>]*>(.*?)</h2>"),
+    )
     for figure in filter(shown_in_both, view.figures):
         assert re.search(rf"^{re.escape(figure.name)}\s", text, re.MULTILINE), figure.name
-        assert f'<span class="name">{figure.name[:1].upper()}{figure.name[1:]}</span>' in page
+        assert figure.name[:1].upper() + figure.name[1:] in cards
     for part in view.parts:
         if part is None or not shown_in_both(part) or not (lines := render_part(part, 200)):
             continue
         assert names_part(part.title, lines.partition("\n")[0]), part.title
-        assert f">{part.title}</h2>" in page.replace("&#x27;", "'"), part.title
+        assert part.title in titles
         short = (part.title, re.sub(r" (\(|of ).*|: .*", "", part.title), part.title.rpartition(": ")[2])
         names = next(JSON_NAMES[title] for title in short if title in JSON_NAMES)
         assert set(names.split()) & all_keys(facts), part.title
