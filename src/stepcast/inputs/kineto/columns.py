@@ -1,4 +1,4 @@
-"""Events of one rank as columns: which lane each belongs to, what kind it is, what it communicates."""
+"""Events of one rank as columns: the lane of each, its kind, and what it communicates."""
 
 import math
 import re
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,11 +20,9 @@ from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 from stepcast.units import US
 
-# What an event of a profiler trace is: by its category, and on a device by its name.
-#
-# Categories are those of Kineto's ``ActivityType`` (libkineto/include/ActivityType.h). Vendors' forks put the
-# word of their device in place of ``gpu`` or ``cuda`` (``mlu_memcpy`` of Cambricon, ``GCU_MEMCPY`` of
-# Enflame).
+# The role of an event follows from its category, and on a device from its name. Categories
+# are those of Kineto's ``ActivityType`` (libkineto/include/ActivityType.h). Vendors' forks put the word of
+# their device in place of ``gpu`` or ``cuda`` (``mlu_memcpy`` of Cambricon, ``GCU_MEMCPY`` of Enflame).
 
 
 class EventRole(Enum):
@@ -45,19 +42,16 @@ ON_HOST = frozenset({EventRole.HOST, EventRole.CALL})
 CORRELATED = DEVICE | {EventRole.CALL}
 
 # In lower case, as PyTorch 1.8 to 1.11 write capitals.
-CATEGORIES: tuple[tuple[EventRole, re.Pattern[str]], ...] = tuple(
-    (role, re.compile(pattern))
-    for role, pattern in (
-        (EventRole.HOST, r"cpu_op|operator|user_annotation|python_function"),
-        (EventRole.CALL, r"(?:[a-z0-9]+_)?(?:runtime|driver)"),
-        (EventRole.KERNEL, r"kernel|mtia_ccp_events"),
-        (EventRole.COPY, r"(?:[a-z0-9]+_)?mem(?:cpy|set)"),
-        (EventRole.COMMUNICATION, r"collective_comm"),
-        (EventRole.ANNOTATION, r"[a-z0-9]+_user_annotation"),
-        (EventRole.OVERHEAD, r"overhead"),
-        (EventRole.FRAME, r"trace"),
-    )
-)
+CATEGORIES = {
+    EventRole.HOST: r"cpu_op|operator|user_annotation|python_function",
+    EventRole.CALL: r"(?:[a-z0-9]+_)?(?:runtime|driver)",
+    EventRole.KERNEL: r"kernel|mtia_ccp_events",
+    EventRole.COPY: r"(?:[a-z0-9]+_)?mem(?:cpy|set)",
+    EventRole.COMMUNICATION: r"collective_comm",
+    EventRole.ANNOTATION: r"[a-z0-9]+_user_annotation",
+    EventRole.OVERHEAD: r"overhead",
+    EventRole.FRAME: r"trace",
+}
 # Libraries that communicate from kernels, by the words in these kernels' names: NCCL and its kin of other
 # vendors, MSCCL, NVSHMEM, DeepEP, Transformer Engine's buffers, PyTorch's symmetric memory, vLLM's
 # all-reduce.
@@ -77,25 +71,24 @@ GAUDI_CATEGORIES = {b"TPC": "kernel", b"MME": "kernel", b"DMA": "gpu_memcpy", b"
 @cache
 def role_of(category: str) -> EventRole:
     lower = category.lower()
-    return next((role for role, pattern in CATEGORIES if pattern.fullmatch(lower)), EventRole.OTHER)
+    return next((role for role, pattern in CATEGORIES.items() if re.fullmatch(pattern, lower)), EventRole.OTHER)
 
 
 def gaudi_category(args: msgspec.Raw) -> str:
-    """The category that another device would give to a Gaudi's event."""
+    """Return the category that another device would give to a Gaudi's event."""
     engine = GAUDI_ENGINE.search(bytes(args)) if args else None
     return GAUDI_CATEGORIES[engine[1].upper()] if engine else "hpu_runtime"
 
 
 def role_of_kernel(name: str) -> EventRole:
-    """A copy or a communication where the name of a device's work says so."""
+    """Return the role of a device's work by its name: a kernel unless that names a copy or communication."""
     if COMM_KERNEL.search(name):
         return EventRole.COMMUNICATION
     return EventRole.COPY if COPY_NAME.match(name) else EventRole.KERNEL
 
 
-# Communication in a profiler trace: what PyTorch attaches to NCCL kernels, as Work and details.
-#
-# Attribute names are those of torch/csrc/profiler/util.cpp (PyTorch 2.1 to 2.13), checked on real traces.
+# Communication: the arguments that PyTorch attaches to NCCL kernels, as Work and details. Their names are those
+# of torch/csrc/profiler/util.cpp (PyTorch 2.1 to 2.13), checked on real traces.
 
 Details = tuple[tuple[str, str], ...]
 
@@ -125,8 +118,8 @@ class CommArgs(msgspec.Struct, frozen=True):
     in_split: str | list[int] = msgspec.field(name="In split size", default="")
     out_split: str | list[int] = msgspec.field(name="Out split size", default="")
     # Of CPU collectives (gloo), which carry no counts.
-    shapes: Any = msgspec.field(name="Input Dims", default=None)
-    types: Any = msgspec.field(name="Input type", default=None)
+    shapes: object = msgspec.field(name="Input Dims", default=None)
+    types: object = msgspec.field(name="Input type", default=None)
 
 
 DECODER = msgspec.json.Decoder(CommArgs)
@@ -141,37 +134,36 @@ class Communicators:
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
 
     def communication(self, name: str, raw_args: bytes | msgspec.Raw | None) -> tuple[Work | None, Details]:
-        """What a kernel or CPU op called *name* moves; no Work where the trace does not give its size."""
-        args = _decoded(raw_args)
+        """Return what a kernel or CPU op called *name* moves; no Work where the trace does not give its size."""
+        args = _decode_args(raw_args)
         listed = self.groups.get(str(args.group_name)) if args.group_name != "" else None
         description = args.group_description or (listed.pg_desc if listed else "")
         ranks = parse_ranks(args.group_ranks) or (listed.ranks if listed else ())
         group = group_named(description, str(args.group_name))
         kind = collective_named(args.collective or name)
-        details: list[tuple[str, str]] = [("collective", args.collective or name)]
-        for key, value in (
-            ("group", str(args.group_name)),
-            ("description", description),
-            ("ranks", ",".join(map(str, ranks))),
-            ("group_size", str(args.group_size or len(ranks) or "")),
-            ("dtype", args.dtype),
-            ("in_elements", str(args.in_elements) if args.in_elements >= 0 else ""),
-            ("out_elements", str(args.out_elements) if args.out_elements >= 0 else ""),
-            ("in_split", _listed(args.in_split)),
-            ("out_split", _listed(args.out_split)),
-            ("sequence", "" if args.sequence is None else str(args.sequence)),
-        ):
-            if value:
-                details.append((key, value))
+        values = {
+            "collective": args.collective or name,
+            "group": str(args.group_name),
+            "description": description,
+            "ranks": ",".join(map(str, ranks)),
+            "group_size": str(args.group_size or len(ranks) or ""),
+            "dtype": args.dtype,
+            "in_elements": str(args.in_elements) if args.in_elements >= 0 else "",
+            "out_elements": str(args.out_elements) if args.out_elements >= 0 else "",
+            "in_split": _list_text(args.in_split),
+            "out_split": _list_text(args.out_split),
+            "sequence": "" if args.sequence is None else str(args.sequence),
+        }
+        details = tuple((key, value) for key, value in values.items() if value or key == "collective")
         size_bytes = self._size_bytes(args, kind)
         if kind is None or size_bytes is None:
-            return None, tuple(details)
+            return None, details
         if isinstance(kind, Direction):
-            return self._transfer(kind, size_bytes, args, group, ranks), tuple(details)
-        return Collective(kind, size_bytes, group), tuple(details)
+            return self._transfer(kind, size_bytes, args, group, ranks), details
+        return Collective(kind, size_bytes, group), details
 
     def _size_bytes(self, args: CommArgs, kind: CollectiveKind | Direction | None) -> int | None:
-        """Bytes of the whole buffer, which is the larger of the two sides for every kind."""
+        """Return the bytes of the complete buffer, which is the larger of the two sides for every kind."""
         elements = max(args.in_elements, args.out_elements)
         dtype = dtype_named(args.dtype)
         if elements < 0:
@@ -195,7 +187,7 @@ class Communicators:
         return Transfer(direction, size_bytes, group, offset)
 
 
-def _decoded(raw_args: bytes | msgspec.Raw | None) -> CommArgs:
+def _decode_args(raw_args: bytes | msgspec.Raw | None) -> CommArgs:
     if not raw_args:
         return CommArgs()
     try:
@@ -205,14 +197,16 @@ def _decoded(raw_args: bytes | msgspec.Raw | None) -> CommArgs:
 
 
 def _first_input(args: CommArgs) -> tuple[int, DType | None]:
-    """Elements and type of the first input tensor; -1 where the trace has no shapes."""
+    """Return elements and type of the first input tensor; -1 where the trace has no shapes."""
     match args.shapes, args.types:
-        case [[*lengths], *_], [str(name), *_] if all(type(length) is int for length in lengths):
-            return math.prod(lengths), dtype_named(name)
+        case [[*lengths], *_], [str(name), *_]:
+            counts = [length for length in lengths if type(length) is int]
+            if len(counts) == len(lengths):
+                return math.prod(counts), dtype_named(name)
     return -1, None
 
 
-def _listed(split: str | list[int]) -> str:
+def _list_text(split: str | list[int]) -> str:
     text = split if isinstance(split, str) else str(split)
     return "" if text == "[]" else text
 
@@ -226,24 +220,24 @@ LaneKey = tuple[str, int | str | None, int | str | None]
 
 
 class RankColumns:
-    """Collects the events of one file; `add_to` a builder once the rank is known."""
+    """Collects the events of one file; ``add_to`` a builder once the rank is known."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.skipped = 0
         self.unpaired = 0
         self._names: dict[str, int] = {}
-        # Of each name, what it is in a thread of the host and in a stream.
+        # The kinds of each name: in a thread of the host, and in a stream.
         self._kinds: list[tuple[SpanKind, SpanKind]] = []
         self._lanes: dict[str, int] = {}
-        self._lane_of_key: dict[LaneKey, tuple[int, EventRole] | None] = {}
+        self._lane_of_key: dict[LaneKey, tuple[int, EventRole]] = {}
         self._device: int | str | None = None
         self._columns = {key: array("i") for key in ("name", "lane", "kind")}
         self._start_us = array("d")
         self._duration_us = array("d")
-        # What a launch and the work it launched share.
+        # A launch and the work it launched share a number.
         self._correlation = array("q")
-        # Rows that communicate, with their arguments: few, so kept as they are until the rank is known.
+        # Rows that communicate, with their arguments: few, so held as they are until the rank is known.
         self._communications: dict[int, tuple[str, bytes | None]] = {}
 
     def __len__(self) -> int:
@@ -266,12 +260,11 @@ class RankColumns:
             category = event.cat if event.cat != GAUDI else gaudi_category(event.args)
             key = (category, event.pid, event.tid)
             try:
-                place = lane_of_key[key]
+                lane, role = lane_of_key[key]
             except KeyError:
-                place = lane_of_key[key] = self._place(*key)
-            if place is None:
+                lane, role = lane_of_key[key] = self._place(*key)
+            if role is EventRole.FRAME:
                 continue
-            lane, role = place
             name = event.name
             index = names.get(name)
             if index is None:
@@ -289,7 +282,8 @@ class RankColumns:
             else:
                 kind = KIND_OF_ROLE.get(role, SpanKind.OTHER)
             if kind is SpanKind.COMMUNICATION:
-                self._communications[len(self)] = name, _kept(event.args)
+                # A copy, so that the batch it points into can be freed.
+                self._communications[len(self)] = name, bytes(event.args) if event.args else None
             add_name(index)
             add_lane(lane)
             add_kind(kind)
@@ -300,26 +294,27 @@ class RankColumns:
     def _lane(self, name: str) -> int:
         return self._lanes.setdefault(name, len(self._lanes))
 
-    def _place(self, category: str, pid: int | str | None, tid: int | str | None) -> tuple[int, EventRole] | None:
-        """The lane of a category's events in one thread or stream, and their role."""
+    def _place(self, category: str, pid: int | str | None, tid: int | str | None) -> tuple[int, EventRole]:
+        """Return the lane of a category's events in one thread or stream, and their role."""
         role = role_of(category)
         if role is EventRole.FRAME:
-            return None
+            return NONE, role
         if role in ON_HOST:
-            return self._lane(f"cpu thread {tid}"), role
-        if role is EventRole.OVERHEAD:
-            return self._lane("profiler overhead"), role
-        if role in DEVICE:
+            name = f"cpu thread {tid}"
+        elif role is EventRole.OVERHEAD:
+            name = "profiler overhead"
+        elif role in DEVICE:
             self._device = pid if self._device is None else self._device
-            device = "" if pid == self._device else f"device {pid} "
-            return self._lane(f"{device}stream {tid}"), role
-        if role is EventRole.ANNOTATION:
-            return self._lane(f"annotations of stream {tid}"), role
-        # Other programs' traces: one lane for each thread of each process.
-        return self._lane(f"{category or 'events'} of process {pid} thread {tid}"), role
+            name = f"stream {tid}" if pid == self._device else f"device {pid} stream {tid}"
+        elif role is EventRole.ANNOTATION:
+            name = f"annotations of stream {tid}"
+        else:
+            # Other programs' traces: one lane for each thread of each process.
+            name = f"{category or 'events'} of process {pid} thread {tid}"
+        return self._lane(name), role
 
     def add_to(self, builder: TimelineBuilder, communicators: Communicators, offset_s: float) -> None:
-        """Append all rows as lanes of one rank, *offset_s* later than they say."""
+        """Append all rows as lanes of one rank, *offset_s* later than they state."""
         lanes = np.array([builder.lane(communicators.rank, name) for name in self._lanes] or [0], dtype=np.int32)
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
         lane_of = np.frombuffer(self._columns["lane"], dtype=np.int32)
@@ -348,7 +343,7 @@ class RankColumns:
         )
 
     def _launches(self) -> Int32Array:
-        """Each launch with the work it launched: they carry the same correlation."""
+        """Return each launch with the work it launched: they carry the same correlation."""
         correlation = np.frombuffer(self._correlation, dtype=np.int64)
         kind = np.frombuffer(self._columns["kind"], dtype=np.int32)
         known = np.flatnonzero(correlation != NONE)
@@ -358,13 +353,13 @@ class RankColumns:
         calls = calls[np.lexsort((np.frombuffer(self._start_us)[calls], correlation[calls]))]
         if not len(calls):
             return np.zeros((0, 2), np.int32)
-        at = np.searchsorted(correlation[calls], correlation[work])
-        found = calls[np.minimum(at, len(calls) - 1)]
-        launched = correlation[found] == correlation[work]
-        return np.stack([found[launched], work[launched]], axis=1).astype(np.int32)
+        positions = np.searchsorted(correlation[calls], correlation[work])
+        launch = calls[np.minimum(positions, len(calls) - 1)]
+        is_launched = correlation[launch] == correlation[work]
+        return np.stack([launch[is_launched], work[is_launched]], axis=1).astype(np.int32)
 
     def _parents(self, lane_of: Int32Array) -> Int32Array:
-        """For each host event the event it was called from: the innermost one around it in its thread."""
+        """Return for each host event its caller: the innermost event around it in its thread."""
         parent_of = np.full(len(self), NONE, dtype=np.int32)
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
         for name, lane in self._lanes.items():
@@ -385,9 +380,9 @@ class RankColumns:
                     around.pop()
                 parents.append(around[-1] if around else NONE)
                 around.append(index)
-            found = np.array(parents or [NONE], dtype=np.int32)
             if len(rows):
-                parent_of[rows] = np.where(found == NONE, NONE, rows[found])
+                indices = np.array(parents, dtype=np.int32)
+                parent_of[rows] = np.where(indices == NONE, NONE, rows[indices])
         return parent_of
 
 
@@ -402,10 +397,5 @@ def _kind_on_device(name: str) -> SpanKind:
 
 
 def _correlation(args: msgspec.Raw) -> int:
-    found = CORRELATION.search(bytes(args)) if args else None
-    return int(found[1]) if found else NONE
-
-
-def _kept(args: msgspec.Raw) -> bytes | None:
-    """A copy, so that the batch it points into can be freed."""
-    return bytes(args) if args else None
+    match = CORRELATION.search(bytes(args)) if args else None
+    return int(match[1]) if match else NONE

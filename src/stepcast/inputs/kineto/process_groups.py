@@ -1,4 +1,4 @@
-"""What PyTorch and NCCL call groups, collectives and number formats, in our words."""
+"""PyTorch's and NCCL's names of groups, collectives and number formats, as our values."""
 
 import re
 from collections.abc import Sequence
@@ -10,28 +10,20 @@ from stepcast.ir.work import CollectiveKind, Direction
 # Words of process-group descriptions in Megatron-LM (TENSOR_MODEL_PARALLEL_GROUP), torchtitan and device
 # meshes (mesh_dp_shard), DeepSpeed and FSDP. "model" and "parallel" say nothing on their own.
 FAMILY_OF_WORD = {
-    "tp": Group.TP,
-    "tensor": Group.TP,
-    "cp": Group.CP,
-    "context": Group.CP,
-    "ulysses": Group.CP,
-    "ep": Group.EP,
-    "expert": Group.EP,
-    "moe": Group.EP,
-    "dp": Group.DP,
-    "data": Group.DP,
-    "ddp": Group.DP,
-    "fsdp": Group.DP,
-    "hsdp": Group.DP,
-    "pp": Group.PP,
-    "pipeline": Group.PP,
-    "pipe": Group.PP,
-    "embedding": Group.EMBEDDING,
-    "embd": Group.EMBEDDING,
-    "edp": Group.EXPERT_DP,
-    "etp": Group.EXPERT_TP,
-    "shard": Group.SHARD,
-    "replicate": Group.REPLICA,
+    word: family
+    for family, words in {
+        Group.TP: "tp tensor",
+        Group.CP: "cp context ulysses",
+        Group.EP: "ep expert moe",
+        Group.DP: "dp data ddp fsdp hsdp",
+        Group.PP: "pp pipeline pipe",
+        Group.EMBEDDING: "embedding embd",
+        Group.EXPERT_DP: "edp",
+        Group.EXPERT_TP: "etp",
+        Group.SHARD: "shard",
+        Group.REPLICA: "replicate",
+    }.items()
+    for word in words.split()
 }
 # A name with several words: expert + data are the replicas of an expert, data with context one dp group.
 FAMILY_OF_WORDS = {
@@ -46,7 +38,7 @@ FAMILY_OF_WORDS = {
 
 
 def group_named(*names: str) -> Group:
-    """The family that the first telling name tells; the world where none does or it spans several."""
+    """Return the family of the first name that states one; the world where none does or it spans several."""
     for name in names:
         words = re.findall(r"[a-z]+", name.lower().replace("dataparallel", "data"))
         families = frozenset(FAMILY_OF_WORD[word] for word in words if word in FAMILY_OF_WORD)
@@ -75,40 +67,27 @@ KIND_OF_WORD: tuple[tuple[str, CollectiveKind | Direction], ...] = (
 
 
 def collective_named(name: str) -> CollectiveKind | Direction | None:
-    """``_allgather_base``, ``reduce_scatter_tensor_coalesced``, ``ncclDevKernel_AllReduce_Sum_...``."""
+    """Return the kind of ``_allgather_base``, ``ncclDevKernel_AllReduce_Sum_...`` and other names."""
     letters = re.sub(r"[_\- :]", "", name.lower())
     return next((kind for word, kind in KIND_OF_WORD if word in letters), None)
 
 
 # c10 type names as the profiler prints them, and the C++ names in "Input type".
 DTYPE_OF_WORD = {
-    "double": DType.FP64,
-    "float64": DType.FP64,
-    "float": DType.FP32,
-    "float32": DType.FP32,
-    "half": DType.FP16,
-    "float16": DType.FP16,
-    "bfloat16": DType.BF16,
-    "float8_e4m3fn": DType.FP8,
-    "float8_e5m2": DType.FP8,
-    "float8_e4m3fnuz": DType.FP8,
-    "float8_e5m2fnuz": DType.FP8,
-    "long": DType.INT64,
-    "long int": DType.INT64,
-    "int64": DType.INT64,
-    "uint64": DType.INT64,
-    "int": DType.INT32,
-    "int32": DType.INT32,
-    "uint32": DType.INT32,
-    "short": DType.INT16,
-    "int16": DType.INT16,
-    "char": DType.INT8,
-    "signed char": DType.INT8,
-    "byte": DType.INT8,
-    "unsigned char": DType.INT8,
-    "int8": DType.INT8,
-    "uint8": DType.INT8,
-    "bool": DType.BOOL,
+    word: dtype
+    for dtype, words in {
+        DType.FP64: "double,float64",
+        DType.FP32: "float,float32",
+        DType.FP16: "half,float16",
+        DType.BF16: "bfloat16",
+        DType.FP8: "float8_e4m3fn,float8_e5m2,float8_e4m3fnuz,float8_e5m2fnuz",
+        DType.INT64: "long,long int,int64,uint64",
+        DType.INT32: "int,int32,uint32",
+        DType.INT16: "short,int16",
+        DType.INT8: "char,signed char,byte,unsigned char,int8,uint8",
+        DType.BOOL: "bool",
+    }.items()
+    for word in words.split(",")
 }
 
 
@@ -117,7 +96,7 @@ def dtype_named(name: str) -> DType | None:
 
 
 def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
-    """``[0, 1, 2]`` or a list; nothing where the profiler cut a long list short with dots."""
+    """Return the ranks of ``[0, 1, 2]`` or a list; nothing where the profiler cut a long list short with dots."""
     if not isinstance(text, str):
         return tuple(text)
     if "..." in text:

@@ -1,14 +1,14 @@
 """The events of a trace, batch by batch, without holding the file in memory.
 
-The array of events is cut between two events, which only a JSON decoder can tell for sure (names may
-hold brackets, arguments may hold objects). So a likely place is found by searching backwards for the key that
+The array of events is cut between two events, which only a JSON decoder can find for sure (names may hold
+brackets, arguments may hold objects). So a likely position is found by searching backwards for the key that
 events begin with, and the decoder proves it: no prefix of an array that ends inside an event is an array.
 """
 
 import codecs
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -22,6 +22,7 @@ FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # C++ streams write these where a number is not finite; JSON has no word for it.
 NOT_FINITE = re.compile(rb"(?<=[:\[,\s])[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
+BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{\s*\Z")
 TRIES = 4
 
 
@@ -29,7 +30,7 @@ EMPTY = msgspec.Raw()
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """What is used of one entry of traceEvents. Times are microseconds."""
+    """The used fields of one entry of traceEvents. Times are microseconds."""
 
     ph: str = ""
     cat: str = ""
@@ -47,10 +48,10 @@ LENIENT = msgspec.json.Decoder(TraceEvent, strict=False)
 
 
 class EventStream:
-    """Iterate for batches of events; *metadata*, *warnings* and *skipped* are complete afterwards."""
+    """Yields batches of events; *metadata*, *warnings* and *skipped* are complete afterwards."""
 
     def __init__(self, source: Source) -> None:
-        self.metadata: dict[str, Any] = {}
+        self.metadata: dict[str, object] = {}
         self.warnings: list[str] = []
         self.skipped = 0
         self._source = source
@@ -74,11 +75,11 @@ class EventStream:
                 rest = self._buffer.strip(b" \t\r\n,")
                 # The array form of Chrome traces may leave out its closing bracket.
                 if rest or not bare:
-                    self.warnings.append("the file ends before its events do; the whole events before are used")
+                    self.warnings.append("the file ends before its events do; the complete events before are used")
                 return
 
     def _text(self) -> Iterator[bytes]:
-        """The file as UTF-8; a gzip file that is cut off ends early, with a warning."""
+        """Yield the file as UTF-8; a gzip file that is cut off ends early, with a warning."""
         name, skip = self._source.encoding
         decoder = None if name == "utf-8" else codecs.getincrementaldecoder(name)("replace")
         for chunk in self._source.salvaged_chunks(self.warnings):
@@ -116,20 +117,20 @@ class EventStream:
         if not start.startswith(b"{"):
             self._fail("expected a JSON object with traceEvents, or an array of events")
         self._consume(skipped)
-        while (found := _find_events_key(self._buffer)) is None:
+        while (bounds := _find_events_key(self._buffer)) is None:
             if not self._more():
                 self._fail("has no array traceEvents; expected a PyTorch profiler trace")
-        key, array = found
+        key, array = bounds
         head = self._consume(array)[:key].rstrip(b" \t\r\n,")
         self._add_metadata(head + b"}")
         return False
 
     def _boundary(self) -> tuple[int, bool]:
-        """How many bytes hold whole events, and whether the array closes right after them."""
+        """Return how many bytes hold complete events, and whether the array closes right after them."""
         while True:
             if not self._ended:
                 self._more()
-            # What separates these events from those before.
+            # The separator between these events and those before.
             self._consume(len(self._buffer) - len(self._buffer.lstrip(b" \t\r\n,")))
             if not self._ended and (cut := self._proven_boundary()):
                 return cut, False
@@ -140,9 +141,9 @@ class EventStream:
                 return cut, close >= 0
 
     def _proven_boundary(self) -> int:
-        """A place near the end of the buffer up to which the decoder finds whole events; 0 if not found."""
+        """Return a position near the end of the buffer up to which the decoder finds complete events; 0 if none."""
         for cut in _likely_boundaries(self._buffer):
-            if self._is_whole(cut):
+            if self._is_boundary(cut):
                 return cut
         repaired = NOT_FINITE.sub(b"null", self._buffer)
         if repaired != self._buffer:
@@ -150,7 +151,7 @@ class EventStream:
             return self._proven_boundary()
         return 0
 
-    def _is_whole(self, cut: int) -> bool:
+    def _is_boundary(self, cut: int) -> bool:
         text = b"[" + self._buffer[:cut] + b"]"
         try:
             try:
@@ -163,7 +164,7 @@ class EventStream:
         return True
 
     def _decode(self, cut: int) -> list[TraceEvent]:
-        """The events in the first *cut* bytes."""
+        """Return the events in the first *cut* bytes."""
         proven, self._proven = self._proven, None
         if proven is not None and proven[0] == cut:
             events = proven[1]
@@ -173,7 +174,7 @@ class EventStream:
         return events
 
     def _decode_carefully(self, text: bytes) -> list[TraceEvent]:
-        """Events of odd types are left out and counted; text that is not JSON is an error."""
+        """Leave out and count events of odd types; raise a FormatError for text that is not JSON."""
         try:
             return BATCH.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -209,6 +210,11 @@ class EventStream:
         if not self._add_metadata(rest):
             self.warnings.append("the file is cut off after its events")
 
+    def device_names(self) -> list[str]:
+        devices = self.metadata.get("deviceProperties")
+        entries = devices if isinstance(devices, list) else []
+        return [entry["name"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+
     def _add_metadata(self, text: bytes) -> bool:
         try:
             read = msgspec.json.decode(text)
@@ -220,24 +226,24 @@ class EventStream:
 
 
 def _find_events_key(text: bytes) -> tuple[int, int] | None:
-    """Where the top-level key traceEvents begins and where its array's content does."""
-    depth, place = 0, 0
-    while (token := TOKEN.search(text, place)) is not None:
-        place = token.end()
+    """Return where the top-level key traceEvents begins and where its array's content does."""
+    depth, position = 0, 0
+    while (token := TOKEN.search(text, position)) is not None:
+        position = token.end()
         match token[0]:
             case b"{" | b"[":
                 depth += 1
             case b"}" | b"]":
                 depth -= 1
-            case b'"traceEvents"' if depth == 1 and (found := EVENTS_KEY.match(text, token.start())):
-                return token.start(), found.end()
+            case b'"traceEvents"' if depth == 1 and (match := EVENTS_KEY.match(text, token.start())):
+                return token.start(), match.end()
             case b'"':
                 return None
     return None
 
 
 def _likely_boundaries(text: bytes) -> Iterator[int]:
-    """Ends of events near the end of *text*, last first: what stands before a comma and events' first key."""
+    """Yield ends of events near the end of *text*, last first: before a comma and the first key of events."""
     first = FIRST_KEY.match(text)
     if first is None:
         return
@@ -246,30 +252,24 @@ def _likely_boundaries(text: bytes) -> Iterator[int]:
         end = text.rfind(first[1], 0, end)
         if end <= first.start(1):
             return
-        before = text[max(0, end - 256) : end].rstrip()
-        if not before.endswith(b"{"):
-            continue
-        before = before[:-1].rstrip()
-        if not before.endswith(b","):
-            continue
-        before = before[:-1].rstrip()
-        if before.endswith(b"}"):
-            yield max(0, end - 256) + len(before)
+        begin = max(0, end - 256)
+        if between := BETWEEN_EVENTS.search(text[begin:end]):
+            yield begin + between.start() + 1
 
 
 def _scan(text: bytes) -> tuple[int, int]:
-    """The end of the last whole event, exactly, and where the bracket stands that closes the array, or -1."""
-    depth, whole = 0, 0
+    """Return the end of the last complete event, exactly, and the position of the closing bracket, or -1."""
+    depth, complete = 0, 0
     for token in TOKEN.finditer(text):
         match token[0]:
             case b"{" | b"[":
                 depth += 1
             case b"}" | b"]":
                 if depth == 0:
-                    return whole, token.start()
+                    return complete, token.start()
                 depth -= 1
                 if depth == 0:
-                    whole = token.end()
+                    complete = token.end()
             case b'"':
                 break
-    return whole, -1
+    return complete, -1
