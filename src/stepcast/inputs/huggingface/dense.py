@@ -1,19 +1,17 @@
 """Hugging Face configs of dense models, one function per family.
 
-What a config leaves out follows the default of its class in transformers; sizes are never guessed,
-except where published files rely on the class for them (Gemma 3).
+Keys that a config leaves out have the default of its class in transformers; sizes are never guessed, except
+where published files rely on the class for them (Gemma 3).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stepcast.inputs.source import FormatError
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Norm, NormKind, Position, PositionKind, QkNorm, Window
-
-# The keys of a Hugging Face config.json, each checked as it is read.
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": Activation.SILU,
@@ -33,7 +31,7 @@ LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_atten
 
 
 def shown(value: object) -> str:
-    """A value as it may stand in a message: on one line and short."""
+    """Return a value for a message: on one line and short."""
     if isinstance(value, list):
         return "a list"
     if isinstance(value, dict):
@@ -45,25 +43,21 @@ def shown(value: object) -> str:
 
 
 class ConfigTable:
-    """A config's table. Where several names are given, the first that is there and not null counts."""
+    """A config's keys, checked as they are read; of several names the first that is there and not null counts."""
 
     def __init__(self, table: Mapping[str, object], kind: str) -> None:
         self.table = table
         self.kind = kind
 
     def find(self, *names: str) -> tuple[str, object]:
-        """Name and value of the first key present, or the first name and None."""
-        for name in names:
-            value = self.table.get(name)
-            if value is not None:
-                return name, value
-        return names[0], None
+        """Return name and value of the first key present, or the first name and None."""
+        return next(((name, self.table[name]) for name in names if self.table.get(name) is not None), (names[0], None))
 
     def has(self, *names: str) -> bool:
         return self.find(*names)[1] is not None
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number; a missing key is an error unless there is a *default*."""
+        """Return a whole number; a missing key is an error unless there is a *default*."""
         name, value = self.find(*names)
         if value is None:
             if default is None:
@@ -79,9 +73,9 @@ class ConfigTable:
         value = self.table.get(name)
         if value is None:
             return default
-        if type(value) not in (int, float) or not 0 <= value < 1e18:  # type: ignore[operator]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
             raise FormatError(f"{name} must be a number, zero or more, not {shown(value)}")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     def flag(self, *names: str, default: bool) -> bool:
         name, value = self.find(*names)
@@ -108,7 +102,7 @@ class ConfigTable:
         return value
 
     def inner(self, name: str) -> "ConfigTable":
-        """A nested table; an empty one if it is not there."""
+        """Return a nested table; an empty one if it is not there."""
         value = self.table.get(name)
         if value is None:
             return ConfigTable({}, self.kind)
@@ -129,21 +123,33 @@ class ConfigTable:
         if not self.has(size_key):
             return None
         size = self.count(size_key)
+        if types := self.layer_types(LAYER_TYPES, layers):
+            pattern = tuple(LAYER_TYPES[kind] for kind in types)
+        is_chunked = size_key == "attention_chunk_size"
+        return Window(size, shortest_period(pattern), is_chunked) if any(pattern) else None
+
+    def layer_types(self, known: Iterable[str], layers: int | None = None) -> list[str]:
+        """Return the kind of each layer, empty where the config does not list them; each must be *known*."""
         types = self.items("layer_types")
-        if types:
-            if len(types) != layers:
-                raise FormatError(f"layer_types has {len(types)} entries for {layers} layers")
-            unknown = [kind for kind in types if not isinstance(kind, str) or kind not in LAYER_TYPES]
-            if unknown:
-                known = ", ".join(LAYER_TYPES)
-                raise FormatError(f"unknown layer type {shown(unknown[0])}; known: {known}")
-            pattern = tuple(LAYER_TYPES[str(kind)] for kind in types)
-        chunked = size_key == "attention_chunk_size"
-        return Window(size, shortest_period(pattern), chunked) if any(pattern) else None
+        if types and layers is not None and len(types) != layers:
+            raise FormatError(f"layer_types has {len(types)} entries for {layers} layers")
+        unknown = [kind for kind in types if not isinstance(kind, str) or kind not in known]
+        if unknown:
+            raise FormatError(f"unknown layer type {shown(unknown[0])}; known: {', '.join(known)}")
+        return [str(kind) for kind in types]
+
+    def layer_numbers(self, name: str, layers: int) -> set[int]:
+        """Return the layers that a list names."""
+        numbers = set()
+        for layer in self.items(name):
+            if type(layer) is not int or not 0 <= layer < layers:
+                raise FormatError(f"{name} names {shown(layer)}; there are {layers} layers")
+            numbers.add(layer)
+        return numbers
 
 
 def shortest_period(pattern: tuple[bool, ...]) -> tuple[bool, ...]:
-    """The shortest beginning of *pattern* that, repeated, gives all of it."""
+    """Return the shortest beginning of *pattern* that, repeated, gives all of it."""
     for length in range(1, min(len(pattern), 64)):
         if all(pattern[i] == pattern[i % length] for i in range(len(pattern))):
             return pattern[:length]
@@ -156,7 +162,7 @@ ALIBI = Position(PositionKind.ALIBI)
 
 
 def head_dim(keys: ConfigTable, hidden: int, heads: int) -> int:
-    """Given, or the hidden width divided among the heads."""
+    """Return the width of a head as given, or the hidden width divided among the heads."""
     if keys.has("head_dim", "attention_head_dim", "kv_channels"):
         return keys.count("head_dim", "attention_head_dim", "kv_channels")
     if hidden % heads:
@@ -202,7 +208,7 @@ def qwen2(keys: ConfigTable, name: str) -> Model:
 
 
 def qwen_window(keys: ConfigTable, layers: int) -> Window | None:
-    """Qwen windows the layers from max_window_layers on, and only if use_sliding_window says so."""
+    """Return Qwen's window: the layers from max_window_layers on, and only if use_sliding_window is set."""
     if not keys.flag("use_sliding_window", default=False):
         return None
     full = min(keys.count("max_window_layers", default=28, least=0), layers)
@@ -295,31 +301,42 @@ def starcoder2(keys: ConfigTable, name: str) -> Model:
     )
 
 
+def _plain_decoder(
+    keys: ConfigTable, name: str, layers: tuple[str, ...], hidden: int, heads: int, ffn: int, max_seq: int
+) -> Model:
+    """Return a decoder without grouped heads or a gate, with layer norms and tied embeddings."""
+    return Model(
+        name=name,
+        layers=keys.count(*layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim(keys, hidden, heads),
+        ffn=ffn,
+        vocab=keys.count("vocab_size"),
+        max_seq=max_seq,
+        tied=keys.flag("tie_word_embeddings", default=True),
+        gated=False,
+        norm=LAYER_NORM,
+    )
+
+
 def gpt2(keys: ConfigTable, name: str) -> Model:
     """Layer norms, learned positions, biases everywhere; also GPT-BigCode with one key/value head."""
     hidden, heads = keys.count("n_embd", "hidden_size"), keys.count("n_head", "num_attention_heads")
     positions = keys.count("n_positions", "n_ctx", "max_position_embeddings")
-    return Model(
-        name=name,
-        layers=keys.count("n_layer", "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
+    layers, ffn = ("n_layer", "num_hidden_layers"), keys.count("n_inner", default=4 * hidden)
+    return replace(
+        _plain_decoder(keys, name, layers, hidden, heads, ffn, positions),
         kv_heads=1 if keys.flag("multi_query", default=keys.kind == "gpt_bigcode") else heads,
-        head_dim=head_dim(keys, hidden, heads),
-        ffn=keys.count("n_inner", default=4 * hidden),
-        vocab=keys.count("vocab_size"),
-        max_seq=positions,
-        tied=keys.flag("tie_word_embeddings", default=True),
-        gated=False,
         activation=keys.activation("activation_function", default="gelu_new"),
-        norm=LAYER_NORM,
         biases=ALL_BIASES,
         position=Position(PositionKind.LEARNED, positions),
     )
 
 
 def gptj(keys: ConfigTable, name: str) -> Model:
-    """Attention and MLP beside each other behind one norm; biases in the MLP and the head only."""
+    """Attention and MLP in parallel behind one norm; biases in the MLP and the head only."""
     model = gpt2(keys, name)
     return replace(
         model,
@@ -332,7 +349,7 @@ def gptj(keys: ConfigTable, name: str) -> Model:
 
 
 def gpt_neox(keys: ConfigTable, name: str) -> Model:
-    """Attention and MLP beside each other, each with its own norm."""
+    """Attention and MLP in parallel, each with its own norm."""
     bias = keys.flag("attention_bias", default=True)
     return replace(
         llama(keys, name),
@@ -351,20 +368,9 @@ def opt(keys: ConfigTable, name: str) -> Model:
     bias = keys.flag("enable_bias", default=True)
     width = keys.count("word_embed_proj_dim", default=hidden)
     norm_first = keys.flag("do_layer_norm_before", default=True)
-    return Model(
-        name=name,
-        layers=keys.count("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim(keys, hidden, heads),
-        ffn=keys.count("ffn_dim"),
-        vocab=keys.count("vocab_size"),
-        max_seq=positions,
-        tied=keys.flag("tie_word_embeddings", default=True),
-        gated=False,
+    return replace(
+        _plain_decoder(keys, name, ("num_hidden_layers",), hidden, heads, keys.count("ffn_dim"), positions),
         activation=keys.activation("activation_function", default="relu"),
-        norm=LAYER_NORM,
         biases=Biases(bias, bias, bias),
         position=Position(PositionKind.LEARNED, positions + 2),
         embedding_width=0 if width == hidden else width,
@@ -373,22 +379,11 @@ def opt(keys: ConfigTable, name: str) -> Model:
 
 
 def bloom(keys: ConfigTable, name: str) -> Model:
-    hidden = keys.count("hidden_size", "n_embed")
-    heads = keys.count("n_head", "num_attention_heads")
-    return Model(
-        name=name,
-        layers=keys.count("n_layer", "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim(keys, hidden, heads),
-        ffn=4 * hidden,
-        vocab=keys.count("vocab_size"),
-        max_seq=keys.count("seq_length", default=2048),
-        tied=keys.flag("tie_word_embeddings", default=True),
-        gated=False,
+    hidden, heads = keys.count("hidden_size", "n_embed"), keys.count("n_head", "num_attention_heads")
+    layers, max_seq = ("n_layer", "num_hidden_layers"), keys.count("seq_length", default=2048)
+    return replace(
+        _plain_decoder(keys, name, layers, hidden, heads, 4 * hidden, max_seq),
         activation=Activation.GELU_BLOOM,
-        norm=LAYER_NORM,
         biases=ALL_BIASES,
         position=ALIBI,
         embedding_norm=True,
@@ -397,39 +392,30 @@ def bloom(keys: ConfigTable, name: str) -> Model:
 
 def falcon(keys: ConfigTable, name: str) -> Model:
     """Falcon-7B shares one key/value head and one norm, Falcon-40B groups heads and has two norms."""
-    hidden = keys.count("hidden_size")
-    heads = keys.count("num_attention_heads", "n_head")
-    grouped = keys.flag("new_decoder_architecture", default=False)
-    parallel = grouped or keys.flag("parallel_attn", default=True)
-    if grouped:
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads", "n_head")
+    is_grouped = keys.flag("new_decoder_architecture", default=False)
+    is_parallel = is_grouped or keys.flag("parallel_attn", default=True)
+    if is_grouped:
         kv_heads = keys.count("num_kv_heads", "n_head_kv", default=heads)
     else:
         kv_heads = 1 if keys.flag("multi_query", default=True) else heads
     bias = keys.flag("bias", default=False)
-    two_norms = grouped and keys.count("num_ln_in_parallel_attn", default=2) == 2
-    return Model(
-        name=name,
-        layers=keys.count("num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
+    has_two_norms = is_grouped and keys.count("num_ln_in_parallel_attn", default=2) == 2
+    layers, ffn = ("num_hidden_layers", "n_layer"), keys.count("ffn_hidden_size", default=4 * hidden)
+    max_seq = keys.count("max_position_embeddings", default=2048)
+    return replace(
+        _plain_decoder(keys, name, layers, hidden, heads, ffn, max_seq),
         kv_heads=kv_heads,
-        head_dim=head_dim(keys, hidden, heads),
-        ffn=keys.count("ffn_hidden_size", default=4 * hidden),
-        vocab=keys.count("vocab_size"),
-        max_seq=keys.count("max_position_embeddings", default=2048),
-        tied=keys.flag("tie_word_embeddings", default=True),
-        gated=False,
         activation=keys.activation("activation", default="gelu"),
-        norm=LAYER_NORM,
         biases=Biases(bias, bias, bias),
         position=ALIBI if keys.flag("alibi", default=False) else Position(),
-        parallel_block=parallel,
-        shared_norm=parallel and not two_norms,
+        parallel_block=is_parallel,
+        shared_norm=is_parallel and not has_two_norms,
     )
 
 
 def phi(keys: ConfigTable, name: str) -> Model:
-    """Attention and MLP beside each other behind one norm; biases everywhere, in the head too."""
+    """Attention and MLP in parallel behind one norm; biases everywhere, in the head too."""
     normed = keys.flag("qk_layernorm", default=False)
     return replace(
         llama(keys, name),
@@ -455,18 +441,10 @@ def mpt(keys: ConfigTable, name: str) -> Model:
         position = Position(PositionKind.LEARNED, max_seq)
     else:
         position = Position(PositionKind.ROTARY if attention.flag("rope", default=False) else PositionKind.NONE)
-    return Model(
-        name=name,
-        layers=keys.count("n_layers"),
-        hidden=hidden,
-        heads=heads,
+    ffn = hidden * keys.count("expansion_ratio", default=4)
+    return replace(
+        _plain_decoder(keys, name, ("n_layers",), hidden, heads, ffn, max_seq),
         kv_heads=attention.count("kv_n_heads", default=heads),
-        head_dim=head_dim(keys, hidden, heads),
-        ffn=hidden * keys.count("expansion_ratio", default=4),
-        vocab=keys.count("vocab_size"),
-        max_seq=max_seq,
-        tied=keys.flag("tie_word_embeddings", default=True),
-        gated=False,
         activation=Activation.GELU,
         norm=Norm(NormKind.LAYER, bias=bias),
         biases=Biases(bias, bias, bias),
