@@ -88,7 +88,7 @@ def test_a_name_that_the_tokens_contradict_is_told(tmp_path: Path) -> None:
 def test_a_run_of_unknown_tp_claims_no_ep(tmp_path: Path) -> None:
     write(RUN.changed(tp=2, file_name=UNNAMED), tmp_path)
     warnings = read(tmp_path).warnings
-    assert any("tensor parallelism cannot be told" in text for text in warnings)
+    assert any("tensor parallelism cannot be inferred" in text for text in warnings)
     assert any("how many ranks share experts (ep)" in text for text in warnings)
 
 

@@ -91,7 +91,7 @@ def test_first_stage_alone_leaves_pipeline_and_data_open() -> None:
     assert config.layout.tp == 2
     assert config.facts["learnt_positions"] is True
     assert config.facts["layers_on"] == {0: 10}
-    assert config.facts["basis"]["pp"] == "assumed"
+    assert config.basis["pp"] == "assumed"
     assert any("no rank of the last stage" in text for text in config.warnings)
     assert any("data parallelism may be" in text for text in config.warnings)
 
@@ -100,7 +100,7 @@ def test_file_name_fills_gaps_and_is_checked() -> None:
     named = "runs/wd8_tp2_pp4_numl40_bs2_GPT2BPETokenizer_rank0_20240923205004.txt"
     config = infer([replace(FIRST, path=named)])
     assert (config.layout.pp, config.layout.dp, config.facts["layers"]) == (4, 1, 40)
-    assert config.facts["basis"]["pp"] == "file name"
+    assert config.basis["pp"] == "file name"
     wrong = infer([replace(RANK7, path=named.replace("tp2", "tp4").replace("numl40", "numl48"))])
     assert wrong.layout.tp == 2
     assert {"the file name says tp 4, the content 2", "the file name says layers 48, the content 40"} <= set(
@@ -139,7 +139,7 @@ def test_whole_run_knows_every_stage() -> None:
     assert config.warnings == ()
     assert config.layout.gpus == 8
     assert config.facts["parameters"] == {0: 1712942080, 1: 1573350400, 2: 1573350400, 3: 1702466560}
-    assert config.facts["basis"]["layers"] == "solved: parameters of every stage"
+    assert config.basis["layers"] == "solved: parameters of every stage"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a Megatron-LM run was, told from its traces.
+"""The configuration of a Megatron-LM run, inferred from its traces.
 
 Megatron-LM numbers ranks with tensor parallelism fastest, then data, then pipeline: rank = stage x B + ...
 where B = tp x dp ranks share a stage. The last stage names itself by its loss. Sizes come from tensor
@@ -8,7 +8,7 @@ shapes, tp and layers from the exact parameter count of a stage. A file name suc
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from stepcast.inputs.megatron.lines import RankEvidence, check_same_run, common_hints
 from stepcast.inputs.source import FormatError
@@ -16,7 +16,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members
 
-# How many ranks share experts, told by the tokens that they exchange.
+# How many ranks share experts follows from the tokens that they exchange.
 
 UNKNOWN_EP = (
     "how many ranks share experts (ep) can be told neither from the file names nor from the tokens they "
@@ -25,51 +25,43 @@ UNKNOWN_EP = (
 )
 
 
-def shares_experts(ranks: Sequence[RankEvidence]) -> bool:
-    """Whether any rank communicates within its experts' group."""
-    return any(rank.exchanges is not None for rank in ranks)
-
-
 def possible_sizes(ranks: Sequence[RankEvidence], tp: int, dp: int) -> list[int]:
-    """The sizes of expert-parallel groups, neighbours along dp, within which as many tokens come back as go
-    out; nothing where no group was given whole. Rising: a multiple of a group that fits does too."""
+    """Return the sizes of expert-parallel groups, neighbours along dp, within which as many tokens come back as
+    go out; nothing where no group was given completely. Rising: a multiple of a group that fits does too."""
     sent = {rank.rank: rank.exchanges for rank in ranks if rank.exchanges}
-    found = []
+    sizes = []
     for size in (size for size in range(1, dp + 1) if dp % size == 0):
         layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
         groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for rank, rows in sent.items():
             groups.setdefault(members(rank, Group.EP, layout), []).append(rows)
-        whole = [group for group in groups.values() if len(group) == size]
-        if whole and all(map(_keeps_tokens, whole)):
-            found.append(size)
-    return found
+        complete = [group for group in groups.values() if len(group) == size]
+        if complete and all(map(_returns_tokens, complete)):
+            sizes.append(size)
+    return sizes
 
 
-def _keeps_tokens(group: Sequence[tuple[int, ...]]) -> bool:
-    """Exchanges come in pairs: out to the experts, and back."""
+def _returns_tokens(group: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether exchanges come in equal pairs: out to the experts, and back."""
     if len({len(rows) for rows in group}) > 1 or len(group[0]) % 2:
         return False
     totals = [sum(rows) for rows in zip(*group, strict=True)]
     return totals[::2] == totals[1::2]
 
 
-def is_even(ranks: Sequence[RankEvidence]) -> bool:
-    """Whether every rank hands in the same each time, so that any size would fit."""
-    return len({rows for rank in ranks if rank.exchanges for rows in rank.exchanges}) < 2
-
-
 def expert_size(ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[str, int]) -> tuple[int | None, str]:
-    """ep and how it is known; None where it cannot be told."""
+    """Return ep and how it is known; None where it cannot be inferred."""
     hint = hints.get("ep")
     if hint and tp * dp % hint:  # no stage of this run can form such groups
         hint = None
-    if not shares_experts(ranks):
+    if all(rank.exchanges is None for rank in ranks):
         return (hint or 1), ("file name" if hint else "read: no rank communicates between experts")
     sizes = possible_sizes(ranks, tp, dp)
-    if hint is not None and (hint in sizes or not sizes or is_even(ranks)):
+    # Where every rank hands in the same each time, any size would fit.
+    is_even = len({rows for rank in ranks if rank.exchanges for rows in rank.exchanges}) < 2
+    if hint is not None and (hint in sizes or not sizes or is_even):
         return hint, "file name"
-    if sizes and (dp == 1 or not is_even(ranks)):
+    if sizes and (dp == 1 or not is_even):
         return sizes[0], "solved: tokens that go out to experts and come back"
     return None, "assumed"
 
@@ -81,7 +73,7 @@ def expert_size(ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[
 # size f, key/value width k and tensor parallelism t:
 #
 #     matrices  (2 h h + 2 h k + (g + 1) h f) / t      g = 2 for a gated MLP (SwiGLU), otherwise 1
-#     biases    (h + 2 k + g f) / t + 2 h              split with their columns; the two row-split ones whole
+#     biases    (h + 2 k + g f) / t + 2 h              split with their columns; the two row-split ones are not
 #     norms     2 x 2 h (LayerNorm) or 2 x h (RMSNorm)
 #
 # The first stage adds the word embedding shard and, where learnt, position embeddings; the last one the
@@ -90,19 +82,17 @@ def expert_size(ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[
 MOST_LAYERS_ON_A_STAGE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class StageCount:
+class StageCount(NamedTuple):
     """Parameters that one rank of a stage holds, as read."""
 
     stage: int
     parameters: int
     is_first: bool
     is_last: bool
-    layers: int | None  # where its all-reduces tell
+    layers: int | None  # where its all-reduces show them
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class LayerStyle(NamedTuple):
     gated: bool
     bias: bool
     rms_norm: bool
@@ -110,66 +100,63 @@ class Style:
 
 # Most usual first: GPT, then Llama as Megatron-LM builds it with and without --disable-bias-linear.
 STYLES = (
-    Style(gated=False, bias=True, rms_norm=False),
-    Style(gated=True, bias=False, rms_norm=True),
-    Style(gated=True, bias=True, rms_norm=True),
-    Style(gated=False, bias=False, rms_norm=False),
-    Style(gated=False, bias=True, rms_norm=True),
-    Style(gated=False, bias=False, rms_norm=True),
-    Style(gated=True, bias=False, rms_norm=False),
-    Style(gated=True, bias=True, rms_norm=False),
+    LayerStyle(gated=False, bias=True, rms_norm=False),
+    LayerStyle(gated=True, bias=False, rms_norm=True),
+    LayerStyle(gated=True, bias=True, rms_norm=True),
+    LayerStyle(gated=False, bias=False, rms_norm=False),
+    LayerStyle(gated=False, bias=True, rms_norm=True),
+    LayerStyle(gated=False, bias=False, rms_norm=True),
+    LayerStyle(gated=True, bias=False, rms_norm=False),
+    LayerStyle(gated=True, bias=True, rms_norm=False),
 )
 KV_GROUPINGS = (1, 2, 4, 8, 16, 32)
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+class ModelSolution(NamedTuple):
     """A model that explains every stage's parameter count exactly."""
 
     tp: int
-    style: Style
+    style: LayerStyle
     ffn: int
     kv_width: int
     learnt_positions: bool
     layers_on: tuple[tuple[int, int], ...]  # (stage, layers)
 
 
-def solutions(
+def solve_parameters(
     counts: Sequence[StageCount], *, hidden: int, seq: int, vocab_shard: int | None, tensor_sizes: Iterable[int]
-) -> list[Solution]:
-    """Every usual model that fits all *counts*; with plain attention if any does, else with grouped keys."""
+) -> list[ModelSolution]:
+    """Return every usual model that fits all *counts*; with plain attention if any does, else with grouped keys."""
     needs_vocab = any(count.is_first or count.is_last for count in counts)
     if not counts or (needs_vocab and vocab_shard is None):
         return []
     sizes = [tp for tp in tensor_sizes if hidden % tp == 0]
     for grouping in KV_GROUPINGS:
+        # Solutions that differ in something a stage's count can show (a middle stage shows no positions).
+        distinct: dict[tuple[object, ...], ModelSolution] = {}
         if hidden % grouping:
             continue
-        found = [
-            solution
-            for tp in sizes
-            for style in STYLES
-            for positions in (seq, 0)
-            for solution in _solve(counts, hidden, hidden // grouping, vocab_shard or 0, positions, tp, style)
-        ]
-        if found:
-            return _distinct(found)
+        for tp in sizes:
+            for style in STYLES:
+                for positions in (seq, 0):
+                    args = (counts, hidden, hidden // grouping, vocab_shard or 0, positions, tp, style)
+                    for solution in _solve_style(*args):
+                        distinct.setdefault(solution._replace(learnt_positions=False), solution)
+        if distinct:
+            return list(distinct.values())
     return []
 
 
-def _distinct(found: list[Solution]) -> list[Solution]:
-    """Solutions that differ in something a stage's count can show (a middle stage shows no positions)."""
-    kept: dict[tuple[object, ...], Solution] = {}
-    for solution in found:
-        key = (solution.tp, solution.style, solution.ffn, solution.kv_width, solution.layers_on)
-        kept.setdefault(key, solution)
-    return list(kept.values())
-
-
-def _solve(
-    counts: Sequence[StageCount], hidden: int, kv_width: int, vocab_shard: int, positions: int, tp: int, style: Style
-) -> Iterator[Solution]:
-    """Solutions of one style: the first stage's count gives the ffn size, the others must agree."""
+def _solve_style(
+    counts: Sequence[StageCount],
+    hidden: int,
+    kv_width: int,
+    vocab_shard: int,
+    positions: int,
+    tp: int,
+    style: LayerStyle,
+) -> Iterator[ModelSolution]:
+    """Yield solutions of one style: the first stage's count gives the ffn size, the others must agree."""
     norm = hidden if style.rms_norm else 2 * hidden
 
     def in_layers(count: StageCount) -> int:
@@ -187,20 +174,19 @@ def _solve(
     for layers in (known,) if known else range(1, MOST_LAYERS_ON_A_STAGE + 1):
         if totals[0] % layers:
             continue
-        each = totals[0] // layers
-        ffn = _ffn(each, hidden, kv_width, tp, style)
+        per_layer = totals[0] // layers
+        ffn = _ffn_size(per_layer, hidden, kv_width, tp, style)
         if ffn is None or not _is_usual_ffn(ffn, hidden, tp, style, layers_known=known is not None):
             continue
-        if any(total % each for total in totals):
+        if any(total % per_layer for total in totals):
             continue
-        layers_on = tuple((count.stage, total // each) for count, total in zip(counts, totals, strict=True))
-        if any(count.layers not in (None, on[1]) for count, on in zip(counts, layers_on, strict=True)):
-            continue
-        yield Solution(tp, style, ffn, kv_width, positions > 0, layers_on)
+        layers_on = tuple((count.stage, total // per_layer) for count, total in zip(counts, totals, strict=True))
+        if all(count.layers in (None, on) for count, (_, on) in zip(counts, layers_on, strict=True)):
+            yield ModelSolution(tp, style, ffn, kv_width, positions > 0, layers_on)
 
 
-def _ffn(each: int, hidden: int, kv_width: int, tp: int, style: Style) -> int | None:
-    """The ffn size of a layer with *each* parameters per rank, if it is whole."""
+def _ffn_size(per_layer: int, hidden: int, kv_width: int, tp: int, style: LayerStyle) -> int | None:
+    """Return the ffn size of a layer with *per_layer* parameters per rank, if it is a whole number."""
     columns = 2 if style.gated else 1
     fixed = 2 * hidden * hidden + 2 * hidden * kv_width
     fixed += 2 * tp * (hidden if style.rms_norm else 2 * hidden)
@@ -208,12 +194,12 @@ def _ffn(each: int, hidden: int, kv_width: int, tp: int, style: Style) -> int | 
     if style.bias:
         fixed += hidden + 2 * kv_width + 2 * tp * hidden
         per_ffn += columns
-    rest = tp * each - fixed
+    rest = tp * per_layer - fixed
     return rest // per_ffn if rest > 0 and rest % per_ffn == 0 else None
 
 
-def _is_usual_ffn(ffn: int, hidden: int, tp: int, style: Style, *, layers_known: bool) -> bool:
-    """Keep numbers people choose: 4 h, or a multiple of 64 (of 256 where the layers are unknown too)."""
+def _is_usual_ffn(ffn: int, hidden: int, tp: int, style: LayerStyle, *, layers_known: bool) -> bool:
+    """Accept numbers people choose: 4 h, or a multiple of 64 (of 256 where the layers are unknown too)."""
     if ffn % tp:
         return False
     if ffn == 4 * hidden and not style.gated:
@@ -228,50 +214,64 @@ TENSOR_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass
 class Findings:
-    """Facts as they are found; *basis* says how each is known."""
+    """Facts as they are found; *basis* states how each is known."""
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     basis: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def learn(self, word: str, value: Any, basis: str) -> None:
+    def learn(self, word: str, value: object, basis: str) -> None:
         self.facts[word] = value
         self.basis[word] = basis
 
+    def size(self, word: str) -> int | None:
+        value = self.facts.get(word)
+        return value if isinstance(value, int) else None
 
-@dataclass(frozen=True, slots=True)
-class Config:
+
+class InferredConfig(NamedTuple):
     layout: Layout
     stage_of_rank: Mapping[int, int]
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
+    basis: Mapping[str, str]  # of each fact
     warnings: tuple[str, ...]
 
 
-def infer(ranks: Sequence[RankEvidence]) -> Config:
-    """The run that *ranks* belong to; FormatError where they cannot be of one run."""
+def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
+    """Return the run that *ranks* belong to; FormatError where they cannot be of one run."""
     check_same_run(ranks)
     hints = common_hints(ranks)
     findings = Findings()
     _learn_sizes(ranks, findings)
     pp = _learn_pipeline(ranks, hints, findings)
     blocks = _ranks_per_stage(ranks, pp)
-    found = _model_solutions(ranks, pp, blocks, findings)
-    tp = _learn_tensor(ranks, blocks, found, hints, findings)
+    solutions = _solve_model(ranks, pp, blocks, findings)
+    tp = _learn_tensor(ranks, blocks, solutions, hints, findings)
     block = _learn_block(ranks, blocks, tp, pp, hints, findings)
-    _learn_model(ranks, [one for one in found if one.tp == tp], pp, hints, findings)
-    if "vocab_shard" in findings.facts:
-        findings.learn("vocab", findings.facts.pop("vocab_shard") * tp, "solved: shard of the vocabulary x tp")
+    _learn_model(ranks, [solution for solution in solutions if solution.tp == tp], pp, hints, findings)
+    if (vocab_shard := findings.size("vocab_shard")) is not None:
+        del findings.facts["vocab_shard"]
+        findings.learn("vocab", vocab_shard * tp, "solved: shard of the vocabulary x tp")
     ep, findings.basis["ep"] = expert_size(ranks, tp, block // tp, hints)
     if ep is None:
         findings.warnings.append(UNKNOWN_EP)
-    # Where the replicas alone cannot form the group, the tensor ranks take part and experts are whole.
+    # Where the replicas alone cannot form the group, the tensor ranks take part and experts are not split.
     expert_tp = 1 if block // tp % (ep or 1) else 0
     layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep or 1, expert_tp=expert_tp)
-    _check_hints(layout, hints, findings)
-    _warn_of_missing_ranks(ranks, layout, findings)
+    # The content wins over the file name.
+    known = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, **findings.facts}
+    for word, hint in hints.items():
+        if word in known and known[word] != hint:
+            findings.warnings.append(f"the file name says {word} {hint}, the content {known[word]}")
+    if len(ranks) < layout.gpus:
+        given = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        findings.warnings.append(
+            f"only {given} of {layout.gpus} given: a slow GPU, a slow operation and waiting for another rank "
+            "cannot be told apart"
+        )
     findings.facts["basis"] = findings.basis
     stages = {rank.rank: rank.stage for rank in ranks}
-    return Config(layout, stages, findings.facts, tuple(findings.warnings))
+    return InferredConfig(layout, stages, findings.facts, findings.basis, tuple(findings.warnings))
 
 
 T = TypeVar("T")
@@ -323,11 +323,11 @@ def _learn_pipeline(ranks: Sequence[RankEvidence], hints: Mapping[str, int], fin
 
 
 def _ranks_per_stage(ranks: Sequence[RankEvidence], pp: int) -> range | None:
-    """Possible numbers of ranks on a stage, None where any would do; FormatError where there is none."""
+    """Return possible numbers of ranks on a stage, None where any would do; FormatError where there is none."""
     numbers = sorted(rank.rank for rank in ranks)
     stages = [rank.stage for rank in ranks]
-    whole = numbers == list(range(len(ranks))) and len(ranks) % pp == 0
-    if whole and all(stages.count(stage) == len(ranks) // pp for stage in range(pp)):
+    is_complete = numbers == list(range(len(ranks))) and len(ranks) % pp == 0
+    if is_complete and all(stages.count(stage) == len(ranks) // pp for stage in range(pp)):
         return range(len(ranks) // pp, len(ranks) // pp + 1)
     # floor(rank / B) = stage
     low = max(rank.rank // (rank.stage + 1) + 1 for rank in ranks)
@@ -345,14 +345,13 @@ def _ranks_per_stage(ranks: Sequence[RankEvidence], pp: int) -> range | None:
 
 
 def _multiples(blocks: range | None, tp: int) -> range:
-    """The members of *blocks* that *tp* divides."""
+    """Return the members of *blocks* that *tp* divides."""
     return range(0) if blocks is None else range(-(-blocks.start // tp) * tp, blocks.stop, tp)
 
 
-def _model_solutions(
+def _solve_model(
     ranks: Sequence[RankEvidence], pp: int, blocks: range | None, findings: Findings
-) -> list[Solution]:
-    facts = findings.facts
+) -> list[ModelSolution]:
     counts = {
         rank.stage: StageCount(
             rank.stage,
@@ -364,28 +363,28 @@ def _model_solutions(
         for rank in ranks
         if rank.gradients is not None
     }
-    if "hidden" not in facts or "seq" not in facts:
+    hidden, seq = findings.size("hidden"), findings.size("seq")
+    if hidden is None or seq is None:
         return []
-    sizes = [tp for tp in TENSOR_SIZES if blocks is None or _multiples(blocks, tp)]
-    return solutions(
+    return solve_parameters(
         [counts[stage] for stage in sorted(counts)],
-        hidden=facts["hidden"],
-        seq=facts["seq"],
-        vocab_shard=facts.get("vocab_shard"),
-        tensor_sizes=sizes,
+        hidden=hidden,
+        seq=seq,
+        vocab_shard=findings.size("vocab_shard"),
+        tensor_sizes=[tp for tp in TENSOR_SIZES if blocks is None or _multiples(blocks, tp)],
     )
 
 
 def _learn_tensor(
     ranks: Sequence[RankEvidence],
     blocks: range | None,
-    found: Sequence[Solution],
+    solutions: Sequence[ModelSolution],
     hints: Mapping[str, int],
     findings: Findings,
 ) -> int:
     reduces = [rank.forward_reduces for rank in ranks if rank.forward_reduces is not None]
     splits = any(reduces)
-    fitting = list(dict.fromkeys(one.tp for one in found))
+    fitting = list(dict.fromkeys(solution.tp for solution in solutions))
     if reduces:
         fitting = [tp for tp in fitting if (tp > 1) == splits]
     if len(fitting) == 1 or (fitting and hints.get("tp") in fitting):
@@ -404,14 +403,14 @@ def _learn_tensor(
     possible = [tp for tp in TENSOR_SIZES if tp > splits and _multiples(blocks, tp)]
     tp = possible[-1] if splits and possible else (2 if splits else 1)
     findings.basis["tp"] = "assumed"
-    findings.warnings.append(f"tensor parallelism cannot be told from these ranks; taken as {tp}")
+    findings.warnings.append(f"tensor parallelism cannot be inferred from these ranks; taken as {tp}")
     return tp
 
 
 def _learn_block(
     ranks: Sequence[RankEvidence], blocks: range | None, tp: int, pp: int, hints: Mapping[str, int], findings: Findings
 ) -> int:
-    """Ranks on one stage, a multiple of *tp*."""
+    """Return the ranks on one stage, a multiple of *tp*."""
     fitting = _multiples(blocks, tp)
     if len(fitting) == 1:
         findings.learn("world", fitting[0] * pp, "read: rank numbers and stages")
@@ -435,18 +434,22 @@ def _learn_block(
 
 
 def _learn_model(
-    ranks: Sequence[RankEvidence], found: Sequence[Solution], pp: int, hints: Mapping[str, int], findings: Findings
+    ranks: Sequence[RankEvidence],
+    solutions: Sequence[ModelSolution],
+    pp: int,
+    hints: Mapping[str, int],
+    findings: Findings,
 ) -> None:
     gradients = {rank.stage: rank.gradients for rank in ranks if rank.gradients is not None}
-    chosen = _choose(found, pp, hints, findings)
+    chosen = _choose_solution(solutions, pp, hints, findings)
     if chosen is not None:
         findings.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
         layers_on = dict(chosen.layers_on)
-        everywhere = len(layers_on) == pp
-        layers = sum(layers_on.values()) if everywhere else next(iter(layers_on.values())) * pp
-        how = "of every stage" if everywhere else "of a stage, the same on each"
-        sure = "assumed" if findings.basis["pp"] == "assumed" else "solved"
-        findings.learn("layers", layers, f"{sure}: parameters {how}")
+        has_all = len(layers_on) == pp
+        layers = sum(layers_on.values()) if has_all else next(iter(layers_on.values())) * pp
+        extent = "of every stage" if has_all else "of a stage, the same on each"
+        certainty = "assumed" if findings.basis["pp"] == "assumed" else "solved"
+        findings.learn("layers", layers, f"{certainty}: parameters {extent}")
         findings.learn("layers_on", layers_on, "solved: parameters of the stage")
         findings.learn("ffn", chosen.ffn, "solved: parameters of a stage")
         findings.learn("gated_mlp", chosen.style.gated, "solved: parameters of a stage")
@@ -462,28 +465,28 @@ def _learn_model(
         findings.learn("layers", hints["layers"], "file name")
 
 
-def _choose(found: Sequence[Solution], pp: int, hints: Mapping[str, int], findings: Findings) -> Solution | None:
-    if not found:
-        return None
-    by_layers: dict[int, Solution] = {}
-    for one in found:
-        by_layers.setdefault(sum(on for _, on in one.layers_on) * pp // len(one.layers_on), one)
+def _choose_solution(
+    solutions: Sequence[ModelSolution], pp: int, hints: Mapping[str, int], findings: Findings
+) -> ModelSolution | None:
+    by_layers: dict[int, ModelSolution] = {}
+    for solution in solutions:
+        by_layers.setdefault(sum(on for _, on in solution.layers_on) * pp // len(solution.layers_on), solution)
     if hints.get("layers") in by_layers:
         return by_layers[hints["layers"]]
     if len(by_layers) > 1:
         layers = list(by_layers)
         findings.warnings.append(f"the parameters fit {_either(layers)} layers; taken as {layers[0]}")
-    return found[0]
+    return solutions[0] if solutions else None
 
 
 def _learn_unexplained(gradients: Mapping[int, int], findings: Findings) -> None:
-    """Gradients that are no dense stage: whole expert matrices only, or something unknown."""
-    hidden = findings.facts.get("hidden")
+    """Note gradients that are no dense stage: complete expert matrices only, or something unknown."""
+    hidden = findings.size("hidden")
     if hidden and all(count % (2 * hidden * hidden) == 0 for count in gradients.values()):
         findings.learn("expert_parameters", dict(gradients), "read: elements of the gradient all-reduce")
         findings.warnings.append(
-            "the traced gradients are whole matrices without biases, norms or embeddings: expert weights "
-            "alone; the parameters of a stage cannot be told"
+            "the traced gradients are complete matrices without biases, norms or embeddings: expert weights "
+            "alone; the parameters of a stage cannot be inferred"
         )
         return
     findings.learn("parameters", dict(gradients), "read: elements of the gradient all-reduce, per rank of a stage")
@@ -492,20 +495,3 @@ def _learn_unexplained(gradients: Mapping[int, int], findings: Findings) -> None
 
 def _either(values: Iterable[int]) -> str:
     return " or ".join(str(value) for value in values)
-
-
-def _check_hints(layout: Layout, hints: Mapping[str, int], findings: Findings) -> None:
-    """The content wins over the file name; a difference is told."""
-    known = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, **findings.facts}
-    for word, hint in hints.items():
-        if word in known and known[word] != hint:
-            findings.warnings.append(f"the file name says {word} {hint}, the content {known[word]}")
-
-
-def _warn_of_missing_ranks(ranks: Sequence[RankEvidence], layout: Layout, findings: Findings) -> None:
-    if len(ranks) < layout.gpus:
-        which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
-        findings.warnings.append(
-            f"only {which} of {layout.gpus} given: a slow GPU, a slow operation and waiting for another rank "
-            "cannot be told apart"
-        )

@@ -1,7 +1,7 @@
 """Lines of Megatron-LM rank traces into columns.
 
 A line is one operation with its sub-operations. Only duration, timestamp and micro-batch differ from
-line to line; everything else repeats, so it is parsed once, kept as a Row and referred to by number.
+line to line; everything else repeats, so it is parsed once, held as a TraceRow and referred to by number.
 """
 
 import math
@@ -10,55 +10,39 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, SpanKind
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 
-# What the name of a Megatron-LM trace says of its run.
-#
-# Echo writes ``wd8_tp2_pp4_numl40_bs2_..._rank7_....txt``, ``wd8_tp1_pp2_exp4_expNum8_l8_bs1_...`` and
-# folders such as ``pp2_tp1_exp4_expn8_dp4_nl8_hs1024_sl2048`` (fwyc0573/Megatron-LM, megatron/profiler):
-# fields of a word and a number in any order.
+# Sizes in the names of traces, fields of a word and a number in any order: Echo writes files such as
+# ``wd8_tp2_pp4_numl40_bs2_..._rank7_....txt`` and ``wd8_tp1_pp2_exp4_expNum8_l8_bs1_...``, and folders such as
+# ``pp2_tp1_exp4_expn8_dp4_nl8_hs1024_sl2048`` (fwyc0573/Megatron-LM, megatron/profiler).
 
 FIELD = re.compile(r"(?:^|(?<=[_\-.]))([A-Za-z]{1,8})([0-9]{1,7})(?=[_\-.]|$)", re.ASCII)
-WORDS = {
-    "wd": "world",
-    "tp": "tp",
-    "pp": "pp",
-    "dp": "dp",
-    "exp": "ep",
-    "ep": "ep",
-    "numl": "layers",
-    "nl": "layers",
-    "l": "layers",
-    "bs": "micro_batch",
-    "mbs": "micro_batch",
-}
+NAMED_SIZES = {"wd": "world", "tp": "tp", "pp": "pp", "dp": "dp", "exp": "ep", "ep": "ep"}
+NAMED_SIZES |= dict.fromkeys(("numl", "nl", "l"), "layers") | dict.fromkeys(("bs", "mbs"), "micro_batch")
 # A name that gives fewer of these is not one of a run: l8.txt may be anything.
 DEGREES = ("world", "tp", "pp")
 FEWEST_DEGREES = 2
 
 
 def file_name_hints(path: str) -> dict[str, int]:
-    """Sizes that the file's name gives, or else the name of its folder."""
+    """Return sizes that the file's name gives, or else the name of its folder."""
     hints: dict[str, int] = {}
     for name in reversed(path.replace("\\", "/").split("/")[-2:]):
-        hints = {**_fields(name), **hints}
+        sizes: dict[str, int] = {}
+        for word, text in FIELD.findall(name):
+            if word.lower() in NAMED_SIZES and int(text):
+                sizes.setdefault(NAMED_SIZES[word.lower()], int(text))
+        if sum(size in sizes for size in DEGREES) >= FEWEST_DEGREES:
+            hints = {**sizes, **hints}
     dp = hints.pop("dp", 0)
     if dp and "tp" in hints and "pp" in hints:
         hints.setdefault("world", hints["tp"] * hints["pp"] * dp)
     return hints
-
-
-def _fields(name: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for word, text in FIELD.findall(name):
-        known = WORDS.get(word.lower())
-        if known is not None and int(text):
-            found.setdefault(known, int(text))
-    return found if sum(word in found for word in DEGREES) >= FEWEST_DEGREES else {}
 
 
 # The words of a Megatron-LM rank trace: operations, groups, collectives, shapes and numbers.
@@ -72,7 +56,7 @@ COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 SHAPE = re.compile(r"(?:torch\.Size\()?\[((?:[0-9]{1,15}(?:, ?[0-9]{1,15})*)?)\]\)?", re.ASCII)
 FIELD_START = re.compile(r",(?=[A-Za-z_][A-Za-z0-9_]*=)")
 
-# Where a transfer's peer is: stages up (+1) or down (-1) the pipeline.
+# The peer of a transfer is so many stages up (+1) or down (-1) the pipeline.
 TRANSFERS: dict[str, tuple[Direction, int]] = {
     "recv_forward": (Direction.RECEIVE, -1),
     "send_forward": (Direction.SEND, 1),
@@ -110,44 +94,22 @@ GROUPS: dict[str, Group] = {
     "ep_dp": Group.EXPERT_DP,
     "exp_dp": Group.EXPERT_DP,
 }
+# Underscores do not count.
 COLLECTIVES: dict[str, CollectiveKind] = {
     "allreduce": CollectiveKind.ALL_REDUCE,
-    "all_reduce": CollectiveKind.ALL_REDUCE,
     "broadcast": CollectiveKind.BROADCAST,
     "allgather": CollectiveKind.ALL_GATHER,
-    "all_gather": CollectiveKind.ALL_GATHER,
-    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
     "reducescatter": CollectiveKind.REDUCE_SCATTER,
-    "all_to_all": CollectiveKind.ALL_TO_ALL,
     "alltoall": CollectiveKind.ALL_TO_ALL,
     "reduce": CollectiveKind.REDUCE,
     "gather": CollectiveKind.GATHER,
     "scatter": CollectiveKind.SCATTER,
     "barrier": CollectiveKind.BARRIER,
 }
-DTYPES: dict[str, DType] = {
-    "float64": DType.FP64,
-    "double": DType.FP64,
-    "float32": DType.FP32,
-    "float": DType.FP32,
-    "float16": DType.FP16,
-    "half": DType.FP16,
-    "bfloat16": DType.BF16,
-    "float8_e4m3fn": DType.FP8,
-    "float8_e5m2": DType.FP8,
-    "int64": DType.INT64,
-    "long": DType.INT64,
-    "int32": DType.INT32,
-    "int": DType.INT32,
-    "int16": DType.INT16,
-    "int8": DType.INT8,
-    "uint8": DType.INT8,
-    "bool": DType.BOOL,
-}
 
 
 def parse_ms(word: str, text: str) -> float:
-    """The milliseconds of field *word*; ``None`` (never measured) is zero."""
+    """Return the milliseconds of field *word*; ``None`` (never measured) is zero."""
     if text == "None":
         return 0.0
     if not NUMBER.fullmatch(text):
@@ -165,7 +127,7 @@ def parse_count(word: str, text: str) -> int:
 
 
 def parse_shape(text: str) -> tuple[int, ...] | None:
-    """``[2048, 2, 5120]``; None where nothing is written."""
+    """Return the sizes of ``[2048, 2, 5120]``; None where nothing is written."""
     if text in ("None", ""):
         return None
     match = SHAPE.fullmatch(text)
@@ -175,7 +137,7 @@ def parse_shape(text: str) -> tuple[int, ...] | None:
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """``a=1,b=x, y,c=2`` as a mapping: a comma ends a value only where ``word=`` follows."""
+    """Return ``a=1,b=x, y,c=2`` as a mapping: a comma ends a value only where ``word=`` follows."""
     fields: dict[str, str] = {}
     for part in FIELD_START.split(text):
         word, equals, value = part.partition("=")
@@ -185,17 +147,6 @@ def parse_fields(text: str) -> dict[str, str]:
             raise FormatError(f"field {word} is given twice")
         fields[word] = value
     return fields
-
-
-def parse_dtype(text: str) -> DType | None:
-    return DTYPES.get(text.removeprefix("torch."))
-
-
-def tensor_bytes(elements: int, dtype: DType) -> int:
-    size_bytes = round(elements * dtype.bytes)
-    if size_bytes > LARGEST_BYTES:
-        raise FormatError(f"a tensor of {elements} elements is too large to be real")
-    return size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +160,7 @@ class TraceMessage:
     peer_offset: int = 0
 
     def work(self, ranks: int | None) -> Work:
-        """As work: an all-gather's whole buffer is *ranks* times what each rank hands in."""
+        """Return it as work: an all-gather's complete buffer is *ranks* times what each rank hands in."""
         if self.kind is None:
             assert self.direction is not None
             return Transfer(self.direction, self.input_bytes, self.group, self.peer_offset)
@@ -217,20 +168,23 @@ class TraceMessage:
         return Collective(self.kind, self.input_bytes * (ranks or 1 if gathers else 1), self.group)
 
 
-def message_of(
+def read_message(
     name: str, fields: dict[str, str], shape: tuple[int, ...] | None, dtype: DType | None
 ) -> TraceMessage | None:
-    """What an operation or sub-operation sends, where its line says how much."""
-    word = fields.get("comm_func", "None")
+    """Return what an operation or sub-operation sends, where its line states how much."""
+    word = fields.get("comm_func", "None").replace("_", "")
     if word not in ("None", "") and word not in COLLECTIVES:
         raise FormatError(f"unknown collective {word[:40]!r}; expected one of {', '.join(COLLECTIVES)}")
     if shape is None or dtype is None:
         return None
-    input_bytes = tensor_bytes(math.prod(shape), dtype)
-    group = GROUPS.get(fields.get("group", fields.get("group_kind", "None")), REDUCTIONS.get(name))
+    elements = math.prod(shape)
+    input_bytes = round(elements * dtype.bytes)
+    if input_bytes > LARGEST_BYTES:
+        raise FormatError(f"a tensor of {elements} elements is too large to be real")
     if name in TRANSFERS:
         direction, offset = TRANSFERS[name]
         return TraceMessage(None, input_bytes, Group.PP, direction, offset)
+    group = GROUPS.get(fields.get("group", fields.get("group_kind", "None")), REDUCTIONS.get(name))
     kind = COLLECTIVES.get(word, CollectiveKind.ALL_REDUCE if name in REDUCTIONS else None)
     return None if group is None or kind is None else TraceMessage(kind, input_bytes, group)
 
@@ -256,7 +210,7 @@ ESCAPED = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """What an operation or sub-operation is, without when it ran."""
+    """An operation or sub-operation without its times."""
 
     rank: int
     stage: int
@@ -273,8 +227,26 @@ class TraceRow:
         return next((text for key, text in self.details if key == word), None)
 
     def marked(self, word: str, text: str) -> "TraceRow":
-        """The same row with one more detail."""
+        """Return the same row with one more detail."""
         return replace(self, details=(*self.details, (word, text)))
+
+
+def read_row(
+    rank: int, stage: int, name: str, fields: dict[str, str], *, lane: str, kind: SpanKind, is_operation: bool
+) -> TraceRow:
+    """Return the row of an operation or sub-operation; details are the fields as the file names them."""
+    shape = parse_shape(fields.pop("input__shape", "None"))
+    dtype = dtype_named(fields.get("input__dtype", "None").removeprefix("torch."))
+    if is_operation and name == BUCKET and shape is None and "bucket_numel" in fields:
+        shape = parse_shape(f"[{fields['bucket_numel']}]")
+        dtype = dtype_named(fields.get("grad_dtype", "None").removeprefix("torch."))
+    details = [(word, text) for word, text in fields.items() if text != "None" and word != "input__dtype"]
+    if shape is not None:
+        details.append(("shape", str(list(shape))))
+    if fields.get("input__dtype", "None") != "None":
+        details.append(("dtype", fields["input__dtype"].removeprefix("torch.")))
+    message = read_message(name, fields, shape, dtype)
+    return TraceRow(rank, stage, name, lane, kind, is_operation, message, shape, dtype, tuple(details))
 
 
 class SubRows(dict[tuple[str, str], int]):
@@ -282,63 +254,39 @@ class SubRows(dict[tuple[str, str], int]):
 
     def __init__(self, table: "RowTable", rank: int, stage: int) -> None:
         super().__init__()
-        self._table, self._rank, self._stage = table, rank, stage
+        self._table, self._rank, self.stage = table, rank, stage
 
     def __missing__(self, key: tuple[str, str]) -> int:
-        fields = {"trace_src_func": key[0], **parse_fields(key[1])}
-        number = self[key] = self.add(fields)
+        number = self[key] = self.add({"trace_src_func": key[0], **parse_fields(key[1])})
         return number
 
     def add(self, fields: dict[str, str]) -> int:
-        shape = parse_shape(fields.pop("input__shape", "None"))
-        dtype = parse_dtype(fields.get("input__dtype", "None"))
         group = fields.get("group", "None")
         name = fields.get("func_name", "None")
         if name in ("None", ""):
             name = fields.get("trace_src_func", "sub_operation")
         communicates = fields.get("comm_func", "None") not in ("None", "")
-        row = TraceRow(
-            rank=self._rank,
-            stage=self._stage,
-            name=name,
+        row = read_row(
+            *(self._rank, self.stage, name, fields),
             lane=GROUPS[group].value if group in GROUPS else group,
             kind=SpanKind.COMMUNICATION if communicates else SpanKind.OTHER,
             is_operation=False,
-            message=message_of(name, fields, shape, dtype),
-            shape=shape,
-            dtype=dtype,
-            details=_details(fields, shape),
         )
         return self._table.number_of(row)
 
 
 @dataclass(slots=True)
 class RowTable:
-    """Every distinct Row, by number."""
+    """Every distinct TraceRow, by number."""
 
     rows: list[TraceRow] = field(default_factory=list)
     _numbers: dict[TraceRow, int] = field(default_factory=dict)
-
-    def add(self, row: TraceRow) -> int:
-        """A row known to be new: its text was not seen before."""
-        self.rows.append(row)
-        return len(self.rows) - 1
 
     def number_of(self, row: TraceRow) -> int:
         number = self._numbers.setdefault(row, len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)
         return number
-
-
-def _details(fields: dict[str, str], shape: tuple[int, ...] | None) -> tuple[tuple[str, str], ...]:
-    """What is not held elsewhere, names as in the file but for shape and dtype."""
-    kept = [(word, text) for word, text in fields.items() if text != "None" and word != "input__dtype"]
-    if shape is not None:
-        kept.append(("shape", str(list(shape))))
-    if fields.get("input__dtype", "None") != "None":
-        kept.append(("dtype", fields["input__dtype"].removeprefix("torch.")))
-    return tuple(kept)
 
 
 class TraceColumns:
@@ -368,9 +316,9 @@ class TraceColumns:
 
     def _add_usual(self, path: str, line: str) -> bool:
         """Read a line in the usual spelling; False (and nothing added) where it is not."""
-        head, found, body = line.partition(SUB_OPERATIONS)
+        head, separator, body = line.partition(SUB_OPERATIONS)
         match = USUAL_HEAD.fullmatch(head)
-        if match is None or not found:
+        if match is None or not separator:
             return False
         parts: list[tuple[str, str, str, str]] = []
         if body != "])":
@@ -378,7 +326,7 @@ class TraceColumns:
                 return False
             inner = body[1:-3]
             parts = USUAL_SUB.findall(inner)
-            # Every part was matched whole: nothing but the separators is quoted.
+            # Every part was matched completely: nothing but the separators is quoted.
             separators = len(parts) - 1
             if inner.count("', '") != separators or inner.count("'") != 2 * separators:
                 return False
@@ -387,11 +335,8 @@ class TraceColumns:
         number = self._operations.get(key)
         if number is None:
             fields = {"mg_state": state, **parse_fields(rest)}
-            row = self._operation(path, int(rank), int(stage), name, fields)
-            number = self._operations[key] = self.table.add(row)
-        self.row_of.append(number)
-        self.duration_ms.append(float(duration))
-        self.end_ms.append(float(timestamp))
+            number = self._operations[key] = self._operation(path, int(rank), int(stage), name, fields)
+        self._append(number, float(duration), float(timestamp))
         self.micro_batch_of_operation.append(int(batch))
         if parts:
             sources, durations, timestamps, rests = zip(*parts, strict=True)
@@ -401,17 +346,17 @@ class TraceColumns:
         return True
 
     def _add_any(self, path: str, line: str) -> None:
-        """Read a line field by field: other dialects, and what is wrong with damaged ones."""
+        """Read a line field by field: other dialects, and damaged lines, whose fault it names."""
         match = LINE.fullmatch(line.rstrip())
         if match is None:
             raise FormatError(f"found {line[:40]!r}; expected rank:INT:operation(field=value,...)")
         rank, name, text = int(match[1]), match[2], match[3]
         if not text.endswith(")"):
             raise FormatError(f"{name} is cut off; expected the line to end with ')'")
-        head, found, body = text.partition(SUB_OPERATIONS)
-        if found and not body.endswith("])"):
+        head, separator, body = text.partition(SUB_OPERATIONS)
+        if separator and not body.endswith("])"):
             raise FormatError(f"sub_operations of {name} is cut off; expected the line to end with '])'")
-        fields = parse_fields(head if found else head[:-1])
+        fields = parse_fields(head if separator else head[:-1])
         for word in ("stage_id", "duration", "timestamp"):
             if word not in fields:
                 raise FormatError(f"{name} has no {word}; expected stage_id, duration and timestamp")
@@ -420,18 +365,17 @@ class TraceColumns:
         end_ms = parse_ms("timestamp", fields.pop("timestamp"))
         batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
         micro_batch = NONE if batch == "None" else parse_count("batch_id", batch)
-        number = self.table.number_of(self._operation(path, rank, stage, name, fields))
-        parts = [self._part(rank, text) for text in _strings(body[:-2])] if found else []
-        self.row_of.append(number)
+        self._append(self._operation(path, rank, stage, name, fields), duration_ms, end_ms)
+        self.micro_batch_of_operation.append(micro_batch)
+        for part in _parse_strings(body[:-2]) if separator else ():
+            self._append(*self._sub_operation(rank, part))
+
+    def _append(self, row: int, duration_ms: float, end_ms: float) -> None:
+        self.row_of.append(row)
         self.duration_ms.append(duration_ms)
         self.end_ms.append(end_ms)
-        self.micro_batch_of_operation.append(micro_batch)
-        for part, part_duration_ms, part_end_ms in parts:
-            self.row_of.append(part)
-            self.duration_ms.append(part_duration_ms)
-            self.end_ms.append(part_end_ms)
 
-    def _part(self, rank: int, text: str) -> tuple[int, float, float]:
+    def _sub_operation(self, rank: int, text: str) -> tuple[int, float, float]:
         fields = parse_fields(text)
         if "duration" not in fields or "timestamp" not in fields:
             raise FormatError(f"a sub-operation has no duration or timestamp: {text[:40]!r}")
@@ -439,41 +383,26 @@ class TraceColumns:
         end_ms = parse_ms("timestamp", fields.pop("timestamp"))
         return self._sub_rows[rank].add(fields), duration_ms, end_ms
 
-    def _operation(self, path: str, rank: int, stage: int, name: str, fields: dict[str, str]) -> TraceRow:
-        self._claim(path, rank, stage)
-        shape = parse_shape(fields.pop("input__shape", "None"))
-        dtype = parse_dtype(fields.get("input__dtype", "None"))
-        if name == BUCKET and shape is None and "bucket_numel" in fields:
-            shape = parse_shape(f"[{fields['bucket_numel']}]")
-            dtype = parse_dtype(fields.get("grad_dtype", "None"))
-        group = GROUPS.get(fields.get("group_kind", "None"))
-        return TraceRow(
-            rank=rank,
-            stage=stage,
-            name=name,
-            lane=group.value if name == BUCKET and group is not None else OPERATIONS_LANE,
-            kind=KINDS.get(name, SpanKind.OTHER),
-            is_operation=True,
-            message=message_of(name, fields, shape, dtype),
-            shape=shape,
-            dtype=dtype,
-            details=_details(fields, shape),
-        )
-
-    def _claim(self, path: str, rank: int, stage: int) -> None:
-        """Each rank belongs to one file and one stage."""
+    def _operation(self, path: str, rank: int, stage: int, name: str, fields: dict[str, str]) -> int:
+        """Return the number of an operation's row; each rank belongs to one file and one stage."""
         other = self.path_of_rank.setdefault(rank, path)
         if other != path:
             raise FormatError(f"rank {rank} is also in {other}; expected each rank of the run once")
-        sub_rows = self._sub_rows.get(rank)
-        if sub_rows is None:
-            self._sub_rows[rank] = SubRows(self.table, rank, stage)
-        elif sub_rows._stage != stage:
-            raise FormatError(f"rank {rank} is on stage {stage}, but on stage {sub_rows._stage} before")
+        sub_rows = self._sub_rows.setdefault(rank, SubRows(self.table, rank, stage))
+        if sub_rows.stage != stage:
+            raise FormatError(f"rank {rank} is on stage {stage}, but on stage {sub_rows.stage} before")
+        group = GROUPS.get(fields.get("group_kind", "None"))
+        row = read_row(
+            *(rank, stage, name, fields),
+            lane=group.value if name == BUCKET and group is not None else OPERATIONS_LANE,
+            kind=KINDS.get(name, SpanKind.OTHER),
+            is_operation=True,
+        )
+        return self.table.number_of(row)
 
 
-def _strings(text: str) -> list[str]:
-    """The strings in the inside of a printed Python list."""
+def _parse_strings(text: str) -> list[str]:
+    """Return the strings in the inside of a printed Python list."""
     strings, position = [], 0
     while position < len(text):
         match = QUOTED.match(text, position)
@@ -488,12 +417,9 @@ def _strings(text: str) -> list[str]:
     return strings
 
 
-# What each rank of a Megatron-LM trace shows of its run, and whether ranks can be of one run.
-
-
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """What one rank's operations show of the run."""
+    """The sizes of the run that one rank's operations show."""
 
     rank: int
     stage: int
@@ -516,14 +442,15 @@ class RankEvidence:
 
 
 def check_same_run(ranks: Sequence[RankEvidence]) -> None:
-    """Ranks of one run share the tensors between stages, the batch and each stage's parameters."""
-    for word, what in (("transfer", "tensors between stages"), ("tokens", "batches"), ("hidden", "hidden sizes")):
-        seen = [rank for rank in ranks if getattr(rank, word) is not None]
-        for rank in seen[1:]:
-            if getattr(rank, word) != getattr(seen[0], word):
+    """Check that ranks share the tensors between stages, the batch and each stage's parameters."""
+    for name, title in (("transfer", "tensors between stages"), ("tokens", "batches"), ("hidden", "hidden sizes")):
+        values = [(rank, value) for rank in ranks if (value := getattr(rank, name)) is not None]
+        for rank, value in values[1:]:
+            first, expected = values[0]
+            if value != expected:
                 raise FormatError(
-                    f"rank {rank.rank} has {what} of {getattr(rank, word)}, but rank {seen[0].rank} of "
-                    f"{getattr(seen[0], word)}; expected ranks of one run",
+                    f"rank {rank.rank} has {title} of {value}, but rank {first.rank} of {expected}; expected "
+                    "ranks of one run",
                     rank.path,
                 )
     first_on: dict[int, RankEvidence] = {}
@@ -546,6 +473,6 @@ def check_same_run(ranks: Sequence[RankEvidence]) -> None:
 
 
 def common_hints(ranks: Sequence[RankEvidence]) -> dict[str, int]:
-    """What all file names agree on; nothing where a file has no such name."""
-    each = [file_name_hints(rank.path) for rank in ranks]
-    return {word: value for word, value in each[0].items() if all(one.get(word) == value for one in each)}
+    """Return the sizes that all file names agree on; nothing where a file has no such name."""
+    hints = [file_name_hints(rank.path) for rank in ranks]
+    return {name: size for name, size in hints[0].items() if all(other.get(name) == size for other in hints)}

@@ -2,38 +2,53 @@
 
 Written by the instrumented Megatron-LM of Echo (fwyc0573/Megatron-LM). Times are milliseconds; a
 timestamp is the END of an operation on the host's clock, so clocks of two hosts are unrelated.
-Every rank has a lane "ops" with its operations; their parts lie on one lane per group ("tp", "dp", ...)
-and name the operation as parent. Details keep the file's words, and two marks of ours: ``fused_with`` on
+Every rank has a lane "ops" with its operations; their parts are on one lane per group ("tp", "dp", ...)
+and name the operation as parent. Details have the file's words, and two marks of ours: ``fused_with`` on
 the second line of one fused send and receive (count it once) and ``untimed`` where no time was taken.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.megatron.config import Config, infer
+from stepcast.inputs.megatron.config import infer
 from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, TraceColumns, TraceRow
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, Lane, Timeline
-from stepcast.ir.work import CollectiveKind, Direction, Work
+from stepcast.ir.work import CollectiveKind, Direction
 from stepcast.units import MS
 
-# Columns of Megatron-LM rank traces into a Timeline.
+FIRST_LINE = re.compile(r"\s*rank:[0-9]+:[A-Za-z_]\w*\(\w+=", re.ASCII)
 
 
-@dataclass
-class Assembly:
+def looks_like(head: str) -> bool:
+    """Return whether the text begins with an operation of a rank."""
+    return FIRST_LINE.match(head) is not None
+
+
+def read_run(sources: Sequence[Source]) -> Timeline:
+    """Return all given ranks of one run as one Timeline."""
+    columns = TraceColumns()
+    seen: set[str] = set()
+    for source in sources:
+        if source.path in seen:
+            raise FormatError("is given twice; expected each rank of the run once", source.path)
+        seen.add(source.path)
+        columns.add_file(source.path, source.each_line())
+    return TimelineAssembly(columns).timeline(", ".join(source.path for source in sources[:3]))
+
+
+class TimelineAssembly:
     """Columns with times in milliseconds, on their way to a Timeline."""
 
-    columns: TraceColumns
-
-    def __post_init__(self) -> None:
+    def __init__(self, columns: TraceColumns) -> None:
+        self.columns = columns
         self.rows: list[TraceRow] = self.columns.table.rows
         self.row_of: Int32Array = np.array(self.columns.row_of, dtype=np.int32)
         self.duration_ms = np.array(self.columns.duration_ms, dtype=np.float64)
@@ -46,7 +61,7 @@ class Assembly:
         self.operation_of = np.cumsum(is_operation) - 1
 
     def _by_row(self, value: Callable[[TraceRow], int]) -> Int32Array:
-        """A column computed once per distinct row."""
+        """Return a column computed once per distinct row."""
         return np.array([value(row) for row in self.rows], dtype=np.int32)[self.row_of]
 
     def _mark(self, indices: npt.NDArray[np.intp], word: str, text: Callable[[int], str]) -> None:
@@ -67,7 +82,8 @@ class Assembly:
         names = {name: number for number, name in enumerate(dict.fromkeys(row.name for row in self.rows))}
         lanes = {lane: number for number, lane in enumerate(dict.fromkeys(map(_lane, self.rows)))}
         details = {words: number for number, words in enumerate(dict.fromkeys(row.details for row in self.rows))}
-        works = self._works(config)
+        messages = [row.message for row in self.rows]
+        works = [message.work(config.layout.size(message.group)) if message else None for message in messages]
         table = {work: number for number, work in enumerate(dict.fromkeys(w for w in works if w is not None))}
         work_numbers = np.array([NONE if work is None else table[work] for work in works], dtype=np.int32)
         start_ms = self.end_ms - self.duration_ms
@@ -96,7 +112,7 @@ class Assembly:
         )
 
     def _place_untimed(self) -> None:
-        """Lines without a timestamp (profiled in isolation) follow the line of their rank before them."""
+        """Place lines without a timestamp (profiled in isolation) after the line of their rank before them."""
         untimed = np.flatnonzero(self.end_ms == 0)
         if not len(untimed):
             return
@@ -104,29 +120,26 @@ class Assembly:
             raise FormatError("no operation has a timestamp; expected milliseconds of the host's clock")
         first_start_ms = float((self.end_ms - self.duration_ms)[self.end_ms > 0].min())
         for rank in np.unique(self.rank_of[untimed]).tolist():
-            mine = np.flatnonzero(self.rank_of == rank)
-            end_ms = self.end_ms[mine]
+            lines = np.flatnonzero(self.rank_of == rank)
+            end_ms = self.end_ms[lines]
             before_ms = np.maximum.accumulate(end_ms)
             timed = end_ms > 0
-            start_ms = (end_ms - self.duration_ms[mine])[timed].min() if timed.any() else first_start_ms
-            placed_ms = np.where(before_ms > 0, before_ms, start_ms) + self.duration_ms[mine]
-            self.end_ms[mine] = np.where(timed, end_ms, placed_ms)
+            start_ms = (end_ms - self.duration_ms[lines])[timed].min() if timed.any() else first_start_ms
+            placed_ms = np.where(before_ms > 0, before_ms, start_ms) + self.duration_ms[lines]
+            self.end_ms[lines] = np.where(timed, end_ms, placed_ms)
         self._mark(untimed, "untimed", lambda _: "yes")
         self.warnings.append(f"{len(untimed)} lines have no timestamp; placed after the line before them")
 
     def _mark_fused(self) -> None:
-        """A fused send and receive is two neighbouring lines with the same duration and timestamp."""
-        sends = {Direction.SEND: 1, Direction.RECEIVE: 2}
-        way = self._by_row(lambda row: sends[TRANSFERS[row.name][0]] if row.name in TRANSFERS else 0)
+        """Mark a fused send and receive: two neighbouring lines with the same duration and timestamp."""
+        codes = {Direction.SEND: 1, Direction.RECEIVE: 2}
+        code = self._by_row(lambda row: codes[TRANSFERS[row.name][0]] if row.name in TRANSFERS else 0)
         rank = self.rank_of
         now, before = self.operations[1:], self.operations[:-1]
-        fused = (way[now] * way[before] == 2) & (rank[now] == rank[before])
+        fused = (code[now] * code[before] == 2) & (rank[now] == rank[before])
         fused &= (self.duration_ms[now] == self.duration_ms[before]) & (self.end_ms[now] == self.end_ms[before])
         partner = dict(zip(now[fused].tolist(), before[fused].tolist(), strict=True))
         self._mark(now[fused], "fused_with", lambda index: self.rows[self.row_of[partner[index]]].name)
-
-    def _works(self, config: Config) -> list[Work | None]:
-        return [row.message.work(config.layout.size(row.message.group)) if row.message else None for row in self.rows]
 
     def _evidence(self) -> list[RankEvidence]:
         in_forward = self._by_row(lambda row: row.is_operation and row.name == "forward_step")
@@ -153,17 +166,17 @@ class Assembly:
         ]
 
     def _exchanges(self, forward: npt.NDArray[np.bool_]) -> dict[int, tuple[int, ...]]:
-        """Rank -> the rows it hands to each all-to-all between experts within its forward passes."""
+        """Return by rank the rows it hands to each all-to-all between experts within its forward passes."""
         between = self._by_row(lambda row: row.message is not None and row.message.group is Group.EP)
         rows = self._by_row(_exchanged_rows)
-        found: dict[int, list[int]] = {rank: [] for rank in np.unique(self.rank_of[between == 1]).tolist()}
+        handed: dict[int, list[int]] = {rank: [] for rank in np.unique(self.rank_of[between == 1]).tolist()}
         inside = (rows >= 0) & forward
         for rank, count in zip(self.rank_of[inside].tolist(), rows[inside].tolist(), strict=True):
-            found[rank].append(count)
-        return {rank: tuple(counts) for rank, counts in found.items()}
+            handed[rank].append(count)
+        return {rank: tuple(counts) for rank, counts in handed.items()}
 
     def _warn_of_clocks(self) -> None:
-        """Ranks that never ran at the same time were not on one clock (or not in one iteration)."""
+        """Warn of ranks that never ran at the same time: not on one clock, or not in one iteration."""
         ranks, order = np.unique(self.rank_of, return_inverse=True)
         starts_ms = np.full(len(ranks), np.inf)
         ends_ms = np.full(len(ranks), -np.inf)
@@ -184,7 +197,7 @@ class Assembly:
     def _warn_of_unknown(self) -> None:
         names = sorted({row.name for row in self.rows if row.is_operation and row.name not in KINDS})
         if names:
-            self.warnings.append(f"unknown operations are kept as they are: {', '.join(names[:5])}")
+            self.warnings.append(f"unknown operations are shown as they are: {', '.join(names[:5])}")
         if any(map(_is_simulated, self.rows)):
             self.warnings.append("ranks were profiled one at a time (described as simulation): no communication")
         sizes = {row.detail("dtype") for row in self.rows if row.shape is not None and row.dtype is None}
@@ -193,7 +206,7 @@ class Assembly:
 
 
 def _exchanged_rows(row: TraceRow) -> int:
-    """The tokens that *row* hands to an all-to-all between experts; -1 where it is none."""
+    """Return the tokens that *row* hands to an all-to-all between experts; -1 where it is none."""
     message = row.message
     if message is None or (message.kind, message.group) != (CollectiveKind.ALL_TO_ALL, Group.EP):
         return -1
@@ -205,12 +218,12 @@ def _lane(row: TraceRow) -> Lane:
 
 
 def _is_simulated(row: TraceRow) -> bool:
-    """Profiled on one GPU that plays a rank of a large run; nothing was sent."""
+    """Return whether it was profiled on one GPU that plays a rank of a large run; nothing was sent."""
     return row.is_operation and (row.detail("description") or "").startswith("simulation")
 
 
 def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_batches: int) -> RankEvidence:
-    """What one rank's distinct rows show; each comes with its count and its count inside forward passes."""
+    """Return what one rank's distinct rows show; each comes with its count and its count inside forward passes."""
     transfer: tuple[int, int, int] | None = None
     tokens: tuple[int, int] | None = None
     embedding: tuple[int, int] | None = None
@@ -219,7 +232,7 @@ def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_b
     gradients: int | None = None
     buckets: dict[tuple[str | None, ...], int] = {}
     forwards = 0
-    has_loss = simulated = False
+    has_loss = is_simulated = False
     for row, count, _ in rows:
         shape = row.shape if row.shape and min(row.shape) > 0 else ()
         if row.name in TRANSFERS and len(shape) == 3:
@@ -234,11 +247,11 @@ def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_b
             gradients = shape[0]
         elif row.name == BUCKET and len(shape) == 1:
             numel = row.detail("bucket_numel_unpadded") or ""
-            where = tuple(row.detail(word) for word in ("buffer_id", "bucket_id", "bucket_offset"))
-            buckets[where] = int(numel) if numel.isdecimal() and len(numel) < 16 else shape[0]
+            key = tuple(row.detail(word) for word in ("buffer_id", "bucket_id", "bucket_offset"))
+            buckets[key] = int(numel) if numel.isdecimal() and len(numel) < 16 else shape[0]
         forwards += count if row.is_operation and row.name == "forward_step" else 0
         has_loss |= row.is_operation and row.name == "loss_func"
-        simulated |= _is_simulated(row)
+        is_simulated |= _is_simulated(row)
     hidden = transfer[2] if transfer else embedding[1] if embedding else embedded[2] if embedded else None
     reduces = sum(within for row, _, within in rows if _reduces_activations(row, hidden))
     if dtype is None:
@@ -253,38 +266,15 @@ def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_b
         hidden=hidden,
         dtype=dtype,
         gradients=sum(buckets.values()) if buckets else gradients,
-        forward_reduces=reduces // forwards if forwards and (reduces or not simulated) else None,
+        forward_reduces=reduces // forwards if forwards and (reduces or not is_simulated) else None,
         micro_batches=micro_batches,
         has_loss=has_loss,
     )
 
 
 def _reduces_activations(row: TraceRow, hidden: int | None) -> bool:
-    """Whether a part of a forward pass is the all-reduce at the end of an attention or MLP block."""
+    """Return whether a part of a forward pass is the all-reduce at the end of an attention or MLP block."""
     message = row.message
     if message is None or message.kind is not CollectiveKind.ALL_REDUCE or message.group is not Group.TP:
         return False
     return row.shape is not None and row.shape[-1:] == (hidden,) and row.name != "embedding_fwd"
-
-
-FIRST_LINE = re.compile(r"\s*rank:[0-9]+:[A-Za-z_]\w*\(\w+=", re.ASCII)
-
-
-def looks_like(head: str) -> bool:
-    """Whether the text begins with an operation of a rank."""
-    return FIRST_LINE.match(head) is not None
-
-
-def read_run(sources: Sequence[Source]) -> "Timeline":
-    """All given ranks of one run as one Timeline."""
-    # Recognising a file must not load numpy.
-    from stepcast.inputs.megatron.lines import TraceColumns
-
-    columns = TraceColumns()
-    seen: set[str] = set()
-    for source in sources:
-        if source.path in seen:
-            raise FormatError("is given twice; expected each rank of the run once", source.path)
-        seen.add(source.path)
-        columns.add_file(source.path, source.each_line())
-    return Assembly(columns).timeline(", ".join(source.path for source in sources[:3]))
