@@ -22,125 +22,11 @@ from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Variation, Workload
 from stepcast.units import NS
 
-# Finding repeats in a written-out list of layers, so that each is stored once with its count.
-
-# The longest run of layers looked for as one repeating unit, e.g. a mixture-of-experts layer of nine rows.
-LONGEST_UNIT = 64
-
-
-class MicroBatches(NamedTuple):
-    """One micro-batch that stands for *copies*, and the rows in which some of them differ from it."""
-
-    base: Sequence[Layer]
-    copies: int
-    variations: tuple[Variation, ...]
-
-
-def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None:
-    """*body* as *count* micro-batches, or None where the names of their rows do not repeat.
-
-    Rows may differ in what they hold: AICB writes other weight-gradient times for the first embedding. The
-    base has at each place the row that most micro-batches have.
-    """
-    if count < 1 or len(body) % count:
-        return None
-    period = len(body) // count
-    base = list(body[-period:])
-    if body[:-period] == body[period:]:
-        return MicroBatches(base, count, ())
-    ids = _ids(body)
-    variations: list[Variation] = []
-    for position in range(period):
-        column = ids[position::period]
-        if column.count(column[-1]) == count:
-            continue
-        if any(body[at].name != base[position].name for at in range(position, len(body), period)):
-            return None
-        # Of equally many the last one, which is no first micro-batch with extra work.
-        usual = max(reversed(column), key=Counter(column).__getitem__)
-        base[position] = body[position + column.index(usual) * period]
-        variations += [
-            Variation(micro_batch, position, body[position + micro_batch * period])
-            for micro_batch, number in enumerate(column)
-            if number != usual
-        ]
-    variations.sort(key=lambda variation: (variation.micro_batch, variation.position))
-    return MicroBatches(base, count, tuple(variations))
-
-
-def fold_layers(layers: Sequence[Layer]) -> tuple[Block, ...]:
-    """*layers* as blocks: at each place the repeating unit that covers most, else a plain run."""
-    ids = _ids(layers)
-    following = _next_same(ids)
-    blocks: list[Block] = []
-    plain_from = at = 0
-    while at < len(layers):
-        unit, count = _longest_repeat(ids, following, at)
-        if count == 1:
-            at += 1
-            continue
-        if plain_from < at:
-            blocks.append(Block(tuple(layers[plain_from:at])))
-        blocks.append(Block(tuple(layers[at : at + unit]), count))
-        at += unit * count
-        plain_from = at
-    if plain_from < at:
-        blocks.append(Block(tuple(layers[plain_from:])))
-    return tuple(blocks)
-
-
-def _ids(layers: Sequence[Layer]) -> list[int]:
-    """A number for each layer, equal where the layers are; readers share equal layers as one object."""
-    by_object: dict[int, int] = {}
-    by_value: dict[Layer, int] = {}
-    ids = []
-    for layer in layers:
-        number = by_object.get(id(layer))
-        if number is None:
-            number = by_object[id(layer)] = by_value.setdefault(layer, len(by_value))
-        ids.append(number)
-    return ids
-
-
-def _next_same(ids: list[int]) -> list[int]:
-    """For each place the next place with the same number, or the end."""
-    last: dict[int, int] = {}
-    following = [len(ids)] * len(ids)
-    for at in range(len(ids) - 1, -1, -1):
-        following[at] = last.get(ids[at], len(ids))
-        last[ids[at]] = at
-    return following
-
-
-def _longest_repeat(ids: list[int], following: list[int], at: int) -> tuple[int, int]:
-    """The unit length and count at *at* that cover the most layers; the shortest unit wins a tie."""
-    best_unit, best_count = 1, 1
-    second = following[at]
-    while second < len(ids) and (unit := second - at) <= LONGEST_UNIT:
-        pattern = ids[at:second]
-        count = 1
-        while ids[at + count * unit : at + (count + 1) * unit] == pattern:
-            count += 1
-        if count > 1 and count * unit > best_count * best_unit:
-            best_unit, best_count = unit, count
-        second = following[second]
-    return best_unit, best_count
-
-
 # The first line of a SimAI workload: policy, parallel layout and checkpoints.
 
 POLICIES = (
-    "DATA",
-    "MODEL",
-    "HYBRID_TRANSFORMER",
-    "HYBRID_TRANSFORMER_FWD_IN_BCKWD",
-    "HYBRID_DLRM",
-    "HYBRID_DLRM_ENHANCED",
-    "HYBRID_DATA_MODEL",
-    "HYBRID_MODEL_DATA",
-    "HYBRID_CUSTOMIZED",
-    "MICRO",
-    "DISTRIBUTED_INFERENCE",
+    *("DATA", "MODEL", "HYBRID_TRANSFORMER", "HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_DLRM", "HYBRID_DLRM_ENHANCED"),
+    *("HYBRID_DATA_MODEL", "HYBRID_MODEL_DATA", "HYBRID_CUSTOMIZED", "MICRO", "DISTRIBUTED_INFERENCE"),
 )
 COUNT_KEYS = {
     "model_parallel_NPU_group": "tp",
@@ -157,8 +43,8 @@ KEY = re.compile(r"([A-Za-z_]\w*):|pp_comm")
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """What the first line says; degrees it leaves out are None."""
+class SimaiHeader:
+    """The first line; degrees it leaves out are None."""
 
     policy: str
     tp: int | None = None
@@ -174,7 +60,7 @@ class Header:
 
     @property
     def layout(self) -> Layout:
-        """Degrees with defaults; data parallelism takes the GPUs that are left, by whole division."""
+        """Return degrees with defaults; data parallelism takes the GPUs that are left, by whole division."""
         tp, pp = self.tp or 1, self.pp or 1
         dp = 1 if self.gpus is None else self.gpus // (tp * pp)
         try:
@@ -183,62 +69,54 @@ class Header:
             raise FormatError(str(error), line=1) from None
 
 
-def parse_header(line: str) -> Header:
-    """``POLICY key: value ...``; keys in any order, the last one wins."""
+def parse_header(line: str) -> SimaiHeader:
+    """Return the header ``POLICY key: value ...``; keys in any order, the last one wins."""
     tokens = line.split()
     if not tokens or tokens[0] not in POLICIES:
-        found = shorten(tokens[0]) if tokens else "an empty line"
-        raise FormatError(f"unknown policy {found}; expected one of {', '.join(POLICIES)}", line=1)
+        policy = shorten(tokens[0]) if tokens else "an empty line"
+        raise FormatError(f"unknown policy {policy}; expected one of {', '.join(POLICIES)}", line=1)
     values: dict[str, object] = {}
     unknown: list[str] = []
-    at = 1
-    while at < len(tokens):
-        match = KEY.fullmatch(tokens[at])
+    index = 1
+    while index < len(tokens):
+        match = KEY.fullmatch(tokens[index])
         if match is None:
-            raise FormatError(f"{shorten(tokens[at])} where a header key such as 'pp:' was expected", line=1)
+            raise FormatError(f"{shorten(tokens[index])} where a header key such as 'pp:' was expected", line=1)
         key = match[1] or match[0]
-        at += 1
+        index += 1
         if key in LIST_KEYS:
-            values[key], at = _parse_list(tokens, at, key)
+            values[key], index = _parse_list(tokens, index, key)
             continue
-        if at >= len(tokens):
+        if index >= len(tokens):
             raise FormatError(f"header ends after {key!r}; expected its value", line=1)
         if key in COUNT_KEYS:
-            values[COUNT_KEYS[key]] = _parse_degree(tokens[at], key)
+            count, limit = parse_count(tokens[index], key, 1, at_least=1), MOST.get(key, GPUS)
+            if count > limit.most:
+                raise FormatError(f"{key} is {tokens[index]}; {limit.said}", line=1)
+            values[COUNT_KEYS[key]] = count
         elif key == "pp_comm":
-            values["boundary_bytes"] = round(parse_amount(tokens[at], key, 1))
+            values["boundary_bytes"] = round(parse_amount(tokens[index], key, 1))
         else:
             unknown.append(key)
-        at += 1
-    header = Header(tokens[0], unknown_keys=tuple(unknown), **values)  # type: ignore[arg-type]
-    _check_gpus(header)
-    return header
-
-
-def _parse_degree(token: str, key: str) -> int:
-    count, limit = parse_count(token, key, 1, at_least=1), MOST.get(key, GPUS)
-    if count > limit.most:
-        raise FormatError(f"{key} is {token}; {limit.said}", line=1)
-    return count
-
-
-def _parse_list(tokens: list[str], at: int, key: str) -> tuple[tuple[int, ...], int]:
-    """``N i1 .. iN`` at *at*; the indices and where the list ends."""
-    if at >= len(tokens):
-        raise FormatError(f"header ends after {key!r}; expected a count and that many layer numbers", line=1)
-    count = parse_count(tokens[at], key, 1)
-    listed = tokens[at + 1 : at + 1 + count]
-    if len(listed) < count:
-        raise FormatError(f"{key} announces {count} layers but lists {len(listed)}", line=1)
-    return tuple(parse_count(token, key, 1) for token in listed), at + 1 + count
-
-
-def _check_gpus(header: Header) -> None:
+        index += 1
+    header = SimaiHeader(tokens[0], unknown_keys=tuple(unknown), **values)  # type: ignore[arg-type]
     model_gpus = (header.tp or 1) * (header.pp or 1)
     if header.gpus is not None and header.gpus < model_gpus:
         raise FormatError(
             f"all_gpus is {header.gpus}, fewer than tp x pp = {model_gpus}; expected a multiple of it", line=1
         )
+    return header
+
+
+def _parse_list(tokens: list[str], index: int, key: str) -> tuple[tuple[int, ...], int]:
+    """Return the layer numbers of ``N i1 .. iN`` at *index*, and where the list ends."""
+    if index >= len(tokens):
+        raise FormatError(f"header ends after {key!r}; expected a count and that many layer numbers", line=1)
+    count = parse_count(tokens[index], key, 1)
+    numbers = tokens[index + 1 : index + 1 + count]
+    if len(numbers) < count:
+        raise FormatError(f"{key} announces {count} layers but lists {len(numbers)}", line=1)
+    return tuple(parse_count(token, key, 1) for token in numbers), index + 1 + count
 
 
 KINDS = {
@@ -254,21 +132,12 @@ BARE_GROUPS = (Group.TP, Group.TP, Group.DP)
 COLUMNS = ("forward", "input gradient", "weight gradient")
 
 # Lines that AICB writes once per step, before and after the micro-batches.
-PROLOGUE_NAMES = frozenset(
-    {
-        "norm",
-        "grad_norm",
-        "layernorm",
-        "grad_gather",
-        "grad_param_comm",
-        "grad_param_compute",
-        "embedding_grads",
-        "moe_grad_norm1",
-        "moe_grad_norm2",
-    }
+PROLOGUE_NAMES = (
+    *("norm", "grad_norm", "layernorm", "grad_gather", "grad_param_comm", "grad_param_compute", "embedding_grads"),
+    *("moe_grad_norm1", "moe_grad_norm2"),
 )
-OPTIMIZER_NAMES = frozenset(f"optimizer{index}" for index in (1, 2, 3, 4))
-EPILOGUE_NAMES = frozenset({"embedding_norm"} | {f"cross_entropy{index}" for index in (1, 2, 3)} | OPTIMIZER_NAMES)
+OPTIMIZER_NAMES = ("optimizer1", "optimizer2", "optimizer3", "optimizer4")
+EPILOGUE_NAMES = ("embedding_norm", "cross_entropy1", "cross_entropy2", "cross_entropy3", *OPTIMIZER_NAMES)
 # First line of each micro-batch.
 MICRO_BATCH_START = "embedding_layer"
 
@@ -283,7 +152,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(source: Source) -> Workload:
-    """The workload in *source*, micro-batches and layers folded."""
+    """Return the workload in *source*, micro-batches and layers folded."""
     lines = enumerate(source.each_line(), 1)
     header_line = next(lines, (1, ""))[1]
     header = parse_header(header_line)
@@ -303,7 +172,7 @@ def read(source: Source) -> Workload:
 
 
 def _parse_layers(lines: Iterable[tuple[int, str]], columns: int) -> list[Layer]:
-    """Every layer line; equal lines become one object."""
+    """Return every layer line; equal lines become one object."""
     known: dict[str, Layer] = {}
     ops: dict[OpsKey, tuple[Op, ...]] = {}
     layers: list[Layer] = []
@@ -343,7 +212,7 @@ def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey,
 
 
 def _parse_ops(compute: str, word: str, size: str, bare_group: Group, *, line: int, column: str) -> tuple[Op, ...]:
-    """The computation of one column, and its communication if there is one."""
+    """Return the computation of one column, and its communication if there is one."""
     computed = Op("", Recorded(parse_amount(compute, f"{column} compute time", line) * NS))
     size_bytes = parse_count(size, f"{column} size", line)
     if word == "NONE":
@@ -356,31 +225,18 @@ def _parse_ops(compute: str, word: str, size: str, bare_group: Group, *, line: i
     return (computed, Op(collective.kind, collective))
 
 
-class _Sections(NamedTuple):
-    prologue: list[Layer]
-    body: list[Layer]
-    epilogue: list[Layer]
-
-
-def _split(layers: list[Layer]) -> _Sections:
-    """Once-per-step lines at both ends, the micro-batches between."""
+def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: str) -> Workload:
+    # Lines at both ends run once per step, the micro-batches are between.
     start, end = 0, len(layers)
     while start < end and layers[start].name in PROLOGUE_NAMES:
         start += 1
     while end > start and layers[end - 1].name in EPILOGUE_NAMES:
         end -= 1
-    return _Sections(layers[:start], layers[start:end], layers[end:])
-
-
-def _assemble(header: Header, layers: list[Layer], header_line: str, path: str) -> Workload:
-    sections = _split(layers)
     warnings = [f"header key {key!r} is not known and was left out" for key in header.unknown_keys]
     declared = header.micro_batches or 1
-    folded = _fold_micro_batches(sections.body, declared)
+    folded = _fold_body(layers[start:end], declared)
     written = folded.copies
-    micro_batches = declared
     if written not in (1, declared):
-        micro_batches = written
         warnings.append(
             f"the header says ga: {declared} but {written} micro-batches are written out; {written} is used"
         )
@@ -391,16 +247,16 @@ def _assemble(header: Header, layers: list[Layer], header_line: str, path: str) 
         warnings.append(f"all_gpus {header.gpus} is not a multiple of tp x pp; dp is taken as {layout.dp}")
     stage = Stage(
         body=fold_layers(folded.base),
-        prologue=tuple(sections.prologue),
-        epilogue=tuple(sections.epilogue),
+        prologue=tuple(layers[:start]),
+        epilogue=tuple(layers[end:]),
         variations=folded.variations,
     )
     return Workload(
         stages=(stage,),
         layout=layout,
-        micro_batches=micro_batches,
+        micro_batches=declared if written == 1 else written,
         boundary_bytes=header.boundary_bytes,
-        name=_file_stem(path),
+        name=path.replace("\\", "/").rsplit("/", 1)[-1].rsplit(".", 1)[0],
         source="simai",
         notes=(
             ("lines", str(len(layers))),
@@ -412,8 +268,16 @@ def _assemble(header: Header, layers: list[Layer], header_line: str, path: str) 
     )
 
 
-def _fold_micro_batches(body: Sequence[Layer], declared: int) -> MicroBatches:
-    """The micro-batches the body spells out: as many as declared, or as many as begin."""
+class MicroBatches(NamedTuple):
+    """One micro-batch that represents *copies*, and the rows in which some of them differ from it."""
+
+    base: Sequence[Layer]
+    copies: int
+    variations: tuple[Variation, ...]
+
+
+def _fold_body(body: Sequence[Layer], declared: int) -> MicroBatches:
+    """Return the micro-batches the body spells out: as many as declared, or as many as begin."""
     starts = sum(layer.name == MICRO_BATCH_START for layer in body)
     for count in (declared, starts):
         if count > 1 and (folded := fold_micro_batches(body, count)):
@@ -421,5 +285,92 @@ def _fold_micro_batches(body: Sequence[Layer], declared: int) -> MicroBatches:
     return MicroBatches(body, 1, ())
 
 
-def _file_stem(path: str) -> str:
-    return path.replace("\\", "/").rsplit("/", 1)[-1].rsplit(".", 1)[0]
+# Repeats in a written-out list of layers are stored once with their count. This is the longest run of layers
+# looked for as one repeating unit, e.g. a mixture-of-experts layer of nine rows.
+LONGEST_UNIT = 64
+
+
+def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None:
+    """Return *body* as *count* micro-batches, or None where the names of their rows do not repeat.
+
+    Rows may differ in their values: AICB writes other weight-gradient times for the first embedding. The
+    base has at each position the row that most micro-batches have.
+    """
+    if count < 1 or len(body) % count:
+        return None
+    period = len(body) // count
+    base = list(body[-period:])
+    if body[:-period] == body[period:]:
+        return MicroBatches(base, count, ())
+    ids = _layer_numbers(body)
+    variations: list[Variation] = []
+    for position in range(period):
+        column = ids[position::period]
+        if column.count(column[-1]) == count:
+            continue
+        if any(body[row].name != base[position].name for row in range(position, len(body), period)):
+            return None
+        # Of equally many the last one, which is no first micro-batch with extra work.
+        usual = max(reversed(column), key=Counter(column).__getitem__)
+        base[position] = body[position + column.index(usual) * period]
+        variations += [
+            Variation(micro_batch, position, body[position + micro_batch * period])
+            for micro_batch, number in enumerate(column)
+            if number != usual
+        ]
+    variations.sort(key=lambda variation: (variation.micro_batch, variation.position))
+    return MicroBatches(base, count, tuple(variations))
+
+
+def fold_layers(layers: Sequence[Layer]) -> tuple[Block, ...]:
+    """Return *layers* as blocks: at each position the repeating unit that covers most, else a plain run."""
+    ids = _layer_numbers(layers)
+    # For each position the next one with the same number, or the end.
+    last: dict[int, int] = {}
+    following = [len(ids)] * len(ids)
+    for position in range(len(ids) - 1, -1, -1):
+        following[position] = last.get(ids[position], len(ids))
+        last[ids[position]] = position
+    blocks: list[Block] = []
+    plain_from = position = 0
+    while position < len(layers):
+        unit, count = _longest_repeat(ids, following, position)
+        if count == 1:
+            position += 1
+            continue
+        if plain_from < position:
+            blocks.append(Block(tuple(layers[plain_from:position])))
+        blocks.append(Block(tuple(layers[position : position + unit]), count))
+        position += unit * count
+        plain_from = position
+    if plain_from < position:
+        blocks.append(Block(tuple(layers[plain_from:])))
+    return tuple(blocks)
+
+
+def _layer_numbers(layers: Sequence[Layer]) -> list[int]:
+    """Return a number for each layer, equal where the layers are; readers share equal layers as one object."""
+    by_object: dict[int, int] = {}
+    by_value: dict[Layer, int] = {}
+    ids = []
+    for layer in layers:
+        number = by_object.get(id(layer))
+        if number is None:
+            number = by_object[id(layer)] = by_value.setdefault(layer, len(by_value))
+        ids.append(number)
+    return ids
+
+
+def _longest_repeat(ids: list[int], following: list[int], start: int) -> tuple[int, int]:
+    """Return the unit length and count at *start* that cover the most layers; the shortest unit wins a tie."""
+    best_unit, best_count = 1, 1
+    second = following[start]
+    while second < len(ids) and (unit := second - start) <= LONGEST_UNIT:
+        pattern = ids[start:second]
+        count = 1
+        while ids[start + count * unit : start + (count + 1) * unit] == pattern:
+            count += 1
+        if count > 1 and count * unit > best_count * best_unit:
+            best_unit, best_count = unit, count
+        second = following[second]
+    return best_unit, best_count

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, Header, parse_header
+from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, SimaiHeader, parse_header
 from stepcast.inputs.source import FormatError
 from stepcast.ir.work import Collective, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Stage, Workload
@@ -37,7 +37,7 @@ def header_line(workload: Workload) -> str:
     return f"{policy} {degrees} {size} checkpoints: 0 checkpoint_initiates: 0"
 
 
-def _says_the_same(header: Header, workload: Workload) -> bool:
+def _says_the_same(header: SimaiHeader, workload: Workload) -> bool:
     """A header whose ga was overruled by what its file wrote out is kept as well."""
     counts = (str(header.micro_batches or 1), workload.note("simai.written_micro_batches"))
     return (
