@@ -5,14 +5,14 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from stepcast.inputs.optable import layer_of, recorded_op
+from stepcast.inputs.optable import build_layer, build_recorded
 from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Layer, Op
 
 
 def test_a_layer_made_quickly_is_a_layer() -> None:
-    ops = (recorded_op(0.5),)
-    made, plain = layer_of("a", ops, (), ops, 0.25), Layer("a", ops, (), ops, 0.25)
+    ops = (build_recorded(0.5),)
+    made, plain = build_layer("a", ops, (), ops, 0.25), Layer("a", ops, (), ops, 0.25)
     assert type(made) is Layer
     assert made == plain
     assert hash(made) == hash(plain)
@@ -22,7 +22,7 @@ def test_a_layer_made_quickly_is_a_layer() -> None:
 
 
 def test_a_time_made_quickly_is_an_op() -> None:
-    made, plain = recorded_op(0.5), Op("", Recorded(0.5))
+    made, plain = build_recorded(0.5), Op("", Recorded(0.5))
     assert type(made) is Op
     assert type(made.work) is Recorded
     assert made == plain
@@ -31,7 +31,7 @@ def test_a_time_made_quickly_is_an_op() -> None:
 
 @pytest.mark.parametrize(
     ("made", "field"),
-    [(layer_of("a", (), (), (), 0.0), "name"), (recorded_op(0.5), "blocking"), (recorded_op(0.5).work, "duration_s")],
+    [(build_layer("a", (), (), (), 0.0), "name"), (build_recorded(0.5), "blocking"), (build_recorded(0.5).work, "duration_s")],
 )
 def test_what_was_made_quickly_does_not_change(made: object, field: str) -> None:
     with pytest.raises(FrozenInstanceError):

@@ -14,8 +14,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.cells import Cells
-from stepcast.inputs.rows import SlabTable, open_table, parse_amount, parse_count, shorten
+from stepcast.inputs.rows import Cells, SlabTable, open_table, parse_amount, parse_count, shorten
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.dtype import DType

@@ -1,10 +1,10 @@
 """Operator tables: one row per operator of one GPU, tab or comma separated.
 
 Times are milliseconds, sizes are elements. A row ``X_grad`` carries the gradient reduction of operator X
-and stands before it, so that the backward, which walks the rows in reverse, meets it just after X.
+and comes before it, so that the backward, which walks the rows in reverse, meets it just after X.
 
 Rows are read into columns: a table of a million rows is a few arrays, not millions of objects. Layers are
-made when one is asked for, all of them, so that each stays the object that it is.
+built when one is asked for, all of them, so that each stays the object that it is.
 """
 
 import math
@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from stepcast.inputs.rows import SlabTable, draft_of, open_table, parse_amount, parse_count, shorten
-from stepcast.inputs.simai import KINDS
+import numpy as np
+
+from stepcast.inputs.rows import Cells, SlabTable, draft_of, open_table, parse_amount, parse_count, shorten
+from stepcast.inputs.simai import KINDS, SUFFIXES
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
@@ -26,16 +28,11 @@ from stepcast.ir.work import Collective, Direction, Recorded, Transfer
 from stepcast.ir.workload import LAYER_BLOCK, Block, Layer, LayerTable, Op, Phase, Stage, Workload
 from stepcast.units import MS
 
-if TYPE_CHECKING:
-    from stepcast.inputs.cells import Cells
-    from stepcast.ir.arrays import IntArray
-
 PHASES = tuple(Phase)
 PHASE_NAMES = ("forward", "backward", "weight_grad")
 FIELDS = ("compute_time", "comm_type", "comm_size")
 COLUMNS = ("name", *(f"{phase}_{field}" for phase in PHASE_NAMES for field in FIELDS), "process_time")
 ELEMENT = DType.FP32
-SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
 WORDS = (
     "None, ALLREDUCE, ALLREDUCE_ASYNC, ALLGATHER, REDUCESCATTER, ALLTOALL, ALLTOALL_EP, "
     "ALLGATHER_DP_EP, REDUCESCATTER_DP_EP, SENDRECV"
@@ -44,19 +41,19 @@ WORDS = (
 # A row of model layer i: transformer_h_0_ln_1, model_decoder_layers_0_fc1, encoder_layer_3_output ...
 LAYER_ROW = re.compile(r"(?:^|_)(?:h|layers?|blocks?)_(?P<index>\d+)_", re.MULTILINE)
 LAYER_WORDS = ("\nh_", "_h_", "layer", "block")
-FEW_CHARACTERS = 65_536  # read sooner row by row than numpy is loaded
+FEW_CHARACTERS = 65_536  # read sooner row by row than by numpy
 # Layers of the GPT-2 family by hidden size (Radford et al. 2019, table 2).
 GPT2_LAYERS = {768: 12, 1024: 24, 1280: 36, 1600: 48}
 
-Key = TypeVar("Key")
 Value = TypeVar("Value")
 MOST_KNOWN = 10_000
 SILENT = 0  # the code of a phase that ends with no message
 
-Messages = Sequence[Callable[[int], Op] | None]  # of so many elements
+Message = Callable[[int], Op]  # an op of so many elements
+Messages = Sequence[Message | None]
 
 
-def _three(kind: str) -> "list[array[Any]]":
+def _phase_arrays(kind: str) -> "list[array[Any]]":
     return [array(kind) for _ in PHASES]
 
 
@@ -65,9 +62,9 @@ class OperatorColumns:
     """Rows so far, or some to be added; a column of *times*, *words* and *elements* for each phase."""
 
     names: list[str] = field(default_factory=list)  # many at once, joined by line feeds
-    times_ms: "list[array[float]]" = field(default_factory=lambda: _three("d"))
-    words: "list[array[int]]" = field(default_factory=lambda: _three("H"))
-    elements: "list[array[int]]" = field(default_factory=lambda: _three("q"))
+    times_ms: "list[array[float]]" = field(default_factory=lambda: _phase_arrays("d"))
+    words: "list[array[int]]" = field(default_factory=lambda: _phase_arrays("H"))
+    elements: "list[array[int]]" = field(default_factory=lambda: _phase_arrays("q"))
     process_ms: "array[float]" = field(default_factory=lambda: array("d"))
 
     def __len__(self) -> int:
@@ -86,21 +83,21 @@ class OperatorColumns:
 
 
 class OperatorLayers(LayerTable):
-    """The rows from *start* to *stop* as layers; *messages* makes the op of a word, by its code."""
+    """The rows from *start* to *stop* as layers; *messages* builds the op of a word, by its code."""
 
     def __init__(self, columns: OperatorColumns, messages: Messages, start: int, stop: int) -> None:
         self._columns, self._messages, self._start, self._stop = columns, messages, start, stop
-        self._made: tuple[Layer, ...] | None = None
+        self._built: tuple[Layer, ...] | None = None
 
     def __len__(self) -> int:
         return self._stop - self._start
 
     @overload
-    def __getitem__(self, at: int) -> Layer: ...
+    def __getitem__(self, index: int) -> Layer: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[Layer, ...]: ...
-    def __getitem__(self, at: int | slice) -> Layer | tuple[Layer, ...]:
-        return self._layers[at]
+    def __getitem__(self, index: slice) -> tuple[Layer, ...]: ...
+    def __getitem__(self, index: int | slice) -> Layer | tuple[Layer, ...]:
+        return self._layers[index]
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self._layers)
@@ -118,15 +115,15 @@ class OperatorLayers(LayerTable):
         return math.fsum(self._part(self._columns.times_ms[PHASES.index(phase)])) * MS
 
     def messages(self) -> Iterator[tuple[Phase, Op, int]]:
-        """In the order of the rows in which they are first seen."""
+        """Yield messages in the order of the rows in which they are first seen."""
         firsts = []
         for number, phase in enumerate(PHASES):
             words = self._part(self._columns.words[number])
             if any(words):
-                found = Counter(zip(words, self._part(self._columns.elements[number]), strict=True))
+                counts = Counter(zip(words, self._part(self._columns.elements[number]), strict=True))
                 order = {code: words.index(code) for code in set(words)}
-                firsts += [((order[key[0]], number), phase, key, count) for key, count in found.items()]
-        for _, phase, (code, elements), count in sorted(firsts, key=lambda each: each[0]):
+                firsts += [((order[key[0]], number), phase, key, count) for key, count in counts.items()]
+        for _, phase, (code, elements), count in sorted(firsts, key=lambda first: first[0]):
             if (message := self._messages[code]) is not None:
                 yield phase, message(elements), count
 
@@ -135,18 +132,14 @@ class OperatorLayers(LayerTable):
 
     @property
     def _layers(self) -> tuple[Layer, ...]:
-        if self._made is None:
-            self._made = tuple(self._each())
-        return self._made
-
-    def _each(self) -> Iterator[Layer]:
-        """Rows that are alike share their ops: operators of a kind take equal times."""
-        columns = self._columns
-        phases = [self._ops(number) for number in range(len(PHASES))]
-        process_s = (time_ms * MS for time_ms in self._part(columns.process_ms))
-        return map(layer_of, self.names(), *phases, process_s)
+        if self._built is None:
+            phases = [self._ops(number) for number in range(len(PHASES))]
+            process_s = (time_ms * MS for time_ms in self._part(self._columns.process_ms))
+            self._built = tuple(map(build_layer, self.names(), *phases, process_s))
+        return self._built
 
     def _ops(self, number: int) -> Iterator[tuple[Op, ...]]:
+        """Yield the ops of each row; equal rows share them, as operators of a kind take equal times."""
         columns, known = self._columns, dict[tuple[float, int, int], tuple[Op, ...]]()
         times_ms = self._part(columns.times_ms[number])
         words, elements_of = self._part(columns.words[number]), self._part(columns.elements[number])
@@ -156,29 +149,23 @@ class OperatorLayers(LayerTable):
                 time_ms, code, elements = key
                 message = self._messages[code]
                 more = () if message is None else (message(elements),)
-                ops = _remember(known, key, (recorded_op(time_ms * MS), *more))
+                if len(known) == MOST_KNOWN:  # measured times may all differ
+                    known.clear()
+                ops = known[key] = (build_recorded(time_ms * MS), *more)
             yield ops
-
-
-def _remember(known: dict[Key, Value], key: Key, value: Value) -> Value:
-    """*value*, kept for the next time; a table of measured times, which all differ, is not kept whole."""
-    if len(known) == MOST_KNOWN:
-        known.clear()
-    known[key] = value
-    return value
 
 
 _LayerDraft, _OpDraft, _RecordedDraft = map(draft_of, (Layer, Op, Recorded))
 
 
-def layer_of(
+def build_layer(
     name: str,
     forward: tuple[Op, ...],
     input_gradient: tuple[Op, ...],
     weight_gradient: tuple[Op, ...],
     process_s: float,
 ) -> Layer:
-    """``Layer(...)``, thrice as fast."""
+    """Return ``Layer(...)``, thrice as fast."""
     layer = _LayerDraft()
     layer.name = name
     layer.forward = forward
@@ -193,8 +180,8 @@ def layer_of(
     return finished
 
 
-def recorded_op(duration_s: float) -> Op:
-    """``Op("", Recorded(duration_s))``, thrice as fast."""
+def build_recorded(duration_s: float) -> Op:
+    """Return ``Op("", Recorded(duration_s))``, thrice as fast."""
     work = _RecordedDraft()
     work.duration_s = duration_s
     work.__class__ = Recorded
@@ -218,13 +205,13 @@ def looks_like(head: str) -> bool:
 
 
 def read(source: Source) -> Workload:
-    """The table as a one-stage workload of one micro-batch."""
+    """Return the table as a one-stage workload of one micro-batch."""
     table = open_table(source, COLUMNS, ", ".join(COLUMNS))
     if table.names[0] != "name":
         raise FormatError(f"first column is {shorten(table.names[0])}; expected 'name'", line=1)
     extra = [name for name in table.names if name not in COLUMNS]
     warnings = [f"column {shorten(name)} is not known and was left out" for name in extra]
-    rows = _Rows(table)
+    rows = _OperatorTable(table)
     for line, slab in table.slabs:
         rows.add(slab, line)
     columns = rows.columns
@@ -238,17 +225,15 @@ def read(source: Source) -> Workload:
     return _assemble(columns, rows.messages, warnings)
 
 
-class _Rows:
-    """Rows to columns, by the slab where all is as usual, else one by one, to say which line is wrong."""
+class _OperatorTable:
+    """Turns rows into columns, by the slab where all is as usual, else one by one, to name the line that is wrong."""
 
     def __init__(self, table: SlabTable) -> None:
         self._table = table
-        place = {name: index for index, name in enumerate(table.names)}
-        time, word, size = ([place[f"{phase}_{field}"] for phase in PHASE_NAMES] for field in FIELDS)
-        self._phases = list(zip(time, word, size, strict=True))
-        self._process = place["process_time"]
+        self._phases = [tuple(table.names.index(f"{phase}_{field}") for field in FIELDS) for phase in PHASE_NAMES]
+        self._process = table.names.index("process_time")
         self._codes: list[dict[str, int]] = [{} for _ in PHASES]
-        self.messages: list[Callable[[int], Op] | None] = [None]
+        self.messages: list[Message | None] = [None]
         self.columns = OperatorColumns()
 
     def add(self, slab: str, first_line: int) -> None:
@@ -258,10 +243,6 @@ class _Rows:
         """Return all rows of *slab* at once, None where some cell is not as usual and must be looked at."""
         if len(slab) < FEW_CHARACTERS:
             return None
-        # Here, because they load numpy, which small tables do without.
-        import numpy as np
-
-        from stepcast.inputs.cells import Cells
 
         def fill(column: "array[Any]", values: object) -> None:
             column.frombytes(np.ascontiguousarray(values, dtype=column.typecode).tobytes())
@@ -272,10 +253,10 @@ class _Rows:
         decimals = cells.decimals(*(time for time, _, _ in self._phases), self._process)
         if decimals is None:
             return None
-        columns = OperatorColumns([cells.picked(0).decode().replace(self._table.separator, "\n")[:-1]])
+        columns = OperatorColumns([cells.pick(0).decode().replace(self._table.separator, "\n")[:-1]])
         for phase, (time, word, size) in enumerate(self._phases):
-            texts, of_row = _distinct(cells, word)
-            codes, elements = [self._code(phase, text) for text in texts], cells.whole(size)
+            texts, of_row = cells.words(word)
+            codes, elements = [self._code(phase, text) for text in texts], cells.whole_numbers(size)
             if None in codes or elements is None:
                 return None
             fill(columns.times_ms[phase], decimals[time])
@@ -296,54 +277,45 @@ class _Rows:
                 rows.elements[phase].append(parse_count(row[size].strip(), header[size], number))
                 code = self._code(phase, row[word])
                 if code is None:
-                    said = shorten(row[word].strip())
-                    raise FormatError(f"unknown communication {said}; expected one of {WORDS}", line=number)
+                    text = shorten(row[word].strip())
+                    raise FormatError(f"unknown communication {text}; expected one of {WORDS}", line=number)
                 rows.words[phase].append(code)
             rows.process_ms.append(parse_amount(row[self._process].strip(), "process_time", number))
         rows.names += ["\n".join(names)] if names else []
         return rows
 
     def _code(self, phase: int, word: str) -> int | None:
-        """The number of a word as written, in a phase; None where it is not known."""
+        """Return the number of a word as written, in a phase; None where it is not known."""
         codes = self._codes[phase]
         if word not in codes:
-            said = word.strip()
-            if said in ("None", "NONE", ""):
+            plain = word.strip()
+            if plain in ("None", "NONE", ""):
                 codes[word] = SILENT
-            elif said in codes and said != word:
-                codes[word] = codes[said]
-            elif (message := _message(phase, said)) is not None:
-                codes[said] = codes[word] = len(self.messages)
+            elif plain in codes and plain != word:
+                codes[word] = codes[plain]
+            elif (message := _find_message(phase, plain)) is not None:
+                codes[plain] = codes[word] = len(self.messages)
                 self.messages.append(message)
             else:
                 return None
         return codes[word]
 
 
-def _distinct(cells: "Cells", column: int) -> "tuple[Sequence[str], IntArray]":
-    """Return the distinct texts of a column and which one each row has, sooner where all are the same."""
-    import numpy as np
-
-    if (text := cells.constant(column)) is not None:
-        return [text], np.zeros(len(cells), dtype=np.int64)
-    return cells.words(column)
-
-
-def _message(phase: int, word: str) -> Callable[[int], Op] | None:
-    """What makes the communication at the end of a phase of so many elements; None for an unknown word."""
+def _find_message(phase: int, word: str) -> Message | None:
+    """Return what builds the communication at the end of a phase; None for an unknown word."""
     blocking = not word.endswith("_ASYNC")
     stem = word.removesuffix("_ASYNC")
-    return partial(_op, stem, phase, blocking) if _communication(stem, 0, phase, blocking) else None
+    return partial(_build_op, stem, phase, blocking) if _communication(stem, 0, phase, blocking) else None
 
 
-def _op(stem: str, phase: int, blocking: bool, elements: int) -> Op:
+def _build_op(stem: str, phase: int, blocking: bool, elements: int) -> Op:
     work = _communication(stem, elements * int(ELEMENT.bytes), phase, blocking)
     assert work is not None
     return Op(work.kind if isinstance(work, Collective) else work.direction, work, blocking)
 
 
 def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Collective | Transfer | None:
-    """Blocking exchanges outside the weight gradient are tensor parallel, the others reduce gradients."""
+    """Return the work: blocking exchanges outside the weight gradient are tensor parallel, others reduce gradients."""
     if word == "SENDRECV":
         return Transfer(Direction.SEND, size_bytes)
     kind, _, suffix = word.partition("_")
@@ -354,7 +326,7 @@ def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Co
 
 
 def _assemble(columns: OperatorColumns, messages: Messages, warnings: list[str]) -> Workload:
-    span = _one_layer(columns)
+    span = _find_layer(columns)
     notes: tuple[tuple[str, str], ...] = (("element_dtype", ELEMENT), ("lines", str(len(columns))))
     start, end = span or (0, len(columns))
     repeat = 1
@@ -368,50 +340,52 @@ def _assemble(columns: OperatorColumns, messages: Messages, warnings: list[str])
     return Workload(stages=(Stage(body),), source="optable", notes=notes, warnings=tuple(warnings))
 
 
-def _one_layer(columns: OperatorColumns) -> tuple[int, int] | None:
-    """Rows of the only model layer in the table, or None where there are none or several.
+def _find_layer(columns: OperatorColumns) -> tuple[int, int] | None:
+    """Return the rows of the only model layer in the table, or None where there are none or several.
 
-    The layer begins at its first row with a layer number and ends where a row of the same module tree
-    (same prefix) stands outside the numbered layers, such as the final norm, or at the head.
+    The layer begins at its first row with a layer number and ends where a row of the same module tree (same
+    prefix) is outside the numbered layers, such as the final norm, or at the head.
     """
-    found: list[tuple[int, str, str]] = []
-    for each in _numbered(columns):
-        found[1:] = [each]  # the first and the latest
-    if not found or found[0][2] != found[-1][2]:
+    ends: list[tuple[int, str, str]] = []
+    for numbered in _numbered_rows(columns):
+        ends[1:] = [numbered]  # the first and the latest
+    if not ends or ends[0][2] != ends[-1][2]:
         return None
-    start, prefix, _ = found[0]
-    last = found[-1][0]
-    for at, name in enumerate(columns.names_from(last + 1), last + 1):
+    start, prefix, _ = ends[0]
+    last = ends[-1][0]
+    for row, name in enumerate(columns.names_from(last + 1), last + 1):
         if (prefix and name.startswith(prefix)) or name.startswith("lm_head"):
-            return start, at
+            return start, row
     return start, len(columns)
 
 
-def _numbered(columns: OperatorColumns) -> Iterator[tuple[int, str, str]]:
-    """Rows with a layer number: place, what stands before it, number; up to the second number."""
+def _numbered_rows(columns: OperatorColumns) -> Iterator[tuple[int, str, str]]:
+    """Yield rows with a layer number: index, the name before it, number; up to the second number."""
     before, number = 0, None
     for slab in (f"\n{names}" for names in columns.names):
-        at = counted = 1
+        position = counted = 1
         # Looking for a word first is several times faster than the pattern alone.
-        likely = any(word in slab for word in LAYER_WORDS)
-        while likely and (match := LAYER_ROW.search(slab, at)):
+        is_likely = any(word in slab for word in LAYER_WORDS)
+        while is_likely and (match := LAYER_ROW.search(slab, position)):
             begin = slab.rfind("\n", 0, match.start()) + 1
             before, counted = before + slab.count("\n", counted, begin), begin
             yield before, slab[begin : match.start()], match["index"]
             if number not in (None, match["index"]):
                 return
             number = match["index"]
-            if (at := slab.find("\n", match.end())) < 0:
+            if (position := slab.find("\n", match.end())) < 0:
                 break
         before += slab.count("\n", counted) + 1
 
 
 def _guess_repeat(columns: OperatorColumns, messages: Messages, start: int, end: int, warnings: list[str]) -> int:
-    """How often the layer repeats, by the hidden size its first norm shows, with a warning either way."""
-    named = enumerate(columns.names_from(start, end), start)
-    norms = (at for at, name in named if "_h_" in name and "ln" in name)
-    reduced = (at for at in norms if _is_collective(messages[columns.words[1][at]]))
-    hidden = next((columns.elements[1][at] // 2 for at in reduced), 0)
+    """Return how often the layer repeats, by the hidden size its first norm shows, with a warning either way."""
+    hidden = 0
+    for row, name in enumerate(columns.names_from(start, end), start):
+        message = messages[columns.words[1][row]] if "_h_" in name and "ln" in name else None
+        if message is not None and isinstance(message(0).work, Collective):
+            hidden = columns.elements[1][row] // 2
+            break
     if hidden in GPT2_LAYERS:
         count = GPT2_LAYERS[hidden]
         warnings.append(
@@ -421,7 +395,3 @@ def _guess_repeat(columns: OperatorColumns, messages: Messages, start: int, end:
         return count
     warnings.append("the table holds one model layer and runs it once; state how many with --repeat-layers N")
     return 1
-
-
-def _is_collective(message: Callable[[int], Op] | None) -> bool:
-    return message is not None and isinstance(message(0).work, Collective)
