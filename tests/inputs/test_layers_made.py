@@ -31,7 +31,11 @@ def test_a_time_made_quickly_is_an_op() -> None:
 
 @pytest.mark.parametrize(
     ("made", "field"),
-    [(build_layer("a", (), (), (), 0.0), "name"), (build_recorded(0.5), "blocking"), (build_recorded(0.5).work, "duration_s")],
+    [
+        (build_layer("a", (), (), (), 0.0), "name"),
+        (build_recorded(0.5), "blocking"),
+        (build_recorded(0.5).work, "duration_s"),
+    ],
 )
 def test_what_was_made_quickly_does_not_change(made: object, field: str) -> None:
     with pytest.raises(FrozenInstanceError):

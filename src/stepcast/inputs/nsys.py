@@ -10,9 +10,9 @@ from typing import Any
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import LINE, NSYS_ROWS
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
+from stepcast.units import NS
 
 MAGIC = b"SQLite format 3\0"
-NS = 1e-9
 KERNELS, COPIES, RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "NVTX_EVENTS"
 COMMUNICATION = ("nccl", "rccl", "nvshmem", "deep_ep", "mscclpp")
 
@@ -34,17 +34,17 @@ def read(source: Source) -> Timeline:
 
 
 def _bound(database: sqlite3.Connection) -> None:
-    """A database holds code too: views, and columns that are computed. Such runs nothing, or little."""
+    """Let nothing run that a database may hold: views, and columns that are computed."""
     database.execute("PRAGMA trusted_schema = OFF")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LINE.most)
-    database.set_authorizer(_reading)
+    database.set_authorizer(_authorize)
 
 
-def _reading(action: int, first: str | None, second: str | None, *_: object) -> int:
-    plain = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA) or (
+def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
+    is_plain = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA) or (
         action == sqlite3.SQLITE_FUNCTION and second in ("count", "COUNT")
     )
-    return sqlite3.SQLITE_OK if plain else sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK if is_plain else sqlite3.SQLITE_DENY
 
 
 def _read(database: sqlite3.Connection, path: str) -> Timeline:
@@ -53,50 +53,41 @@ def _read(database: sqlite3.Connection, path: str) -> Timeline:
         raise FormatError(
             f"holds no table {KERNELS}; export a profile with CUDA kernels: nsys export --type sqlite", path
         )
-    rows = database.execute(f"SELECT COUNT(*) FROM {KERNELS}").fetchone()[0]
-    NSYS_ROWS.check(int(rows))
+    rows = int(database.execute(f"SELECT COUNT(*) FROM {KERNELS}").fetchone()[0])
+    NSYS_ROWS.check(rows)
     names = dict(database.execute("SELECT id, value FROM StringIds")) if "StringIds" in tables else {}
     builder = TimelineBuilder()
-    for start, end, device, stream, name in _rows(
-        database, KERNELS, ("deviceId", "streamId"), "demangledName", "shortName"
+
+    def add(name: str, device: object, lane: str, start: object, end: object, kind: SpanKind) -> None:
+        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(device, int):
+            raise FormatError("a row has no whole numbers of nanoseconds", path)
+        builder.add(name, builder.lane(device, lane), start * NS, max(0, end - start) * NS, kind=kind)
+
+    for start, end, device, stream, long, short in _select(
+        database, KERNELS, ("deviceId", 0), ("streamId", 0), ("demangledName", None), ("shortName", None)
     ):
-        text = str(names.get(name, name))
-        kind = SpanKind.COMMUNICATION if text.lower().startswith(COMMUNICATION) else SpanKind.COMPUTE
-        _add(builder, text, device, f"stream {stream}", start, end, kind, path)
+        number = short if long is None else long
+        name = str(names.get(number, number))
+        kind = SpanKind.COMMUNICATION if name.lower().startswith(COMMUNICATION) else SpanKind.COMPUTE
+        add(name, device, f"stream {stream}", start, end, kind)
     if COPIES in tables:
-        for start, end, device, stream, size in _rows(database, COPIES, ("deviceId", "streamId"), "bytes"):
-            _add(builder, f"copy of {size} bytes", device, f"stream {stream}", start, end, SpanKind.COPY, path)
-    if RANGES in tables:
-        _add_ranges(database, names, builder, path)
+        for start, end, device, stream, size in _select(
+            database, COPIES, ("deviceId", 0), ("streamId", 0), ("bytes", None)
+        ):
+            add(f"copy of {size} bytes", device, f"stream {stream}", start, end, SpanKind.COPY)
+    if RANGES in tables:  # push and pop of the host
+        for start, end, text, number, thread in _select(
+            database, RANGES, ("text", None), ("textId", None), ("globalTid", 0)
+        ):
+            if label := names.get(number) if text is None else text:
+                add(str(label), 0, f"nvtx {thread}", start, end, SpanKind.HOST)
     if not len(builder):
         raise FormatError("holds no kernel", path)
-    return builder.build(measured=True, source=path, facts={"format": "nsys", "kernels": int(rows)})
+    return builder.build(measured=True, source=path, facts={"format": "nsys", "kernels": rows})
 
 
-def _rows(database: sqlite3.Connection, table: str, keys: tuple[str, ...], *wanted: str) -> Iterator[tuple[Any, ...]]:
-    """Start, end, *keys* and the first of *wanted* that the table has, in order of start."""
+def _select(database: sqlite3.Connection, table: str, *columns: tuple[str, int | None]) -> Iterator[tuple[Any, ...]]:
+    """Yield start, end and *columns* in order of start; each has a default where the table lacks it."""
     known = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
-    last = next((name for name in wanted if name in known), "NULL")
-    columns = ", ".join((*(key if key in known else "0" for key in keys), last))
-    yield from database.execute(f"SELECT start, end, {columns} FROM {table} WHERE end IS NOT NULL ORDER BY start")
-
-
-def _add_ranges(database: sqlite3.Connection, names: dict[Any, Any], builder: TimelineBuilder, path: str) -> None:
-    """NVTX push/pop ranges of the host."""
-    known = {row[1] for row in database.execute(f"PRAGMA table_info({RANGES})")}
-    text = "text" if "text" in known else "NULL"
-    number = "textId" if "textId" in known else "NULL"
-    thread = "globalTid" if "globalTid" in known else "0"
-    query = f"SELECT start, end, {text}, {number}, {thread} FROM {RANGES} WHERE end IS NOT NULL ORDER BY start"
-    for start, end, words, known_id, tid in database.execute(query):
-        shown = words if words is not None else names.get(known_id)
-        if shown:
-            _add(builder, str(shown), 0, f"nvtx {tid}", start, end, SpanKind.HOST, path)
-
-
-def _add(
-    builder: TimelineBuilder, name: str, device: Any, lane: str, start: Any, end: Any, kind: SpanKind, path: str
-) -> None:
-    if not isinstance(start, int) or not isinstance(end, int) or not isinstance(device, int):
-        raise FormatError("a row has no whole numbers of nanoseconds", path)
-    builder.add(name, builder.lane(device, lane), start * NS, max(0, end - start) * NS, kind=kind)
+    chosen = ", ".join(name if name in known else "NULL" if default is None else "0" for name, default in columns)
+    yield from database.execute(f"SELECT start, end, {chosen} FROM {table} WHERE end IS NOT NULL ORDER BY start")

@@ -6,30 +6,30 @@ attention; rows, cols or numel of others) and ms, the time of one call.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, overload
+from operator import eq
+from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from stepcast.inputs.rows import Cells, SlabTable, open_table, parse_amount, parse_count, shorten
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.arrays import IntArray
+from stepcast.ir.arrays import FloatArray, Int32Array, IntArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, elementwise
 from stepcast.units import MS
 
-# Rows of measured operators as columns: a table of a million rows is a few arrays, not millions of objects.
-#
-# Rows are of one kind where operator, number format and the sizes given are the same; a kind keeps the values
-# of its sizes side by side. A row becomes an OperatorTime when it is asked for.
+# Rows are held as columns: a table of a million rows is a few arrays, not millions of objects. Rows are of one
+# kind where operator, number format and the sizes given are the same; a kind holds the values of its sizes next
+# to each other. A row becomes an OperatorTime when it is asked for.
 
 SIZES = ("B", "M", "N", "K", "S", "heads", "kv", "D", "rows", "cols", "numel")
-Key = tuple[str, str, tuple[str, ...]]
-WorksOf = Callable[[Mapping[str, str]], tuple[Compute, ...]]
+NEEDED = ("op", "dtype", "ms")
+Row = Mapping[str, str]
+KindKey = tuple[str, str, tuple[str, ...]]
 
 
 class UnknownOperatorError(ValueError):
@@ -37,72 +37,65 @@ class UnknownOperatorError(ValueError):
 
 
 @dataclass(slots=True)
-class _Kind:
+class _OperatorKind:
     op: str
     dtype: str
     sizes: tuple[str, ...]
     values: "array[int]" = field(default_factory=lambda: array("q"))
 
-    def row(self, place: int) -> dict[str, str]:
+    def row(self, index: int) -> Row:
         width = len(self.sizes)
-        values = self.values[place * width : (place + 1) * width]
-        named = zip(self.sizes, map(str, values), strict=True)
-        return {"op": self.op, "dtype": self.dtype, **dict(named)}
+        values = self.values[index * width : (index + 1) * width]
+        return {"op": self.op, "dtype": self.dtype, **dict(zip(self.sizes, map(str, values), strict=True))}
 
 
 class MeasuredOperators(Sequence[OperatorTime]):
-    """Operators in the order of the file, each made when it is asked for."""
+    """Operators in the order of the file, each built when it is asked for."""
 
-    def __init__(
-        self, works_of: WorksOf, kinds: Sequence[_Kind], codes: npt.NDArray[np.int32], seconds: npt.NDArray[Any]
-    ) -> None:
-        self._works_of, self._kinds, self._codes, self._seconds = works_of, kinds, codes, seconds
-        self._places = np.zeros(len(codes), dtype=np.int32)  # among the rows of its kind
+    def __init__(self, kinds: Sequence[_OperatorKind], codes: Int32Array, seconds: FloatArray) -> None:
+        self._kinds, self._codes, self._seconds = kinds, codes, seconds
+        self._indices = np.zeros(len(codes), dtype=np.int32)  # among the rows of its kind
         order = np.argsort(codes, kind="stable")
         counts = np.bincount(codes, minlength=len(kinds))
         starts = np.repeat(np.cumsum(counts) - counts, counts)
-        self._places[order] = np.arange(len(codes)) - starts
+        self._indices[order] = np.arange(len(codes)) - starts
 
     def __len__(self) -> int:
         return len(self._codes)
 
     @overload
-    def __getitem__(self, at: int) -> OperatorTime: ...
+    def __getitem__(self, index: int) -> OperatorTime: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[OperatorTime, ...]: ...
-    def __getitem__(self, at: int | slice) -> OperatorTime | tuple[OperatorTime, ...]:
-        if isinstance(at, slice):
-            return tuple(self[index] for index in range(*at.indices(len(self))))
-        kind = self._kinds[self._codes[at]]
-        return OperatorTime(kind.op, self._works_of(kind.row(int(self._places[at]))), float(self._seconds[at]))
+    def __getitem__(self, index: slice) -> tuple[OperatorTime, ...]: ...
+    def __getitem__(self, index: int | slice) -> OperatorTime | tuple[OperatorTime, ...]:
+        if isinstance(index, slice):
+            return tuple(self[row] for row in range(*index.indices(len(self))))
+        kind = self._kinds[self._codes[index]]
+        return OperatorTime(kind.op, read_works(kind.row(int(self._indices[index]))), float(self._seconds[index]))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_equal, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
     def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]:
-        """The first row of each kind and the seconds of all, without making the others."""
+        """Yield the first row of each kind and the seconds of all, without building the others."""
         codes, firsts = np.unique(self._codes, return_index=True)
-        for at in np.argsort(firsts).tolist():
-            yield self[int(firsts[at])], self._seconds[self._codes == codes[at]].tolist()
-
-
-def _equal(one: object, other: object) -> bool:
-    return one == other
+        for number in np.argsort(firsts).tolist():
+            yield self[int(firsts[number])], self._seconds[self._codes == codes[number]].tolist()
 
 
 class OperatorRows:
     """Collects rows, by the slab where all is as usual, else one by one."""
 
-    def __init__(self, columns: Sequence[str], works_of: WorksOf) -> None:
-        self._columns, self._works_of = columns, works_of
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
         self._sizes = [name for name in columns if name in SIZES]
-        self._kinds: list[_Kind] = []
-        self._code_of: dict[tuple[str, str, tuple[str, ...]], int] = {}  # -1 for an operator that is not known
-        self._reasons: dict[Key, str] = {}
-        self._codes: list[npt.NDArray[np.int32]] = []
-        self._seconds: list[npt.NDArray[np.float64]] = []
+        self._kinds: list[_OperatorKind] = []
+        self._code_of: dict[KindKey, int] = {}  # -1 for an operator that is not known
+        self._reasons: dict[KindKey, str] = {}
+        self._codes: list[Int32Array] = []
+        self._seconds: list[FloatArray] = []
         self.left_out: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -114,13 +107,14 @@ class OperatorRows:
         if not cells.plain:
             return False
         times_ms = cells.amounts(self._columns.index("ms"))
-        sizes = {name: cells.counts(self._columns.index(name)) for name in self._sizes}
-        if times_ms is None or any(values is None for values in sizes.values()):
+        sizes = {
+            name: values for name in self._sizes if (values := cells.counts(self._columns.index(name))) is not None
+        }
+        if times_ms is None or len(sizes) < len(self._sizes):
             return False
-        found = {name: values for name, values in sizes.items() if values is not None}
-        return self._add_columns(cells, found, times_ms * MS)
+        return self._add_columns(cells, sizes, times_ms * MS)
 
-    def add_one_by_one(self, rows: Iterable[tuple[Mapping[str, str], float]]) -> None:
+    def add_one_by_one(self, rows: Iterable[tuple[Row, float]]) -> None:
         """Add rows whose cells were checked, each with its seconds."""
         codes, times = array("i"), array("d")
         for row, seconds in rows:
@@ -132,7 +126,7 @@ class OperatorRows:
         self._codes.append(np.array(codes, dtype=np.int32))
         self._seconds.append(np.array(times))
 
-    def _add_columns(self, cells: Cells, sizes: dict[str, IntArray], seconds: npt.NDArray[np.float64]) -> bool:
+    def _add_columns(self, cells: Cells, sizes: dict[str, IntArray], seconds: FloatArray) -> bool:
         ops, of_op = cells.words(self._columns.index("op"))
         dtypes, of_dtype = cells.words(self._columns.index("dtype"))
         given = np.zeros(len(seconds), dtype=np.int64)
@@ -144,7 +138,7 @@ class OperatorRows:
         for first in firsts.tolist():
             row = {"op": ops[of_op[first]].strip(), "dtype": dtypes[of_dtype[first]].strip()}
             row |= {name: str(values[first]) for name, values in sizes.items() if values[first]}
-            if _key(row) not in self._code_of and not self._complete(row):
+            if _key(row) not in self._code_of and not _is_complete(row):
                 return False
             rows.append(row)
         codes = np.array([self._code(row, int(count)) for row, count in zip(rows, np.bincount(inverse), strict=True)])
@@ -161,24 +155,14 @@ class OperatorRows:
         self._seconds.append(seconds[of_row >= 0])
         return True
 
-    def _complete(self, row: Mapping[str, str]) -> bool:
-        """Whether *row* has all sizes that its operator needs; an unknown operator needs none."""
-        try:
-            self._works_of(row)
-        except UnknownOperatorError:
-            pass
-        except ValueError:
-            return False
-        return True
-
-    def _code(self, row: Mapping[str, str], count: int) -> int:
-        """The number of *row*'s kind, *count* rows of which are added; -1 where they are left out."""
+    def _code(self, row: Row, count: int) -> int:
+        """Return the number of *row*'s kind, *count* rows of which are added; -1 where they are left out."""
         key = _key(row)
         if key not in self._code_of:
             try:
-                self._works_of(row)
+                read_works(row)
                 self._code_of[key] = len(self._kinds)
-                self._kinds.append(_Kind(*key))
+                self._kinds.append(_OperatorKind(*key))
             except UnknownOperatorError as error:
                 self._code_of[key] = -1
                 self._reasons[key] = str(error)
@@ -187,31 +171,42 @@ class OperatorRows:
             self.left_out[self._reasons[key]] += count
         return code
 
-    def finished(self) -> MeasuredOperators:
+    def operators(self) -> MeasuredOperators:
         codes = np.concatenate([np.zeros(0, dtype=np.int32), *self._codes])
         seconds = np.concatenate([np.zeros(0), *self._seconds])
-        self._codes, self._seconds = [], []
-        return MeasuredOperators(self._works_of, self._kinds, codes, seconds)
+        return MeasuredOperators(self._kinds, codes, seconds)
 
 
-def _key(row: Mapping[str, str]) -> Key:
+def _key(row: Row) -> KindKey:
     return row["op"], row["dtype"], tuple(name for name in SIZES if name in row)
 
 
+def _is_complete(row: Row) -> bool:
+    """Return whether *row* has all sizes that its operator needs; an unknown operator needs none."""
+    try:
+        read_works(row)
+    except UnknownOperatorError:
+        pass
+    except ValueError:
+        return False
+    return True
+
+
 K = ElementwiseKind
-NEEDED = ("op", "dtype", "ms")
-Row = Mapping[str, str]
-# Kind, and tensors of rows x columns read and written.
-STREAMS = {
-    "add": (K.ADD, 2, 1),
-    "gelu": (K.GELU, 1, 1),
-    "dropout": (K.DROPOUT, 1, 1),
-    "layernorm": (K.LAYER_NORM, 1, 1),
-    "rmsnorm": (K.RMS_NORM, 1, 1),
-    "softmax": (K.SOFTMAX, 1, 1),
-    "embedding": (K.EMBEDDING, 1, 1),
-    "adamw_fused": (K.OPTIMIZER, 4, 3),
+# The kernels of an operator: kind, and tensors of rows x columns read and written.
+PASSES = {
+    "add": ((K.ADD, 2, 1),),
+    "gelu": ((K.GELU, 1, 1),),
+    "dropout": ((K.DROPOUT, 1, 1),),
+    "layernorm": ((K.LAYER_NORM, 1, 1),),
+    "rmsnorm": ((K.RMS_NORM, 1, 1),),
+    "softmax": ((K.SOFTMAX, 1, 1),),
+    "embedding": ((K.EMBEDDING, 1, 1),),
+    "adamw_fused": ((K.OPTIMIZER, 4, 3),),
+    "silu_mul": ((K.SILU, 1, 1), (K.MUL, 2, 1)),
 }
+# Operators that begin with a cast to another format.
+CASTS = {"cast_fp32": DType.FP32, "quantize_fp8": DType.FP8, "cross_entropy": DType.FP32}
 
 
 def looks_like(head: str) -> bool:
@@ -221,19 +216,19 @@ def looks_like(head: str) -> bool:
 
 
 def read(source: Source) -> OperatorTimes:
-    """Every row whose operator is known; the others are counted."""
+    """Return every row whose operator is known; the others are counted."""
     table = open_table(source, NEEDED, f"{', '.join(NEEDED)} and sizes")
-    rows = OperatorRows(table.names, works_of)
+    rows = OperatorRows(table.names)
     for line, slab in table.slabs:
         if not rows.add(slab, table.separator):
-            rows.add_one_by_one(_checked(table, slab, line))
+            rows.add_one_by_one(_check_rows(table, slab, line))
     if not len(rows) and not rows.left_out:
         raise FormatError("table has a header but no rows; expected one row per measured operator", line=1)
-    return OperatorTimes(rows.finished(), source.path, left_out=rows.left_out)
+    return OperatorTimes(rows.operators(), source.path, left_out=rows.left_out)
 
 
-def _checked(table: SlabTable, slab: str, first_line: int) -> Iterator[tuple[Row, float]]:
-    """Yield the rows of *slab* with what is used of them, and their seconds; says which line is wrong."""
+def _check_rows(table: SlabTable, slab: str, first_line: int) -> Iterator[tuple[Row, float]]:
+    """Yield the rows of *slab* with the used cells, and their seconds; errors name the line."""
     for number, cells in table.rows(slab, first_line):
         row = dict(zip(table.names, (cell.strip() for cell in cells), strict=True))
         seconds = parse_amount(row["ms"], "ms", number) * MS
@@ -241,12 +236,12 @@ def _checked(table: SlabTable, slab: str, first_line: int) -> Iterator[tuple[Row
             raise FormatError("ms is 0; expected the time of a call", line=number)
         used = {"op": row["op"], "dtype": row["dtype"]}
         with suppress(UnknownOperatorError):
-            works_of(row, number, used)
+            read_works(row, number, used)
         yield used, seconds
 
 
-def works_of(row: Row, line: int | None = None, used: dict[str, str] | None = None) -> tuple[Compute, ...]:
-    """The kernels of one measured call; UnknownOperatorError for an operator or format that is not known.
+def read_works(row: Row, line: int | None = None, used: dict[str, str] | None = None) -> tuple[Compute, ...]:
+    """Return the kernels of one measured call; UnknownOperatorError for an operator or format that is not known.
 
     The sizes that it takes are noted in *used*.
     """
@@ -254,7 +249,7 @@ def works_of(row: Row, line: int | None = None, used: dict[str, str] | None = No
     if row["dtype"] not in set(DType):
         raise UnknownOperatorError(f"number format {shorten(row['dtype'])} is not known")
     dtype = DType(row["dtype"])
-    sizes = _Sizes(row, line, {} if used is None else used)
+    sizes = _RowSizes(row, line, {} if used is None else used)
     match op:
         case "linear" | "bmm":
             return (Matmul(sizes["M"], sizes["N"], sizes["K"], sizes.optional("B"), dtype),)
@@ -267,29 +262,18 @@ def works_of(row: Row, line: int | None = None, used: dict[str, str] | None = No
             backward = op == "sdpa_bwd"
             batch = sizes.optional("B")
             return (Attention(batch, seq, seq, heads, kv_heads, dim, dim, True, backward, dtype),)
-        case "silu_mul" | "cast_fp32" | "quantize_fp8" | "cross_entropy":
-            return _mixed(op, *sizes.rows_and_columns(), dtype)
-    if op not in STREAMS:
+    if op not in PASSES and op not in CASTS:
         raise UnknownOperatorError(f"operator {shorten(op)} is not known")
-    kind, reads, writes = STREAMS[op]
-    return (elementwise(kind, *sizes.rows_and_columns(), reads, writes, dtype),)
+    rows, columns = sizes.rows_and_columns()
+    if op in PASSES:
+        return tuple(elementwise(kind, rows, columns, reads, writes, dtype) for kind, reads, writes in PASSES[op])
+    converted = cast(rows, columns, dtype, CASTS[op])
+    if op != "cross_entropy":
+        return (converted,)
+    return converted, elementwise(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
 
 
-def _mixed(op: str, rows: int, columns: int, dtype: DType) -> tuple[Compute, ...]:
-    """Operators of two kernels, and casts, which read one format and write another."""
-    match op:
-        case "silu_mul":
-            return elementwise(K.SILU, rows, columns, 1, 1, dtype), elementwise(K.MUL, rows, columns, 2, 1, dtype)
-        case "cast_fp32":
-            return (cast(rows, columns, dtype, DType.FP32),)
-        case "quantize_fp8":
-            return (cast(rows, columns, dtype, DType.FP8),)
-        case _:
-            raised = cast(rows, columns, dtype, DType.FP32)
-            return raised, elementwise(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
-
-
-class _Sizes:
+class _RowSizes:
     """The size columns of one row as whole numbers."""
 
     def __init__(self, row: Row, line: int | None, used: dict[str, str]) -> None:

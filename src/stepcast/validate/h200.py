@@ -26,7 +26,7 @@ from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
-from stepcast.inputs.op_times import works_of
+from stepcast.inputs.op_times import read_works
 from stepcast.inputs.rows import csv_records
 from stepcast.inputs.source import Source
 from stepcast.ir.arrays import BoolArray
@@ -127,7 +127,7 @@ def operator_s(row: Mapping[str, str], gpu: Gpu, fit: ComputeFit) -> float:
 
     A second kernel queues behind the first; a lone backward waits for the autograd engine.
     """
-    works = works_of(row)
+    works = read_works(row)
     prices = [compute_price(work, gpu, fit, ALONE).seconds for work in works]
     hidden_s = gpu.launch_overhead_s + fit.stream("add").latency_s - fit.step_launch_s
     seconds = sum(prices) - hidden_s * (len(works) - 1)
