@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepcast.cost.attention import attention_seconds
+from stepcast.cost.attention import AttentionSizes, attention_seconds
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.matmul import matmul_seconds
@@ -35,7 +35,8 @@ def run() -> None:
     matmul_seconds(m, n, k, one, DType.BF16, gpu, fit)
     together["matmul"] = SHAPES / (time.perf_counter() - start)
     start = time.perf_counter()
-    attention_seconds(one, m, m, 32 * one, 8 * one, 128 * one, 128 * one, True, False, DType.BF16, gpu, fit)
+    sizes = AttentionSizes(one, m, m, 32 * one, 8 * one, 128 * one, 128 * one)
+    attention_seconds(sizes, True, False, DType.BF16, gpu, fit)
     together["attention"] = SHAPES / (time.perf_counter() - start)
     start = time.perf_counter()
     stream_seconds("add", m, n, 4 * m * n, 2 * m * n, gpu, fit)

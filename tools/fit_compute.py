@@ -19,7 +19,7 @@ from fit_tables import OUT, Free, Row, column, fit_keys, folds, put, read, repor
 from minimise import Vector
 from msgspec.structs import replace
 
-from stepcast.cost.attention import attention_seconds
+from stepcast.cost.attention import AttentionSizes, attention_seconds
 from stepcast.cost.fits import ComputeFit, compute_fit
 from stepcast.cost.matmul import matmul_seconds
 from stepcast.cost.memory_bound import softmax_key, stream_seconds
@@ -173,7 +173,7 @@ def attention_predictor(rows: list[Row], phase: str) -> Callable[[ComputeFit], V
     backward = phase == "backward"
 
     def predict(fit: ComputeFit) -> Vector:
-        seconds = attention_seconds(b, s, s, h, kv, d, d, True, backward, DType.BF16, H200, fit)
+        seconds = attention_seconds(AttentionSizes(b, s, s, h, kv, d, d), True, backward, DType.BF16, H200, fit)
         return np.asarray((seconds**4 + fit.backward_call_s**4) ** 0.25 if backward else seconds)
 
     return predict

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from stepcast.cost.attention import attention_seconds
+from stepcast.cost.attention import AttentionSizes, attention_seconds
 from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.fits import FitError, compute_fit, default_fit, neusight_fit
 from stepcast.cost.matmul import Products, matmul_seconds
@@ -126,7 +126,7 @@ def test_attention_and_streams_take_arrays() -> None:
     ones = np.ones(3)
     lengths = np.array([512.0, 4096.0, 32768.0])
     shape = (lengths, lengths, 32 * ones, 8 * ones, 128 * ones, 128 * ones)
-    many = attention_seconds(ones, *shape, True, False, DType.BF16, H200, FIT)
+    many = attention_seconds(AttentionSizes(ones, *shape), True, False, DType.BF16, H200, FIT)
     work = Attention(1, 4096, 4096, 32, 8, 128, 128)
     assert np.asarray(many)[1] == pytest.approx(compute_price(work, H200, FIT).seconds)
     stream = stream_seconds("add", lengths, lengths, 4 * lengths**2, 2 * lengths**2, H200, FIT)

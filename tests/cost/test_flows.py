@@ -33,7 +33,7 @@ def groups_of(ranks: int, per_node: int, count: int = 1, mesh: bool = False) -> 
     rank = np.arange(ranks)
     gpu = rank // per_node * 8 + rank % per_node
     far = -(-ranks // per_node) * 8
-    return Groups.of(gpu[None, :] + far * np.arange(count)[:, None], 8, mesh)
+    return Groups(gpu[None, :] + far * np.arange(count)[:, None], 8, mesh)
 
 
 def between_nodes(kind: KIND, algorithm: Algorithm, groups: Groups, **how: float) -> np.ndarray:

@@ -263,8 +263,8 @@ def _reason(constant: Constant, points: SweepPoints, spread: float) -> str:
     if constant.key == EXCHANGE and not any(str(log.kind) == "all-to-all" for log in logs):
         return "no log times an all-to-all"
     if np.isinf(spread):
-        return "these logs do not depend on it; other sizes or ranks would tell"
-    return "not told apart from the others; more sizes, ranks or collectives would"
+        return "these logs do not depend on it; other sizes or ranks would"
+    return "not separated from the others; more sizes, ranks or collectives would do so"
 
 
 def with_constants(cluster: Cluster, chosen: Sequence[Constant], values: Sequence[float] | FloatArray) -> Cluster:

@@ -29,7 +29,7 @@ SCATTERED = 0.15  # errors of transfers that are not of one link
 
 
 class NamedConstant(TypedDict):
-    """A fitted constant: its value, and as text how it was found and how certain it is."""
+    """A fitted constant: its value, also as text, the number of points and how certain it is."""
 
     title: str
     value: float
@@ -202,8 +202,8 @@ def _compute_constants(
         )
     if points:
         warnings.append(
-            "a trace times whole passes: one factor stands for matmuls, attention and memory-bound kernels, "
-            "which it cannot tell apart"
+            "a trace times complete passes: one factor covers matmuls, attention and memory-bound kernels, "
+            "which it cannot separate"
         )
     warnings += [
         f"{dtype}: the factor is not used: points left out of it are {format_percent(fit.left_out or 0.0)} "
@@ -255,7 +255,7 @@ def _link_constants(
             )
             if fit.error > SCATTERED:
                 warnings.append(
-                    f"{group}: transfers lie {format_percent(fit.error)} off one latency and one bandwidth: "
+                    f"{group}: transfers are {format_percent(fit.error)} off one latency and one bandwidth: "
                     "do all runs use the same links?"
                 )
         else:

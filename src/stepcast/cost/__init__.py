@@ -1,1 +1,1 @@
-"""What work costs: pure functions of work and hardware, seconds or bytes out."""
+"""Cost models: pure functions from work and hardware to seconds or bytes."""

@@ -8,6 +8,8 @@ causal mask of unequal length, and the last one to finish keeps the GPU waiting.
 Operation counts: Dao, FlashAttention-2 (2023), section 3: two products forward, five backward.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from msgspec.structs import replace
 
@@ -25,8 +27,20 @@ DEFAULT_HEAD = 192  # wider heads run in kernels of other tiles
 BEST_SHARE = 794.5 / 989.4
 
 
+class AttentionSizes(NamedTuple):
+    """Sizes of attention, each a number or an array of one length."""
+
+    batch: Number
+    query_len: Number
+    key_len: Number
+    heads: Number
+    kv_heads: Number
+    head_dim: Number
+    value_dim: Number
+
+
 def price_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
-    seconds = attention_seconds(*_sizes(work), work.causal, work.backward, work.dtype, gpu, fit, load)
+    seconds = attention_seconds(_sizes_of(work), work.causal, work.backward, work.dtype, gpu, fit, load)
     own = fit.attention_backward if work.backward else fit.attention_forward
     seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
     rates = matrix_rates(gpu, work.dtype)
@@ -34,36 +48,25 @@ def price_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> P
 
 
 def attention_work_bytes(work: Attention) -> float:
-    return float(attention_bytes(*_sizes(work), work.backward, work.dtype.bytes))
+    return float(attention_bytes(_sizes_of(work), work.backward, work.dtype.bytes))
 
 
-def _sizes(work: Attention) -> tuple[int, int, int, int, int, int, int]:
-    return work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
+def _sizes_of(work: Attention) -> AttentionSizes:
+    sizes = work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
+    return AttentionSizes(*sizes)
 
 
 def attention_seconds(
-    batch: Number,
-    query_len: Number,
-    key_len: Number,
-    heads: Number,
-    kv_heads: Number,
-    head_dim: Number,
-    value_dim: Number,
-    causal: bool,
-    backward: bool,
-    dtype: DType,
-    gpu: Gpu,
-    fit: ComputeFit,
-    load: Load = ALONE,
+    sizes: AttentionSizes, causal: bool, backward: bool, dtype: DType, gpu: Gpu, fit: ComputeFit, load: Load = ALONE
 ) -> Number:
-    """Return the seconds of fused attention; sizes are numbers or arrays of one length."""
+    """Return the seconds of fused attention."""
+    batch, query_len, key_len, heads, _, head_dim, value_dim = sizes
     rates = matrix_rates(gpu, dtype)
     own = fit.attention_backward if backward else fit.attention_forward
     if dtype.scaled:  # exponentials cost as much as before, which is more operations of the faster format
         wider = gpu.matrix_peak_flops(dtype) / gpu.matrix_peak_flops(DType.BF16)
         own = replace(own, flops_per_score=own.flops_per_score * wider)
-    sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
-    seconds = attention_s(*sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), own)
+    seconds = attention_s(sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), own)
     seconds = seconds * np.where(np.asarray(head_dim) > DEFAULT_HEAD, own.wide, 1.0)
     if load.busy_s > 0:
         seconds = seconds * own.in_step
@@ -78,20 +81,10 @@ def attention_seconds(
 
 
 def attention_s(
-    batch: Number,
-    query_len: Number,
-    key_len: Number,
-    heads: Number,
-    kv_heads: Number,
-    head_dim: Number,
-    value_dim: Number,
-    causal: Number,
-    backward: Number,
-    element_bytes: Number,
-    rates: Rates,
-    fit: AttentionFit,
+    sizes: AttentionSizes, causal: Number, backward: Number, element_bytes: Number, rates: Rates, fit: AttentionFit
 ) -> Number:
     """Return the seconds of one attention kernel (or the kernels of one backward) without launch latency."""
+    batch, query_len, key_len, heads, _, head_dim, value_dim = sizes
     rows = np.ceil(query_len / QUERY_TILE) * QUERY_TILE
     keys = np.ceil(key_len / QUERY_TILE) * QUERY_TILE
     # A causal mask over as many queries as keys leaves half, and the tiles on the diagonal are complete.
@@ -102,10 +95,7 @@ def attention_s(
     rate = rates.peak_flops * fit.efficiency
     per_score_s = (flops + fit.flops_per_score) / rate
     longest_s = QUERY_TILE * keys * per_score_s * rates.sms
-    memory_s = (
-        attention_bytes(batch, query_len, key_len, heads, kv_heads, head_dim, value_dim, backward, element_bytes)
-        / rates.bandwidth_bytes_per_s
-    )
+    memory_s = attention_bytes(sizes, backward, element_bytes) / rates.bandwidth_bytes_per_s
     return scores * per_score_s + fit.tail * longest_s + fit.memory_exposure * memory_s
 
 
@@ -116,22 +106,13 @@ def _tile_width(width: Number) -> Number:
     return np.where((np.asarray(width) > 64) & (np.asarray(width) < 128), (width + 128) / 2, width)
 
 
-def attention_bytes(
-    batch: Number,
-    query_len: Number,
-    key_len: Number,
-    heads: Number,
-    kv_heads: Number,
-    head_dim: Number,
-    value_dim: Number,
-    backward: Number,
-    element_bytes: Number,
-) -> Number:
+def attention_bytes(sizes: AttentionSizes, backward: Number, element_bytes: Number) -> Number:
     """Return the bytes moved: forward reads q, k, v and writes the output.
 
     Backward also reads the output and its gradient and writes dq twice (an fp32 sum, then rounded); with
     shared key heads, dk and dv are first written per query head.
     """
+    batch, query_len, key_len, heads, kv_heads, head_dim, value_dim = sizes
     queries = batch * query_len * heads * (head_dim + value_dim) * element_bytes
     pairs = batch * key_len * kv_heads * (head_dim + value_dim) * element_bytes
     per_head = np.where(kv_heads < heads, 2.0 * queries, 0.0)

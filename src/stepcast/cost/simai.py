@@ -125,7 +125,7 @@ class _Job:
         return sizes[group]
 
     def servers(self, group: Group) -> tuple[int, int, int]:
-        """Servers a group spans, its GPUs on each and the NICs it has there."""
+        """Return the servers a group spans, its GPUs on each and the NICs it has there."""
         gpus, nics, n = self.system.gpus_per_server, self.system.nics_per_server, self.ranks(group)
         match group:
             case Group.TP:
@@ -155,7 +155,7 @@ def simai_price(
     system: SimaiSystem = SimaiSystem(),  # noqa: B008 - frozen
     overlap: SimaiOverlap = SimaiOverlap(),  # noqa: B008 - frozen
 ) -> SimaiPrice:
-    """Price *workload* on *gpus* GPUs (those it names, if None) the way SimAI-analytical does."""
+    """Price *workload* on *gpus* GPUs (those it names, if None) as SimAI-analytical does."""
     layout = workload.layout
     if not workload.uniform:
         raise ValueError("the simai engine prices one stage for all; this workload has several")
@@ -190,7 +190,7 @@ def _add(sums: _Sums, layer: Layer, count: int, job: _Job) -> None:
                 spent = round(op.work.duration_s / NS) * count
                 sums.compute += spent
             else:
-                collective = _checked(op, layer)
+                collective = _require_collective(op, layer)
                 spent, oddity = _collective_ns(collective, job)
                 spent *= count
                 sums.communication[collective.group] += spent
@@ -202,7 +202,7 @@ def _add(sums: _Sums, layer: Layer, count: int, job: _Job) -> None:
                 sums.in_bubble += spent
 
 
-def _checked(op: Op, layer: Layer) -> Collective:
+def _require_collective(op: Op, layer: Layer) -> Collective:
     if not isinstance(op.work, Collective):
         work = type(op.work).__name__
         raise ValueError(f"{layer.op_name(op)}: the simai engine needs recorded times, and cannot price {work}")
@@ -214,7 +214,7 @@ def _checked(op: Op, layer: Layer) -> Collective:
 
 
 def _collective_ns(collective: Collective, job: _Job) -> tuple[int, str]:
-    """Nanoseconds, and what a reader should know of them."""
+    """Return the nanoseconds, and a note on them."""
     n, size = job.ranks(collective.group), collective.size_bytes
     if collective.kind not in (*GATHERS, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL):
         return 0, f"{collective.kind} costs nothing in SimAI"
@@ -237,7 +237,7 @@ def _collective_ns(collective: Collective, job: _Job) -> tuple[int, str]:
 
 
 def _rate_gib_per_s(collective: Collective, job: _Job) -> float:
-    """Bandwidth times efficiency."""
+    """Return bandwidth times efficiency."""
     servers, gpus, nics = job.servers(collective.group)
     nvlink, network = job.system.nvlink_gib_per_s, job.system.nic_gib_per_s * nics
     size = collective.size_bytes

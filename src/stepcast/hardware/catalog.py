@@ -426,8 +426,9 @@ def _inherit(base: Entries, own: Entries) -> dict[str, Entry]:
     with another transport neither do latency and efficiency of the old one.
     """
     other_peaks = any(key.startswith("matrix.") for key in own)
-    kept = base if TRANSPORT not in own else _without(base, OF_TRANSPORT)
-    return {key: entry for key, entry in kept.items() if not (other_peaks and key.startswith("reached."))} | dict(own)
+    inherited = base if TRANSPORT not in own else _without(base, OF_TRANSPORT)
+    entries = {key: entry for key, entry in inherited.items() if not (other_peaks and key.startswith("reached."))}
+    return entries | dict(own)
 
 
 def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:

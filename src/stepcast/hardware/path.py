@@ -210,7 +210,11 @@ def _torus(topology: Topology, domains: list[int]) -> Slowdown:
     spacings = [_spacing({cell[axis] for cell in cells}, size) for axis, size in enumerate(shape)]
     hops = max(spacings)
     unused = len(shape) / sum(spacing > 0 for spacing in spacings)
-    mean_distance = sum(_distance(cells[0], cell, shape) for cell in cells) / (len(cells) - 1)
+    # The shorter way round in each dimension.
+    distances = (
+        min(abs(x - y), size - abs(x - y)) for cell in cells for x, y, size in zip(cells[0], cell, shape, strict=True)
+    )
+    mean_distance = sum(distances) / (len(cells) - 1)
     return hops, unused * hops, unused * max(hops, mean_distance)
 
 
@@ -229,11 +233,6 @@ def _cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         cell.append(index % size)
         index //= size
     return tuple(cell)
-
-
-def _distance(a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return the number of links between two nodes, the shorter way round in each dimension."""
-    return sum(min(abs(x - y), size - abs(x - y)) for x, y, size in zip(a, b, shape, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +270,8 @@ def resolve(
     nodes = placement.spread(members, size)
     held = dict.fromkeys(map(tuple, nodes.values()))
     most, aligned = max(map(len, held)), len(held) == 1
-    intra = _slowest(cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
+    links = (cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
+    intra = min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
     inter, exchange, hops = None, None, 0
     if len(nodes) > 1:
         active = max(most, size if active_per_node is None else active_per_node)
@@ -401,10 +401,6 @@ def _slowness(path: GroupPath) -> tuple[float, ...]:
     inter = path.inter.effective_bytes_per_s if path.inter else float("inf")
     intra = path.intra.effective_bytes_per_s if path.intra else float("inf")
     return (path.nodes, -inter, -intra, path.hops, -path.fewest_per_node)
-
-
-def _slowest(links: Iterable[Link]) -> Link | None:
-    return min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
 
 
 def _between(cluster: Cluster, domains: list[int], aligned: bool, active: int) -> tuple[Link, float, int]:

@@ -158,7 +158,7 @@ def _inter_hop_s(route: Route, protocol: Protocol) -> float:
 
 
 def ring_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
-    """All-reduce, all-gather and reduce-scatter of n ranks in rounds of n-1 steps, each of 1/n of the buffer.
+    """Return the curve of all-reduce, all-gather or reduce-scatter in rounds of n-1 steps, each of 1/n of the buffer.
 
     Latency: every step waits for the one before, so all hops add up: (n-1) per round, of which nodes-1
     leave a node. Bandwidth: each rank sends (n-1)/n of the buffer per round, S (n-1)/n / B, the least
@@ -173,7 +173,7 @@ def ring_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
 
 
 def chain_curve(route: Route, protocol: Protocol) -> Curve:
-    """Broadcast and reduce: the buffer runs down (or up) the ring in chunks, each rank passing it on.
+    """Return the curve of broadcast or reduce: the buffer passes along the ring in chunks, from rank to rank.
 
     S/B for the last rank's last byte after the first arrived; the first is there when one chunk per
     channel has passed the n-2 ranks between. Chunks are cut so that a small message fills the pipeline
@@ -193,12 +193,12 @@ def _round_s(route: Route, protocol: Protocol) -> float:
 
 
 def _ring_bytes_per_channel(route: Route) -> float:
-    """Between nodes a channel opens as early as in a tree, since each has its own NIC to fill."""
+    """Return the bytes that open a channel: between nodes as few as in a tree, since each has its own NIC to fill."""
     return BYTES_PER_CHANNEL * (route.ranks if route.nodes == 1 else 1)
 
 
 def hierarchical_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
-    """Rings of the g ranks of a node and of the N ranks of one position in their nodes, one after the other.
+    """Return the curve of rings of the g ranks of a node and of the N ranks of one position in their nodes, in turn.
 
     Frameworks that build a collective from two groups work this way; NCCL does not, so it is never chosen
     automatically. An all-reduce is a reduce-scatter within the node, an all-reduce of the 1/g part between nodes, and
@@ -222,7 +222,7 @@ def hierarchical_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -
 
 
 def tree_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
-    """All-reduce, broadcast and reduce over a chain within each node and a double binary tree between nodes.
+    """Return the curve of all-reduce, broadcast or reduce: chains within nodes and a double binary tree between them.
 
     Latency: up the chain of the node and log2(nodes) levels, and down again. Bandwidth: two trees carry
     half of the buffer each; a node that is inner in one is a leaf in the other (Sanders, Speck and
@@ -255,7 +255,7 @@ def _tree_levels(nodes: int) -> int:
 
 
 def nvls_curves(kind: CollectiveKind, route: Route) -> Iterator[Curve]:
-    """All-reduce, all-gather and reduce-scatter within one node, in small to large chunks.
+    """Yield curves of all-reduce, all-gather or reduce-scatter within one node, in small to large chunks.
 
     Each rank is in charge of 1/n of the buffer. It reads the sum of its part from the switch, which
     fetches that part from all ranks: each port sends S in all. It writes the result once and the switch
@@ -267,7 +267,7 @@ def nvls_curves(kind: CollectiveKind, route: Route) -> Iterator[Curve]:
 
 
 def nvls_tree_curves(route: Route) -> Iterator[Curve]:
-    """All-reduce: NVLS within each node, a tree between them, both in one pipeline, so the slower counts.
+    """Yield curves of all-reduce: NVLS within each node, a tree between them, in one pipeline, so the slower counts.
 
     Two nodes exchange the buffer once; with more, a node sends it up and down. A chunk is synchronised twice,
     with the switch and with the network, and twice as many fill the pipeline.
@@ -281,7 +281,7 @@ def nvls_tree_curves(route: Route) -> Iterator[Curve]:
 
 
 def _nvls_start_s(route: Route) -> float:
-    """NCCL's ranks meet in the switch; a slower fabric cannot answer before its own latency."""
+    """Return the latency of the ranks' meeting in the switch; a slower fabric cannot answer before its own latency."""
     return max(route.tuning.nvls_start_s * route.ranks_per_node, route.intra_latency_s)
 
 
@@ -299,7 +299,7 @@ def _chunked_curve(route: Route, latency_s: float, s_per_byte: float, chunk_byte
 
 
 def in_network_curve(route: Route) -> Curve:
-    """All-reduce: reduce-scatter within the node, one pass through the network's switches, all-gather.
+    """Return the curve of all-reduce: reduce-scatter in the node, one pass through the network's switches, all-gather.
 
     A node sends its sum up once and receives the total once: S over its NICs, whatever the number of
     nodes. Within the node the ranks exchange parts directly, 2 S (g-1)/g, in the same pipeline.
@@ -318,7 +318,7 @@ def in_network_curve(route: Route) -> Curve:
 
 
 def message_curve(route: Route, protocol: Protocol) -> Curve:
-    """One message to one peer: a hop, then S over the sender's port, or over its share of the node's links.
+    """Return the curve of one message to one peer: a hop, then S over the sender's port or its share of the NICs.
 
     Within a node the receiver copies it out of its buffer, which reads and writes memory, 2 S / M: no data of other
     peers fill the port during that time.
@@ -334,7 +334,7 @@ def message_curve(route: Route, protocol: Protocol) -> Curve:
 
 
 def pairwise_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Curve:
-    """All-to-all: each rank sends 1/n of its buffer to every other, directly.
+    """Return the curve of all-to-all where each rank sends 1/n of its buffer to every other, directly.
 
     The g-1 parts for its own node go over its port, the n-g others out of the node, both at once: the
     slower counts. *imbalance* is what the busiest rank moves over what the average one does; all wait for
@@ -347,7 +347,7 @@ def pairwise_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> 
 
 
 def staged_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Curve:
-    """All-to-all, first between the ranks of one position in their nodes, then within the node.
+    """Return the curve of all-to-all, first between the ranks of one position in their nodes, then within the node.
 
     A rank sends the (N-1)/N of its buffer meant for other nodes to its peer there, which then hands
     (g-1)/g of what it holds to its neighbours: (N-1) + (g-1) larger messages instead of N g - 1.
@@ -359,7 +359,7 @@ def staged_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Cu
 
 
 def rooted_curve(route: Route, protocol: Protocol) -> Curve:
-    """Gather and scatter: the root receives or sends all parts but its own, over its port and its share of the NICs."""
+    """Return the curve of gather or scatter: the root receives or sends all parts but its own."""
     n, g = route.ranks, route.ranks_per_node
     within = (g - 1) / n / route.intra_bytes_per_s
     between = 0.0

@@ -11,25 +11,8 @@ from enum import StrEnum
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from stepcast.cost.collectives.algorithms import (
-    PASSES,
-    ROUNDS,
-    ZERO,
-    Curve,
-    chain_curve,
-    hierarchical_curve,
-    in_network_curve,
-    message_curve,
-    nvls_curves,
-    nvls_tree_curves,
-    pair_protocols,
-    pairwise_curve,
-    protocols,
-    ring_curve,
-    rooted_curve,
-    staged_curve,
-    tree_curve,
-)
+from stepcast.cost.collectives import algorithms as curves
+from stepcast.cost.collectives.algorithms import PASSES, ROUNDS, ZERO, Curve, pair_protocols, protocols
 from stepcast.cost.collectives.route import Protocol, Route
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import CollectiveKind
@@ -197,7 +180,7 @@ def host_s(kind: CollectiveKind, route: Route) -> float:
 
 
 def _own_copy_s_per_byte(kind: CollectiveKind, route: Route) -> float:
-    """1/n of the buffer is read and written in memory; a reduction reads its own part in any case."""
+    """Return the time to copy a rank's 1/n of the buffer; a reduction reads its own part in any case."""
     copies = kind in (CollectiveKind.ALL_GATHER, ALL_TO_ALL)
     return 2 / route.ranks / route.memory_bytes_per_s if copies else 0.0
 
@@ -236,7 +219,7 @@ def _candidates(
 @lru_cache(maxsize=1024)
 def _messages(route: Route) -> tuple[AlgorithmChoice, ...]:
     return tuple(
-        AlgorithmChoice(Algorithm.DIRECT, protocol, message_curve(route, protocol))
+        AlgorithmChoice(Algorithm.DIRECT, protocol, curves.message_curve(route, protocol))
         for protocol in pair_protocols(route)
     )
 
@@ -245,30 +228,30 @@ def _possible(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[
     """Yield every algorithm that *kind* can use on *route*: a new one is added here."""
     if kind is ALL_TO_ALL:
         for protocol in pair_protocols(route):
-            yield AlgorithmChoice(Algorithm.PAIRWISE, protocol, pairwise_curve(route, protocol, imbalance))
-            yield AlgorithmChoice(Algorithm.HIERARCHICAL, protocol, staged_curve(route, protocol, imbalance))
+            yield AlgorithmChoice(Algorithm.PAIRWISE, protocol, curves.pairwise_curve(route, protocol, imbalance))
+            yield AlgorithmChoice(Algorithm.HIERARCHICAL, protocol, curves.staged_curve(route, protocol, imbalance))
         return
     if kind in (CollectiveKind.GATHER, CollectiveKind.SCATTER):
         for protocol in pair_protocols(route):
-            yield AlgorithmChoice(Algorithm.DIRECT, protocol, rooted_curve(route, protocol))
+            yield AlgorithmChoice(Algorithm.DIRECT, protocol, curves.rooted_curve(route, protocol))
         return
     for protocol in protocols(route):
         if kind in ROUNDS:
-            yield AlgorithmChoice(Algorithm.RING, protocol, ring_curve(kind, route, protocol))
-            yield AlgorithmChoice(Algorithm.HIERARCHICAL, protocol, hierarchical_curve(kind, route, protocol))
+            yield AlgorithmChoice(Algorithm.RING, protocol, curves.ring_curve(kind, route, protocol))
+            yield AlgorithmChoice(Algorithm.HIERARCHICAL, protocol, curves.hierarchical_curve(kind, route, protocol))
         else:
-            yield AlgorithmChoice(Algorithm.RING, protocol, chain_curve(route, protocol))
+            yield AlgorithmChoice(Algorithm.RING, protocol, curves.chain_curve(route, protocol))
         if kind in PASSES:
-            yield AlgorithmChoice(Algorithm.TREE, protocol, tree_curve(kind, route, protocol))
+            yield AlgorithmChoice(Algorithm.TREE, protocol, curves.tree_curve(kind, route, protocol))
     if kind in ROUNDS and route.in_switch_reduction and route.nodes == 1:
-        for curve in nvls_curves(kind, route):
+        for curve in curves.nvls_curves(kind, route):
             yield AlgorithmChoice(Algorithm.NVLS, Protocol.SIMPLE, curve)
     if kind is ALL_REDUCE and route.nodes > 1:
         if route.in_switch_reduction and route.ranks_per_node > 1:
-            for curve in nvls_tree_curves(route):
+            for curve in curves.nvls_tree_curves(route):
                 yield AlgorithmChoice(Algorithm.NVLS_TREE, Protocol.SIMPLE, curve)
         if route.in_network_reduction:
-            yield AlgorithmChoice(Algorithm.IN_NETWORK, Protocol.SIMPLE, in_network_curve(route))
+            yield AlgorithmChoice(Algorithm.IN_NETWORK, Protocol.SIMPLE, curves.in_network_curve(route))
 
 
 def _is_automatic(choice: AlgorithmChoice, kind: CollectiveKind, route: Route) -> bool:

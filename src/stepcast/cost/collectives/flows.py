@@ -9,8 +9,7 @@ in that time. Links between switches are not limited to that: what collides ther
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -94,7 +93,7 @@ def collective_flows(
     """
     members = members_of(grid, work.group, stage)
     mesh = network.cluster.node.fabric.kind is FabricKind.NVLINK_MESH
-    groups = Groups.of(seats[members], network.cluster.domain_gpus, mesh)
+    groups = Groups(seats[members], network.cluster.domain_gpus, mesh)
     by_sender = network.topology.routing is not NetworkRouting.SPRAY and work.kind is CollectiveKind.ALL_TO_ALL
     size = float(work.total_bytes)
     traffic = collective_traffic(work.kind, algorithm, size, groups, by_sender=by_sender, crossing=crossing)
@@ -294,79 +293,33 @@ def _upward(
 # Bytes that a collective moves between its ranks, for all groups of a family at once.
 
 
-@dataclass(frozen=True, eq=False)
 class Groups:
-    """Groups of as many members each: the GPUs of one in a row, those of a scale-up domain side by side."""
+    """Groups of as many members each: the GPUs of one in a row, those of a scale-up domain next to each other.
 
-    members: IntArray  # groups x members
-    domain_gpus: int
-    mesh: bool = False  # whether each two GPUs of a node have a link of their own
+    *mesh*: each two GPUs of a node have a link of their own.
+    """
 
-    @classmethod
-    def of(cls, members: IntArray, domain_gpus: int, mesh: bool = False) -> "Groups":
+    def __init__(self, members: IntArray, domain_gpus: int, mesh: bool = False) -> None:
         order = np.argsort(members // domain_gpus, axis=1, kind="stable")
-        return cls(np.take_along_axis(members, order, axis=1), domain_gpus, mesh)
-
-    @property
-    def ranks(self) -> int:
-        return int(self.members.shape[1])
-
-    @property
-    def count(self) -> int:
-        return int(self.members.shape[0])
-
-    @cached_property
-    def gpu(self) -> IntArray:
-        return self.members.ravel()
-
-    @cached_property
-    def node(self) -> IntArray:
-        """The node of each member, counted over all groups."""
-        domain = self.members // self.domain_gpus
+        self.members: IntArray = np.take_along_axis(members, order, axis=1)  # groups x members
+        self.mesh, self.count, self.ranks = mesh, int(members.shape[0]), int(members.shape[1])
+        domain = self.members // domain_gpus
         new = np.ones(domain.shape, bool)
         new[:, 1:] = domain[:, 1:] != domain[:, :-1]
-        numbers: IntArray = np.cumsum(new.ravel()) - 1
-        return numbers
-
-    @cached_property
-    def held(self) -> IntArray:
-        """The number of members on each node."""
-        return np.bincount(self.node)
-
-    @cached_property
-    def first(self) -> IntArray:
-        """The first member of each node."""
-        return _starts(self.held)
-
-    @cached_property
-    def group(self) -> IntArray:
-        """The group of each node."""
-        return self.first // self.ranks
-
-    @cached_property
-    def nodes(self) -> IntArray:
-        """The number of nodes of each group."""
-        return np.bincount(self.group, minlength=self.count)
-
-    @cached_property
-    def start(self) -> IntArray:
-        """The first node of each group."""
-        return _starts(self.nodes)
-
-    @cached_property
-    def place(self) -> IntArray:
-        """The place of each node in its group."""
-        return np.arange(len(self.held)) - self.start[self.group]
-
-    @property
-    def group_nodes(self) -> IntArray:
-        """The number of nodes of each node's group."""
-        return self.nodes[self.group]
-
-    @property
-    def flow(self) -> IntArray:
-        """The group of each member."""
-        return np.arange(len(self.gpu)) // self.ranks
+        # Of each member: its GPU, its group, and its node, counted over all groups.
+        self.gpu = self.members.ravel()
+        self.flow = np.arange(len(self.gpu)) // self.ranks
+        self.node: IntArray = np.cumsum(new.ravel()) - 1
+        # Of each node: its number of members, the first of them, its group and the nodes of that.
+        self.held = np.bincount(self.node)
+        self.first = _starts(self.held)
+        self.group = self.first // self.ranks
+        # Of each group: its number of nodes, and the first of them.
+        self.nodes = np.bincount(self.group, minlength=self.count)
+        self.start = _starts(self.nodes)
+        # Of each node again: the number of nodes of its group, and its place among them.
+        self.group_nodes = self.nodes[self.group]
+        self.place = np.arange(len(self.held)) - self.start[self.group]
 
     def shared(self, near: IntArray, far: IntArray, size_bytes: FloatArray | float) -> GpuMessages:
         """Return messages from node *near* to node *far*, shared evenly by their members, the i-th with the i-th."""
@@ -436,11 +389,11 @@ def collective_traffic(
         case Algorithm.HIERARCHICAL if kind is not CollectiveKind.ALL_TO_ALL:
             return CollectiveTraffic(_hierarchical(ROUNDS[kind], size_bytes, groups))
         case Algorithm.HIERARCHICAL:
-            return CollectiveTraffic(_staged(size_bytes, groups, crossing))
+            return CollectiveTraffic(_staged_exchange(size_bytes, groups, crossing))
         case Algorithm.PAIRWISE:
             return CollectiveTraffic(_pairwise(size_bytes, groups, by_sender, crossing))
         case Algorithm.DIRECT:
-            return CollectiveTraffic(_rooted(kind, size_bytes, groups))
+            return CollectiveTraffic(_gather_or_scatter(kind, size_bytes, groups))
         case Algorithm.NVLS:
             return CollectiveTraffic(NO_MESSAGES, _nvls(kind, size_bytes, groups))
         case Algorithm.NVLS_TREE:
@@ -454,8 +407,8 @@ def collective_traffic(
 
 
 def _ring(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
-    """As many rings as a node has members, each entering and leaving it by the NIC of another: a member sends
-    to its neighbour all but what leaves the node at it. A chain is a ring that is not closed.
+    """Return messages of as many rings as a node has members, each entering and leaving it by another NIC: a member
+    sends to its neighbour all but what leaves the node at it. A chain is a ring that is not closed.
     """
     closed = kind in ROUNDS
     n = groups.ranks
@@ -467,13 +420,13 @@ def _ring(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessage
 
 
 def _tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
-    """A chain within each node, as many as it has members, and two trees between nodes."""
+    """Return messages of chains within each node, as many as it has members, and of two trees between nodes."""
     inside = passes * size_bytes * (groups.held - 1) / groups.held
     return join_messages([groups.around(inside), _double_tree(passes, kind, size_bytes, groups)])
 
 
 def _double_tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
-    """Two trees with half of the buffer each: up, down, or both."""
+    """Return messages of two trees with half of the buffer each: up, down, or both."""
     parts: list[GpuMessages] = []
     for nodes in np.unique(groups.nodes).tolist():
         if nodes == 1:
@@ -509,7 +462,7 @@ def double_tree(nodes: int) -> tuple[IntArray, IntArray]:
 
 
 def _hierarchical(rounds: int, size_bytes: float, groups: Groups) -> GpuMessages:
-    """Rings within the nodes, and rings of the members of one position between them."""
+    """Return messages of rings within the nodes, and of rings of the members of one position between them."""
     held, nodes = groups.held, groups.group_nodes
     inside = rounds * (held - 1) / held * size_bytes
     near = np.flatnonzero(nodes > 1)
@@ -517,8 +470,8 @@ def _hierarchical(rounds: int, size_bytes: float, groups: Groups) -> GpuMessages
     return join_messages([groups.around(inside), groups.shared(near, groups.next_node()[near], passed)])
 
 
-def _staged(size_bytes: float, groups: Groups, crossing: float) -> GpuMessages:
-    """An exchange between the ranks of one position, then within the nodes."""
+def _staged_exchange(size_bytes: float, groups: Groups, crossing: float) -> GpuMessages:
+    """Return messages of an exchange between the ranks of one position, then within the nodes."""
     held = groups.held
     near, far = groups.node_pairs()
     between = size_bytes * held[near] / groups.nodes[groups.group[near]] * crossing
@@ -526,14 +479,14 @@ def _staged(size_bytes: float, groups: Groups, crossing: float) -> GpuMessages:
 
 
 def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: float) -> GpuMessages:
-    """Each rank sends 1/n of its buffer to every other.
+    """Return messages of each rank to every other, 1/n of its buffer.
 
     Where tokens cross once for each node, they cross to the rank of the sender's position there, which hands
     them on to all that they are for.
     """
     n = groups.ranks
     if groups.count * n * (n - 1) > MOST_PAIRS:
-        return _staged(size_bytes, groups, crossing)
+        return _staged_exchange(size_bytes, groups, crossing)
     member = np.repeat(np.arange(len(groups.gpu)), n - 1)
     ahead = np.tile(np.arange(1, n), len(groups.gpu))
     group = member // n
@@ -551,8 +504,8 @@ def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: floa
     return join_messages([across, onward])
 
 
-def _rooted(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
-    """Gather and scatter: all parts but its own to or from the first rank."""
+def _gather_or_scatter(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
+    """Return messages of gather and scatter: all parts but its own to or from the first rank."""
     n = groups.ranks
     root = np.repeat(groups.members[:, 0], n - 1)
     others = groups.members[:, 1:].ravel()
@@ -562,7 +515,7 @@ def _rooted(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessa
 
 
 def _nvls(kind: CollectiveKind, size_bytes: float, groups: Groups) -> SwitchTraffic:
-    """The switch fetches a part from all ranks for the one in charge, and spreads what that writes."""
+    """Return traffic of a switch that fetches a part from all ranks for the one in charge, and spreads its result."""
     held = groups.held[groups.node]
     fetched = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.ALL_GATHER else 0.0)
     spread = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.REDUCE_SCATTER else 0.0)

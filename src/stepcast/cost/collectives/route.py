@@ -137,13 +137,10 @@ class Route:
     tuning: Tuning = field(default_factory=library_tuning)
 
     def __post_init__(self) -> None:
-        for name in ("ranks", "nodes", "channels", "channels_per_rank", "ranks_per_thread"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         if self.ranks_per_node == 0:
-            object.__setattr__(self, "ranks_per_node", -(-self.ranks // self.nodes))
+            object.__setattr__(self, "ranks_per_node", -(-self.ranks // max(1, self.nodes)))
         if self.fewest_per_node == 0:
-            object.__setattr__(self, "fewest_per_node", min(self.ranks_per_node, self.ranks // self.nodes))
+            object.__setattr__(self, "fewest_per_node", min(self.ranks_per_node, self.ranks // max(1, self.nodes)))
         if not 1 <= self.fewest_per_node <= self.ranks_per_node <= self.ranks:
             raise ValueError(
                 f"{self.ranks} ranks cannot be spread over {self.nodes} nodes, "
@@ -151,12 +148,15 @@ class Route:
             )
         if self.exchange_bytes_per_s == 0:
             object.__setattr__(self, "exchange_bytes_per_s", self.inter_bytes_per_s / self.fewest_per_node)
-        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above zero, not {getattr(self, name)!r}")
-        for name in ("intra_latency", "inter_latency", "launch_overhead", "call_overhead", "channel_overhead"):
-            if not 0 <= getattr(self, f"{name}_s") < math.inf:
-                raise ValueError(f"{name}_s must be finite and not negative, not {getattr(self, f'{name}_s')!r}")
+        for name in ("nodes", "channels", "channels_per_rank", "ranks_per_thread"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if name.endswith("_bytes_per_s") and not value > 0:
+                raise ValueError(f"{name} must be above zero, not {value!r}")
+            if name.endswith(("latency_s", "overhead_s")) and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, not {value!r}")
 
     @property
     def ring_bytes_per_s(self) -> float:
@@ -176,7 +176,7 @@ class Route:
 
     @property
     def unevenness(self) -> float:
-        """Ranks on the fullest node over those on the emptiest, whose links limit the whole group."""
+        """Ranks on the fullest node over those on the emptiest, whose links limit the group."""
         return self.ranks_per_node / self.fewest_per_node
 
     def within(self) -> "Route":

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator, block by block: what a sequence of tensors makes it hold.
+"""PyTorch's caching allocator, block by block, for a sequence of tensors.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings, for one stream: sizes are
 rounded up to 512 bytes; requests up to 1 MiB come out of segments of 2 MiB, larger ones below 10 MiB out of
@@ -20,7 +20,7 @@ SEGMENT_STEP = 2 * MIB
 
 
 class _Block:
-    """Named by its address: of free blocks of one size the one with the lowest is used."""
+    """A block, named by its address: of free blocks of one size the one with the lowest is used."""
 
     __slots__ = ("after", "before", "free", "name", "pool", "size")
 
@@ -41,10 +41,10 @@ class CachingAllocator:
         self.peak_reserved = 0
         self._blocks: dict[int, _Block] = {}
         self._free: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        self._end = 0  # segments are taken to lie one behind the other
+        self._end = 0  # segments are assumed to follow one another
 
     def allocate(self, size_bytes: float) -> int:
-        """A block's name, to free it by."""
+        """Return the name of a new block, to free it by."""
         size = -(-int(size_bytes) // ROUNDING) * ROUNDING or ROUNDING
         pool = int(size > SMALL_BYTES)
         free = self._free[pool]
@@ -83,15 +83,15 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give back every segment of which nothing is in use."""
         for free in self._free:
-            kept = []
+            remaining = []
             for size, name in free:
                 block = self._blocks[name]
                 if block.before is None and block.after is None:
                     self.reserved -= size
                     del self._blocks[name]
                 else:
-                    kept.append((size, name))
-            free[:] = kept
+                    remaining.append((size, name))
+            free[:] = remaining
 
     def _new(self, name: int, size: int, pool: int) -> _Block:
         block = self._blocks[name] = _Block(name, size, pool)
@@ -106,7 +106,7 @@ class CachingAllocator:
         insort(self._free[block.pool], (rest.size, rest.name))
 
     def _forget(self, block: _Block) -> None:
-        """It is free no longer: a neighbour takes it in."""
+        """Remove a free block that a neighbour absorbs."""
         free = self._free[block.pool]
         free.pop(bisect_left(free, (block.size, block.name)))
 

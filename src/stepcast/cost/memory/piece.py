@@ -76,11 +76,11 @@ def piece_totals(
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, recomputed_layers)
     if piece.head and strategy.further_tokens:
-        further = [saved_by(block) for block in model.next_token_blocks]
+        mtp_blocks = [saved_by(block) for block in model.next_token_blocks]
         activations += strategy.further_tokens * (
-            _mtp_ends_bytes(model, strategy) + sum(saved.saved for saved in further)
+            _mtp_ends_bytes(model, strategy) + sum(saved.saved for saved in mtp_blocks)
         )
-        recomputed = max(recomputed, *(saved.again for saved in further))
+        recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
     return PieceTotals(
         states=piece_states(model, strategy, framework, piece, orientations),
         trained=trained.total,

@@ -105,7 +105,7 @@ def _parse_share(entry: str, pattern: str, text: str) -> float:
 
 
 def _match_names(pattern: str, names: list[str], key: str) -> list[int]:
-    """Return the links whose names match *pattern*, in which * stands for anything."""
+    """Return the links whose names match *pattern*, in which * matches anything."""
     matches = [link for link, name in enumerate(names) if fnmatchcase(name, pattern)]
     if not matches:
         raise ValueError(
@@ -159,7 +159,7 @@ class Network:
 
     @property
     def healthy(self) -> "Network":
-        """The same network with every link as it was built."""
+        """This network with every link as it was built."""
         if self.alive is None:
             return self
         topology = replace(self.topology, failed=(), slow=())
@@ -193,7 +193,9 @@ def network_of(cluster: Cluster, nodes: int) -> Network:
     if cluster.topology.kind is NetworkKind.TORUS:
         _add_torus(blocks, cluster)
     elif cluster.node.nic is not None:
-        _add_nics(blocks, cluster, nodes)
+        shape, rate = (nodes, cluster.node.nics), cluster.node.nic.effective_bytes_per_s
+        blocks.add("nic up", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} up")
+        blocks.add("nic down", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} down")
         spines, cores = _add_switches(blocks, cluster, nodes)
     links, alive = apply_faults(blocks.build(), cluster.topology)
     return Network(cluster, nodes, links, blocks.blocks, alive, spines, cores)
@@ -227,14 +229,6 @@ def _add_fabric(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> None:
             shape = (nodes, fabric.sockets, fabric.sockets)
             between = fabric.socket_link.effective_bytes_per_s
             blocks.add("socket", "sockets", shape, between, lambda n, a, b: f"node {n} socket {a} to socket {b}")
-
-
-def _add_nics(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> None:
-    nic, shape = cluster.node.nic, (nodes, cluster.node.nics)
-    assert nic is not None
-    rate = nic.effective_bytes_per_s
-    blocks.add("nic up", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} up")
-    blocks.add("nic down", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} down")
 
 
 def _add_switches(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> tuple[int, int]:

@@ -462,9 +462,9 @@ def over_ports(network: Network, row: IntArray, sender: IntArray, receiver: IntA
     if network.alive is not None and planes > 1:
         works = network.alive[out] & network.alive[into]
         count = np.bincount(index, works, len(row))[index]
-        kept = works | (count == 0)  # a port that failed everywhere is named in the error
-        index, out, into = index[kept], out[kept], into[kept]
-        share = 1 / np.maximum(count[kept], 1)
+        usable = works | (count == 0)  # a port that failed everywhere is named in the error
+        index, out, into = index[usable], out[usable], into[usable]
+        share = 1 / np.maximum(count[usable], 1)
     return join_shares([entries(row[index], out, share), entries(row[index], into, share)])
 
 
