@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "views": {"units", "ir", "results"},
     "serve": {"units", "ir", "hardware", "frameworks", "models", "questions", "views"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
-    "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation", "views"},
+    "forecast": {"units", "ir", "hardware", "outputs", "generate", "cost", "simulation", "views"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "views"},
     "questions": {
         "units",

@@ -1,7 +1,12 @@
 """What ``import stepcast`` promises, and that it stays cheap."""
 
+import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import stepcast
 from tests.shared import ROOT
@@ -29,3 +34,48 @@ def test_the_library_forecasts_and_simulates() -> None:
     simulated = stepcast.simulate(workload, cluster).report
     found = stepcast.compare(simulated.facts(), simulated.facts()).facts()
     assert found["error"] == 0
+
+
+def test_every_type_of_a_public_signature_is_exported() -> None:
+    plain = {
+        "Any",
+        "Mapping",
+        "Sequence",
+        "Iterable",
+        "Path",
+        "PathLike",
+        "Unpack",
+        "None",
+        "str",
+        "int",
+        "float",
+        "bool",
+    }
+    plain |= {"dict", "list", "tuple", "object", "Timeline"}
+    for name in stepcast.__all__:
+        value = getattr(stepcast, name)
+        if not inspect.isfunction(value) or value.__module__ != "stepcast.library":
+            continue
+        text = " ".join(str(annotation) for annotation in value.__annotations__.values())
+        words = set(re.findall(r"\b[A-Za-z]\w*\b", text.replace("os.PathLike", "PathLike").replace("typing.", "")))
+        words -= {"class", "collections", "abc", "typing", "os"}
+        assert words <= plain | set(stepcast.__all__), (name, sorted(words - plain - set(stepcast.__all__)))
+
+
+def test_predictions_have_plain_attributes(tmp_path: Path) -> None:
+    prediction = stepcast.predict("llama-3.2-1b", "h100", gpus=8)
+    low_s, high_s = prediction.interval_s
+    assert low_s <= prediction.step_s <= high_s
+    assert sum(prediction.breakdown_s.values()) == pytest.approx(prediction.step_s)
+    facts = prediction.to_dict()
+    assert (facts["step_s"], facts["mfu"]) == (prediction.step_s, prediction.mfu)
+    assert facts["memory_bytes"]["fits"] == prediction.fits
+    prediction.save_html(tmp_path / "page.html")
+    assert "llama-3.2-1b" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_many_predictions_are_a_sequence() -> None:
+    strategies = [stepcast.Strategy(stepcast.Layout(dp=8), batch, 16, 4096) for batch in (1, 2)]
+    many = stepcast.predict_many("llama-3.2-1b", "h100", strategies)
+    assert len(many) == 2
+    assert many[1].step_s == stepcast.predict("llama-3.2-1b", "h100", strategies[1]).step_s

@@ -2,19 +2,19 @@
 
 import sys
 
-TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here
+TYPE_CHECKING = False  # the import of typing takes longer than all of this module
 
 
 def _is_command() -> bool:
-    """Whether Python was started for the command ``stepcast`` itself, and not by a program that uses it."""
+    """Return True if Python was started for the command ``stepcast`` itself, not for a program that uses it."""
     began, words = (getattr(sys, "argv", None) or [""])[0], sys.orig_argv
-    if began == "-m":  # which it is while the package is being found
+    if began == "-m":  # while Python looks for the package
         return words[words.index("-m") + 1 :][:1] == ["stepcast"] if "-m" in words else False
     return began.replace("\\", "/").rpartition("/")[2] in ("stepcast", "stepcast.exe")
 
 
 if _is_command():
-    # Ctrl-C is answered from here on; cli.start, the next file to be loaded, has more to do then.
+    # Handle Ctrl-C from here on, until cli.start installs its own handler.
     if TYPE_CHECKING:
         from signal import SIGINT, default_int_handler, getsignal, signal
     else:
@@ -31,11 +31,12 @@ if _is_command():
     del SIGINT, default_int_handler, getsignal, signal
 
 
-from stepcast.version import __version__ as __version__  # noqa: E402 - after Ctrl-C is answered
+from stepcast.version import __version__ as __version__  # noqa: E402 - after Ctrl-C is handled
 
 if TYPE_CHECKING:
+    from stepcast.analyze.compare import Comparison as Comparison
+    from stepcast.cost.calibration import Calibration as Calibration
     from stepcast.forecast.options import Options as Options
-    from stepcast.forecast.predict import predict_many as predict_many
     from stepcast.forecast.prediction import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
     from stepcast.frameworks.catalog import load_framework as load_framework
@@ -58,15 +59,28 @@ if TYPE_CHECKING:
     from stepcast.library import compare as compare
     from stepcast.library import plan as plan
     from stepcast.library import predict as predict
+    from stepcast.library import predict_many as predict_many
     from stepcast.library import replay as replay
     from stepcast.library import rows as rows
     from stepcast.library import search as search
     from stepcast.models.catalog import load_model as load_model
     from stepcast.pytorch.record.recorder import record as record
+    from stepcast.questions.measured import AnalyzeChoices as AnalyzeChoices
+    from stepcast.questions.measured import ReplayChoices as ReplayChoices
+    from stepcast.questions.plan import PlanChoices as PlanChoices
+    from stepcast.questions.question import PredictChoices as PredictChoices
+    from stepcast.questions.search import SearchChoices as SearchChoices
+    from stepcast.searching.result import SearchCounts as SearchCounts
+    from stepcast.searching.result import SearchResult as SearchResult
+    from stepcast.searching.result import SearchWatch as SearchWatch
+    from stepcast.searching.result import SimulatedCandidate as SimulatedCandidate
 
-# Public name -> module and name there. Loaded when first used: `import stepcast` alone costs nothing.
+# Public name -> module and name there, loaded at first use, so that `import stepcast` alone is fast.
 PUBLIC = {
+    "AnalyzeChoices": ("stepcast.questions.measured", "AnalyzeChoices"),
+    "Calibration": ("stepcast.cost.calibration", "Calibration"),
     "Cluster": ("stepcast.hardware", "Cluster"),
+    "Comparison": ("stepcast.analyze.compare", "Comparison"),
     "FormatError": ("stepcast.inputs.source", "FormatError"),
     "Framework": ("stepcast.ir.framework", "Framework"),
     "Layout": ("stepcast.ir.layout", "Layout"),
@@ -75,7 +89,15 @@ PUBLIC = {
     "Options": ("stepcast.forecast.options", "Options"),
     "Place": ("stepcast.hardware", "Place"),
     "Plan": ("stepcast.goodput.plan", "Plan"),
+    "PlanChoices": ("stepcast.questions.plan", "PlanChoices"),
+    "PredictChoices": ("stepcast.questions.question", "PredictChoices"),
     "Prediction": ("stepcast.forecast.prediction", "Prediction"),
+    "ReplayChoices": ("stepcast.questions.measured", "ReplayChoices"),
+    "SearchChoices": ("stepcast.questions.search", "SearchChoices"),
+    "SearchCounts": ("stepcast.searching.result", "SearchCounts"),
+    "SearchResult": ("stepcast.searching.result", "SearchResult"),
+    "SearchWatch": ("stepcast.searching.result", "SearchWatch"),
+    "SimulatedCandidate": ("stepcast.searching.result", "SimulatedCandidate"),
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "TrainingPhase": ("stepcast.goodput.plan", "TrainingPhase"),
@@ -89,7 +111,7 @@ PUBLIC = {
     "plan": ("stepcast.library", "plan"),
     "record": ("stepcast.pytorch.record.recorder", "record"),
     "predict": ("stepcast.library", "predict"),
-    "predict_many": ("stepcast.forecast.predict", "predict_many"),
+    "predict_many": ("stepcast.library", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),
     "replay": ("stepcast.library", "replay"),
     "rows": ("stepcast.library", "rows"),
@@ -115,15 +137,15 @@ def __dir__() -> list[str]:
 
 
 class _Package(type(sys)):  # type: ignore[misc]
-    """``stepcast.analyze`` is the function, also after the room of that name was imported."""
+    """The package; ``stepcast.analyze`` is the function, also after the package of that name was imported."""
 
     @property
     def analyze(self) -> object:
         return __getattr__("analyze")
 
     @analyze.setter
-    def analyze(self, room: object) -> None:
-        """Imports find the room among the modules; they need no attribute."""
+    def analyze(self, package: object) -> None:
+        """Ignore the package of that name; imports find it in ``sys.modules``."""
 
 
 sys.modules[__name__].__class__ = _Package

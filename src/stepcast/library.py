@@ -110,6 +110,33 @@ def _predict_strategy(
     return prediction.noting(warnings=missing) if missing else prediction
 
 
+def predict_many(
+    model: "Model | str",
+    cluster: "Cluster | str",
+    strategies: "Iterable[Strategy]",
+    framework: "Framework | str | None" = None,
+    options: "Options | None" = None,
+    calibration: "Calibration | Path | None" = None,
+) -> "list[Prediction]":
+    """Predict one step for each strategy, faster than one by one: they share cost estimates and simulations."""
+    from stepcast.forecast.options import DEFAULTS
+    from stepcast.forecast.predict import predict_many as run
+    from stepcast.frameworks.catalog import DEFAULT, load_framework
+    from stepcast.questions.settle import load_calibration
+
+    software = framework or DEFAULT
+    return list(
+        run(
+            _load_model(model),
+            _load_cluster(cluster),
+            strategies,
+            load_framework(software) if isinstance(software, str) else software,
+            options or DEFAULTS,
+            load_calibration(fspath(calibration)) if isinstance(calibration, str | PathLike) else calibration,
+        )
+    )
+
+
 def search(
     model: "Model | str",
     cluster: "Cluster | str",

@@ -212,7 +212,7 @@ def test_a_page_is_not_written_over_what_is_read(folder: Path, capsys: pytest.Ca
     Path("rank.txt").write_text(Path(MEGATRON).read_text())
     status, _, told = run(capsys, "analyze", "rank.txt", "--html", "rank.txt")
     assert status == 2
-    assert "give another name" in told
+    assert "use another name" in told
 
 
 # ---- text of others ----------------------------------------------------------------------------------------

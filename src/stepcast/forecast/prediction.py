@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -368,7 +369,13 @@ MOST_DRAWN = 5_000_000
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A simulated step: how long it takes and, on demand, its report and all its tasks."""
+    """A simulated training step.
+
+    ``step_s`` is its time and ``interval_s`` its 90 % interval; ``tokens_per_s`` and ``mfu`` are its throughput,
+    ``breakdown_s`` its time breakdown (mean over stages), ``memory_bytes`` the memory of the fullest stage and
+    ``fits`` whether that suffices. ``report`` has the rest with its defaults and warnings, ``timeline`` all
+    operations; ``to_dict()`` is the answer as JSON and ``save_html(path)`` its page.
+    """
 
     source: PreparedStep | PickledStep
     workload: Workload
@@ -465,6 +472,46 @@ class Prediction:
     def facts(self) -> dict[str, Any]:
         """Return what the command line prints with ``--json``."""
         return {**self.asked, **self.report.facts()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as ``stepcast predict --json`` prints it."""
+        return self.facts()
+
+    def save_html(self, path: "str | PathLike[str]") -> None:
+        """Write the answer as self-contained HTML, which works offline."""
+        from stepcast.outputs.files import write_file
+        from stepcast.version import __version__
+        from stepcast.views.document import About
+        from stepcast.views.html import render_page
+        from stepcast.views.step import step_view
+
+        view = step_view({"command": "", "version": __version__, **self.facts()}, self.drawn, roofline(self))
+        write_file(fspath(path), render_page(view, About("predict", "stepcast.predict()", __version__)))
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """The ends of the 90 % interval of the step time."""
+        return self.report.low_s, self.report.high_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second of all GPUs; None for workloads without a model."""
+        return self.report.throughput.tokens_per_s if self.report.throughput else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation; None for workloads without a model."""
+        return self.report.throughput.mfu if self.report.throughput else None
+
+    @property
+    def breakdown_s(self) -> Mapping[str, float]:
+        """The time breakdown, a mean over stages."""
+        return self.report.breakdown_s
+
+    @property
+    def memory_bytes(self) -> Mapping[str, Any] | None:
+        """The memory breakdown of the fullest stage; None for workloads without a model."""
+        return self.report.memory_bytes
 
     def row(self) -> dict[str, Cell]:
         """Return one row of a table, such as a pandas DataFrame takes: plain values by name."""
