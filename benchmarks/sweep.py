@@ -19,7 +19,7 @@ from stepcast.ir.legality import check
 from stepcast.questions.choices import build_question
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
-from stepcast.sweep.chunks import Answers, Done, PointChunk
+from stepcast.sweep.engines import AnsweredChunk, Answers, PointChunk
 from stepcast.sweep.run import sweep
 from stepcast.sweep.spec import Words, read_spec
 from stepcast.sweep.store import Store
@@ -121,7 +121,7 @@ def _chunks() -> None:
         for at in range(200):
             words: Words = {"tp": at}
             began = time.perf_counter()
-            store.add(Done(PointChunk("predict", (at.to_bytes(16, "big"),), (words,)), [{"step_s": 1.0}], 0.0))
+            store.add(AnsweredChunk(PointChunk("predict", (at.to_bytes(16, "big"),), (words,)), [{"step_s": 1.0}], 0.0))
             chunk_s.append(time.perf_counter() - began)
     chunk_s.sort()
     print(f"a chunk into the store: {chunk_s[100] * 1e3:.2f} ms (median)")
@@ -143,7 +143,7 @@ def _read_back() -> None:
                     {"step_s": 1.0 + at % 997, "mfu": (at % 89) / 100, "fits": at % 2, "memory_bytes": 1e9}
                     for at in range(len(some))
                 ]
-                store.add(Done(chunk, rows, 1.0))
+                store.add(AnsweredChunk(chunk, rows, 1.0))
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         began = time.perf_counter()
         with Store(folder) as store:

@@ -131,7 +131,7 @@ def test_sizes_left_out_of_measured_logs_come_closer(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "say with --cluster"),
+        ([], "use --cluster"),
         (["--cluster", "a40-pcie"], "16 ranks on a node"),
         (["--cluster", "dgx-h100", "--gpu", "h100"], "--gpu has no effect"),
         (["--cluster", "dgx-h100", "--sequence", "1,2"], "--sequence has no effect"),

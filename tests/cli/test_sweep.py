@@ -203,7 +203,7 @@ def _answered(folder: Path) -> int:
 BAD = {
     ("sweep", SPEC): "use -o DIR",
     ("sweep", "status"): "needs the folder of a sweep",
-    ("sweep", "status", "{folder}"): "holds no sweep",
+    ("sweep", "status", "{folder}"): "has no sweep",
     ("sweep", "{folder}/none.toml", "-o", "{folder}/x"): "none.toml",
     ("sweep", SPEC, "{folder}"): "unexpected argument",
     ("sweep", SPEC, "-o", "{folder}/x", "--where", "1"): "--where has no effect",

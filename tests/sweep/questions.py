@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepcast.sweep.chunks import Answers
+from stepcast.sweep.engines import Answers
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import Words, read_spec
 from stepcast.sweep.store import Store

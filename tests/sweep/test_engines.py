@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.sweep.engines.table import ENGINES, load_engine
+from stepcast.sweep.engines import ENGINES, load_engine
 from tests.sweep import questions
 from tests.sweep.questions import table
 
@@ -26,11 +26,10 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return table(folder)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, extra) in ENGINES.items() if extra])
+@pytest.mark.parametrize("name", [name for name, (_, package) in ENGINES.items() if package])
 def test_an_engine_that_is_not_installed_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = {"ray": "ray", "dask": "distributed", "slurm": "submitit"}[name]
+    package = ENGINES[name][1]
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    monkeypatch.delitem(__import__("sys").modules, ENGINES[name][0], raising=False)
     with pytest.raises(ValueError, match=rf"needs the package {package}: pip install 'stepcast\[{name}\]'"):
         load_engine(name)
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.inputs.source import FormatError
-from stepcast.sweep.spec import read_spec
-from stepcast.sweep.where import Filter
+from stepcast.sweep.spec import Filter, read_spec
 
 
 def points(text: str) -> list[dict[str, object]]:
@@ -56,26 +55,26 @@ def test_every_combination_has_a_position_of_its_own(lengths: Sequence[int]) -> 
 
 
 BAD = {
-    "nothing = 1": "'nothing' is no part",
+    "nothing = 1": "'nothing' is not part",
     'ask = "guess"': "expected one of predict, search, plan",
-    "fixed = 3": "fixed is no table",
-    "axis = 3": "axis is no list of tables",
+    "fixed = 3": "fixed is not a table",
+    "axis = 3": "axis is not a list of tables",
     "[[axis]]": "axis 1: has no values",
     "[[axis]]\ntp = []": "axis 1: has no values",
     '[[axis]]\ngpus = "64..8"': "axis 1: has no values",
     '[[axis]]\ngpus = "0..8"': "axis 1: has no values",
     "[[axis]]\ntp = [1, 2]\npp = [1]": "differ in length: 2 of tp, 1 of pp",
     "[[axis]]\nrows = []": "axis 1: has no values",
-    "[[axis]]\nrows = [1]": "rows stand alone",
-    "[[axis]]\nrows = [{tp = 1}]\npp = [1]": "rows stand alone",
-    "[[axis]]\ntp = [[1]]": "is no text, number or truth",
-    "[fixed]\ntp = {a = 1}": "is no text, number or truth",
+    "[[axis]]\nrows = [1]": "rows is a list of tables",
+    "[[axis]]\nrows = [{tp = 1}]\npp = [1]": "rows is a list of tables",
+    "[[axis]]\ntp = [[1]]": "is not text, a number, true or false",
+    "[fixed]\ntp = {a = 1}": "is not text, a number, true or false",
     "[[axis]]\ntp = [1]\n[[axis]]\ntp = [2]": "two axes set 'tp'",
-    "where = 3": "where is no text",
+    "where = 3": "where is not text",
     'where = "tp"': "no point has 'tp'",
-    'where = "1 +"': "is no expression",
-    "where = \"__import__('os')\"": "call has no place there",
-    'where = "9 ** 9"': "binop has no place there",
+    'where = "1 +"': "is not an expression",
+    "where = \"__import__('os')\"": "call is not allowed",
+    'where = "9 ** 9"': "binop is not allowed",
     "[[axis]]\n"
     + "x = ["
     + "1, " * 4000
@@ -93,7 +92,7 @@ def test_what_is_wrong_is_said(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [('tp * "a" == 1', "a text can be compared"), ("tp / 0 > 1", "division by zero"), ("tp < model", "not supported")],
+    [('tp * "a" == 1', "text can only be compared"), ("tp / 0 > 1", "division by zero"), ("tp < model", "not supported")],
 )
 def test_what_a_filter_cannot_work_out_is_said(text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):

@@ -119,7 +119,7 @@ def _kill_a_worker(folder: Path, driver: int) -> bool:
 
 
 def test_two_drivers_of_one_folder(tmp_path: Path) -> None:
-    with Store(str(tmp_path), writes=True), pytest.raises(ValueError, match="another sweep writes there"):
+    with Store(str(tmp_path), writes=True), pytest.raises(ValueError, match="another sweep is writing there"):
         questions.run(str(tmp_path))
     questions.run(str(tmp_path))
 
@@ -142,7 +142,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     base = sqlite3.connect(tmp_path / NAME)
     base.execute("CREATE TABLE mine (x)")
     base.close()
-    with pytest.raises(ValueError, match="is no store of a sweep"):
+    with pytest.raises(ValueError, match="is not the store of a sweep"):
         questions.run(str(tmp_path))
 
 
@@ -156,7 +156,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_sweep_in_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no sweep"):
+    with pytest.raises(ValueError, match="has no sweep"):
         Store(str(tmp_path))
 
 

@@ -1,9 +1,9 @@
 """``stepcast calibrate RUN... -o C.toml``: named constants from measured runs."""
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import expand
 from stepcast.cli.options import add_options
@@ -12,20 +12,16 @@ from stepcast.cli.pages import show_view
 from stepcast.cli.progress import open_source
 from stepcast.cli.rules import check_applicable
 from stepcast.inputs.source import FormatError
-from stepcast.inputs.table import recognise
+from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
+
+if TYPE_CHECKING:
+    from stepcast.analyze.megatron.analysis import MegatronAnalysis
+    from stepcast.calibrate.collectives import Fitted
+    from stepcast.hardware import Gpu
+    from stepcast.optimus.calibration import ConstantsFit, Observation
 
 Facts = dict[str, Any]
-Calibrate = Callable[[Sequence[str], argparse.Namespace], tuple[Facts, str]]
-
-
-# By format of the runs: a module with calibrate(paths, args), which returns facts and the file to write.
-CALIBRATIONS = {
-    "op-times": "stepcast.cli.calibrate_operators",
-    "kineto": "stepcast.cli.calibrate_kineto",
-    "megatron": "stepcast.cli.calibrate_megatron",
-    "optimus": "stepcast.cli.calibrate_optimus",
-    "nccl-tests": "stepcast.cli.calibrate_collectives",
-}
+ERRORS = {"before": "before", "after": "after", "left_out": "on sizes left out"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,21 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    paths = expand(args.runs)
-    source = _source_of(paths)
-    check_applicable(args, source=source)
-    calibrate: Calibrate = import_module(CALIBRATIONS[source]).calibrate
-    facts, text = calibrate(paths, args)
-    if args.output:
-        write_file(args.output, text.encode())
     from stepcast.views.costs import fit_view
 
+    paths = expand(args.runs)
+    source = _find_source(paths)
+    check_applicable(args, source=source)
+    facts, text = CALIBRATIONS[source](paths, args)
+    if args.output:
+        write_file(args.output, text.encode())
     show_view(args, fit_view(facts))
     return 0
 
 
-def _source_of(paths: Sequence[str]) -> str:
-    """The one kind of run among *paths* that can be calibrated on."""
+def _find_source(paths: Sequence[str]) -> str:
+    """Return the one kind of run among *paths* that can be calibrated on."""
     kinds: dict[str, str] = {}
     for path in paths:
         try:
@@ -71,21 +66,249 @@ def _source_of(paths: Sequence[str]) -> str:
                 raise
     usable = [kind for kind in kinds if kind in CALIBRATIONS]
     if len(usable) > 1:
-        found = ", ".join(f"{kinds[kind]} is {kind}" for kind in usable)
-        raise ValueError(f"{found}; calibrate takes runs of one kind at a time: name those alone")
+        listed = ", ".join(f"{kinds[kind]} is {kind}" for kind in usable)
+        raise ValueError(f"{listed}; calibrate takes runs of one kind at a time: leave the others out")
     if not usable:
         what = " and ".join(kinds) or "no known format"
         raise ValueError(f"{paths[0]}: found {what}; calibrate needs runs of one of: {', '.join(CALIBRATIONS)}")
     return usable[0]
 
 
-def of_kind(paths: Sequence[str], kind: str) -> list[str]:
-    """Those of *paths* that are of format *kind*; what lies beside a run is no run."""
-    found = []
-    for path in paths:
+def _select(paths: Sequence[str], kind: str) -> list[str]:
+    """Return the *paths* of one format; other files in the folder of a run are left out."""
+
+    def is_of_kind(path: str) -> bool:
         try:
-            if recognise(open_source(path)).name == kind:
-                found.append(path)
+            return recognise(open_source(path)).name == kind
         except FormatError:
-            continue
-    return found
+            return False
+
+    return [path for path in paths if is_of_kind(path)]
+
+
+# ---- operators --------------------------------------------------------------------------------------------
+
+
+def _calibrate_operators(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+    from stepcast.calibrate.classes import calibrate_operators
+
+    measured = [read_as_one([open_source(path)], "op-times")[1] for path in _select(paths, "op-times")]
+    return calibrate_operators(measured, args.gpu, "op-times")
+
+
+def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+    from stepcast.calibrate.classes import calibrate_operators
+    from stepcast.inputs.kineto.ops import read_operators
+
+    measured = read_operators([open_source(path) for path in _select(paths, "kineto")])
+    return calibrate_operators([measured], args.gpu, "kineto")
+
+
+def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+    from stepcast.calibrate.megatron import calibrate_megatron
+
+    gpu = _load_gpu(args, paths[0])
+    folders: dict[str, list[str]] = {}
+    for path in _select(paths, "megatron"):
+        folders.setdefault(os.path.dirname(path), []).append(path)
+    runs = {folder if len(files) > 1 else files[0]: _analyze(files) for folder, files in folders.items()}
+    return calibrate_megatron(runs, gpu, args.cluster, args.model)
+
+
+def _load_gpu(args: argparse.Namespace, path: str) -> "Gpu":
+    from stepcast.hardware import load_cluster, load_gpu
+
+    if args.gpu:
+        return load_gpu(args.gpu)
+    if args.cluster:
+        return load_cluster(args.cluster).gpu
+    raise ValueError(
+        f"{path}: a Megatron trace does not name its GPU; use --gpu or --cluster, such as --cluster a800-node"
+    )
+
+
+def _analyze(files: Sequence[str]) -> "MegatronAnalysis":
+    from stepcast.analyze.megatron.analysis import analyze_megatron
+
+    return analyze_megatron(read_sources([open_source(path) for path in files], format_named("megatron")))
+
+
+# ---- OptimusPrime -----------------------------------------------------------------------------------------
+
+
+def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+    """Return constants fitted to all runs together, and the file that holds them."""
+    from stepcast.hardware import load_cluster
+    from stepcast.inputs.optimus_log import read_logs
+    from stepcast.models.catalog import load_model
+    from stepcast.optimus.calibration import CLUSTER, fit, lengths_of, observed
+    from stepcast.optimus.cost import machine_of
+
+    skipped: list[str] = []
+    logs = read_logs(paths, lambda path, reason: skipped.append(f"{path}: left out: {reason}"))
+    cluster = load_cluster(args.cluster or CLUSTER)
+    machine = machine_of(cluster)
+    lengths = _read_lengths(args.sequence) if args.sequence else lengths_of(logs[0])
+    model = load_model(args.model) if args.model else None
+    observations = [observed(log, machine, lengths, model) for log in logs]
+    facts = {"cluster": cluster.name, "gpu": cluster.gpu.name}
+    facts = _optimus_facts(fit(observations, machine), observations, facts, skipped)
+    return facts, _write_optimus(facts, [run.name for run in observations], lengths)
+
+
+def _read_lengths(text: str) -> tuple[float, ...]:
+    try:
+        lengths = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(f"--sequence {text}: expected lengths such as 88,109,120") from None
+    if not all(0 < length < 1e9 for length in lengths):
+        raise ValueError(f"--sequence {text}: every length must be above zero")
+    return lengths
+
+
+def _optimus_facts(
+    fitted: "ConstantsFit", observations: "Sequence[Observation]", place: Facts, skipped: list[str]
+) -> dict[str, Any]:
+    from stepcast.optimus.calibration import TITLES
+
+    return {
+        "kind": "calibration",
+        "source": "optimus",
+        **place,
+        "constants": {name: getattr(fitted.constants, name) for name in TITLES},
+        "titles": TITLES,
+        "spread": fitted.spread,
+        "mean_abs_error": fitted.mean_abs_error,
+        "runs": [
+            {
+                "file": os.path.basename(run.source),
+                "run": run.name,
+                "measured_s": run.measured_s,
+                "predicted_s": run.measured_s * (1 + error),
+                "error": error,
+            }
+            for run, error in zip(observations, fitted.errors, strict=True)
+        ],
+        "warnings": [*fitted.warnings, *skipped],
+    }
+
+
+def _write_optimus(facts: Facts, names: Sequence[str], lengths: Sequence[float]) -> str:
+    lines = [
+        f'gpu = "{facts["gpu"]}"',
+        f'source = "stepcast calibrate on {len(names)} {facts["source"]} runs, cluster {facts["cluster"]}"',
+        f"mean_abs_error = {facts['mean_abs_error']:.4f}",
+        f"sequences = [{', '.join(f'{length:g}' for length in lengths)}]",
+        "runs = [",
+        *(f'    "{name}",' for name in names),
+        "]",
+        "",
+        "[constants]",
+        *(f"{name} = {value:.6g}" for name, value in facts["constants"].items()),
+        "",
+        "[spread]  # standard deviation of the logarithm",
+        *(f"{name} = {value:.3g}" for name, value in facts["spread"].items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# ---- collectives ------------------------------------------------------------------------------------------
+
+
+def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+    """Return constants fitted to all logs together, and a description that extends that of their cluster."""
+    from stepcast.analyze.sweeps import MeasuredSweep
+    from stepcast.calibrate.collectives import fit_collectives
+    from stepcast.hardware import load_cluster
+
+    if args.cluster is None:
+        raise ValueError("no cluster given: use --cluster to name the cluster of the logs, whose description is fitted")
+    if ":" in args.cluster:
+        raise ValueError(
+            f"--cluster {args.cluster}: the fitted description extends a name or a file; write the differences to "
+            "NAME.toml"
+        )
+    cluster = load_cluster(args.cluster)
+    logs, skipped = [], []
+    for path in _select(paths, "nccl-tests"):
+        source = open_source(path)
+        log = MeasuredSweep(read_sources([source], recognise(source)), cluster)
+        try:
+            log.check()
+        except ValueError as error:
+            skipped.append(f"left out: {error}")
+        else:
+            logs.append(log)
+    if not logs:
+        raise ValueError(f"no log can be compared with {cluster.name}: {'; '.join(skipped)}")
+    fitted = fit_collectives(logs)
+    facts = _collective_facts(fitted, [log.sweep.source for log in logs], cluster.name, skipped)
+    return facts, _write_cluster(fitted, facts, args)
+
+
+def _collective_facts(fitted: "Fitted", files: list[str], cluster: str, skipped: list[str]) -> Facts:
+    from stepcast.calibrate.collectives import CONSTANTS
+
+    helps = fitted.left_out < fitted.before
+    constants = {
+        constant.key: {
+            "value": fitted.values[constant.key],
+            "text": constant.text(fitted.values[constant.key]).strip('"'),
+            "standard_error": fitted.spread[constant.key],
+            "means": constant.means,
+        }
+        for constant in CONSTANTS
+        if constant.key in fitted.values
+    }
+    reasons: dict[str, list[str]] = {}
+    for key, why in fitted.unidentified.items():
+        reasons.setdefault(why, []).append(key)
+    warnings = [f"{', '.join(keys)} not fitted: {why}" for why, keys in reasons.items()]
+    if not helps:
+        warnings.append("the fit does not improve sizes that were left out of it: its constants are not written")
+    return {
+        "kind": "calibration",
+        "source": "nccl-tests",
+        "cluster": cluster,
+        "logs": [os.path.basename(file) for file in files],
+        "points": fitted.points,
+        "constants": constants,
+        "unidentified": dict(fitted.unidentified),
+        "before": fitted.before,
+        "after": fitted.after,
+        "left_out": fitted.left_out,
+        "used": helps,
+        "warnings": [*warnings, *skipped],
+    }
+
+
+def _write_cluster(fitted: "Fitted", facts: Facts, args: argparse.Namespace) -> str:
+    from stepcast.calibrate.collectives import CONSTANTS
+
+    base = args.cluster
+    if base.endswith(".toml"):
+        folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
+        base = os.path.relpath(base, folder)
+    errors = ", ".join(f"{facts[name]:.1%} {word}" for name, word in ERRORS.items())
+    written = [constant for constant in CONSTANTS if constant.key in fitted.values] if facts["used"] else []
+    source = f"stepcast calibrate on {', '.join(facts['logs'])}: mean error {errors}".replace('"', "'")
+    lines = [
+        f'base = "{base}"',
+        f'description = "{facts["cluster"]} as measured by {len(facts["logs"])} nccl-tests logs"',
+        *(f"{constant.key} = {constant.text(fitted.values[constant.key])}" for constant in written),
+        "",
+        "[sources]",
+        *(f'"{constant.key}" = "{source}"' for constant in written),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+Calibrate = Callable[[Sequence[str], argparse.Namespace], tuple[Facts, str]]
+# By format of the runs: the facts of a fit and the file to write.
+CALIBRATIONS: dict[str, Calibrate] = {
+    "op-times": _calibrate_operators,
+    "kineto": _calibrate_kineto,
+    "megatron": _calibrate_megatron,
+    "optimus": _calibrate_optimus,
+    "nccl-tests": _calibrate_collectives,
+}

@@ -55,9 +55,10 @@ def _clusters() -> list[Facts]:
 
 
 def _frameworks() -> list[Facts]:
-    from stepcast.cli.frameworks import all_frameworks
+    from stepcast.frameworks.catalog import framework_names, load_profile
+    from stepcast.frameworks.profile import profile_facts
 
-    return all_frameworks()
+    return [{"framework": name, **profile_facts(load_profile(name))} for name in framework_names()]
 
 
 def _failures() -> list[Facts]:

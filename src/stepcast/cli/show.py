@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,15 @@ from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
 
 if TYPE_CHECKING:
+    from stepcast.cost.calibration import Calibration
     from stepcast.hardware import Cluster
 
 CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
 FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepcast.frameworks")
 CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration", "stepcast.cost.calibration")
 
+# A heading of calibrations, which ``profile`` and ``calibrate`` write.
+CALIBRATION_CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
 DESCRIBED = {
     CLUSTER.name: load_lazily("hardware:load_cluster"),
     FRAMEWORK.name: load_lazily("frameworks.catalog:load_profile"),
@@ -121,11 +125,10 @@ def _recognise(source: Source) -> Format:
     try:
         return recognise(source)
     except FormatError:
-        from stepcast.cli.calibrations import looks_like_calibration
         from stepcast.frameworks.catalog import looks_like_framework
         from stepcast.hardware.facts import looks_like_cluster
 
-        if looks_like_calibration(source.head):
+        if CALIBRATION_CLASS.search(source.head):
             return CALIBRATION
         if looks_like_framework(source.head):
             return FRAMEWORK
@@ -138,6 +141,23 @@ def facts_of(document: Any) -> dict[str, Any]:
     """The facts of any noun."""
     found: dict[str, Any] = FACTS[type(document).__name__](document)
     return found
+
+
+def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
+    return {
+        "kind": "calibration",
+        "gpu": calibration.gpu,
+        "classes": {
+            name: {
+                "factor": correction.factor,
+                "slope": correction.slope,
+                "least_s": correction.least_s,
+                "spread": correction.spread,
+            }
+            for name, correction in calibration.corrections.items()
+        },
+        "constants": dict(calibration.constants),
+    }
 
 
 def _logged(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
@@ -159,8 +179,8 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     "Captured": load_lazily("cli.captured:captured_facts"),
     "Wiring": methodcaller("facts"),
     "Cluster": load_lazily("hardware.facts:cluster_facts"),
-    "Profile": load_lazily("cli.frameworks:profile_facts"),
-    "Calibration": load_lazily("cli.calibrations:calibration_facts"),
+    "Profile": load_lazily("frameworks.profile:profile_facts"),
+    "Calibration": _calibration_facts,
 }
 
 

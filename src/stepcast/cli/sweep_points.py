@@ -19,7 +19,7 @@ from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import training_facts
 from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
-from stepcast.sweep.chunks import Answers
+from stepcast.sweep.engines import Answers
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.summary import OUT_OF_TIME
 from stepcast.units import DAY, format_seconds

@@ -5,10 +5,10 @@ layout, what the user says.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from stepcast.frameworks.words import overlap_words
+from stepcast.frameworks.words import overlap_words, recompute_word
 from stepcast.ir.band import Residual
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Modules
@@ -112,6 +112,44 @@ class Profile:
         """Chunks per stage that the presets say, else those usually assumed, and whether presets say so."""
         said = self.settings(model.name, gpu, self.defaults.precision, layout).get("chunks")
         return (said, True) if said else (self.defaults.chunks, False)
+
+
+def profile_facts(profile: Profile) -> dict[str, Any]:
+    """Return all of a profile as facts for ``show`` and ``list``."""
+    framework, defaults = profile.framework, profile.defaults
+    software = {
+        name: str(value) if isinstance(value, str) else value
+        for name, value in asdict(framework).items()
+        if name not in ("name", "optimizer", "overhead")
+    }
+    for name in profile.as_trained & set(software):
+        software[name] = "as trained"
+    optimizer = asdict(framework.optimizer)
+    optimizer["moment_dtype"] = (
+        "as trained" if "moment_dtype" in profile.as_trained else str(framework.optimizer.moment_dtype)
+    )
+    return {
+        "kind": "framework",
+        "name": profile.name,
+        "description": profile.description,
+        "software": software,
+        "optimizer": optimizer,
+        "memory": asdict(framework.overhead),
+        "defaults": {
+            "precision": str(defaults.precision),
+            "sharding": str(defaults.sharding),
+            "sequence_parallel": defaults.sequence_parallel,
+            "recompute": recompute_word(defaults.recompute),
+            "overlap": list(overlap_words(defaults.overlap)),
+            "context": str(defaults.context),
+            "seq": defaults.seq,
+            "chunks": defaults.chunks,
+        },
+        "supports": {key: list(words) for key, words in profile.supports.items()},
+        "presets": len(profile.presets),
+        "residuals": [residual.facts() for residual in profile.residuals],
+        "sources": dict(profile.sources),
+    }
 
 
 class Feature(NamedTuple):

@@ -1,4 +1,4 @@
-"""The driver: what is not answered yet goes to an engine in chunks, and each chunk to the store at once."""
+"""The driver of sweeps: open points go to an engine in chunks, and each answered chunk to the store."""
 
 import hashlib
 import time
@@ -8,25 +8,23 @@ from typing import Any
 
 import msgspec
 
-from stepcast.sweep.chunks import Answer, ChunkPace, PointChunk
-from stepcast.sweep.engines.table import EngineSetting, load_engine
+from stepcast.sweep.engines import Answer, ChunkPace, EngineSetting, PointChunk, load_engine
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store
 
 Digest = Callable[[str, Any], str]
-"""What a word stands for: the digest of a model, a cluster or a file that it names; else the word itself."""
+"""Return what a word stands for: the digest of the model, cluster or file that it names, else the word."""
 
 KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a sweep is."""
+    """Progress of a sweep; *new* and *seconds* are those of this run."""
 
     points: int
     answered: int
     errors: int
-    # Of this run alone.
     new: int
     seconds: float
     best: dict[str, Any] | None
@@ -48,9 +46,19 @@ def sweep(
     watch: Callable[[Progress], None] = lambda progress: None,
     most: int | None = None,
 ) -> Progress:
-    """Answer every point of *spec*, or *most* of them, into the store in *folder*, and say how it went.
+    """Answer every point of *spec*, or *most* of them, into the store in *folder*.
 
-    *program* names the version of all that an answer follows from beside its point.
+    Args:
+        spec: the points.
+        folder: the folder of the store.
+        answer: the function that answers points.
+        digest: the function that returns what a word stands for.
+        program: the version of everything else that an answer depends on.
+        engine: the name of an engine.
+        workers: the number of workers.
+        address: the address of the engine's cluster.
+        watch: a function that is called with the progress.
+        most: the maximum number of points, spread evenly over all.
     """
     run = load_engine(engine)
     with Store(folder, writes=True) as store:
@@ -60,17 +68,17 @@ def sweep(
         points, answered, errors = counts["points"], counts["answered"], counts["errors"]
         began, new, best, pace = time.monotonic(), 0, None, ChunkPace()
 
-        def told() -> Progress:
+        def progress() -> Progress:
             return Progress(points, answered + new, errors, new, time.monotonic() - began, best)
 
-        watch(told())
-        for done in run(_chunks(spec, store, pace), answer, EngineSetting(workers, address, folder)):
-            store.add(done)
-            pace.note(done)
-            new += len(done.answers)
-            errors += sum(1 for each in done.answers if each.get("error"))
-            best = max([best, *done.answers], key=_speed) if done.answers else best
-            watch(told())
+        watch(progress())
+        for chunk in run(_chunks(spec, store, pace), answer, EngineSetting(workers, address, folder)):
+            store.add(chunk)
+            pace.note(chunk)
+            new += len(chunk.answers)
+            errors += sum(1 for row in chunk.answers if row.get("error"))
+            best = max([best, *chunk.answers], key=_speed) if chunk.answers else best
+            watch(progress())
         counts = store.counts()
         return Progress(counts["points"], counts["answered"], counts["errors"], new, time.monotonic() - began, best)
 
@@ -80,7 +88,7 @@ def _speed(answer: dict[str, Any] | None) -> float:
 
 
 def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:
-    """Cut when an engine asks, so that their size follows what the last ones took."""
+    """Yield chunks of open points; their size follows the time of the last ones."""
     keys: list[bytes] = []
     words: list[Words] = []
     for position, key in store.open_points():
@@ -94,7 +102,7 @@ def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:
 
 
 class PointKeys:
-    """What a point asks, as a short name: the digests of all that its answer depends on."""
+    """Keys of points: digests of everything that an answer depends on."""
 
     def __init__(self, program: str, ask: str, digest: Digest) -> None:
         self._start = hashlib.blake2b(f"{program} {ask}".encode(), digest_size=KEY_BYTES)
@@ -102,13 +110,13 @@ class PointKeys:
         self._known: dict[tuple[str, str], bytes] = {}
 
     def of(self, words: Words) -> bytes:
-        found = self._start.copy()
+        digest = self._start.copy()
         for name in sorted(words):
-            found.update(self._token(name, words[name]))
-        return found.digest()
+            digest.update(self._token(name, words[name]))
+        return digest.digest()
 
     def _token(self, name: str, value: Any) -> bytes:
-        # 1, 1.0 and True are one key of a dictionary, and not one word.
+        # 1, 1.0 and True are the same key of a dictionary, but different words.
         place = (name, repr(value))
         token = self._known.get(place)
         if token is None:

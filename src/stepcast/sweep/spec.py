@@ -1,19 +1,20 @@
-"""What a sweep asks: axes whose values multiply, settings that vary together, and a filter.
+"""Specifications of sweeps: axes whose values multiply, settings that vary together, and a filter.
 
-A spec is TOML. ``[fixed]`` holds for every point; each ``[[axis]]`` has lists of equal length whose values
-vary together, or ``rows``, a list of tables; axes multiply. The words are those of the command line.
+A specification is TOML. ``[fixed]`` holds for every point; each ``[[axis]]`` has lists of equal length whose
+values vary together, or ``rows``, a list of tables; axes multiply. Names are those of the command line.
 """
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from random import Random
 from typing import Any
 
 from stepcast.inputs.source import FormatError, parse_toml
-from stepcast.ir.limits import POINTS
-from stepcast.sweep.where import Filter
+from stepcast.ir.limits import EXPRESSION, POINTS
 
 Words = dict[str, Any]
 """One point: options of the command line and their values."""
@@ -26,15 +27,118 @@ SLOWEST = ("model", "cluster", "set", "framework", "calibration", "gpus")
 DOUBLING = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
+# ---- the filter: an expression over the words of a point ----------------------------------------------------
+
+# No power and no shift: a few characters of them would be numbers of any size.
+_TWO: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, several: value in several,
+    ast.NotIn: lambda value, several: value not in several,
+}
+_ONE: dict[type[ast.AST], Callable[[Any], Any]] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_NUMBERS_ALONE = (ast.Mult, ast.Mod)
+EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
+
+Value = Callable[[Mapping[str, Any]], Any]
+
+
+class Filter:
+    """A condition on points; names that a point lacks are None."""
+
+    def __init__(self, text: str, names: Sequence[str]) -> None:
+        EXPRESSION.check(len(text))
+        self.text, self._names = text, names
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+            self._value = self._read(tree.body)
+        except (SyntaxError, RecursionError, MemoryError):
+            raise FormatError(f'where = {text!r} is not an expression, such as "tp * pp <= gpus"') from None
+
+    def __call__(self, words: Mapping[str, Any]) -> bool:
+        try:
+            return bool(self._value(words))
+        except (TypeError, ZeroDivisionError, OverflowError) as error:
+            raise FormatError(f"where = {self.text!r}: {error}, for {dict(words)}") from None
+
+    def _read(self, node: ast.AST) -> Value:
+        """Return a function from the words of a point to the value of *node*."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+            constant = node.value
+            return lambda words: constant
+        if isinstance(node, ast.Name):
+            return self._name(node.id)
+        if isinstance(node, ast.Tuple | ast.List):
+            several = [self._read(each) for each in node.elts]
+            return lambda words: [each(words) for each in several]
+        if isinstance(node, ast.BoolOp):
+            parts = [self._read(each) for each in node.values]
+            joined = any if isinstance(node.op, ast.Or) else all
+            return lambda words: joined(part(words) for part in parts)
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _ONE:
+            one, inner = _ONE[type(node.op)], self._read(node.operand)
+            return lambda words: one(inner(words))
+        if isinstance(node, ast.BinOp) and type(node.op) in _TWO:
+            return self._joined(type(node.op), self._read(node.left), self._read(node.right))
+        if isinstance(node, ast.Compare) and all(type(each) in _TWO for each in node.ops):
+            return self._compared(node)
+        kind = type(node).__name__.lower()
+        raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
+
+    def _name(self, name: str) -> Value:
+        if name not in self._names:
+            known = ", ".join(self._names)
+            raise FormatError(f"where = {self.text!r}: no point has {name!r}; points have {known}")
+        return lambda words: words.get(name)
+
+    def _joined(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
+        two = _TWO[kind]
+
+        def value(words: Mapping[str, Any]) -> Any:
+            first, second = left(words), right(words)
+            if kind in _NUMBERS_ALONE and not (_is_number(first) and _is_number(second)):
+                raise TypeError("text can only be compared")
+            return two(first, second)
+
+        return value
+
+    def _compared(self, node: ast.Compare) -> Value:
+        sides = [self._read(each) for each in (node.left, *node.comparators)]
+        kinds = [_TWO[type(each)] for each in node.ops]
+
+        def value(words: Mapping[str, Any]) -> bool:
+            values = [side(words) for side in sides]
+            return all(two(values[at], values[at + 1]) for at, two in enumerate(kinds))
+
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+# ---- the points ---------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class SweepAxis:
-    """Settings that vary together, one row after the other."""
+    """Settings that vary together, row by row."""
 
     rows: tuple[Words, ...]
 
     @property
     def rank(self) -> int:
-        """How slowly this axis turns: the smaller, the slower."""
+        """The order of axes; the smaller, the slower its values change."""
         places = [SLOWEST.index(name) for name in self.rows[0] if name in SLOWEST]
         return min(places, default=len(SLOWEST))
 
@@ -55,17 +159,17 @@ class Spec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every word that some point has, the fixed ones last."""
+        """All names of points, the fixed ones last."""
         varying = [name for axis in self.axes for row in axis.rows for name in row]
         return tuple(dict.fromkeys([*varying, *self.fixed]))
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Words that tell points apart."""
+        """Names whose values differ between points."""
         return tuple(dict.fromkeys(name for axis in self.axes for row in axis.rows for name in row))
 
     def at(self, position: int) -> Words:
-        """The point at *position*; the last axis turns fastest."""
+        """Return the point at *position*; the last axis changes fastest."""
         words = dict(self.fixed)
         for axis in reversed(self.axes):
             position, row = divmod(position, len(axis.rows))
@@ -73,7 +177,7 @@ class Spec:
         return words
 
     def points(self, most: int | None = None) -> Iterator[tuple[int, Words]]:
-        """Positions and points that the filter lets through; of *most* at most, spread evenly over all."""
+        """Yield positions and points that pass the filter, of at most *most* that are spread evenly over all."""
         some = self.size if most is None else min(most, self.size)
         for turn in range(some):
             position = turn * self.size // some
@@ -82,30 +186,30 @@ class Spec:
                 yield position, words
 
     def counted(self) -> tuple[int, bool]:
-        """Points that the filter lets through, and whether all were looked at: of very many, some are."""
+        """Return the number of points that pass the filter, and whether it is exact: very many are sampled."""
         if self.filter is None:
             return self.size, True
         most = LOOKED_AT // len(self.filter.text)
         if self.size <= most:
             return sum(1 for _ in self.points()), True
-        drawn = Random(0).sample(range(self.size), most)
-        return round(sum(map(self.filter, map(self.at, drawn))) / most * self.size), False
+        sample = Random(0).sample(range(self.size), most)
+        return round(sum(map(self.filter, map(self.at, sample))) / most * self.size), False
 
 
 def read_spec(text: str, path: str | None = None) -> Spec:
-    """The spec that *text* is; a FormatError where it is none."""
+    """Read a specification; raise a FormatError if *text* is none."""
     found = parse_toml(text, path)
     if unknown := sorted(set(found) - {"ask", "fixed", "axis", "where"}):
-        raise FormatError(f"{unknown[0]!r} is no part of a sweep; expected ask, where, [fixed], [[axis]]", path)
+        raise FormatError(f"{unknown[0]!r} is not part of a sweep; expected ask, where, [fixed], [[axis]]", path)
     ask = found.get("ask", "predict")
     if ask not in QUESTIONS:
         raise FormatError(f"ask = {ask!r}; expected one of {', '.join(QUESTIONS)}", path)
     fixed = found.get("fixed", {})
     if not isinstance(fixed, dict):
-        raise FormatError("fixed is no table; write [fixed] and a line for each option", path)
+        raise FormatError("fixed is not a table; write [fixed] and a line for each option", path)
     given = found.get("axis", [])
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise FormatError("axis is no list of tables; write [[axis]]", path)
+        raise FormatError("axis is not a list of tables; write [[axis]]", path)
     axes = [_axis(each, number, path) for number, each in enumerate(given, 1)]
     _check_apart(axes, path)
     spec = Spec(ask, _words(fixed, "[fixed]", path), tuple(sorted(axes, key=lambda axis: axis.rank)))
@@ -115,7 +219,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     if where is None:
         return spec
     if not isinstance(where, str):
-        raise FormatError('where is no text; write it in quotes, as where = "tp * pp <= gpus"', path)
+        raise FormatError('where is not text; write it in quotes, such as where = "tp * pp <= gpus"', path)
     return Spec(spec.ask, spec.fixed, spec.axes, Filter(where, spec.names))
 
 
@@ -124,7 +228,9 @@ def _axis(given: Mapping[str, Any], number: int, path: str | None) -> SweepAxis:
     if "rows" in given:
         rows = given["rows"]
         if len(given) > 1 or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise FormatError(f"{where}: rows stand alone and are a list of tables, as [{{tp = 8, pp = 2}}]", path)
+            raise FormatError(
+                f"{where}: rows is a list of tables without other keys, such as [{{tp = 8, pp = 2}}]", path
+            )
         if not rows:
             raise FormatError(f"{where}: has no values", path)
         return SweepAxis(tuple(_words(row, where, path) for row in rows))
@@ -133,14 +239,14 @@ def _axis(given: Mapping[str, Any], number: int, path: str | None) -> SweepAxis:
     if not columns or 0 in lengths:
         raise FormatError(f"{where}: has no values", path)
     if len(lengths) > 1:
-        told = ", ".join(f"{len(values)} of {name}" for name, values in columns.items())
-        raise FormatError(f"{where}: its lists vary together and differ in length: {told}", path)
+        lengths_text = ", ".join(f"{len(values)} of {name}" for name, values in columns.items())
+        raise FormatError(f"{where}: its lists vary together and differ in length: {lengths_text}", path)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return SweepAxis(tuple(_words(row, where, path) for row in rows))
 
 
 def _values(value: Any) -> Sequence[Any]:
-    """A list as it is; ``"8..64"`` doubles from 8 to 64; one value alone."""
+    """Return a list as it is, the doublings of ``"8..64"``, or a single value as a list."""
     if isinstance(value, list):
         return value
     if isinstance(value, str) and (match := DOUBLING.fullmatch(value)):
@@ -154,12 +260,12 @@ def _words(given: Mapping[str, Any], where: str, path: str | None) -> Words:
         if not isinstance(value, str | int | float | bool) and not (
             isinstance(value, list) and all(isinstance(each, str) for each in value)
         ):
-            raise FormatError(f"{where}: {name} = {value!r} is no text, number or truth", path)
+            raise FormatError(f"{where}: {name} = {value!r} is not text, a number, true or false", path)
     return {name.replace("-", "_"): value for name, value in given.items()}
 
 
 def _check_apart(axes: Sequence[SweepAxis], path: str | None) -> None:
-    """A word that two axes set would have two values."""
+    """Raise a FormatError if two axes set the same name."""
     seen: set[str] = set()
     for axis in axes:
         names = {name for row in axis.rows for name in row}

@@ -1,7 +1,7 @@
-"""The one place where a sweep's answers lie: ``results.sqlite``, written by one driver, a chunk at a time.
+"""The store of a sweep's answers: ``results.sqlite``, written by one driver, a chunk at a time.
 
-``answers`` is keyed by what was asked (the digest of a point's resolved inputs and of the program), so that
-a changed spec finds again whatever is still valid. ``points`` is the spec of today: a row for each point.
+The key of ``answers`` is the digest of a point's resolved inputs and of the program, so that a changed
+specification reuses the answers that are still valid. ``points`` has a row for each point of the current one.
 """
 
 import contextlib
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from stepcast.outputs.files import hold
-from stepcast.sweep.chunks import Done
+from stepcast.sweep.engines import AnsweredChunk
 from stepcast.sweep.spec import Words
 
 NAME = "results.sqlite"
 LOCK = "driver.lock"
-# "swep" as a number: what tells our file from another program's.
+# "swep" as a number, which identifies our files.
 APPLICATION = 0x73776570
 VERSION = 3
-# What is known of an answer; times in seconds, sizes in bytes.
+# Columns of an answer; times in seconds, sizes in bytes.
 COLUMNS = {
     "step_s": "REAL",
     "low_s": "REAL",
@@ -43,7 +43,7 @@ _WAIT_S = 30.0
 
 
 class Store:
-    """Answers in a folder; with *writes* this process alone adds to it until :meth:`close`."""
+    """Answers in a folder; with *writes* only this process adds to it until :meth:`close`."""
 
     def __init__(self, folder: str, writes: bool = False) -> None:
         self.path = os.path.join(folder, NAME)
@@ -52,11 +52,11 @@ class Store:
             os.makedirs(folder, exist_ok=True)
             self._lock = hold(os.path.join(folder, LOCK))
             if self._lock is None:
-                raise ValueError(f"{folder}: another sweep writes there; wait for it, or name another folder")
+                raise ValueError(f"{folder}: another sweep is writing there; wait for it, or use another folder")
         elif not os.path.exists(self.path):
-            raise ValueError(f"{folder}: holds no sweep; 'stepcast sweep SPEC.toml -o {folder}' makes one")
+            raise ValueError(f"{folder}: has no sweep; 'stepcast sweep SPEC.toml -o {folder}' starts one")
         try:
-            with self._told():
+            with self._explain_errors():
                 self._open(writes)
         except BaseException:
             self.close()
@@ -66,12 +66,12 @@ class Store:
         name = "file:" + self.path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
         mode = "rwc" if writes else "ro"
         self.base = sqlite3.connect(f"{name}?mode={mode}", timeout=_WAIT_S, uri=True, isolation_level=None)
-        found = self.base.execute("PRAGMA application_id").fetchone()[0]
+        application = self.base.execute("PRAGMA application_id").fetchone()[0]
         tables = self.base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if found != APPLICATION and (tables or not writes):
-            raise ValueError(f"{self.path}: is no store of a sweep")
+        if application != APPLICATION and (tables or not writes):
+            raise ValueError(f"{self.path}: is not the store of a sweep")
         if tables and self.base.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-            raise ValueError(f"{self.path}: was written by another version of stepcast; name another folder")
+            raise ValueError(f"{self.path}: was written by another version of stepcast; use another folder")
         if not writes:
             return
         self.base.execute("PRAGMA journal_mode = WAL")
@@ -96,40 +96,40 @@ class Store:
         self.close()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """What the database says went wrong, with its file, and as a line that helps."""
+    def _explain_errors(self) -> Iterator[None]:
+        """Raise errors of the database as a ValueError that names its file and says what to do."""
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path}: {_said(str(error))}") from None
+            raise ValueError(f"{self.path}: {_explain(str(error))}") from None
 
     def ask(self, names: Sequence[str], points: Iterable[tuple[int, bytes, Words]]) -> None:
-        """Make *points* those of today, at once or not at all."""
+        """Make *points* the current ones, all or none."""
         columns = "".join(f", {_quoted(name)}" for name in names)
         places = ", ".join("?" * (2 + len(names)))
-        with self._told(), self._whole():
+        with self._explain_errors(), self._transaction():
             self.base.execute("DROP VIEW IF EXISTS results")
             self.base.execute("DROP TABLE IF EXISTS points")
             self.base.execute(f"CREATE TABLE points (position INTEGER PRIMARY KEY, key BLOB{columns})")
-            rows = ((at, key, *(_plain(words.get(name)) for name in names)) for at, key, words in points)
+            rows = ((position, key, *(_plain(words.get(name)) for name in names)) for position, key, words in points)
             self.base.executemany(f"INSERT INTO points VALUES ({places})", rows)
-            found = ", ".join(f"answers.{name}" for name in COLUMNS)
+            answers = ", ".join(f"answers.{name}" for name in COLUMNS)
             self.base.execute(
-                f"CREATE VIEW results AS SELECT position{columns}, {found} FROM points JOIN answers USING (key)"
+                f"CREATE VIEW results AS SELECT position{columns}, {answers} FROM points JOIN answers USING (key)"
             )
 
-    def add(self, done: Done) -> None:
-        """The answers of a chunk: all of them, or none."""
+    def add(self, chunk: AnsweredChunk) -> None:
+        """Store the answers of a chunk, all or none."""
         places = ", ".join("?" * (1 + len(COLUMNS)))
         rows = [
             (key, *(answer.get(name) for name in COLUMNS))
-            for key, answer in zip(done.chunk.keys, done.answers, strict=True)
+            for key, answer in zip(chunk.chunk.keys, chunk.answers, strict=True)
         ]
-        with self._told(), self._whole():
+        with self._explain_errors(), self._transaction():
             self.base.executemany(f"INSERT OR REPLACE INTO answers VALUES ({places})", rows)
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
         self.base.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -140,10 +140,10 @@ class Store:
         self.base.execute("COMMIT")
 
     def open_points(self) -> Iterator[tuple[int, bytes]]:
-        """Positions and keys without an answer, in order, some at a time."""
+        """Yield positions and keys of points without an answer, in order."""
         last = -1
         while True:
-            with self._told():
+            with self._explain_errors():
                 rows = self.base.execute(
                     "SELECT position, key FROM points WHERE position > ? AND NOT EXISTS "
                     "(SELECT 1 FROM answers WHERE answers.key = points.key) ORDER BY position LIMIT ?",
@@ -155,28 +155,28 @@ class Store:
             last = rows[-1][0]
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """What *query* finds in ``points``, ``answers`` and ``results``; it can change nothing."""
-        with self._told():
-            self.base.set_authorizer(_reading)
+        """Return the rows of *query* over ``points``, ``answers`` and ``results``; it cannot change them."""
+        with self._explain_errors():
+            self.base.set_authorizer(_allow_reading)
             try:
-                found = self.base.execute(query, values)
-                names = [column[0] for column in found.description]
-                return [dict(zip(names, row, strict=True)) for row in found]
+                cursor = self.base.execute(query, values)
+                names = [column[0] for column in cursor.description]
+                return [dict(zip(names, row, strict=True)) for row in cursor]
             finally:
                 self.base.set_authorizer(None)
 
     def columns(self) -> list[str]:
-        """Words and facts that can be asked for."""
-        with self._told():
-            found = self.base.execute("SELECT * FROM results LIMIT 0")
-            return [column[0] for column in found.description]
+        """Return the columns of ``results``."""
+        with self._explain_errors():
+            cursor = self.base.execute("SELECT * FROM results LIMIT 0")
+            return [column[0] for column in cursor.description]
 
     def counts(self) -> dict[str, int]:
-        """Points, those answered, and those whose answer is an error."""
-        found = self.rows(
+        """Return the numbers of points, of answered ones, and of errors."""
+        rows = self.rows(
             "SELECT (SELECT count(*) FROM points) AS points, count(*) AS answered, count(error) AS errors FROM results"
         )
-        return {name: int(value) for name, value in found[0].items()}
+        return {name: int(value) for name, value in rows[0].items()}
 
 
 def _plain(value: Any) -> Any:
@@ -191,17 +191,17 @@ _READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 _FORBIDDEN = ("load_extension", "readfile", "writefile", "edit", "zeroblob", "randomblob")
 
 
-def _reading(action: int, first: str | None, second: str | None, *_: object) -> int:
+def _allow_reading(action: int, first: str | None, second: str | None, *_: object) -> int:
     if action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN:
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
 
 
-def _said(error: str) -> str:
+def _explain(error: str) -> str:
     if "malformed" in error or "not a database" in error or "corrupt" in error:
-        return f"is damaged ({error}); move it away, and the sweep starts anew"
+        return f"is damaged ({error}); move it away to start the sweep again"
     if "disk is full" in error or "I/O error" in error:
-        return f"{error}: what was answered before is kept; make room and start again to go on"
+        return f"{error}: earlier answers are saved; free some space and run the command again to continue"
     if "readonly" in error or "unable to open" in error:
         return f"cannot be written ({error})"
     if "locked" in error:

@@ -1,4 +1,4 @@
-"""What a store holds, as rows and in short."""
+"""Rows and summaries of a store."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from stepcast.sweep.store import COLUMNS, Store
 from stepcast.units import DEFAULT_CURRENCY
 
 OUT_OF_TIME = "out of time"
-# Rows that are compared: those that fit, and those whose memory is not checked.
+# Rows that are compared: those that fit, or whose memory is not checked.
 COMPARED = "fits IS NOT 0 AND step_s IS NOT NULL"
 USUAL_ORDER = '"fits" DESC, "tokens_per_s_per_gpu" DESC, "position"'
 COMMON_ERRORS = 5
@@ -19,12 +19,12 @@ NOT_MAPPED = ("gpus", "price", "currency")
 def rows_of(
     store: Store, where: str | None = None, sort: str | None = None, top: int | None = None, reverse: bool = False
 ) -> list[dict[str, Any]]:
-    """Answered points, the fastest that fit first."""
+    """Return answered points, the fastest that fit first."""
     known = store.columns()
     order = USUAL_ORDER
     if sort is not None:
         if sort not in known:
-            raise ValueError(f"--sort {sort}: rows have {', '.join(known)}")
+            raise ValueError(f"--sort {sort}: unrecognised column; choose from {', '.join(known)}")
         order = f'"{sort}" IS NULL, "{sort}"{" DESC" if reverse else ""}, "position"'
     condition = f"WHERE ({where})" if where else ""
     limit = f"LIMIT {top}" if top is not None else ""
@@ -33,11 +33,11 @@ def rows_of(
     except ValueError as error:
         if where is None:
             raise
-        raise ValueError(f"--where {where!r}: {error}; rows have {', '.join(known)}") from None
+        raise ValueError(f"--where {where!r}: {error}; columns are {', '.join(known)}") from None
 
 
 def page_facts(store: Store) -> dict[str, Any]:
-    """What the page of a sweep shows: the fastest rows, how they scale, and which settings are fast."""
+    """Return the facts of a sweep's page: the fastest rows, their scaling, and the fastest settings."""
     words = _varying(store)
     kinds = [name for name in ("model", "cluster") if name in words]
     return {
@@ -51,26 +51,26 @@ def page_facts(store: Store) -> dict[str, Any]:
 
 
 def _varying(store: Store) -> list[str]:
-    """Words of the points that have more than one value."""
+    """Return the names with more than one value."""
     names = [name for name in store.columns() if name not in (*COLUMNS, "position")]
-    counted = ", ".join(f'count(DISTINCT "{name}") + max("{name}" IS NULL) AS "{name}"' for name in names)
-    found = store.rows(f"SELECT {counted} FROM points")[0] if names else {}
-    return [name for name in names if found[name] > 1]
+    counts = ", ".join(f'count(DISTINCT "{name}") + max("{name}" IS NULL) AS "{name}"' for name in names)
+    distinct = store.rows(f"SELECT {counts} FROM points")[0] if names else {}
+    return [name for name in names if distinct[name] > 1]
 
 
 def _fastest(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The most tokens per second and GPU of what fits, for each combination of *names*."""
+    """Return the highest throughput that fits for each combination of *names*."""
     listed = ", ".join(f'"{name}"' for name in names)
     grouped = f"GROUP BY {listed} ORDER BY {listed}" if names else ""
-    told = f"{listed}, " if names else ""
+    columns = f"{listed}, " if names else ""
     return store.rows(
-        f"SELECT {told}max(tokens_per_s_per_gpu) AS tokens_per_s_per_gpu FROM results "
+        f"SELECT {columns}max(tokens_per_s_per_gpu) AS tokens_per_s_per_gpu FROM results "
         f"WHERE {COMPARED} AND tokens_per_s_per_gpu IS NOT NULL {grouped}"
     )
 
 
 def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> dict[str, Any] | None:
-    """The two settings with most values against each other, for each of *kinds*."""
+    """Return a heat map of the two settings with most values, for each of *kinds*."""
     values = {
         name: [row[name] for row in store.rows(f'SELECT DISTINCT "{name}" FROM points ORDER BY 1')] for name in words
     }
@@ -92,7 +92,7 @@ def _currency(store: Store) -> dict[str, str | None]:
 
 
 def status_facts(store: Store) -> dict[str, Any]:
-    """Points, answers, what went wrong most often, and the fastest of each model where there are several."""
+    """Return the counts of points and answers, the best figures, and the most frequent errors."""
     points = store.rows("SELECT count(*) AS points FROM points")[0]["points"]
     found = store.rows(
         "SELECT count(*) AS answered, count(error) AS errors, sum(fits) AS fit, min(step_s) AS least_step_s, "

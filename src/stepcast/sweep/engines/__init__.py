@@ -1,1 +1,0 @@
-"""Where chunks are worked off: processes of this machine, or a cluster through an engine that runs there."""
