@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli.colour import RULES, painted
 from stepcast.cli.progress import BAR_WIDTH, ProgressBar, bar_text, moving_text
+from stepcast.cli.streams import RULES, paint
 from stepcast.ir.progress import report_progress, watch_progress
 from tests.cli.test_main import EXAMPLES
 from tests.faults.test_hostile_text import HOSTILE
@@ -90,7 +90,7 @@ def test_hostile_text_gets_no_sequence_through(tmp_path: Path) -> None:
 
 def test_rules_do_not_overlap() -> None:
     text = "warning: memory DOES NOT FIT\nstep   1 s\n----  ---\nx  ###\n"
-    assert SEQUENCE.sub("", painted(text, False)) == text
+    assert SEQUENCE.sub("", paint(text, False)) == text
     assert len(RULES) == 9
 
 

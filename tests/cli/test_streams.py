@@ -131,7 +131,7 @@ def test_no_file_is_written_over_what_is_read_or_written(
     Path("link.txt").symlink_to("w.txt")
     status, out, err = run(capsys, *words)
     assert (status, out) == (2, "")
-    assert "give another name to write" in err
+    assert "use another name" in err
     assert Path("w.txt").read_bytes() == held
 
 

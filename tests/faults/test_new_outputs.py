@@ -111,5 +111,5 @@ def test_what_is_read_is_not_written_over_by_any_name(
     held = Path(read).read_bytes()
     link(str(here / read), "link.toml")
     status, _, err = run(capsys, *words)
-    assert (status, err.count("give another name to write")) == (2, 1), err
+    assert (status, err.count("use another name")) == (2, 1), err
     assert Path(read).read_bytes() == held

@@ -178,7 +178,7 @@ def test_a_full_disk_keeps_what_was_answered(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "ValueError" in ended.stderr
     assert "results.sqlite:" in ended.stderr.splitlines()[-1]
-    assert "make room" in ended.stderr.splitlines()[-1]
+    assert "free some space" in ended.stderr.splitlines()[-1]
     assert table(tmp_path) == before, "the points of before are those of now"
 
 

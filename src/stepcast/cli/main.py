@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
-from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams, terminal_width
+from stepcast.cli.streams import discard_output, open_closed_streams, safe_streams, show_status, terminal_width
 from stepcast.cli.verbs import OTHER_VERBS, SPELLINGS, Verb
 from stepcast.cli.verbs import VERBS as VERBS
 from stepcast.version import __version__
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         known = [option for action in self._actions for option in action.option_strings]
         if self._subparsers is None:
-            from stepcast.cli.words import known_words, rename_options
+            from stepcast.cli.options import known_words, rename_options
 
             kind = self.get_default("asks")
             words, known = rename_options(words, known, kind), known_words(known, kind)
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     plain = "--plain" in arguments
-    with shown_streams(plain):
+    with safe_streams(plain):
         return _answer([word for word in arguments if word != "--plain"])
 
 

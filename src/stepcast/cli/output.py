@@ -1,4 +1,4 @@
-"""How verbs print: JSON alone on standard output, or text that fits the terminal; warnings aside."""
+"""Output of verbs: one JSON object or text on standard output, warnings on standard error, and files."""
 
 import argparse
 import os
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli import reads
 from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.cli.streams import unpainted
 from stepcast.outputs import files
@@ -17,18 +16,18 @@ from stepcast.views.text import UNSEEN, bullet, message, visible
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
 
-# Within strings of JSON; outside of them there is none.
+# Characters within strings of JSON; outside of them there are none.
 UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output and nothing else there."""
+    """Print one JSON object on standard output."""
     import msgspec
 
     try:
         data = msgspec.json.encode(value, enc_hook=_plain)
-    except UnicodeEncodeError:  # a file name may have bytes that are no text
+    except UnicodeEncodeError:  # file names may have bytes that are not text
         data = msgspec.json.encode(_as_text(msgspec.to_builtins(value, enc_hook=_plain)))
     text = msgspec.json.format(data, indent=2).decode()
     if not text.isascii() or "\x7f" in text:  # JSON itself escapes the other control characters of ASCII
@@ -46,20 +45,20 @@ def _plain(value: Any) -> Any:
 
 def _as_text(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_as_text(key): _as_text(each) for key, each in value.items()}
+        return {_as_text(key): _as_text(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_as_text(each) for each in value]
+        return [_as_text(item) for item in value]
     return visible(value) if isinstance(value, str) else value
 
 
-def _json_escape(found: re.Match[str]) -> str:
-    """The same text to every reader of JSON, and none that a terminal obeys or lacks."""
-    words = found[0].encode("utf-16-be")
-    return "".join(f"\\u{words[at]:02x}{words[at + 1]:02x}" for at in range(0, len(words), 2))
+def _json_escape(match: re.Match[str]) -> str:
+    """Return an escape that JSON readers read as the same text and terminals do not interpret."""
+    words = match[0].encode("utf-16-be")
+    return "".join(f"\\u{words[index]:02x}{words[index + 1]:02x}" for index in range(0, len(words), 2))
 
 
 def print_data(data: bytes) -> int:
-    """A document on standard output: byte for byte, unless a person looks at it."""
+    """Print a document: byte for byte, unless standard output is a terminal."""
     if sys.stdout.isatty():
         with unpainted():
             sys.stdout.write(data.decode("utf-8", "surrogateescape"))
@@ -68,10 +67,7 @@ def print_data(data: bytes) -> int:
 
 
 def new_file(name: str) -> str:
-    """A file to write beside what is printed, as an argparse type: it cannot be standard output.
-
-    That it can be written is seen before the work is done, and not after.
-    """
+    """Check the name of a file to write, as an argparse type, before the work is done."""
     if name in ("", "-"):
         raise argparse.ArgumentTypeError(f"expected the name of a file to write, not {name!r}")
     if why := unwritable(name):
@@ -79,7 +75,7 @@ def new_file(name: str) -> str:
     return name
 
 
-# Arguments of verbs that name files to write, and those that name files to read.
+# Arguments of verbs that name files to write and files to read.
 WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file")
 READ = (
     "what",
@@ -105,9 +101,9 @@ READ = (
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """No verb writes over what it reads, or two things into one file, by whatever name.
+    """Raise a ValueError if a verb would write to a file that it reads, or twice to the same file.
 
-    What is no argument itself, as a file that another one builds on, is seen when it would be written over.
+    Files that are no arguments, such as one that another extends, are checked when they would be replaced.
     """
     taken: dict[object, str] = {}
     for name in READ:
@@ -116,7 +112,7 @@ def check_files(args: argparse.Namespace) -> None:
                 taken[place] = "to read"
     for stream in (1, 2):
         if taken.get(place := file_identity(stream)) == "to read":
-            raise ValueError("what is printed goes into a file to read; print it into another")
+            raise ValueError("standard output goes to a file that is read; use another one")
         if place:
             taken[place] = "into which this prints"
     for name in WRITTEN:
@@ -126,41 +122,41 @@ def check_files(args: argparse.Namespace) -> None:
                 continue
             where = place or os.path.realpath(path)
             if where in taken:
-                raise ValueError(f"{path}: is the file {taken[where]}; give another name to write")
+                raise ValueError(f"{path}: is the file {taken[where]}; use another name")
             taken[where] = f"that --{name.replace('_', '-')} writes"
     if any(getattr(args, name, None) for name in WRITTEN):
-        reads.watch()
+        _watch_reads()
 
 
 def _paths(args: argparse.Namespace, name: str) -> list[str]:
     value = getattr(args, name, None)
     given = value if isinstance(value, list) else [value]
-    # --runs is a number elsewhere, and what names nothing is told when it is opened.
+    # --runs is a number in other verbs; a name without a file is an error when it is opened.
     return [path for path in given if isinstance(path, str) and path]
 
 
 def write_file(path: str, data: bytes, resumes: bool = False) -> int:
-    """Write *data*, compressed where the name ends in .gz; the bytes written.
+    """Write *data*, compressed if the name ends in .gz; return the number of bytes.
 
-    A file that was read is not written over, unless this is what *resumes* it.
+    A file that was read is not replaced, unless this *resumes* it.
     """
     return sum(write_files([(path, data)], resumes).values())
 
 
 def write_files(given: Iterable[tuple[str, bytes]], resumes: bool = False) -> dict[str, int]:
-    """The same of several files, all or none; the bytes of each."""
+    """Write several files, all or none; return the number of bytes of each."""
     names = []
 
-    def checked() -> Iterator[tuple[str, bytes]]:
+    def check() -> Iterator[tuple[str, bytes]]:
         for name, data in given:
             if why := unwritable(name):
                 raise ValueError(f"{name}: {why}")
-            if not resumes and file_identity(name) in reads.identities():
-                raise ValueError(f"{name}: is a file to read; give another name to write")
+            if not resumes and file_identity(name) in _read_identities():
+                raise ValueError(f"{name}: is a file that is read; use another name")
             names.append(name)
             yield name, data
 
-    sizes = files.write_files(checked())
+    sizes = files.write_files(check())
     return dict(zip(names, sizes, strict=True))
 
 
@@ -172,12 +168,44 @@ def write_trace(timeline: "Timeline", path: str) -> None:
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Warnings go to standard error, so that they never mix with a result that is piped on."""
+    """Print warnings to standard error, so that they do not mix with piped results."""
     for warning in warnings:
         print(bullet(message(warning), "warning: ", terminal_width()), file=sys.stderr)
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """What a user may want to know and need not act on: one line each, as errors have."""
+    """Print notes, which need no action, one line each."""
     for note in notes:
         print(f"note: {message(note)}", file=sys.stderr)
+
+
+# ---- files that were read -----------------------------------------------------------------------------------
+# A cluster may extend another file, and a run's folder may have a log next to its traces, so the files that an
+# output must not replace are known only when they were opened. Python reports every file it opens (PEP 578).
+
+_watching = False
+_opened: set[str] = set()
+
+
+def _watch_reads() -> None:
+    """Remember the files opened from now on."""
+    global _watching
+    if not _watching:
+        sys.addaudithook(_note_open)
+        _watching = True
+    _opened.clear()
+
+
+def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open":
+        path, _, flags = arguments
+        if isinstance(path, str | bytes) and not flags & (os.O_WRONLY | os.O_RDWR):
+            _opened.add(os.fsdecode(path))
+    elif event == "sqlite3.connect" and isinstance(arguments[0], str):  # sqlite opens its files itself
+        name = arguments[0].removeprefix("file://").removeprefix("file:").partition("?")[0]
+        _opened.add(re.sub("%([0-9a-fA-F]{2})", lambda match: chr(int(match[1], 16)), name))
+
+
+def _read_identities() -> set[tuple[int, int]]:
+    """Return the files that were read, as :func:`stepcast.outputs.files.file_identity` identifies them."""
+    return {identity for path in _opened if (identity := file_identity(path))}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.options import add_options, cluster_question
+from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.group import Group
@@ -16,6 +17,8 @@ from stepcast.ir.workload import Workload
 from stepcast.questions.numbers import check_multiple
 from stepcast.questions.question import ENGINE_HELP, SCHEDULES
 from stepcast.questions.question import ENGINES as STEP_ENGINES
+from stepcast.units import US, format_percent
+from stepcast.views.text import table
 
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options
@@ -90,9 +93,7 @@ def run(args: argparse.Namespace) -> int:
         check_multiple(args.gpus, workload.layout.tp * workload.layout.cp * workload.layout.pp)
     _check(workload, args)
     if args.engine == "simai":
-        from stepcast.cli.simai import run_simai
-
-        return run_simai(workload, args)
+        return _run_simai(workload, args)
     if args.cluster is None:
         raise ValueError("no cluster given: use --cluster NAME (see 'stepcast list clusters') or a TOML file")
     from stepcast.forecast.simulate import simulate
@@ -218,3 +219,58 @@ def _group(name: str) -> Group:
     if name not in set(Group):
         raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
     return Group(name)
+
+
+# ---- SimAI ------------------------------------------------------------------------------------------------
+
+SIMAI_PARTS = ("dp", "dp_ep", "tp", "ep", "pp", "bubble", "compute", "total")
+SIMAI_GROUPS = ("tp", "ep", "dp", "dp_ep")
+
+
+def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
+    """Print the step by the cost model of SimAI-analytical."""
+    from stepcast.cost.simai import SimaiOverlap, SimaiSystem, simai_price
+    from stepcast.ir.facts import find_doubts
+
+    ratios: dict[str, float] = {}
+    for entry in args.overlap:
+        name, _, ratio = entry.partition("=")
+        try:
+            ratios[name] = float(ratio)
+        except ValueError:
+            raise ValueError(f"--overlap {entry!r}: expected GROUP=RATIO, such as tp=0.5") from None
+        if name not in SIMAI_GROUPS:
+            raise ValueError(f"--overlap {entry!r}: expected one of {', '.join(SIMAI_GROUPS)}")
+    system = SimaiSystem(args.nvlink_gb_per_s, args.nic_gb_per_s, args.gpus_per_server, args.nics_per_server)
+    price = simai_price(workload, args.gpus, system, SimaiOverlap(**ratios))
+    warnings = [*workload.warnings, *price.warnings]
+    parts_s = {part: getattr(price, f"{part}_s") for part in SIMAI_PARTS}
+    facts = {
+        "engine": "simai",
+        "step_s": price.total_s,
+        "breakdown_s": {
+            "compute": price.compute_s,
+            "tp": price.tp_s,
+            "cp": 0.0,
+            "ep": price.ep_s,
+            "dp": price.dp_s + price.dp_ep_s,
+            "pp": price.pp_s,
+            "bubble": price.bubble_s,
+            "optimizer": 0.0,
+            "other": 0.0,
+        },
+        "simai_s": parts_s,
+        "warnings": warnings,
+    }
+    warnings += find_doubts(facts)
+    if args.json:
+        print_json(facts)
+        return 0
+    rows = [
+        (part.replace("_", "-"), f"{seconds / US:,.0f}", format_percent(seconds / price.total_s))
+        for part, seconds in parts_s.items()
+        if seconds
+    ]
+    print(table(("SimAI's part", "us", "share"), rows, terminal_width()))
+    print_warnings(warnings)
+    return 0

@@ -1,33 +1,52 @@
 """Standard output and standard error: the one place through which text reaches a terminal.
 
-Whatever a verb prints is made visible here, and what the terminal's encoding lacks is replaced, so that no
-name out of a file can steer the terminal or end the command.
+Everything that a verb prints is made visible here, and characters that the terminal's encoding lacks are
+replaced, so that no name from a file can control the terminal or end the command. Colours repeat what the words
+say; NO_COLOR, --plain and simple terminals leave them out.
 """
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-from stepcast.cli.colour import FULL, painted, wants_colour
 from stepcast.views.text import visible, visible_lines
 
-# Stand for the terminal's own sequences until a text is written; Unicode keeps them for uses such as this.
-BOLD, PLAIN = "\ufdd0", "\ufdd1"
-SEQUENCES = {BOLD: "\033[1m", PLAIN: "\033[0m"}
+# Placeholders for terminal sequences until a text is written; Unicode reserves them for such uses.
+BOLD_MARK, PLAIN_MARK = "\ufdd0", "\ufdd1"
+SEQUENCES = {BOLD_MARK: "\033[1m", PLAIN_MARK: "\033[0m"}
 CLEAR_LINE = "\r\033[K"
 # Typography of ours and of the catalogue, as wide in ASCII.
 ASCII = str.maketrans("…–—×µ·’“”", '~--xu.\'""')
+RESET = "\033[0m"
+BOLD, DIM, RED, GREEN, YELLOW, BLUE, CYAN = (f"\033[{code}m" for code in (1, 2, 31, 32, 33, 34, 36))
+FULL_BLOCK = "\u2588"
+RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.MULTILINE), style)
+    for pattern, style in (
+        (r"^(?:stepcast: )", RED),
+        (r"^(?:warning: |incomplete\b)", YELLOW),
+        (r"^(?:defaults used:|note: )", DIM),
+        (r"^-+(?:  -+)*$", DIM),
+        (r"\bDOES NOT FIT\b", BOLD + RED),
+        (r"(?<=: )fits(?= \(|$)", GREEN),
+        (r"(?<=^step  )[ ]*\S.*$", BOLD),
+        (r"(?<=^takes  )[ ]*\S.*$", BOLD),
+        (r"^wrote .*$", CYAN),
+    )
+)
+BARS = re.compile(r"(?<=[ ]{2})#+$", re.MULTILINE)
 
 
 class SafeStream:
-    """A text stream that shows control characters and sends none; all else is the stream's own."""
+    """A text stream that shows control characters instead of sending them; the rest is the stream's own."""
 
     def __init__(self, stream: TextIO, plain: bool = False) -> None:
         self._stream = stream
-        # Documents are shown as they are.
+        # False while a document is printed, which has no colours.
         self.paints = wants_colour(stream, plain)
 
     def __getattr__(self, name: str) -> Any:
@@ -36,7 +55,7 @@ class SafeStream:
     def write(self, text: str) -> int:
         shown = text
         if self.paints or not (text.isascii() and text.isprintable()):
-            shown = self._shown(text)
+            shown = self._make_safe(text)
         self._stream.write(shown)
         return len(text)
 
@@ -44,21 +63,35 @@ class SafeStream:
         for line in lines:
             self.write(line)
 
-    def _shown(self, text: str) -> str:
-        if BOLD in text and self.paints:
-            parts = text.replace(PLAIN, BOLD).split(BOLD)
+    def _make_safe(self, text: str) -> str:
+        if BOLD_MARK in text and self.paints:
+            parts = text.replace(PLAIN_MARK, BOLD_MARK).split(BOLD_MARK)
             marks = [SEQUENCES[character] for character in text if character in SEQUENCES]
             styled = zip(marks, map(visible_lines, parts[1:]), strict=True)
             text = visible_lines(parts[0]) + "".join(mark + part for mark, part in styled)
         else:
             text = visible_lines(text)
             if self.paints:
-                text = painted(text, encodable(FULL, self._stream.encoding) == FULL)
-        return encodable(text, self._stream.encoding)
+                text = paint(text, to_encoding(FULL_BLOCK, self._stream.encoding) == FULL_BLOCK)
+        return to_encoding(text, self._stream.encoding)
 
 
-def encodable(text: str, encoding: str | None) -> str:
-    """*text* in the characters that *encoding* has."""
+def wants_colour(stream: TextIO, plain: bool) -> bool:
+    """Return True if *stream* is a terminal and nothing asks for plain text."""
+    refused = plain or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return not refused and stream.isatty()
+
+
+def paint(text: str, blocks: bool) -> str:
+    """Return *text* with its styles; bars use *blocks* if the terminal has them."""
+    for pattern, style in RULES:
+        text = pattern.sub(lambda match, style=style: f"{style}{match[0]}{RESET}", text)  # type: ignore[misc]
+    full = FULL_BLOCK if blocks else "#"
+    return BARS.sub(lambda match: f"{BLUE}{full * len(match[0])}{RESET}", text)
+
+
+def to_encoding(text: str, encoding: str | None) -> str:
+    """Return *text* in the characters that *encoding* has."""
     encoding = encoding or "utf-8"
     try:
         text.encode(encoding)
@@ -68,8 +101,8 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 @contextlib.contextmanager
-def shown_streams(plain: bool = False) -> Iterator[None]:
-    """Everything printed meanwhile passes through :class:`Shown`, without colour where *plain*."""
+def safe_streams(plain: bool = False) -> Iterator[None]:
+    """Print through :class:`SafeStream` inside the block, without colours if *plain*."""
     out, err = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast(TextIO, SafeStream(out, plain)), cast(TextIO, SafeStream(err, plain))
     try:
@@ -79,12 +112,12 @@ def shown_streams(plain: bool = False) -> Iterator[None]:
 
 
 def heading(title: str) -> str:
-    return f"{BOLD}{visible(title)}{PLAIN}" if getattr(sys.stdout, "paints", False) else visible(title)
+    return f"{BOLD_MARK}{visible(title)}{PLAIN_MARK}" if getattr(sys.stdout, "paints", False) else visible(title)
 
 
 @contextlib.contextmanager
 def unpainted() -> Iterator[None]:
-    """What is printed meanwhile is a document, and has no colours of ours."""
+    """Print without colours inside the block, for documents."""
     stream: Any = sys.stdout
     before = getattr(stream, "paints", False)
     if before:
@@ -97,26 +130,26 @@ def unpainted() -> Iterator[None]:
 
 
 def terminal_width() -> int:
-    """Columns to fill: the terminal's, within what reads well."""
+    """Return the columns to fill: those of the terminal, within limits that read well."""
     return max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
 
 
 def show_status(text: str) -> None:
-    """*text* on a line that the next status overwrites; nothing where no person looks."""
+    """Show *text* on a line that the next status overwrites, if standard error is a terminal."""
     if sys.stderr.isatty():
         stream = getattr(sys.stderr, "_stream", sys.stderr)
-        stream.write(CLEAR_LINE + encodable(visible(text)[: terminal_width() - 1], stream.encoding))
+        stream.write(CLEAR_LINE + to_encoding(visible(text)[: terminal_width() - 1], stream.encoding))
         stream.flush()
 
 
 def open_closed_streams() -> None:
-    """A stream that was closed before the start, as by ``>&-``, is None in Python."""
+    """Open streams that were closed before the start, as by ``>&-``, and are None in Python."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the end
 
 
 def discard_output() -> None:
-    """Nothing more can be written; keep the interpreter from trying, and complaining, at its end."""
+    """Discard further output, so that the interpreter does not complain about it at its end."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
