@@ -1,1 +1,1 @@
-"""What runs PyTorch: nothing outside this room imports it."""
+"""Everything that imports PyTorch: no other package does."""

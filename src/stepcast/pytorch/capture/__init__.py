@@ -1,1 +1,1 @@
-"""A PyTorch training step, run once on tensors without data: its operators, modules and memory."""
+"""Run a PyTorch training step once on tensors without data, and keep its operators, modules and memory."""

@@ -1,1 +1,1 @@
-"""Measuring a GPU with PyTorch, for a calibration of the prices."""
+"""Measure a GPU with PyTorch, for a calibration of the estimates."""

@@ -1,1 +1,1 @@
-"""A real job written down while it runs: a few steps in full, the others by their boundaries."""
+"""Record a running job: a few steps in full, the others by their boundaries."""

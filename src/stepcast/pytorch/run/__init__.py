@@ -1,1 +1,1 @@
-"""A workload run for real: its products, memory traffic and messages, in the order of its schedule."""
+"""Run a workload: its products, memory traffic and messages, in the order of its schedule."""

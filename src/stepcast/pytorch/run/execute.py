@@ -77,63 +77,48 @@ class OpRecord(NamedTuple):
     work: object = None
 
 
-# ---- clocks --------------------------------------------------------------------------------------------------------
+class OpClock:
+    """The clock that marks when ops begin and end: events of the GPU, or the host's clock for a CPU.
 
+    On a GPU an op begins where the one before it ended, and events are read when all have run. While it is *quiet*
+    there are none between ops; the difference shows how long the events take.
+    """
 
-class HostClock:
-    """The host's clock, for a CPU: a call ends when it returns."""
+    def __init__(self, torch: ModuleType, device: str) -> None:
+        self._torch, self._on_gpu = torch, device == "cuda"
+        self.quiet = False
 
-    quiet = False
-
-    def start(self) -> None:
-        self._zero = time.perf_counter()
-
-    def begin(self) -> float:
-        return time.perf_counter()
-
-    end = begin
-
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self._zero
-
-    def read(self, marks: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        return [(begin - self._zero, end - self._zero) for begin, end in marks]
-
-
-class GpuClock:
-    """Events between kernels, read when all have run: an op begins where the one before it ended."""
-
-    def __init__(self, torch: ModuleType) -> None:
-        self._torch = torch
-        self._last: Any = None
-        self.quiet = False  # without events between ops; the difference shows how long the events take
-
-    def _event(self) -> Any:
+    def _mark(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
         event = self._torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
+    def _since_start_s(self, mark: Any) -> float:
+        return float(self._zero.elapsed_time(mark)) * 1e-3 if self._on_gpu else mark - self._zero
+
     def start(self) -> None:
-        self._zero = self._last = self._event()
+        self._zero = self._last = self._mark()
 
     def begin(self) -> Any:
-        return None if self.quiet else self._last
+        return None if self.quiet else self._last if self._on_gpu else self._mark()
 
     def end(self) -> Any:
         if not self.quiet:
-            self._last = self._event()
+            self._last = self._mark()
         return self._last
 
     def elapsed_s(self) -> float:
         """Wait until all has run, and return the seconds since the start."""
-        end = self._event()
-        self._torch.cuda.synchronize()
-        return float(self._zero.elapsed_time(end)) * 1e-3
+        return self.read([(self._zero, self._mark())])[0][1]
 
     def read(self, marks: list[tuple[Any, Any]]) -> list[tuple[float, float]]:
-        self._torch.cuda.synchronize()
-        since = self._zero.elapsed_time
-        return [(since(begin) * 1e-3, since(end) * 1e-3) for begin, end in marks if begin is not None]
+        """Return the beginnings and ends of ops in seconds since the start."""
+        if self._on_gpu:
+            self._torch.cuda.synchronize()
+        since_s = self._since_start_s
+        return [(since_s(begin), since_s(end)) for begin, end in marks if begin is not None]
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------
@@ -246,7 +231,7 @@ class Executor:
     rank: int
     operators: Operators
     exchange: Exchange
-    clock: HostClock | GpuClock
+    clock: OpClock
     _waiting: dict[str, Any] = field(default_factory=dict)
     _rows: list[tuple[str, str, Any, Any, int, object]] = field(default_factory=list)
 

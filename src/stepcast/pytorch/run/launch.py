@@ -13,7 +13,7 @@ from typing import Any
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective
 from stepcast.pytorch.load import load_torch
-from stepcast.pytorch.run.execute import DistributedExchange, Exchange, Executor, GpuClock, HostClock, OpRecord, RunPlan
+from stepcast.pytorch.run.execute import DistributedExchange, Exchange, Executor, OpClock, OpRecord, RunPlan
 from stepcast.pytorch.run.operators import Operators
 
 WAIT_S = 120
@@ -122,9 +122,8 @@ def groups_of(plan: RunPlan) -> frozenset[Group]:
 
 def _run_steps(torch: ModuleType, plan: RunPlan, rank: int, device: str, exchange: Exchange) -> list[OpRecord]:
     """Return every op of every step after the warm-up."""
-    clock = GpuClock(torch) if device == "cuda" else HostClock()
-    weights = plan.weight_sizes(plan.stage_of_rank(rank))
-    executor = Executor(plan, rank, Operators(torch, device, weights), exchange, clock)
+    operators = Operators(torch, device, plan.weight_sizes(plan.stage_of_rank(rank)))
+    executor = Executor(plan, rank, operators, exchange, OpClock(torch, device))
     executor.prepare()
     is_distributed = isinstance(exchange, DistributedExchange)
     records: list[OpRecord] = []
