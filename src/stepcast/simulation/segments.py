@@ -172,7 +172,12 @@ class Piece:
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
     ) -> "Piece":
         """Build the piece of *ops*, listed in the order of issue."""
-        shape = _shape_ops(name, ops, lanes, inputs, outputs)
+        # Pieces differ in names and costs far more often than in their shapes, which take long to build and check.
+        structure = tuple([(op.lane, op.after, op.inputs, op.lanes, op.stores) for op in ops])
+        key = (lanes, inputs, tuple(outputs), structure)
+        shape = _SHAPES.get(key)
+        if shape is None:
+            shape = _SHAPES[key] = _shape_ops(name, ops, lanes, inputs, outputs)
         number: dict[Cost, int] = {}
         cost = [number.setdefault(op.cost, len(number)) for op in ops]
         for seconds in number:
