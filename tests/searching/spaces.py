@@ -23,7 +23,8 @@ def case(model: str, cluster: str, gpus: int, global_batch: int, seq: int, **axe
 
 
 def dense(wide: bool = False) -> Case:
-    few = {"cp": (1, 2)} if wide else {"recompute": ("none", "full"), "sharding": (Sharding.ZERO_1,), "cp": (1,)}
+    few: dict[str, Any] = {"recompute": ("none", "full"), "sharding": (Sharding.ZERO_1,), "cp": (1,)}
+    few = {"cp": (1, 2)} if wide else {**few, "sequence_parallel": (True,)}
     return case("llama-3.1-8b", "dgx-h100", 32, 32, 8192, pp=(1, 2, 4), vpp=(1, 2, 4), micro_batch=(1, 2), **few)
 
 
