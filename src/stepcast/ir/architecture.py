@@ -37,7 +37,7 @@ class Architecture:
     """*ffn* is the inner width of the dense MLP (0 where every layer has experts), *kv_heads* the
     key/value heads of grouped-query attention, *max_seq* the longest sequence the model is meant for.
 
-    *parallel_block* runs attention and MLP beside each other on the same input; *shared_norm* says that
+    *parallel_block* runs attention and MLP side by side on the same input; *shared_norm* says that
     they then share one norm. *post_norms* adds a norm after each of them, and without *pre_norms* these are
     the only ones (OLMo 2). *embedding_width* is the width
     of the word embedding where a projection leads from it to the hidden width (OPT-350M); 0 = hidden.

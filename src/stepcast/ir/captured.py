@@ -1,4 +1,4 @@
-"""A program that was captured: what one step of it runs, and what it keeps in memory."""
+"""A captured program: the work of one step, and the memory it takes."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from stepcast.ir.workload import Stage, Workload
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """What a layer of the program has, in the order of the forward."""
+    """The sizes of a layer of the program, in the order of the forward."""
 
     parameters: int = 0
     parameter_bytes: int = 0
@@ -22,9 +22,9 @@ class LayerPart:
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     sent_bytes: int = 0  # that would be sent where the program is cut before it
-    # Of these, what tensor parallelism splits; and how, a letter for each op of forward | gradient of inputs
+    # The parts of these that tensor parallelism splits; and how, a letter for each op of forward | gradient of inputs
     # | gradient of weights: m, n, k or b of a product, h for heads, e for elements, - for ops that every rank
-    # runs whole; with + the result is summed over the ranks.
+    # runs completely; with + the result is summed over the ranks.
     split_bytes: int = 0
     split_kept_bytes: int = 0
     split_forward_bytes: int = 0
@@ -45,7 +45,7 @@ class Tie:
 
     parts: tuple[int, ...]
     size_bytes: int
-    split_bytes: int = 0  # of these, what tensor parallelism splits
+    split_bytes: int = 0  # the part of these that tensor parallelism splits
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "size_bytes", "split_bytes")
@@ -61,7 +61,7 @@ class CapturedMemory:
     parameters: int = 0
     gradients: int = 0
     optimizer: int = 0
-    activations: int = 0  # kept by the forward for the backward
+    activations: int = 0  # saved by the forward for the backward
     temporary: int = 0
     # Of the step, whatever is there at that moment: all gradients, and what the optimizer's update needs.
     all_gradients: int = 0

@@ -131,7 +131,7 @@ class PhaseFacts(TypedDict):
 
 
 class PlanFacts(TypedDict):
-    """A whole run."""
+    """A complete training run."""
 
     days: DaysFacts
     steps: int
@@ -207,9 +207,9 @@ class IntervalFacts(NamedTuple):
         return "interval" if self.level is None else f"{self.level * 100:.0f} % interval"
 
 
-def read_interval(found: Mapping[str, Any]) -> IntervalFacts:
+def read_interval(facts: Mapping[str, Any]) -> IntervalFacts:
     """Return the band of a step, wherever its facts come from: the one place that reads it."""
-    band = found.get("uncertainty") or found
+    band = facts.get("uncertainty") or facts
     return IntervalFacts(float(band["low_s"]), float(band["high_s"]), band.get("level"))
 
 
@@ -222,16 +222,16 @@ REMEDY = "look for a nonsense value in the input"
 
 def find_doubts(facts: Mapping[str, object]) -> list[str]:
     """Return warnings of values in an answer that cannot be true; raise a ValueError for a value that is no number."""
-    found, timed = [], False
+    doubts, timed = [], False
     for name, seconds, value in _numbers(facts, "", False):
         if not math.isfinite(value):
             raise ValueError(f"{name} comes out as {value}, which is no answer; {REMEDY}")
         if name in SHARES and value > 1:
-            found.append(f"{name} is {value:.3g}, and no GPU does more than its peak: {REMEDY}")
+            doubts.append(f"{name} is {value:.3g}, and no GPU does more than its peak: {REMEDY}")
         if seconds and value > LONGEST_S and not timed:  # its parts are as long
             timed = True
-            found.append(f"{name} is {value:.3g} s, longer than thirty years: {REMEDY}")
-    return list(dict.fromkeys(found))
+            doubts.append(f"{name} is {value:.3g} s, longer than thirty years: {REMEDY}")
+    return list(dict.fromkeys(doubts))
 
 
 def _numbers(value: object, name: str, seconds: bool) -> Iterator[tuple[str, bool, float]]:
@@ -239,9 +239,9 @@ def _numbers(value: object, name: str, seconds: bool) -> Iterator[tuple[str, boo
     if isinstance(value, float):
         yield name, seconds, value
     elif isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             timed = str(key).endswith("_s") and not str(key).endswith("per_s")
-            yield from _numbers(each, str(key), seconds or timed)
+            yield from _numbers(item, str(key), seconds or timed)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for each in value:
-            yield from _numbers(each, name, seconds)
+        for item in value:
+            yield from _numbers(item, name, seconds)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ class Links:
     tiers: tuple[str, ...]
     tier: IntArray
     capacity_bytes_per_s: FloatArray
-    # What people call a link, asked for few of them.
+    # The name of a link, asked for few of them.
     namer: Callable[[int], str] = str
 
     def __post_init__(self) -> None:
@@ -55,7 +54,7 @@ class FlowSet:
     bytes_on: FloatArray
     # Shares of a short link: in bytes per second, in proportion to these.
     weight: FloatArray
-    # Which of the groups alike each flow belongs to.
+    # The group of equal flows that each flow belongs to.
     group: IntArray
 
     def __post_init__(self) -> None:
@@ -102,9 +101,9 @@ class FlowSet:
         return np.bincount(self.link, self.bytes_on, links).astype(np.float64)
 
     def times(self, factor: float | FloatArray) -> "FlowSet":
-        """With *factor* times the bytes, one for all or one for each flow."""
-        each = factor[self.flow] if isinstance(factor, np.ndarray) else factor
-        return replace(self, bytes_on=self.bytes_on * each)
+        """Return the flows with *factor* times the bytes, one for all or one for each flow."""
+        factors = factor[self.flow] if isinstance(factor, np.ndarray) else factor
+        return replace(self, bytes_on=self.bytes_on * factors)
 
     def of_group(self, group: int) -> "FlowSet":
         """Return the flows of one group alone."""
@@ -118,7 +117,7 @@ class FlowSet:
         return FlowSet(first, self.link[own], self.bytes_on[own], self.weight[which], self.group[which])
 
     def longest_s(self, links: Links) -> FloatArray:
-        """For each flow how long it takes alone, as far as its links decide."""
+        """Return the seconds that each flow takes alone, as far as its links decide."""
         longest = np.zeros(len(self))
         np.maximum.at(longest, self.flow, self.bytes_on / links.capacity_bytes_per_s[self.link])
         return longest
@@ -154,11 +153,11 @@ class Repeating:
             raise FlowError(f"{self.name}: its time, period and start must be finite, the first two above zero")
 
 
-# What others send over a cluster's network meanwhile.
+# Traffic of other jobs over a cluster's network.
 
 
 class FlowSpread(StrEnum):
-    """Whom each GPU sends to: the GPU of the same place ..."""
+    """The receivers of each GPU: the GPU of the same place ..."""
 
     RING = "ring"  # in the next of the nodes, after the last in the first
     EXCHANGE = "exchange"  # in every other, to each as much
@@ -183,7 +182,7 @@ class OtherJob:
 
     name: str
     nodes: tuple[int, ...]
-    words: Mapping[str, Any]
+    words: Mapping[str, object]
     start_s: float = 0.0
 
 

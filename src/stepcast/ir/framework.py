@@ -56,7 +56,7 @@ class Offloaded(StrEnum):
 
     # Megatron-Core's HybridDeviceOptimizer: gradients are copied out once they are reduced.
     STATES = "states"
-    # DeepSpeed's ZeRO-Offload: gradients that ranks split leave as they are reduced, beside the backward.
+    # DeepSpeed's ZeRO-Offload: gradients that ranks split leave as they are reduced, during the backward.
     GRADIENTS = "gradients"
     # FSDP's CPUOffload: the weights that ranks split, too; each comes back before it is gathered.
     WEIGHTS = "weights"
@@ -74,7 +74,7 @@ class LossKernel(StrEnum):
     """How fused kernels come from logits to a loss, which decides how often logits exist at once."""
 
     IN_PLACE = "in-place"  # Megatron-LM's vocab_parallel_cross_entropy: one fp32 copy, worked on in place
-    COMPILED = "compiled"  # its fused_vocab_parallel_cross_entropy: a softmax beside that copy
+    COMPILED = "compiled"  # its fused_vocab_parallel_cross_entropy: a softmax next to that copy
     ENGINE = "engine"  # Transformer Engine's: the gradient is written over the logits
 
 
@@ -186,8 +186,8 @@ class Framework:
     # Without sequence parallelism: each tensor rank sends a part to the next stage, which gathers them
     # (Narayanan et al. 2021, section 4.1; DeepSpeed's pipeline engine), or all send everything.
     boundary_scattered: bool = False
-    # ZeRO 1 and 2: each rank owns whole tensors and sends them to the others after its update, one rank after
-    # the other and beside nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
+    # ZeRO 1 and 2: each rank owns complete tensors and sends them to the others after its update, one rank after
+    # the other and overlapping nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
     owners_broadcast: bool = False
     # ZeRO 3: each tensor is gathered by itself when it is needed, and the part of each rank copied to its
     # place by a kernel of its own (DeepSpeed of 2021, whose partition_parameters.py calls

@@ -34,7 +34,7 @@ class HostWay(StrEnum):
 
 
 Channel = Group | HostWay
-"""What communication goes over: each has a lane of its own."""
+"""A path of communication: each has a lane of its own."""
 
 MODEL = "model"
 """All ranks that hold one copy of the model: they agree on the norm of the gradients."""

@@ -18,22 +18,22 @@ class ByIdentity(Generic[Value]):
     def get(self, made_of: Sequence[object], make: Callable[[], Value], *key: object) -> Value:
         """Return the value for *made_of* and *key*, made now unless it is known."""
         place = (*key, *map(id, made_of))
-        found = self._known.get(place)
-        if found is None:
+        entry = self._known.get(place)
+        if entry is None:
             if len(self._known) >= self._most:
                 self._known.clear()
-            found = self._known[place] = (made_of, make())
-        return found[1]
+            entry = self._known[place] = (made_of, make())
+        return entry[1]
 
     def of(self, one: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
         """Return the value for a single object, the usual case: ``make(one, key)``."""
         place = (key, id(one))
-        found = self._known.get(place)
-        if found is None:
+        entry = self._known.get(place)
+        if entry is None:
             if len(self._known) >= self._most:
                 self._known.clear()
-            found = self._known[place] = ((one,), make(one, key))
-        return found[1]
+            entry = self._known[place] = ((one,), make(one, key))
+        return entry[1]
 
     def cache_clear(self) -> None:
         """Forget all values; ``lru_cache`` has a method of this name."""

@@ -1,4 +1,4 @@
-"""How many ways each kind of parallelism splits the work."""
+"""Layout: the ways in which each kind of parallelism splits the work."""
 
 from dataclasses import dataclass
 from math import prod
@@ -70,9 +70,9 @@ class Layout:
         """Ranks in one set of *group*."""
         if group in PARTS:
             # There are as many copies of the experts as of all other weights.
-            whole = self.size(PARTS[group])
-            shard = max(1, whole // self.copies)
-            return shard if group in SHARDS else whole // shard
+            ranks = self.size(PARTS[group])
+            shard = max(1, ranks // self.copies)
+            return shard if group in SHARDS else ranks // shard
         expert, axes = FAMILIES[group]
         sizes = self.axes(expert=expert)
         ranks = prod(sizes[axis] for axis in axes)

@@ -43,16 +43,16 @@ def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
 
 def find_recomputable(model: Model) -> set[RecomputeModule]:
     """Return the modules that layers of *model* have and a backward can run again."""
-    found: set[RecomputeModule] = set()
+    modules: set[RecomputeModule] = set()
     if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
-        found.add(RecomputeModule.CORE)
+        modules.add(RecomputeModule.CORE)
         if model.latent is not None:
-            found |= {RecomputeModule.LATENT_UP, RecomputeModule.NORMS}
+            modules |= {RecomputeModule.LATENT_UP, RecomputeModule.NORMS}
     if any(block.feed_forward is FeedForward.DENSE for block in model.blocks):
-        found.add(RecomputeModule.MLP)
+        modules.add(RecomputeModule.MLP)
     if any(block.feed_forward is FeedForward.EXPERTS for block in model.blocks):
-        found |= {RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION, RecomputeModule.EXPERTS}
-    return found
+        modules |= {RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION, RecomputeModule.EXPERTS}
+    return modules
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
@@ -235,10 +235,10 @@ def _experts(model: Model, strategy: Strategy) -> str:
         return f"expert tp {expert_tp} does not divide the experts' ffn {experts.ffn}: the nearest is {near}"
     if ranks % (layout.ep * expert_tp):
         near = nearest_divisor(max(ranks // expert_tp, 1), layout.ep)
-        whole = ", or keep experts whole with expert tp 1" if expert_tp > 1 and ranks % layout.ep == 0 else ""
+        hint = ", or keep experts whole with expert tp 1" if expert_tp > 1 and ranks % layout.ep == 0 else ""
         return (
             f"ep x expert tp = {layout.ep} x {expert_tp} does not divide tp x cp x dp = {ranks}: "
-            f"the nearest legal ep is {near}{whole}"
+            f"the nearest legal ep is {near}{hint}"
         )
     return ""
 

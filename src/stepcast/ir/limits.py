@@ -1,6 +1,6 @@
-"""How much stepcast takes from a file or a command line, in one place, with the reason for each number.
+"""Limits of what stepcast takes from a file or a command line, with the reason for each number.
 
-A limit stands where a small input could state, or become, more than the machine has. What is streamed needs
+A limit exists where a small input could state, or become, more than the machine has. What is streamed needs
 none. Each is far beyond what real runs have; docs/limits.md lists them.
 """
 
@@ -18,9 +18,9 @@ class Limit:
     why: str
     unit: str = ""
 
-    def check(self, found: int) -> None:
-        """Raise a ValueError that names the limit if *found* is beyond it."""
-        if found > self.most:
+    def check(self, amount: int) -> None:
+        """Raise a ValueError that names the limit if *amount* is beyond it."""
+        if amount > self.most:
             raise ValueError(self.said)
 
     @property

@@ -87,7 +87,7 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSweep:
-    """*kind* is None where the log does not tell (two kinds can share one bandwidth rule).
+    """One swept collective; *kind* is None where the log does not name it (two kinds can share one bandwidth rule).
 
     One host thread starts the kernels of *ranks_per_thread* ranks in turn, which small messages feel.
     """
@@ -105,7 +105,7 @@ class CollectiveSweep:
 
 # Operations of sampled steps, worker by worker: what a straggler analysis starts from.
 #
-# One worker stands for its tensor-parallel group. Operations are known by their stage, their kind and their
+# One worker represents its tensor-parallel group. Operations are known by their stage, their kind and their
 # turn among that kind; each has a start and a duration in every step and replica.
 
 
@@ -164,7 +164,7 @@ class OperatorTime:
 
 @runtime_checkable
 class Grouped(Protocol):
-    """Operators that are kept by their kinds."""
+    """Operators that are stored by their kinds."""
 
     def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]: ...
 
@@ -176,7 +176,7 @@ class OperatorTimes:
 
     operators: Sequence[OperatorTime]
     source: str = ""
-    device: str = ""  # the name that the driver gives the GPU; empty where the file does not tell
+    device: str = ""  # the name that the driver gives the GPU; empty where the file does not say
     matrix_share: float | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> how many measurements
     warnings: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ class OperatorTimes:
 
 # What a training job printed: totals per stage, layer and step, without start times.
 #
-# Long jobs print millions of layer times, so they are kept as columns; a LayerTime is a view of one row.
+# Long jobs print millions of layer times, so they are stored as columns; a LayerTime is a view of one row.
 
 # The first step compiles, allocates and connects; it says nothing about the others.
 FIRST_WARM_STEP = 2

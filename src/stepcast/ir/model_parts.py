@@ -1,4 +1,4 @@
-"""The parts a Model is put together from."""
+"""The parts of a Model."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ class Activation(StrEnum):
     SILU = "silu"
     GELU = "gelu"
     GELU_NEW = "gelu-new"  # the same by tanh, operation by operation where code is not compiled
-    GELU_BLOOM = "gelu-bloom"  # likewise, in a function that keeps its input alone and has its own gradient
+    GELU_BLOOM = "gelu-bloom"  # likewise, in a function that saves its input alone and has its own gradient
     RELU = "relu"
     SQUARED_RELU = "squared-relu"
 
@@ -28,7 +28,7 @@ class PositionKind(StrEnum):
 
 
 class QkNorm(StrEnum):
-    """How queries and keys are normalised before the scores."""
+    """The norm of queries and keys before the scores."""
 
     NONE = "none"
     HEAD = "head"  # one weight vector of head_dim for all heads (Qwen 3, Gemma 3)
@@ -37,7 +37,7 @@ class QkNorm(StrEnum):
 
 
 class Mixer(StrEnum):
-    """What mixes tokens in a block."""
+    """The token mixer of a block."""
 
     ATTENTION = "attention"
     MAMBA = "mamba"
@@ -47,7 +47,7 @@ class Mixer(StrEnum):
 
 
 class FeedForward(StrEnum):
-    """What follows the mixer in a block."""
+    """The feed-forward of a block, after its mixer."""
 
     DENSE = "dense"
     EXPERTS = "experts"
@@ -70,7 +70,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Which linear layers add a bias."""
+    """The linear layers that add a bias."""
 
     qkv: bool = False
     attention_output: bool = False
@@ -80,9 +80,9 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How a model knows where a token stands; *count* rows of weights where positions are learned.
+    """The position encoding of a model; *count* rows of weights where positions are learned.
 
-    Of each head a *share* is turned; *tailed*: code that joins what is turned and what is not.
+    A *share* of each head is rotated; *tailed*: code that joins the rotated and the other part.
     """
 
     kind: PositionKind = PositionKind.ROTARY
@@ -122,7 +122,7 @@ MANY_EXPERTS = 2**30  # where a source states how many experts a token has, but 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How tokens choose experts: *top_k* of *count*, inside the best *top_groups* of *groups* equal groups.
+    """The choice of experts by tokens: *top_k* of *count*, inside the best *top_groups* of *groups* equal groups.
 
     DeepSeek-V3 (2024, section 2.1.2) limits a token to 4 of 8 groups, so that with a group on each node it
     is sent to at most 4 nodes.
@@ -154,10 +154,10 @@ class Routing:
             groups = top_groups = nodes
         group_experts, node_experts = self.count / groups, self.count / nodes
         states = {(0, 0): 1.0}
-        for drawn in range(self.top_k):
+        for chosen in range(self.top_k):
             following: dict[tuple[int, int], float] = {}
             for (met, reached), chance in states.items():
-                left = (self.count if met < top_groups else top_groups * group_experts) - drawn
+                left = (self.count if met < top_groups else top_groups * group_experts) - chosen
                 new_group = (groups - met) * group_experts / left if met < top_groups else 0.0
                 if nodes >= groups:
                     opens = new_group
@@ -306,7 +306,7 @@ HYBRID_BLOCKS: dict[str, tuple[Mixer, FeedForward]] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What one layer consists of; *window* None means full attention."""
+    """The parts of one layer; *window* None means full attention."""
 
     mixer: Mixer = Mixer.ATTENTION
     feed_forward: FeedForward = FeedForward.DENSE

@@ -1,4 +1,4 @@
-"""Optimizers as a choice: what each keeps for a weight, and what an update reads and writes.
+"""Optimizers: the states each stores for a weight, and the bytes an update reads and writes.
 
 - adamw: two moments (Loshchilov and Hutter 2019). 8-bit moments have a scale in fp32 for each block of 256
   (Dettmers et al. 2022; bitsandbytes, ``optim/optimizer.py``).
@@ -35,7 +35,7 @@ class Passes:
 
 
 K = OptimizerKind
-# Moments of a weight; what else holds for matrices alone is said where they are counted.
+# Moments of a weight; those of matrices alone are described where they are counted.
 MOMENTS: dict[OptimizerKind, int] = {K.ADAMW: 2, K.SGD: 0, K.SGD_MOMENTUM: 1, K.MUON: 2, K.ADAFACTOR: 1}
 # In one kernel each, where there is one.
 FUSED: dict[OptimizerKind, Passes] = {
@@ -73,7 +73,7 @@ ITERATIONS = 5  # of Newton and Schulz: three products each
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """What the optimizer keeps for each parameter."""
+    """An optimizer and the states it stores for each parameter."""
 
     kind: OptimizerKind = OptimizerKind.ADAMW
     moment_dtype: DType = DType.FP32

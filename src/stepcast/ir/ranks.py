@@ -1,4 +1,4 @@
-"""Which ranks form which group: a layout's two grids laid over the ranks.
+"""The ranks of each group: a layout's two grids over the ranks.
 
 Within each grid the first axis of the order varies fastest from rank to rank: Megatron-Core's is
 tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
@@ -18,7 +18,7 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 class Copies(NamedTuple):
-    """Groups alike: their first ranks, and how far from its first the members of each are."""
+    """Equal groups: their first ranks, and how far from its first the members of each are."""
 
     firsts: list[int]
     offsets: tuple[int, ...]
@@ -91,7 +91,7 @@ class RankGrid:
         return [Copies(firsts, tuple(self._member_offsets(family, expert, axes)))]
 
     def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
-        """Yield the group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
+        """Return the group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
         layout, ranks = self.layout, self.group(PARTS[family], rank)
         if layout.dp * layout.cp % layout.shard_size:
             raise ValueError(f"shard {layout.shard} must divide cp x dp = {layout.cp * layout.dp}")
@@ -125,11 +125,11 @@ class RankGrid:
 
     def _combinations(self, axes: Sequence[str], expert: bool) -> list[int]:
         """Return the offsets of all coordinates along *axes*."""
-        sizes, found = self.layout.axes(expert=expert), [0]
+        sizes, offsets = self.layout.axes(expert=expert), [0]
         for axis in axes:
             stride = self.stride(axis, expert=expert)
-            found = [step + other for step in range(0, sizes[axis] * stride, stride) for other in found]
-        return found
+            offsets = [step + other for step in range(0, sizes[axis] * stride, stride) for other in offsets]
+        return offsets
 
     def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> list[int]:
         """Return how far the members of a group are from its first: the same for all groups of a family."""
@@ -159,7 +159,7 @@ def neighbour(rank: int, offset: int, layout: Layout, group: str = Group.PP) -> 
 
 
 def place_of(rank: int, layout: Layout) -> tuple[int, int, int]:
-    """(stage, replica, tensor index) of *rank*."""
+    """Return (stage, replica, tensor index) of *rank*."""
     stage, place = divmod(rank, layout.rank_of_stage(1))
     return stage, *divmod(place, layout.tp)
 

@@ -12,7 +12,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
 from stepcast.ir.layers.mlp import mlp_transient
-from stepcast.ir.layers.operators import SavedTensor
+from stepcast.ir.layers.operators import LayerKind, SavedTensor
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind
 from stepcast.ir.strategy import RecomputeModule, Strategy
@@ -67,24 +67,26 @@ def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor
         kind = MIXERS[block.mixer]
         # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
         own_norm = block.mixer is Mixer.ATTENTION and sizes.model.latent is not None
-        norms = _saved_norms(sizes, own_norm, products=3)
+        norms = _saved_norms(sizes, kind, own_norm, products=3)
         halves.append(([*norms, *kind.saved(sizes, block)], kind.transient(sizes, block)))
     if block.feed_forward is not FeedForward.NONE:
         kind = FEED_FORWARDS[block.feed_forward]
         own_norm, products = block.feed_forward is FeedForward.EXPERTS, 2 if sizes.model.gated else 1
         normed = not (sizes.model.shared_norm and block.mixer is Mixer.ATTENTION)
-        norms = _saved_norms(sizes, own_norm, products, normed)
+        norms = _saved_norms(sizes, kind, own_norm, products, normed)
         halves.append(([*norms, *kind.saved(sizes, block)], kind.transient(sizes, block)))
     return halves
 
 
-def _saved_norms(sizes: Sizes, own_norm: bool, products: int, normed: bool = True) -> list[SavedTensor]:
+def _saved_norms(
+    sizes: Sizes, kind: LayerKind, own_norm: bool, products: int, normed: bool = True
+) -> list[SavedTensor]:
     """Return the input of a norm, its output, which the *products* after it need, the input of a norm at the
     end and dropout's mask. *own_norm*: the norm is a kernel of its own, which recomputation can run again.
     """
-    if sizes.alternates_matmuls:
-        return []
     model, outer = sizes.model, sizes.outer_share * sizes.model.hidden
+    if sizes.alternates_matmuls:
+        return [] if kind.alternates else [SavedTensor("norm output", outer * sizes.stored.bytes)]
     input_bytes = sizes.stream.bytes
     if sizes.eager_modules and model.norm.kind is NormKind.RMS:
         # Its input in fp32 and what its weight multiplies.

@@ -107,7 +107,7 @@ def default_schedule(vpp: int) -> ScheduleKind:
 
 
 def describe_misfit(kind: ScheduleKind, stages: int, micro_batches: int) -> str:
-    """Why *kind* cannot run *micro_batches* on *stages*, and what it could; empty where it can."""
+    """Say why *kind* cannot run *micro_batches* on *stages*, and what it could; empty where it can."""
     facts = SCHEDULES[kind]
     if stages % facts.stages_step:
         near = stages + facts.stages_step - stages % facts.stages_step

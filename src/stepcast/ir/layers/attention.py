@@ -52,10 +52,10 @@ from stepcast.ir.layers.operators import (
     make_layer,
     norm_backward,
     norm_forward,
-    norm_layer,
     row_layer,
     stream_op,
     sum_input_gradients,
+    surround_with_norms,
     tensor_bytes,
     wait_for,
 )
@@ -246,18 +246,14 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     bias = model.biases.attention_output
     output = Linear("output", sizes.tokens, sizes.output_width, model.hidden, sizes.dtype, bias=bias)
     waits = column_waits(sizes, Role.LATENT_DOWN if model.latent else Role.QKV)
-    layers = [
-        norm_layer(sizes, Role.ATTENTION_NORM, waits, products=3),
-        *(_latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)),
-        core_layer(sizes, _attended(model, block)),
-    ]
+    layers = [*(_latent_layers(sizes) if model.latent else (_qkv_layer(sizes),))]
+    layers.append(core_layer(sizes, _attended(model, block)))
     if model.attention_gate:
         # The result of attention times the sigmoid of its gate.
         layers.append(make_layer(Role.ATTENTION_GATE, *gate_ops(sizes, "gate", sizes.tokens, sizes.output_width)))
     layers.append(row_layer(sizes, Role.ATTENTION_OUTPUT, output))
-    if model.post_norms:
-        layers.append(norm_layer(sizes, Role.ATTENTION_POST_NORM, branches=False))
-    return tuple(layers)
+    roles = (Role.ATTENTION_NORM, Role.ATTENTION_POST_NORM)
+    return surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
 
 
 ATTENTION = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters)

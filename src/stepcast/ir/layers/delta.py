@@ -27,10 +27,10 @@ from stepcast.ir.layers.operators import (
     no_adapters,
     norm_backward,
     norm_forward,
-    norm_layer,
     row_layer,
     sequence_tokens,
     stream_op,
+    surround_with_norms,
 )
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -82,7 +82,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the in-projection's result to the out-projection's input."""
     rule, element = _saved_rule(sizes), sizes.stored.bytes
     convolved = rule.batch * rule.seq * _delta(sizes.model).channels / (sizes.tp * sizes.cp)
-    tensors = [
+    return [
         SavedTensor("convolution input", convolved * element),
         SavedTensor("gate and values", 2 * rule.inputs * element),
         SavedTensor("strengths", rule.rows * element),
@@ -90,9 +90,6 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
         SavedTensor("inputs of decays and the norm's roots", 3 * rule.rows * FP32_BYTES),
         SavedTensor("out-projection input", rule.inputs * sizes.matmul_bytes),
     ]
-    if sizes.alternates_matmuls:
-        tensors.append(SavedTensor("norm output", sizes.outer_share * sizes.model.hidden * element))
-    return tensors
 
 
 def _transient(sizes: Sizes, block: LayerParts) -> float:
@@ -108,16 +105,16 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     delta, model = _delta(sizes.model), sizes.model
     into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype, adapted=False)
     out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype, adapted=False)
-    layers = [
-        norm_layer(sizes, Role.DELTA_NORM, column_waits(sizes, Role.DELTA_IN)),
+    return surround_with_norms(
+        sizes,
+        Role.DELTA_NORM,
+        Role.DELTA_POST_NORM,
         column_layer(sizes, Role.DELTA_IN, (into,)),
         _rule_layer(sizes, delta),
         _gate_norm_layer(sizes, delta),
         row_layer(sizes, Role.DELTA_OUT, out),
-    ]
-    if model.post_norms:
-        layers.append(norm_layer(sizes, Role.DELTA_POST_NORM, branches=False))
-    return tuple(layers)
+        waits=column_waits(sizes, Role.DELTA_IN),
+    )
 
 
 DELTA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)

@@ -26,8 +26,8 @@ from stepcast.ir.layers.operators import (
     collective,
     make_layer,
     no_mixing,
-    norm_layer,
     stream_op,
+    surround_with_norms,
 )
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Experts, LayerParts
@@ -127,22 +127,14 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     experts = _sizes_of(sizes.model)
-    layers = [
-        norm_layer(sizes, Role.EXPERTS_NORM),
-        _router(sizes, experts),
-        _dispatch(sizes, experts),
-        *_routed(sizes, experts),
-        _combine(sizes, experts),
-    ]
+    layers = [_router(sizes, experts), _dispatch(sizes, experts), *_routed(sizes, experts), _combine(sizes, experts)]
     if experts.shared_ffn:
         layers += mlp_layers(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
         # Shared and routed experts are added up; the backward adds the gradients of both inputs.
         shape = (sizes.outer_tokens, sizes.model.hidden)
         total = add_op(sizes, "shared sum", *shape, OpPart.SUM)
         layers.append(make_layer(Role.EXPERTS_SUM, (total,), (add_op(sizes, "shared gradient sum", *shape),)))
-    if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, branches=False))
-    return tuple(layers)
+    return surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
 
 
 EXPERTS = LayerKind(_weights, no_mixing, _operators, _saved, _transient, _adapters)

@@ -36,10 +36,10 @@ from stepcast.ir.layers.operators import (
     exchange_out,
     make_layer,
     no_adapters,
-    norm_layer,
     row_layer,
     sequence_tokens,
     stream_op,
+    surround_with_norms,
 )
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Hybrid, LayerParts
@@ -128,11 +128,8 @@ def _is_eager(sizes: Sizes) -> bool:
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     scan, element = saved_scan(sizes), sizes.stored.bytes
-    if sizes.alternates_matmuls:
-        norm = SavedTensor("norm output", sizes.outer_share * sizes.model.hidden * element)
-        return [norm, *fused_scan_saved(scan, element, element)]
     if not _is_eager(sizes):
-        return fused_scan_saved(scan, element, sizes.matmul_bytes)
+        return fused_scan_saved(scan, element, element if sizes.alternates_matmuls else sizes.matmul_bytes)
     return [
         SavedTensor("in-projection", _projected(scan) * element),
         SavedTensor("convolution", (scan.inputs + 2 * scan.shared) * element),
@@ -207,15 +204,15 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
     projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype, adapted=False)
     output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
-    layers = [
-        norm_layer(sizes, Role.MAMBA_NORM, column_waits(sizes, Role.MAMBA_IN)),
+    return surround_with_norms(
+        sizes,
+        Role.MAMBA_NORM,
+        Role.MAMBA_POST_NORM,
         column_layer(sizes, Role.MAMBA_IN, (projected,)),
         *((_eager_core(own), _eager_norm(own)) if eager else (_core(own), _group_norm(own))),
         row_layer(sizes, Role.MAMBA_OUT, output),
-    ]
-    if model.post_norms:
-        layers.append(norm_layer(sizes, Role.MAMBA_POST_NORM, branches=False))
-    return tuple(layers)
+        waits=column_waits(sizes, Role.MAMBA_IN),
+    )
 
 
 MAMBA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)

@@ -17,10 +17,10 @@ from stepcast.ir.layers.operators import (
     column_layer,
     column_waits,
     no_mixing,
-    norm_layer,
     row_layer,
     stream_op,
     sum_input_gradients,
+    surround_with_norms,
 )
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
@@ -115,13 +115,9 @@ def _weights(model: Architecture) -> list[Weight]:
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     products = 2 if sizes.model.gated else 1
-    layers = [
-        norm_layer(sizes, Role.MLP_NORM, column_waits(sizes, Role.MLP_UP), products=products),
-        *mlp_layers(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True),
-    ]
-    if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, Role.MLP_POST_NORM, branches=False))
-    return tuple(layers)
+    layers = mlp_layers(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True)
+    waits, roles = column_waits(sizes, Role.MLP_UP), (Role.MLP_NORM, Role.MLP_POST_NORM)
+    return surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
 
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:

@@ -332,6 +332,15 @@ def norm_layer(
     return make_layer(role, forward, wait_for(gradient, after))
 
 
+def surround_with_norms(
+    sizes: Sizes, before: Role, after: Role, *layers: Layer, waits: tuple[str, ...] = (), products: int = 1
+) -> tuple[Layer, ...]:
+    """Return the *layers* of one half with its norms: see norm_layer for *waits* and *products*."""
+    first = norm_layer(sizes, before, waits, products=products)
+    last = (norm_layer(sizes, after, branches=False),) if sizes.model.post_norms else ()
+    return (first, *layers, *last)
+
+
 def norm_kind(sizes: Sizes) -> ElementwiseKind:
     return K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
 

@@ -20,9 +20,9 @@ from stepcast.ir.layers.operators import (
     no_adapters,
     norm_backward,
     norm_forward,
-    norm_layer,
     row_layer,
     stream_op,
+    surround_with_norms,
 )
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -70,14 +70,11 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the in-projection's result to the out-projection's input, which is the scan's."""
     own, tokens, batch, element = _selective(sizes.model), sizes.tokens, sizes.strategy.micro_batch, sizes.stored.bytes
     scan = SelectiveScan(batch, max(1, tokens // batch), own.inner, own.state)
-    tensors = [
+    return [
         SavedTensor("in-projection, channels and their time steps", tokens * 4 * own.inner * element),
         SavedTensor("time step, B and C", tokens * own.steps * (2 if own.normed else 1) * element),
         SavedTensor("selective scan", scan_saved(scan, element)),
     ]
-    if sizes.alternates_matmuls:
-        tensors.append(SavedTensor("norm output", sizes.outer_share * sizes.model.hidden * element))
-    return tensors
 
 
 def _transient(sizes: Sizes, block: LayerParts) -> float:
@@ -91,16 +88,15 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
     convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
     gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, own.inner, 2, 1, dtype, True)
-    layers = [
-        norm_layer(sizes, Role.MAMBA_NORM),
+    return surround_with_norms(
+        sizes,
+        Role.MAMBA_NORM,
+        Role.MAMBA_POST_NORM,
         column_layer(sizes, Role.MAMBA_IN, (into,), (convolution,), (gradient,)),
         _steps_layer(sizes, own),
         _scan_layer(sizes, own),
         row_layer(sizes, Role.MAMBA_OUT, out),
-    ]
-    if model.post_norms:
-        layers.append(norm_layer(sizes, Role.MAMBA_POST_NORM, branches=False))
-    return tuple(layers)
+    )
 
 
 SELECTIVE = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)
