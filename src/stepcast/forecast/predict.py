@@ -245,7 +245,7 @@ def _with_model(
             *((split,) if split else ()),
             *_scan_assumptions(model, framework),
             *report.assumptions,
-            *((report.residual.said(framework.name),) if report.residual else ()),
+            *((report.residual.describe(framework.name),) if report.residual else ()),
         ),
     )
 

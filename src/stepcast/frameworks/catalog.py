@@ -237,7 +237,7 @@ def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     if str(path.resolve()) in chain:
         raise CatalogError(named_at, "extends", f"{path.name} builds on itself")
     if len(chain) == BASES.most:
-        raise CatalogError(named_at, "extends", BASES.said)
+        raise CatalogError(named_at, "extends", BASES.message)
     try:
         text = Source(path).text(DESCRIPTION)
     except FormatError as error:

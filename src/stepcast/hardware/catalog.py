@@ -382,7 +382,7 @@ def _read_entries(kind: str, name: str, chain: tuple[str, ...] = (), where: str 
         files = [Path(file).name for file in (*chain[chain.index(resolved) :], name)]
         raise CatalogError(where, "base", f"cyclic include: {' -> '.join(files)}")
     if len(chain) == BASES.most:
-        raise CatalogError(where, "base", BASES.said)
+        raise CatalogError(where, "base", BASES.message)
     try:
         text = Source(path).text(DESCRIPTION)
     except FormatError as error:

@@ -82,7 +82,7 @@ def open_table(source: Source, needed: Sequence[str], expected: str) -> SlabTabl
     if missing := [name for name in needed if name not in names]:
         raise FormatError(f"header lacks {', '.join(missing)}; expected {expected}", line=1)
     if len(names) > COLUMNS.most:
-        raise FormatError(COLUMNS.said, line=1)
+        raise FormatError(COLUMNS.message, line=1)
     if repeated := sorted(name for name, times in Counter(names).items() if times > 1):
         raise FormatError(f"header repeats {', '.join(map(shorten, repeated[:5]))}", line=1)
     return SlabTable(names, separator, _number_slabs(chain((rest,) if rest else (), slabs)))

@@ -92,7 +92,7 @@ def parse_header(line: str) -> SimaiHeader:
         if key in COUNT_KEYS:
             count, limit = parse_count(tokens[index], key, 1, at_least=1), MOST.get(key, GPUS)
             if count > limit.most:
-                raise FormatError(f"{key} is {tokens[index]}; {limit.said}", line=1)
+                raise FormatError(f"{key} is {tokens[index]}; {limit.message}", line=1)
             values[COUNT_KEYS[key]] = count
         elif key == "pp_comm":
             values["boundary_bytes"] = round(parse_amount(tokens[index], key, 1))

@@ -136,7 +136,7 @@ class Source:
             left = self._most_unpacked() if isinstance(stream, gzip.GzipFile) else None
             while chunk := stream.read(CHUNK_BYTES):
                 if left is not None and (left := left - len(chunk)) < 0:
-                    raise FormatError(UNPACKED.said, self.path)
+                    raise FormatError(UNPACKED.message, self.path)
                 yield chunk
 
     def _most_unpacked(self) -> int:
@@ -161,7 +161,7 @@ class Source:
                     return
                 if piece:
                     if (left := left - len(piece)) < 0:
-                        raise FormatError(UNPACKED.said, self.path)
+                        raise FormatError(UNPACKED.message, self.path)
                     yield piece
                 packed = member.unconsumed_tail or member.unused_data
                 if member.eof:
@@ -202,7 +202,7 @@ class Source:
 
     def _check(self, found: int, limit: Limit) -> None:
         if found > limit.most:
-            raise FormatError(limit.said, self.path)
+            raise FormatError(limit.message, self.path)
 
     def slabs(self, errors: str = "strict", limit: Limit = LINE) -> Iterator[str]:
         """The text in pieces of whole lines with plain line feeds. Refuses lines no format here has."""
@@ -226,7 +226,7 @@ class Source:
             length += len(piece) - last
             if length > limit.most:
                 if limit is not LINE:
-                    raise FormatError(limit.said, self.path)
+                    raise FormatError(limit.message, self.path)
                 raise FormatError(f"line is longer than {limit.shown}; expected lines of text", self.path, line)
         try:
             rest.append(decoder.decode(b"", final=True))
@@ -263,7 +263,7 @@ def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
     while chunk := stream.read(CHUNK_BYTES):
         data += chunk
         if len(data) > limit.most:
-            raise FormatError(limit.said, path)
+            raise FormatError(limit.message, path)
     return bytes(data)
 
 
@@ -330,7 +330,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 def parse_toml(text: str, path: str | None = None) -> dict[str, Any]:
     """What *text* says; a FormatError where it is not TOML."""
     if _DEEP_KEY.search(text):
-        raise FormatError(KEY_PARTS.said, path)
+        raise FormatError(KEY_PARTS.message, path)
     try:
         return tomllib.loads(text)
     except RecursionError:

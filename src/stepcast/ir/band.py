@@ -67,7 +67,7 @@ class Residual:
     def kind(self) -> str:
         return f"{'experts' if self.experts else 'dense'} on {self.generation}"
 
-    def said(self, framework: str) -> str:
+    def describe(self, framework: str) -> str:
         many = "source" if self.sources == 1 else "sources"
         return (
             f"residual of {framework}, {self.kind}: times {self.factor:g}, the median of {self.rows} runs of "

@@ -21,10 +21,10 @@ class Limit:
     def check(self, amount: int) -> None:
         """Raise a ValueError that names the limit if *amount* is beyond it."""
         if amount > self.most:
-            raise ValueError(self.said)
+            raise ValueError(self.message)
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The message of the error."""
         return f"{self.what}: more than {self.shown}, the most that stepcast takes"
 

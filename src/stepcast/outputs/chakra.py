@@ -94,7 +94,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
         file_bytes = len(record) + sum(len(message) for message, _ in parts)
         if file_bytes * ranks > CHAKRA_SET.most:
             raise ValueError(
-                f"{ranks:,} ranks need a file of {format_bytes(file_bytes)} each; {CHAKRA_SET.said}: "
+                f"{ranks:,} ranks need a file of {format_bytes(file_bytes)} each; {CHAKRA_SET.message}: "
                 "write one with fewer replicas or micro-batches"
             )
         for rank in range(coordinate * per_stage, (coordinate + 1) * per_stage):

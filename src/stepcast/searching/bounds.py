@@ -167,7 +167,7 @@ class TimeBounds:
         self.cool = LazyColumn(columns, rows, names, self._cool_cost)
         self.hot = LazyColumn(columns, rows, (*names, "heat"), self._cost)
         if len(self.hot.first) > PRICED.most:
-            raise ValueError(f"{PRICED.said}: fix some choices, or ask for fewer numbers of GPUs")
+            raise ValueError(f"{PRICED.message}: fix some choices, or ask for fewer numbers of GPUs")
         self.exchanged = LazyColumn(columns, rows, (*STATES, "copies", "content"), self._exchanged)
         self.paired = LazyColumn(columns, rows, PAIRING, self._is_paired)
 

@@ -251,7 +251,7 @@ def build_space(
 
 def _check_count(candidates: int) -> None:
     if candidates > CANDIDATES.most:
-        raise ValueError(f"{CANDIDATES.said}: fix some choices, or allow fewer values")
+        raise ValueError(f"{CANDIDATES.message}: fix some choices, or allow fewer values")
 
 
 def _pipelines(axes: SearchAxes, pp: int, layers: int) -> list[tuple[int, int]]:

@@ -214,7 +214,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     _check_apart(axes, path)
     spec = Spec(ask, _words(fixed, "[fixed]", path), tuple(sorted(axes, key=lambda axis: axis.rank)))
     if spec.size > POINTS.most:
-        raise FormatError(POINTS.said, path)
+        raise FormatError(POINTS.message, path)
     where = found.get("where")
     if where is None:
         return spec

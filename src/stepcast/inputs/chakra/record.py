@@ -144,7 +144,7 @@ def decode_workload(packed: bytes) -> Workload:
     except zlib.error as error:
         raise ValueError(f"{RECORD} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
-        raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.said}")
+        raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.message}")
     record = msgspec.json.decode(content, type=WorkloadRecord)
     if record.version != RECORD_VERSION:
         raise ValueError(f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again")

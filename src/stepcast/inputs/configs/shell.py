@@ -39,7 +39,7 @@ def read_flags(text: str) -> dict[str, str | bool]:
 def _check_length(text: str) -> None:
     """Refuse long texts: the time to read a word grows with the square of its length."""
     if len(text) > SCRIPT.most:
-        raise FormatError(f"{SCRIPT.said}; is it a launch script?")
+        raise FormatError(f"{SCRIPT.message}; is it a launch script?")
 
 
 def _split_words(text: str) -> list[str]:
