@@ -65,5 +65,7 @@ def test_other_peaks_leave_published_products_behind() -> None:
     assert load_gpu("a800-sxm-80gb").reached_flops == load_gpu("a100-sxm-80gb").reached_flops
     changed = load_cluster("mi300x-node", ["gpu.matrix.bf16=1000 TFLOP/s"]).gpu
     assert not changed.reached_flops
-    with pytest.raises(CatalogError, match=r"reached\.bf16: a product cannot exceed the peak, matrix\.bf16"):
+    with pytest.raises(
+        CatalogError, match=r"reached\.bf16 is too high: a product cannot exceed the peak, matrix\.bf16"
+    ):
         load_cluster("mi300x-node", ["gpu.reached.bf16=2000 TFLOP/s"])

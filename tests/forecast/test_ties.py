@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
-from stepcast.forecast.splitting import held_parts, split_captured, summed
+from stepcast.forecast.splitting import copy_tied_parameters, split_captured, sum_tied_gradients
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs import captured as reader
 from stepcast.inputs.source import Source
@@ -83,13 +83,13 @@ def test_weights_of_a_middle_stage_are_summed_over_all() -> None:
     parts = len(llama.parts)
     begins = [parts // 3, 2 * parts // 3]
     shared = replace(llama, ties=(Tie((1, parts // 2, parts - 1), 1000),))
-    found = [layer.forward[0].work for (layer,) in summed(shared, begins, 1)]
+    found = [layer.forward[0].work for (layer,) in sum_tied_gradients(shared, begins, 1)]
     assert found == [found[0]] * 3
     assert isinstance(found[0], Collective)
     assert (found[0].group, found[0].size_bytes) == (Group.PP, 1000)
     more = [
         after.parameter_bytes - before.parameter_bytes
-        for before, after in zip(llama.parts, held_parts(shared, begins), strict=True)
+        for before, after in zip(llama.parts, copy_tied_parameters(shared, begins), strict=True)
     ]
     assert {at: size for at, size in enumerate(more) if size} == {parts // 2: 1000, parts - 1: 1000}
 

@@ -1,4 +1,4 @@
-"""A captured program on a GPU, or on many: data and tensor parallel, sharded, cut into pipeline stages."""
+"""Predictions of a captured program on one GPU or many: data and tensor parallel, sharded, cut into stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,19 +10,19 @@ from stepcast.cost.calibration import Calibration
 from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory, held_in_flight
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.options import DEFAULTS, Options
-from stepcast.forecast.predict import at_pace, compute_pricer, issue_s_of, memory_facts
+from stepcast.forecast.predict import apply_host_pace, compute_pricer, issue_s_of, memory_facts
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.forecast.splitting import (
-    cuts,
-    held_parts,
-    pieces,
-    reduced,
-    sharded,
+    copy_tied_parameters,
+    cut_stages,
+    reduce_gradients,
+    shard_parameters,
+    shrink_update,
     split_captured,
-    summed,
-    updated_share,
-    with_idle_weights,
+    split_idle_weights,
+    stage_ranges,
+    sum_tied_gradients,
 )
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, LayerPart
@@ -43,7 +43,7 @@ class CapturedSharding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a captured program is spread. What it computes for its batch is one micro-batch."""
+    """How a captured program is distributed. What it computes for its batch is one micro-batch."""
 
     dp: int = 1
     pp: int = 1
@@ -66,10 +66,10 @@ class Spread:
 
 
 def framework_of(captured: Captured) -> Framework:
-    """How the host issues what was captured."""
+    """Return the framework whose host issues what was captured."""
     modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.TORCH
     kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
-    # Where the program looks at a result, the op that makes it says so; elsewhere the host goes on.
+    # Ops whose results the program reads are marked; elsewhere the host goes on.
     return replace(
         MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=Execution.EAGER, runs_ahead=True
     )
@@ -99,26 +99,29 @@ def predict_captured(
         contention=True,
         send=Send.EAGER,
     )
-    prediction = simulate(workload, cluster, at_pace(options, calibration), compute)
+    prediction = simulate(workload, cluster, apply_host_pace(options, calibration), compute)
     memory = stage_memory(captured, spread, begins, cluster)
     return replace(
         prediction,
         memory=memory,
-        finish=lambda report, stages: _finished(report, stages, whole, cluster, spread, begins),
+        finish=lambda report, stages: _complete_report(report, stages, whole, cluster, spread, begins),
     )
 
 
 def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tuple[Workload, list[int]]:
-    """The workload of *spread*, and the layers at which its later stages begin."""
+    """Return the workload of *spread*, and the layers at which its later stages begin."""
     layers = unfold_blocks(captured.stage.body)
-    price = {id(layer): _seconds(layer, compute) for layer in layers}
-    begins = cuts(captured, [price[id(layer)] for layer in layers], spread.pp)
-    held, sums = held_parts(captured, begins), summed(captured, begins, spread.ways)
-    stages = []
-    for own, added in zip(pieces(len(layers), begins), sums, strict=True):
-        units, parts = _units(captured, own), held[own.start : own.stop]
-        stages.append(_stage(captured, [layers[at] for at in own], parts, units, spread, added))
-    sent = max((captured.parts[at].sent_bytes for at in begins), default=0)
+    seconds = {
+        id(layer): sum(compute(op.work).seconds for op in layer.all_ops if isinstance(op.work, Compute))
+        for layer in layers
+    }
+    begins = cut_stages(captured, [seconds[id(layer)] for layer in layers], spread.pp)
+    parts, sums = copy_tied_parameters(captured, begins), sum_tied_gradients(captured, begins, spread.ways)
+    ranges = stage_ranges(len(layers), begins)
+    stages = [
+        _build_stage(captured, layers, parts, own, spread, added) for own, added in zip(ranges, sums, strict=True)
+    ]
+    sent = max((captured.parts[index].sent_bytes for index in begins), default=0)
     workload = replace(
         captured.workload,
         stages=tuple(stages),
@@ -129,46 +132,43 @@ def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tup
     return workload, begins
 
 
-def _stage(
+def _build_stage(
     captured: Captured,
     layers: Sequence[Layer],
     parts: Sequence[LayerPart],
-    units: Sequence[range],
+    own: range,
     spread: Spread,
     sums: tuple[Layer, ...],
 ) -> Stage:
-    share = sum(part.parameter_bytes for part in parts) / max(1, captured_bytes(captured))
+    layers, parts = layers[own.start : own.stop], parts[own.start : own.stop]
+    share = _parameter_share(captured, parts) / spread.ways
     updates = [
-        with_idle_weights(updated_share(layer, share / spread.ways), spread.zero_gradients)
-        for layer in captured.stage.epilogue
+        split_idle_weights(shrink_update(layer, share), spread.zero_gradients) for layer in captured.stage.epilogue
     ]
     epilogue = (*sums, *updates)
     if spread.dp == 1:
         body = tuple(fold_units([(layer,) for layer in layers]))
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
     if spread.sharding is CapturedSharding.FSDP:
-        return sharded(layers, parts, units, epilogue, spread.micro_batches)
-    return reduced(layers, parts, epilogue, spread.micro_batches, spread.bucket_bytes)
+        return shard_parameters(layers, parts, _find_units(captured, own), epilogue)
+    return reduce_gradients(layers, parts, epilogue, spread.micro_batches, spread.bucket_bytes)
 
 
-def captured_bytes(captured: Captured) -> int:
-    return sum(part.parameter_bytes for part in captured.parts)
+def _parameter_share(captured: Captured, parts: Sequence[LayerPart]) -> float:
+    total = sum(part.parameter_bytes for part in captured.parts)
+    return sum(part.parameter_bytes for part in parts) / max(1, total)
 
 
-def _units(captured: Captured, own: range) -> list[range]:
-    """Layers whose parameters are gathered together: each repeat of a block, and what lies between."""
+def _find_units(captured: Captured, own: range) -> list[range]:
+    """Return the layers whose parameters are gathered together: each repeat of a block, and what is between."""
     borders, start = {own.start, own.stop}, 0
     for block in captured.stage.body:
         length = len(block.layers)
         if block.repeat > 1:
-            borders |= {start + at * length for at in range(block.repeat + 1)}
+            borders |= {start + number * length for number in range(block.repeat + 1)}
         start += length * block.repeat
-    inside = sorted(each for each in borders if own.start <= each <= own.stop)
+    inside = sorted(border for border in borders if own.start <= border <= own.stop)
     return [range(first - own.start, last - own.start) for first, last in pairwise(inside)]
-
-
-def _seconds(layer: Layer, compute: ComputePrice) -> float:
-    return sum(compute(op.work).seconds for op in layer.all_ops if isinstance(op.work, Compute))
 
 
 def stage_memory(
@@ -176,15 +176,15 @@ def stage_memory(
 ) -> tuple[StageMemory, ...]:
     """Return what each stage holds at its fullest moment."""
     memory, overhead = captured.memory, framework_of(captured).overhead
-    held_by, in_flight = held_parts(captured, begins), _in_flight(spread)
+    held_by, in_flight = copy_tied_parameters(captured, begins), _count_in_flight(spread)
     found = []
-    for stage, own in enumerate(pieces(len(captured.parts), begins)):
+    for stage, own in enumerate(stage_ranges(len(captured.parts), begins)):
         parts = held_by[own.start : own.stop]
-        share = sum(part.parameter_bytes for part in parts) / max(1, captured_bytes(captured))
+        share = _parameter_share(captured, parts)
         if spread.layout.gpus == spread.dp and spread.ways == spread.micro_batches == 1:
-            moment = _Moment(memory.gradients, memory.activations, memory.temporary)
+            moment = _MemoryMoment(memory.gradients, memory.activations, memory.temporary)
         else:
-            moments = _moments(parts, _units(captured, own), spread, in_flight[stage], memory.update * share)
+            moments = _list_moments(parts, _find_units(captured, own), spread, in_flight[stage], memory.update * share)
             moment = max(moments, key=lambda each: each.total)
         found.append(
             StageMemory(
@@ -203,7 +203,7 @@ def stage_memory(
     return tuple(found)
 
 
-class _Moment(NamedTuple):
+class _MemoryMoment(NamedTuple):
     """Bytes of one rank at a moment of the step, beyond its share of parameters and optimizer states."""
 
     gradients: float
@@ -215,16 +215,16 @@ class _Moment(NamedTuple):
         return sum(self)
 
 
-def _in_flight(spread: Spread) -> list[int]:
+def _count_in_flight(spread: Spread) -> list[int]:
     """Return the micro-batches whose activations each stage holds at once."""
     schedule = ScheduleKind(spread.schedule or ScheduleKind.ONE_F_ONE_B)
     held = held_in_flight(schedule, Pipeline(spread.pp, 1, spread.micro_batches))
     return [1] if spread.pp == 1 else [sum(chunks) for chunks in held]
 
 
-def _moments(
+def _list_moments(
     parts: Sequence[LayerPart], units: Sequence[range], spread: Spread, in_flight: int, update: float
-) -> Iterator[_Moment]:
+) -> Iterator[_MemoryMoment]:
     """Yield the moments that can be the fullest: each layer's forward and backward, and the update.
 
     Sharding splits gradients among ranks once their unit's backward has ended; until then they are complete,
@@ -234,7 +234,7 @@ def _moments(
     saved = sum(part.kept_bytes for part in parts)
     every = sum(part.gradient_bytes for part in parts) / spread.ways
     accumulates = spread.micro_batches > 1
-    gathered = 2.0 * max((_total(parts, unit) for unit in units), default=0) if spread.ways > 1 else 0.0
+    gathered = 2.0 * max((_sum_parameters(parts, unit) for unit in units), default=0) if spread.ways > 1 else 0.0
     before, reduced = 0.0, every  # saved by layers before; gradients of this layer and later ones
     for unit in units:
         fresh = float(sum(parts[at].gradient_bytes for at in unit)) if spread.ways > 1 else 0.0
@@ -249,19 +249,19 @@ def _moments(
             yield _peak(gradients, held, part.kept_bytes, part.backward_peak_bytes, gathered + fresh)
             before += part.kept_bytes
             reduced -= part.gradient_bytes / spread.ways
-    yield _Moment(every, 0.0, update / spread.ways)
+    yield _MemoryMoment(every, 0.0, update / spread.ways)
 
 
-def _peak(gradients: float, held: float, kept: int, peak: int, others: float) -> _Moment:
+def _peak(gradients: float, held: float, kept: int, peak: int, others: float) -> _MemoryMoment:
     """Return the moment at which a layer that keeps *kept* needs *peak*."""
-    return _Moment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
+    return _MemoryMoment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
 
 
-def _total(parts: Sequence[LayerPart], unit: range) -> int:
+def _sum_parameters(parts: Sequence[LayerPart], unit: range) -> int:
     return sum(parts[at].parameter_bytes for at in unit)
 
 
-def _finished(
+def _complete_report(
     report: StepReport,
     stages: Sequence[StageMemory],
     captured: Captured,
