@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
-from stepcast.views.timeline import KINDS, SEVERAL, Slices, packed, together
+from stepcast.views.timeline import KINDS, SEVERAL, Slices, merge_slices, pack_timeline
 
 COLUMNS = ("start", "length", "row", "name", "kind", "detail", "batch")
 
@@ -53,7 +53,7 @@ def timeline(count: int, seed: int = 0) -> Timeline:
 
 def test_every_span_comes_back_where_it_was() -> None:
     there = timeline(2_000)
-    data = packed(there)
+    data = pack_timeline(there)
     found = decoded(data)
     assert data["count"] == data["of"] == len(there)
     rows, names, tick_s = data["rows"], data["names"], data["tick_s"]
@@ -79,7 +79,7 @@ def test_every_span_comes_back_where_it_was() -> None:
 
 
 def test_rows_are_by_rank_computation_first_and_slices_in_order() -> None:
-    data = packed(timeline(500))
+    data = pack_timeline(timeline(500))
     assert [(row["rank"], row["name"], row["depth"]) for row in data["rows"]] == [
         (0, "compute", 0),
         (0, "tp", 0),
@@ -94,7 +94,7 @@ def test_rows_are_by_rank_computation_first_and_slices_in_order() -> None:
 
 
 def test_communication_has_the_colour_of_its_group() -> None:
-    data = packed(timeline(200))
+    data = pack_timeline(timeline(200))
     found = decoded(data)
     for row, kind in zip(found["row"], found["kind"], strict=True):
         assert KINDS[kind] == ("tp" if data["rows"][row]["name"] == "tp" else "compute")
@@ -102,7 +102,7 @@ def test_communication_has_the_colour_of_its_group() -> None:
 
 def test_many_slices_are_drawn_together_without_losing_time() -> None:
     there = timeline(30_000)
-    data = packed(there, most=2_000)
+    data = pack_timeline(there, most=2_000)
     found = decoded(data)
     assert data["of"] == len(there) == 30_000 + int((there.parent_of != NONE).sum())
     assert 1_000 <= data["count"] <= 4_000
@@ -119,10 +119,10 @@ def test_what_lies_apart_is_not_drawn_together() -> None:
     far = np.array([0.0, 1e-4, 5.0, 5.0001, 10.0])
     none = np.zeros(5, np.int64)
     lengths = np.array([9e-5, 5e-5, 5e-5, 5e-5, 5e-5])
-    found = together(Slices(none, none, none, none, none, far, far + lengths), 2, 7)
+    found = merge_slices(Slices(none, none, none, none, none, far, far + lengths), 2, 7)
     assert found.start_s.tolist() == [0.0, 1e-4, 5.0, 10.0]
     assert found.name.tolist() == [0, 0, 7, 0]
 
 
 def test_a_timeline_of_a_hundred_thousand_spans_is_small() -> None:
-    assert len(str(packed(timeline(70_000))["data"])) < 1_500_000
+    assert len(str(pack_timeline(timeline(70_000))["data"])) < 1_500_000

@@ -42,7 +42,7 @@ class MeasuredCollective:
 
     @property
     def error(self) -> float:
-        """Signed, as a share of the measured time."""
+        """Return the signed error as a share of the measured time."""
         return self.predicted_s / self.measured_s - 1
 
 
@@ -82,7 +82,7 @@ def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> list[MeasuredColl
 
 
 def mean_abs_error(rows: Iterable[MeasuredCollective], at_least_bytes: int = 0) -> float:
-    """Mean of the errors without their signs, over sizes of *at_least_bytes* and more."""
+    """Return the mean absolute error over sizes of *at_least_bytes* and more."""
     errors: Sequence[float] = [abs(row.error) for row in rows if row.size_bytes >= at_least_bytes]
     if not errors:
         raise ValueError("no measurements to compare with")
@@ -96,7 +96,7 @@ def mean_abs_error(rows: Iterable[MeasuredCollective], at_least_bytes: int = 0) 
 
 
 def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
-    """*route* with these constants in place of those that ship."""
+    """Return *route* with these constants in place of those that ship."""
     launch_us, channel_us, nic_us, fabric, nic, ll_us, ll128_us = map(float, constants)
     links = cluster.node.fabric.link, cluster.node.nic
     assert links[1] is not None
@@ -114,7 +114,7 @@ def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -
 
 
 def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> Iterator[tuple[str, float]]:
-    """Mean errors of logs by the constants of logs with other numbers of ranks."""
+    """Yield the mean errors of logs by constants of logs with other numbers of ranks."""
     table = load_fit("nccl_folds")
     if table["cluster"] != cluster.name:
         return
@@ -125,9 +125,9 @@ def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> Iter
             continue
         route = with_constants(sweep_route(sweep, cluster), folds[sweep.ranks], cluster)
         timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
-        own, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
-        errors.append(np.abs(collective_s(kind_of(sweep), own, route) / times - 1))
-        sizes.append(own)
+        sizes_of_sweep, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
+        errors.append(np.abs(collective_s(kind_of(sweep), sizes_of_sweep, route) / times - 1))
+        sizes.append(sizes_of_sweep)
     if errors:
         every, size = np.concatenate(errors), np.concatenate(sizes)
         parts = {"all sizes": size > 0, "1 MiB and more": size >= MIB, "below 1 MiB": size < MIB}
@@ -144,16 +144,16 @@ ORDER = (*(name for _, name in SIZES), LARGEST)
 
 
 def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> Measurements:
-    """Every log in *folder*, or that one log, priced on *cluster*."""
+    """Compare every log in *folder*, or that one log, with estimates for *cluster*."""
     described = load_cluster(cluster)
     skipped: Counter[str] = Counter()
     if os.path.isdir(folder):
         sweeps, skipped = compare_each(folder_files(folder), read_sweep, os.path.basename)
     else:
         sweeps = [read_sweep(folder)]
-    found = [one for sweep in sweeps for one in compare_sweep(sweep, described)]
-    table = columns_of([_row(one) for one in found])
-    sizes = np.array([one.size_bytes for one in found], dtype=np.float64)
+    rows = [row for sweep in sweeps for row in compare_sweep(sweep, described)]
+    table = columns_of([_row(row) for row in rows])
+    sizes = np.array([row.size_bytes for row in rows], dtype=np.float64)
     return Measurements(
         table,
         skipped,
@@ -164,13 +164,13 @@ def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> Measurements:
     )
 
 
-def _row(one: MeasuredCollective) -> ScoredRow:
-    size = next((name for edge, name in SIZES if one.size_bytes < edge), LARGEST)
+def _row(row: MeasuredCollective) -> ScoredRow:
+    size = next((name for edge, name in SIZES if row.size_bytes < edge), LARGEST)
     return ScoredRow(
-        f"{one.kind} {format_bytes(one.size_bytes)} on {one.ranks} ranks",
-        one.measured_s,
-        one.predicted_s,
-        {"kind": str(one.kind), "ranks": f"{one.ranks} ranks", "size": size, "algorithm": str(one.algorithm or "")},
+        f"{row.kind} {format_bytes(row.size_bytes)} on {row.ranks} ranks",
+        row.measured_s,
+        row.predicted_s,
+        {"kind": str(row.kind), "ranks": f"{row.ranks} ranks", "size": size, "algorithm": str(row.algorithm or "")},
     )
 
 
@@ -213,7 +213,7 @@ class TableRow:
 
     @property
     def system(self) -> str:
-        """The machine: one publisher's GPUs of one kind."""
+        """Return the machine: one publisher's GPUs of one kind."""
         return f"{self.source.strip().partition(' ')[0]} {self.gpu}"
 
 
@@ -280,7 +280,7 @@ def _matching() -> dict[str, Any]:
 
 
 def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
-    """The catalogue's cluster of the row's GPU, with the NICs that its network names.
+    """Return the catalogue's cluster of the row's GPU, with the NICs that its network names.
 
     A machine that has an entry of its own is that one, unless it is to be taken for any other.
     """
@@ -294,13 +294,13 @@ def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
     overrides: list[str] = []
     transport = usual["takes"] if row.nodes > 1 else ""
     if row.nodes > 1:
-        if found := NICS.search(row.network):
-            overrides += [f"node.nics={found[1]}", f'node.nic.bandwidth="{found[2]} Gb/s"']
+        if nics := NICS.search(row.network):
+            overrides += [f"node.nics={nics[1]}", f'node.nic.bandwidth="{nics[2]} Gb/s"']
         words = (entry["name"] for entry in table["transport"] if entry["word"] in row.network)
-        told = next(words, usual["transport"])
-        if told != usual["transport"]:
-            transport = told
-            overrides.append(f"node.nic.transport={told}")
+        stated = next(words, usual["transport"])
+        if stated != usual["transport"]:
+            transport = stated
+            overrides.append(f"node.nic.transport={stated}")
         if "SHARP" in row.network:
             overrides.append("network.in_network_reduction=true")
     return TableHardware(_loaded(usual["cluster"], tuple(overrides)), transport)
@@ -312,7 +312,7 @@ def _loaded(name: str, overrides: tuple[str, ...]) -> Cluster:
 
 
 def row_route(row: TableRow, own_entry: bool = True) -> Route:
-    """The row's ranks on its cluster, started as its source started them.
+    """Return the row's ranks on its cluster, started as its source started them.
 
     Where a run stays in a node and nothing is said of its processes, one drives all GPUs: a run of several
     needs a launcher, which its source would show.
@@ -343,17 +343,17 @@ class PricedRow:
 
 
 def price_row(row: TableRow, route: Route) -> PricedRow:
-    """The mean of in place and out of place where the source has both, else the one that it has."""
+    """Return the mean of in place and out of place where the source has both, else the one it has."""
     if row.collective == SEND_RECEIVE:
-        found = send_receive_price(row.size_bytes, route)
-        return PricedRow(found.seconds, found.algorithm, route.nodes)
+        cost = send_receive_price(row.size_bytes, route)
+        return PricedRow(cost.seconds, cost.algorithm, route.nodes)
     if row.collective not in set(CollectiveKind):
         raise ValueError(f"{row.collective} is not priced")
     kind = CollectiveKind(row.collective)
     forced = Algorithm.RING if re.match(r"ring \(NVLS off\)|ring forced", row.algorithm) else None
-    places = [place for place, told in ((True, row.in_place), (False, row.out_of_place)) if told] or [True]
+    places = [place for place, measured in ((True, row.in_place), (False, row.out_of_place)) if measured] or [True]
     prices = [price(kind, row.size_bytes, route, forced, in_place=place) for place in places]
-    return PricedRow(sum(each.seconds for each in prices) / len(prices), prices[0].algorithm, route.nodes)
+    return PricedRow(sum(cost.seconds for cost in prices) / len(prices), prices[0].algorithm, route.nodes)
 
 
 # The constants that were fitted to public tables of collectives, and their values without some of them.
@@ -380,11 +380,11 @@ class TableConstant:
     transport: str = ""
     library: str = ""
 
-    def concerns(self, row: TableRow, found: TableHardware) -> bool:
-        library = found.cluster.communication.library or ("rccl" if row.gpu.startswith("MI") else "nccl")
+    def concerns(self, row: TableRow, hardware: TableHardware) -> bool:
+        library = hardware.cluster.communication.library or ("rccl" if row.gpu.startswith("MI") else "nccl")
         return (
             (not self.gpus or row.gpu in self.gpus)
-            and self.transport in ("", found.transport)
+            and self.transport in ("", hardware.transport)
             and self.library in ("", library)
         )
 
@@ -463,20 +463,20 @@ CONSTANTS = (
 
 
 def change_route(row: TableRow, values: Mapping[str, float], own_entry: bool = True) -> Route:
-    """The row's route with *values* in place of shipped constants; without *own_entry* as its GPU's usual."""
-    found = match_hardware(row, own_entry)
+    """Return the row's route with *values* in place of shipped constants; without *own_entry*, of its usual cluster."""
+    hardware = match_hardware(row, own_entry)
     route = row_route(row, own_entry)
-    if own_entry and found.cluster.communication.library:
+    if own_entry and hardware.cluster.communication.library:
         return route  # a machine of its own, whose constants tools/fit_nccl.py fits
     for constant in CONSTANTS:
-        if constant.name in values and constant.concerns(row, found):
-            route = constant.change(route, found.cluster, values[constant.name])
+        if constant.name in values and constant.concerns(row, hardware):
+            route = constant.change(route, hardware.cluster, values[constant.name])
     return route
 
 
 @lru_cache(maxsize=1)
 def load_table_folds() -> dict[str, dict[str, float]]:
-    """By machine, the values that the tables of the others give."""
+    """Return by machine the values that the tables of the others give."""
     return {fold["held"]: dict(fold["values"]) for fold in load_fit("collective_folds")["fold"]}
 
 
@@ -486,29 +486,31 @@ DECADE = 16  # sizes by powers of 16, from 64 KiB on
 
 
 def measure_tables(folder: str) -> Measurements:
-    """Every row of the table in *folder*, or of that file, priced on the hardware that it names."""
+    """Compare every row of the table in *folder*, or of that file, on the hardware that it names."""
     path = os.path.join(folder, FILE) if os.path.isdir(folder) else folder
     rows = read_rows(path)
     reasons = [find_exclusion(row) for row in rows]
     comparable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    found, skipped = compare_each(comparable, lambda row: (row, price_row(row, row_route(row))), lambda row: row.table)
+    compared, skipped = compare_each(
+        comparable, lambda row: (row, price_row(row, row_route(row))), lambda row: row.table
+    )
     skipped.update(reason for reason in reasons if reason is not None)
-    sizes = np.array([row.size_bytes for row, _ in found], dtype=np.float64)
+    sizes = np.array([row.size_bytes for row, _ in compared], dtype=np.float64)
     return Measurements(
-        columns_of([_table_row(row, priced) for row, priced in found]),
+        columns_of([_table_row(row, priced) for row, priced in compared]),
         skipped,
         {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
-        figures=_left_out_figures(found),
+        figures=_left_out_figures(compared),
         notes=("left out: by constants that have not seen the row's machine, nor the entry fitted to it",),
         orders={"size": [name for _, name in _decades()]},
         details=("table", "system"),
     )
 
 
-def _left_out_figures(found: Sequence[tuple[TableRow, PricedRow]]) -> dict[str, float]:
-    """Mean errors of rows whose machine took part in no fit, together and by GPU from 1 MiB on."""
+def _left_out_figures(compared: Sequence[tuple[TableRow, PricedRow]]) -> dict[str, float]:
+    """Return mean errors of rows whose machine took part in no fit, in total and by GPU from 1 MiB on."""
     errors: dict[str, list[float]] = {}
-    for row, priced in found:
+    for row, priced in compared:
         seconds = priced.seconds
         if row.system in load_table_folds():
             seconds = price_row(row, change_route(row, load_table_folds()[row.system], own_entry=False)).seconds
@@ -518,7 +520,7 @@ def _left_out_figures(found: Sequence[tuple[TableRow, PricedRow]]) -> dict[str, 
             continue
         for label in ("1 MiB and more", f"{row.gpu} {_way(priced)}"):
             errors.setdefault(f"left out, {label}", []).append(error)
-    return {label: sum(each) / len(each) for label, each in sorted(errors.items())}
+    return {label: sum(values) / len(values) for label, values in sorted(errors.items())}
 
 
 def _way(priced: PricedRow) -> str:
@@ -526,7 +528,7 @@ def _way(priced: PricedRow) -> str:
 
 
 def find_exclusion(row: TableRow) -> str | None:
-    """Why a row is not compared; None where it is."""
+    """Return why a row is not compared; None where it is."""
     if row.problem:
         return "marked as a problem by who gathered it"
     if row.outlier:
@@ -537,7 +539,7 @@ def find_exclusion(row: TableRow) -> str | None:
 
 
 def _decades() -> list[tuple[float, str]]:
-    """Upper ends and names of the size classes."""
+    """Return the upper ends and names of the size classes."""
     edges = [64 * KIB * DECADE**power for power in range(4)]
     names = [f"under {format_bytes(edges[0])}"]
     names += [f"{format_bytes(low)} to {format_bytes(high)}" for low, high in pairwise(edges)]

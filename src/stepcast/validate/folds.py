@@ -21,7 +21,7 @@ from stepcast.ir.work import Compute
 
 
 def price_kernels(kernels: Sequence[Compute], gpu: Gpu, fit: ComputeFit, load: Load) -> list[float]:
-    """Seconds of each kernel; equal kernels are priced once."""
+    """Return the seconds of each kernel; equal kernels are estimated once."""
     seconds = {work: compute_price(work, gpu, fit, load).seconds for work in set(kernels)}
     return [seconds[work] for work in kernels]
 
@@ -42,7 +42,7 @@ class Folds:
     note: str = ""
 
     def without(self, kind: str, family: Family) -> ComputeFit | None:
-        """The fit that has not seen the family; None where there is none."""
+        """Return the fit that has not seen the family; None where there is none."""
         return self.families.get((kind, family))
 
 
@@ -56,7 +56,7 @@ class GpuFold:
 
 
 def fit_digest() -> str:
-    """What tells one committed fit of operators from another; the host's times are none of it."""
+    """Return the digest of the committed fit of operators, without the host's times."""
     compute = {name: table for name, table in load_fit("compute").items() if name != "dispatch"}
     tables = [compute, load_fit("neusight")]
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
@@ -64,7 +64,7 @@ def fit_digest() -> str:
 
 @lru_cache(maxsize=1)
 def load_folds() -> Folds:
-    """The folds of the committed fit; none, with a note, where they belong to another."""
+    """Return the folds of the committed fit; none, with a note, where they belong to another."""
     table = load_fit("folds")
     if table["fit"] != fit_digest():
         return Folds({}, {}, STALE)

@@ -71,7 +71,7 @@ BLOCK_VOCAB = 1024  # of a model around a block, whose ends are left out
 
 
 def row_model(row: Record) -> Model:
-    """A GPT- or Llama-style model; a row of a block has one layer."""
+    """Return a GPT- or Llama-style model; a row of a block has one layer."""
     if row["kind"] not in ("gpt", "llama"):
         raise ValueError(f"kind must be gpt or llama, not {row['kind']!r}")
     seq, experts = int(row["seq"]), int(float(row.get("experts") or 0))
@@ -86,7 +86,7 @@ def row_model(row: Record) -> Model:
 
 
 def row_strategy(row: Record) -> Strategy:
-    """One GPU. A block has the shards of a tensor-parallel rank, and adds to gradients that are there."""
+    """Return the strategy on one GPU; a block has the shards of a tensor-parallel rank and accumulates gradients."""
     batch = int(row.get("batch") or row["micro_batch"])
     block = "micro_batch" in row
     full = row.get("recompute") == "full"
@@ -107,7 +107,7 @@ def _zero_gradients(model: Model, tokens: int) -> float:
 
 
 def row_framework(row: Record) -> Framework:
-    """PyTorch as it is, or compiled."""
+    """Return plain or compiled PyTorch."""
     dtype, compiled = DType(row["dtype"]), row.get("compiled", "0") in ("1", "True")
     return Framework(
         name="pytorch",
@@ -123,7 +123,7 @@ def row_framework(row: Record) -> Framework:
 
 
 def operator_s(row: Mapping[str, str], gpu: Gpu, fit: ComputeFit) -> float:
-    """Seconds of the measured call.
+    """Return the seconds of the measured call.
 
     A second kernel queues behind the first; a lone backward waits for the autograd engine.
     """
@@ -162,7 +162,7 @@ class BlockKernels(NamedTuple):
 def block_time(
     model: Model, strategy: Strategy, framework: Framework, gpu: Gpu, fit: ComputeFit, dispatch: DispatchFit
 ) -> BlockTime:
-    """Forward and backward of a *model* of one layer, without its ends."""
+    """Return forward and backward of a *model* of one layer, without its ends."""
     layers = [
         layer
         for layer in generate(model, strategy, framework).stages[0].body_layers()
@@ -186,8 +186,8 @@ def block_time(
 
 
 def _kernels(ops: Sequence[Op]) -> BlockKernels:
-    found = [(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)]
-    return BlockKernels(tuple(work for work, _ in found), tuple(count for _, count in found))
+    kernels = [(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)]
+    return BlockKernels(tuple(work for work, _ in kernels), tuple(count for _, count in kernels))
 
 
 Skipped = Counter[str]
@@ -199,7 +199,7 @@ MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
 
 
 def measure_h200(folder: str) -> Measurements:
-    """Every row of the csv files in *folder* (or of that one file)."""
+    """Compare every row of the csv files in *folder* (or of that one file)."""
     path = Path(folder)
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
     if not files:
@@ -216,12 +216,12 @@ def measure_h200(folder: str) -> Measurements:
 
 
 def shipped_folder() -> Path:
-    """The folder of the set inside the package."""
+    """Return the folder of the set inside the package."""
     return Path(str(resources.files("stepcast") / "data" / "h200"))
 
 
 def family_of(row: Mapping[str, str]) -> tuple[str, Family]:
-    """What an operator row is left out of a fit together with."""
+    """Return the kind and family of shapes that an operator row is left out of a fit with."""
     op = row["op"]
     if op == "linear":
         return f"linear {row['dtype']}", _numbers(row, "N", "K")
@@ -246,24 +246,24 @@ def _rows_of(file: Path, skipped: Skipped, peaks: list[Peak]) -> Iterator[Scored
         return
     for number, record in enumerate(records, start=2):
         try:
-            found = list(kind(record))
+            rows = list(kind(record))
             if "peak_alloc" in record:
                 peaks.append(_peak(record))
         except (ValueError, KeyError, TypeError) as error:
             skipped[f"{file.name}:{number}: {error}"] += 1
             continue
-        if not found and kind is not _no_times:
+        if not rows and kind is not _no_times:
             skipped[f"{file.name}: {UNMODELLED}"] += 1
-        yield from found
+        yield from rows
 
 
 @lru_cache(maxsize=1)
 def _fitted_rows() -> frozenset[tuple[str, ...]]:
-    """The rows that the committed constants were learnt from, their times left out."""
-    found = set()
+    """Return the rows that the committed constants were learnt from, without their times."""
+    shapes = set()
     for name in FITTED_FILES:
-        found |= {_shape(record) for record in csv_records(Source(shipped_folder() / name))[1]}
-    return frozenset(found)
+        shapes |= {_shape(record) for record in csv_records(Source(shipped_folder() / name))[1]}
+    return frozenset(shapes)
 
 
 def _shape(record: Mapping[str, str]) -> tuple[str, ...]:
@@ -318,12 +318,12 @@ def _step(record: Record) -> Iterator[ScoredRow]:
 
 
 def _no_times(record: Record) -> Iterator[ScoredRow]:
-    """Of steps whose memory alone was measured."""
+    """Yield nothing: only the memory of such a step was measured."""
     return iter(())
 
 
 def _peak(record: Record) -> Peak:
-    """Bytes that tensors take at the fullest moment, measured and predicted."""
+    """Return the bytes of tensors at the peak, measured and predicted."""
     (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"), row_framework(record))
     return float(record["peak_alloc"]), stage.allocated
 
@@ -339,7 +339,7 @@ KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[ScoredRow]]] = {
 
 
 def _selections(table: MeasuredColumns) -> dict[str, BoolArray]:
-    """The rows that our claims of accuracy are about."""
+    """Return the rows that our claims of accuracy are about."""
     kind, measured_s = table.tags["kind"], table.measured_s
     linear = kind == "linear bf16"
     matrix = np.isin(kind, [f"{op} {d}" for op in ("linear", "bmm", "grouped_linear") for d in DType])

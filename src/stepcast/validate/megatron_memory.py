@@ -1,4 +1,4 @@
-"""Megatron-LM's ways to write which layers have experts, and which layers a stage holds."""
+"""The megatron-memory set: peak memory of Megatron-LM's functional tests."""
 
 import csv
 import re
@@ -30,25 +30,26 @@ COUNTED = re.compile(r"([a-zA-Z])\*(\d+)")
 
 
 def layer_pattern(text: str) -> tuple[bool, ...]:
-    """``([0]*3+[1]*11)``: three dense layers, then eleven of experts."""
+    """Return which layers have experts: ``([0]*3+[1]*11)`` is three dense layers, then eleven of experts."""
     plain = text.replace(" ", "").strip("()")
-    found: list[bool] = []
+    pattern: list[bool] = []
     for part in plain.split("+"):
         term = TERM.fullmatch(part)
         if term is None:
             raise ValueError(f"moe-layer-freq {text!r} is not known")
-        found += [digit == "1" for digit in term[1].split(",")] * int(term[2] or 1)
-    return tuple(found)
+        pattern += [digit == "1" for digit in term[1].split(",")] * int(term[2] or 1)
+    return tuple(pattern)
 
 
 def stage_layers_of(text: str, pp: int) -> tuple[int, ...]:
-    """``Et*3|(tt|)*6L``: layers of every stage and chunk in model order; E, m and L are embedding, module
-    for a further token and loss.
+    """Return the layers of every stage and chunk in model order, of a layout such as ``Et*3|(tt|)*6L``.
+
+    E, m and L are the embedding, the MTP module and the loss.
     """
     plain = text.replace("\\", "").replace(",", "")
-    while found := REPEATED.search(plain):
-        plain = plain[: found.start()] + found[1] * int(found[2]) + plain[found.end() :]
-    plain = COUNTED.sub(lambda one: one[1] * int(one[2]), plain)
+    while match := REPEATED.search(plain):
+        plain = plain[: match.start()] + match[1] * int(match[2]) + plain[match.end() :]
+    plain = COUNTED.sub(lambda match: match[1] * int(match[2]), plain)
     if set(plain) - set("EtmL|"):
         raise ValueError(f"pipeline layout {text!r} is not known")
     layers = tuple(piece.count("t") for piece in plain.split("|"))
@@ -109,7 +110,7 @@ class MemoryCase:
         return self.text(name) == "1"
 
     def given(self, flag: str, usual: int) -> int:
-        """A number among the further arguments, which rows cut off at their end."""
+        """Return a number among the other arguments, which rows cut off at their end."""
         text = self.flags.get(flag)
         if text is None or not text.isdigit():
             if usual:
@@ -306,7 +307,7 @@ NOTES = (
 
 
 def measure_peak_memory(*folders: str) -> Measurements:
-    """The tests in ``megatron_memory.csv`` of *folders*, or in these files."""
+    """Compare the tests in ``megatron_memory.csv`` of *folders*, or in these files."""
     records = (record for folder in folders for record in _records(Path(folder)))
     rows, skipped = compare_each(records, lambda record: _row(MemoryCase(record)))
     table = columns_of(rows)
@@ -332,7 +333,7 @@ def _row(test: MemoryCase) -> ScoredRow:
 
 
 def _command(test: MemoryCase) -> str:
-    """What a user types to see the memory of each stage, or why it cannot be typed."""
+    """Return the command that shows the memory of each stage, or why there is none."""
     gpu = test.text("gpu")
     try:
         model = _said_model(test.model)
@@ -344,7 +345,7 @@ def _command(test: MemoryCase) -> str:
 
 
 def _said_model(model: Model) -> str:
-    """A name with sizes, as ``load_model`` takes it, that means *model*."""
+    """Return a name with sizes, as ``load_model`` takes it, that means *model*."""
     sizes = {name: getattr(model, name) for name in COLUMN_SIZES} | {"seq": model.max_seq}
     for name in LIKE:
         word = words_of(name, sizes)

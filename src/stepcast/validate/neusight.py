@@ -53,7 +53,7 @@ class FP32Rows:
 
 
 def kernel_s(points: FP32Rows, fit: ComputeFit) -> FloatArray:
-    """Seconds of the kernels themselves."""
+    """Return the seconds of the kernels themselves."""
     rows, columns, gpu = points.rows, points.columns, points.gpu
     if points.op in MATRIX:
         sizes = (rows, columns, points.depth, points.batch)
@@ -72,7 +72,7 @@ def kernel_s(points: FP32Rows, fit: ComputeFit) -> FloatArray:
 
 
 def reported_s(points: FP32Rows, fit: ComputeFit, added_s: float, least_s: float) -> FloatArray:
-    """Seconds as that set reports them."""
+    """Return the seconds as that set reports them."""
     seconds = kernel_s(points, fit) + added_s
     return np.asarray((seconds**SHARPNESS + least_s**SHARPNESS) ** (1.0 / SHARPNESS))
 
@@ -120,7 +120,7 @@ ARCHITECTURES = {
 
 
 def neusight_kernels(model: str, seq: int, batch: int, training: bool) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """Forward and, when *training*, backward kernels; ValueError for a model whose sizes are not known."""
+    """Return forward and, when *training*, backward kernels; ValueError for a model of unknown sizes."""
     if model not in ARCHITECTURES:
         raise ValueError(f"unknown model {model!r}; known are {', '.join(ARCHITECTURES)}")
     shape = ARCHITECTURES[model]
@@ -195,7 +195,7 @@ def _model(shape: NeusightShape, seq: int, batch: int, training: bool) -> Iterat
 
 
 def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
-    """Two products for each product; element-wise kernels read the gradient and what was saved."""
+    """Yield two products for each product; element-wise kernels read the gradient and the saved tensor."""
     for work in reversed(forward):
         if isinstance(work, Matmul):
             yield Matmul(work.m, work.k, work.n, work.batch, FP32)
@@ -219,7 +219,7 @@ Table = Mapping[str, Sequence[str]]
 
 
 def measure_neusight(folder: str) -> Measurements:
-    """The operators and models in *folder*, or in that one file."""
+    """Compare the operators and models in *folder*, or in that one file."""
     path = Path(folder)
     skipped: Skipped = Counter()
     cells: list[OperatorCell] = []
@@ -228,9 +228,9 @@ def measure_neusight(folder: str) -> Measurements:
     for file in _files(path):
         table = _read(file)
         if "op" in table:
-            found = list(_cells(table, skipped, file.name))
-            figures |= _cell_figures(found)
-            cells += found
+            cells_of_file = list(_cells(table, skipped, file.name))
+            figures |= _cell_figures(cells_of_file)
+            cells += cells_of_file
         elif "model" in table:
             found_models = list(_models(table, skipped, file.name))
             figures |= _model_figures(found_models)
@@ -257,16 +257,16 @@ def _notes(cells: Sequence["OperatorCell"]) -> tuple[str, ...]:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    found = [next((path / name for name in names if (path / name).is_file()), None)
+    candidates = [next((path / name for name in names if (path / name).is_file()), None)
              for names in (OPERATOR_FILES, MODEL_FILES)]  # fmt: skip
-    files = [file for file in found if file is not None]
+    files = [file for file in candidates if file is not None]
     if not files:
         raise ValueError(f"{path}: expected ops_fp32.csv.gz or models_fp32.csv, as in NeuSight's set")
     return files
 
 
 def _read(file: Path) -> Table:
-    """The columns of a csv file."""
+    """Return the columns of a csv file."""
     lines = csv_rows(Source(file))
     names = next(lines, [])
     rows = [row for row in lines if len(row) == len(names)]
@@ -289,7 +289,7 @@ class OperatorCell:
         return float(np.mean(np.abs(self.predicted_s / self.measured_s - 1.0)))
 
     def calibrated_error(self, points: int) -> float:
-        """Mean error on the other rows once *points* of them have been measured on this GPU."""
+        """Return the mean error on the other rows once *points* of them have been measured on this GPU."""
         size = self.measured_s.size
         seen = np.random.default_rng(1).choice(size, min(points, size // 2), replace=False)
         rest = np.ones(size, dtype=bool)
@@ -298,11 +298,11 @@ class OperatorCell:
         better = np.asarray(correction.applied_s(self.predicted_s[rest]))
         return float(np.mean(np.abs(better / self.measured_s[rest] - 1.0)))
 
-    def name(self, at: int) -> str:
+    def name(self, index: int) -> str:
         p = self.points
-        sizes = f"{p.rows[at]:.0f} x {p.columns[at]:.0f}"
+        sizes = f"{p.rows[index]:.0f} x {p.columns[index]:.0f}"
         if p.op in MATRIX:
-            sizes = f"{sizes} x {p.depth[at]:.0f}" + (f", batch {p.batch[at]:.0f}" if p.op == "bmm" else "")
+            sizes = f"{sizes} x {p.depth[index]:.0f}" + (f", batch {p.batch[index]:.0f}" if p.op == "bmm" else "")
         return f"{p.op} {sizes} on {p.gpu.name}"
 
 
@@ -325,10 +325,10 @@ def _cells(table: Table, skipped: Skipped, file: str) -> Iterator[OperatorCell]:
             if np.any(chosen & broken):
                 skipped[f"{file}: no measured time"] += int(np.sum(chosen & broken))
                 chosen &= ~broken
-            at = np.flatnonzero(chosen)
-            if at.size:
-                points = _points(str(op), gpu, {name: column[at] for name, column in sizes.items()})
-                yield OperatorCell(points, measured_s[at], _predicted_s(points, _fold(gpu)))
+            rows = np.flatnonzero(chosen)
+            if rows.size:
+                points = _points(str(op), gpu, {name: column[rows] for name, column in sizes.items()})
+                yield OperatorCell(points, measured_s[rows], _predicted_s(points, _fold(gpu)))
 
 
 def _predicted_s(points: FP32Rows, fold: GpuFold) -> FloatArray:
@@ -336,7 +336,7 @@ def _predicted_s(points: FP32Rows, fold: GpuFold) -> FloatArray:
 
 
 def _points(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> FP32Rows:
-    """Their (m, n) by (n, k) as our rows, columns and depth."""
+    """Return their (m, n) by (n, k) as our rows, columns and depth."""
     if op in MATRIX:
         return FP32Rows(op, gpu, sizes["m"], sizes["k"], sizes["n"], sizes["b"])
     ones = np.ones_like(sizes["b"])
@@ -349,7 +349,7 @@ def _fold(gpu: Gpu) -> GpuFold:
 
 
 def _numbers(table: Table, name: str) -> FloatArray:
-    """Blank entries count as 1: a linear has no batch."""
+    """Return a column; blank entries count as 1, since a linear has no batch."""
     return np.array([value or "1" for value in table[name]], dtype=np.float64)
 
 
@@ -374,7 +374,7 @@ def _cell_figures(cells: Sequence[OperatorCell]) -> dict[str, float]:
 
 
 def _joined(cells: Sequence[OperatorCell], models: MeasuredColumns) -> MeasuredColumns:
-    """Operators and models in one table; names are made when a row is printed."""
+    """Return operators and models in one table; names are made when a row is printed."""
     starts = np.cumsum([0, *(cell.measured_s.size for cell in cells)])
     operators = int(starts[-1])
 
@@ -383,11 +383,11 @@ def _joined(cells: Sequence[OperatorCell], models: MeasuredColumns) -> MeasuredC
         blank = [""] * len(models)
         return [*own, *(models.tags[tag].tolist() if tag in models.tags else blank)]
 
-    def name(at: int) -> str:
-        if at >= operators:
-            return models.name(at - operators)
-        which = int(np.searchsorted(starts, at, side="right")) - 1
-        return cells[which].name(at - int(starts[which]))
+    def name(index: int) -> str:
+        if index >= operators:
+            return models.name(index - operators)
+        which = int(np.searchsorted(starts, index, side="right")) - 1
+        return cells[which].name(index - int(starts[which]))
 
     tags = {
         "kind": labels("kind", [cell.points.op for cell in cells]),

@@ -23,10 +23,10 @@ Place = tuple[str, str]
 
 
 def fit_residuals(table: MeasuredColumns, rows: BoolArray | None = None) -> dict[Place, Residual]:
-    """A residual for each profile and kind of which *rows* (or all) hold enough."""
+    """Return a residual for each profile and kind of which *rows* (or all) hold enough."""
     ratio, source = table.measured_s / table.predicted_s, table.tags["source"]
     known = np.ones(len(table), dtype=np.bool_) if rows is None else rows
-    found = {}
+    residuals = {}
     for place in dict.fromkeys(_places(table)):
         mask = known & _at(table, place)
         if mask.sum() < FEWEST:
@@ -36,30 +36,30 @@ def fit_residuals(table: MeasuredColumns, rows: BoolArray | None = None) -> dict
         if spread <= WIDEST:
             model, _, generation = place[1].partition(" on ")
             sources = len(set(source[mask].tolist()))
-            found[place] = Residual(generation, model == "experts", factor, int(mask.sum()), sources, spread)
-    return found
+            residuals[place] = Residual(generation, model == "experts", factor, int(mask.sum()), sources, spread)
+    return residuals
 
 
 def shipped_residuals(table: MeasuredColumns) -> dict[Place, Residual]:
-    """Those that the profiles of these rows hold."""
-    found = {}
+    """Return the residuals that the profiles of these rows hold."""
+    residuals = {}
     for place in dict.fromkeys(_places(table)):
         model, _, generation = place[1].partition(" on ")
         residual = load_profile(place[0]).residual(generation, model == "experts")
         if residual is not None:
-            found[place] = residual
-    return found
+            residuals[place] = residual
+    return residuals
 
 
 def correct_s(table: MeasuredColumns, residuals: dict[Place, Residual]) -> FloatArray:
-    """Predictions with the residuals of their own framework and generation."""
+    """Return predictions with the residuals of their own framework and generation."""
     factors = [residuals[place].factor if place in residuals else 1.0 for place in _places(table)]
     corrected: FloatArray = table.predicted_s * np.array(factors)
     return corrected
 
 
 def leave_out_s(table: MeasuredColumns) -> FloatArray:
-    """Predictions with residuals that were fitted without any row of the same source."""
+    """Return predictions with residuals that were fitted without any row of the same source."""
     predicted_s = table.predicted_s.copy()
     for source in sorted(set(table.tags["source"].tolist())):
         own = table.tags["source"] == source
@@ -68,7 +68,7 @@ def leave_out_s(table: MeasuredColumns) -> FloatArray:
 
 
 def residual_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
-    """Errors with the residuals that ship, and with each source's rows left out of them."""
+    """Yield errors with the shipped residuals, and with each source's rows left out of them."""
     if not len(table):
         return
     ways = {

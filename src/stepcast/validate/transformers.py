@@ -76,7 +76,7 @@ def setting_words(record: Record) -> set[str]:
 
 
 def config_words(record: Record, folder: Path) -> str:
-    """The config of a row, with as many layers as it ran."""
+    """Return the config of a row, with as many layers as it ran."""
     path = folder / "configs" / f"{record['model']}.json"
     return f"{path}:layers={record['layers']}" if record.get("layers") else str(path)
 
@@ -132,7 +132,7 @@ class Setting:
 
 
 def step_files(folder: str) -> list[Path]:
-    """Those in *folder*, or that one file."""
+    """Return the csv files in *folder*, or that one file."""
     path = Path(folder)
     files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
@@ -141,8 +141,9 @@ def step_files(folder: str) -> list[Path]:
 
 
 def measure_transformers(folder: str, calibration: str = "") -> Measurements:
-    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside; *calibration* names a
-    profile of the GPU.
+    """Compare every ``steps*.csv`` in *folder*, or that one file, with the configs next to them.
+
+    *calibration* names a profile of the GPU.
     """
     files, own = step_files(folder), _loaded(calibration)
     further = ("--calibration", calibration) if calibration else ()
@@ -159,7 +160,7 @@ def measure_transformers(folder: str, calibration: str = "") -> Measurements:
 def measurements_of(
     rows: Sequence[ScoredRow], skipped: Mapping[str, int], peaks: Sequence[Peak], notes: tuple[str, ...]
 ) -> Measurements:
-    """Steps and their phases, and what was allocated at their peaks."""
+    """Return steps and their phases, and the bytes allocated at their peaks."""
     table = columns_of(rows)
     selections = {name: table.tags["phase"] == name for name in ("step", *PHASES)} if rows else {}
     names = ("mean_abs_error", "worst_abs_error", "mean_error")
@@ -170,25 +171,29 @@ def measurements_of(
 def _loaded(path: str) -> Calibration | None:
     if not path:
         return None
-    found = calibration_of(read_toml(path), path)
-    if found.gpu != GPU:
-        raise ValueError(f"{path} was measured on {found.gpu}; these steps ran on an {GPU}")
-    return found
+    loaded = calibration_of(read_toml(path), path)
+    if loaded.gpu != GPU:
+        raise ValueError(f"{path} was measured on {loaded.gpu}; these steps ran on an {GPU}")
+    return loaded
 
 
 def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
-    """Every row; one that was measured more than once by the medians of its times, for it waits for a host
-    whose pace differs from visit to visit.
+    """Yield every row; a row that was measured more than once has the medians of its times.
+
+    It waits for a host whose pace differs from visit to visit.
     """
     visits: dict[tuple[str | None, ...], list[tuple[Path, Record]]] = {}
     for file in files:
         for record in records(file):
             visits.setdefault(tuple(record.get(name) for name in ROW), []).append((file, record))
-    for found in visits.values():
-        file, record = found[0]
-        if len(found) > 1:
+    for visits_of_row in visits.values():
+        file, record = visits_of_row[0]
+        if len(visits_of_row) > 1:
             times = [name for name in record if name.endswith("_ms")]
-            record = {**record, **{name: _median(name, [each for _, each in found]) for name in times}}
+            record = {
+                **record,
+                **{name: _median(name, [record_of_visit for _, record_of_visit in visits_of_row]) for name in times},
+            }
         yield file, record
 
 
@@ -220,7 +225,7 @@ def step_rows(
     further: Mapping[str, str] = MappingProxyType({}),
     banded: bool = False,
 ) -> Iterator[ScoredRow]:
-    """The step of *record* and its phases, as far as they were measured; its peak goes into *peaks*."""
+    """Yield the step of *record* and its phases, as far as they were measured; its peak goes into *peaks*."""
     layers = f"@{record['layers']}" if record.get("layers") else ""
     batch, seq = int(record["batch"]), int(record["seq"])
     name = f"{record['model']}{layers} {batch} x {seq} {record['setting']}".strip()
@@ -254,7 +259,7 @@ CAPTURED_NOTES = (
 
 
 def measure_captured(*folders: str) -> Measurements:
-    """Every ``steps*.csv`` in *folders*, or that one file, with the configs beside."""
+    """Compare every ``steps*.csv`` in *folders*, or that one file, with the configs next to them."""
     from stepcast.pytorch.load import load_torch, load_transformers
 
     versions = load_torch("capture").__version__, load_transformers("capture").__version__
@@ -263,9 +268,9 @@ def measure_captured(*folders: str) -> Measurements:
     peaks: list[Peak] = []
     asked = list(merge_visits([file for folder in folders for file in step_files(folder)]))
     with _workers(len(asked)) as map_each:
-        found = iter(map_each(_compared, asked))
+        results = iter(map_each(_compared, asked))
         for file, _ in report_progress(asked):
-            own, own_peaks, why = next(found)
+            own, own_peaks, why = next(results)
             if why:
                 skipped[f"{file.name}: {why}"] += 1
             rows += own
@@ -275,7 +280,7 @@ def measure_captured(*folders: str) -> Measurements:
 
 @contextmanager
 def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """``map`` by a process for each core, each of which loads PyTorch once; of a few rows by this one."""
+    """Yield ``map`` over processes that load PyTorch once each; for a few rows the plain ``map``."""
     count = min(MOST_WORKERS, os.cpu_count() or 1, rows // ROWS_OF_A_WORKER)
     if count < 2:
         yield map
@@ -285,7 +290,7 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
 
 
 def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Peak], str]:
-    """The rows of one step and its peak; or why there are none."""
+    """Return the rows of one step and its peak; or why there are none."""
     file, record = asked
     peaks: list[Peak] = []
     try:
@@ -305,7 +310,7 @@ def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
 
 
 def _unseen(what: str, tokens: int) -> float:
-    """The share of weights without a gradient, of a model that is known by its config."""
+    """Return the share of weights without a gradient, of a model that is known by its config."""
     try:
         return unseen_share(load_model(what), tokens)
     except ValueError:

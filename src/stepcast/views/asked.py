@@ -15,42 +15,42 @@ ISSUED = {
 }
 
 
-def asked_pairs(found: Facts) -> list[tuple[str, object]]:
-    """Model, cluster, software, layout, batch and command, as far as *found* tells them."""
+def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
+    """Return model, cluster, software, layout, batch and command, as far as the facts have them."""
     pairs: list[tuple[str, object]] = []
-    strategy = found.get("strategy") or {}
-    if found.get("model"):
-        parameters = found.get("parameters")
-        told = f": {format_short_count(parameters)} parameters" if parameters else ""
-        pairs.append(("model", f"{found['model']}{told}"))
-    if found.get("workload"):
-        pairs.append(("workload", found["workload"]))
-    if found.get("cluster"):
-        pairs.append(("cluster", _cluster(found, strategy)))
-    if found.get("framework"):
-        how = f": {found['kernels']} kernels {ISSUED[found['execution']]}" if found.get("execution") else ""
-        pairs.append(("framework", f"{found['framework']}{how}"))
+    strategy = facts.get("strategy") or {}
+    if facts.get("model"):
+        parameters = facts.get("parameters")
+        words = f": {format_short_count(parameters)} parameters" if parameters else ""
+        pairs.append(("model", f"{facts['model']}{words}"))
+    if facts.get("workload"):
+        pairs.append(("workload", facts["workload"]))
+    if facts.get("cluster"):
+        pairs.append(("cluster", _cluster(facts, strategy)))
+    if facts.get("framework"):
+        how = f": {facts['kernels']} kernels {ISSUED[facts['execution']]}" if facts.get("execution") else ""
+        pairs.append(("framework", f"{facts['framework']}{how}"))
     if strategy:
         pairs.append(("layout", _layout(strategy)))
     if strategy.get("seq"):
         pairs.append(("batch", f"{_batch(strategy)}, micro-batches of {strategy['micro_batch']:,}"))
-    elif found.get("seq"):
-        pairs.append(("batch", _batch(found)))
-    if found.get("command"):
-        pairs.append((f"stepcast {found['version']}", found["command"].removeprefix("stepcast ")))
+    elif facts.get("seq"):
+        pairs.append(("batch", _batch(facts)))
+    if facts.get("command"):
+        pairs.append((f"stepcast {facts['version']}", facts["command"].removeprefix("stepcast ")))
     return pairs
 
 
-def _cluster(found: Facts, strategy: Facts) -> str:
-    if not (found.get("gpu") and strategy.get("gpus")):
-        return str(found["cluster"])
-    gpus, per_node = strategy["gpus"], found["gpus_per_node"]
+def _cluster(facts: Facts, strategy: Facts) -> str:
+    if not (facts.get("gpu") and strategy.get("gpus")):
+        return str(facts["cluster"])
+    gpus, per_node = strategy["gpus"], facts["gpus_per_node"]
     spread = f", {per_node} a node" if gpus > per_node else ""
-    return f"{found['cluster']}: {gpus:,} {found['gpu']}{spread}"
+    return f"{facts['cluster']}: {gpus:,} {facts['gpu']}{spread}"
 
 
 def _layout(strategy: Facts) -> str:
-    """What is split, and how states and activations are kept; ways of one go unsaid."""
+    """Return the degrees above one, then how states are sharded and activations recomputed."""
     ways = [f"{name} {strategy[name]:,}" for name in LAYOUT if strategy.get(name, 1) > 1]
     kept = []
     if "sharding" in strategy:
@@ -62,8 +62,8 @@ def _layout(strategy: Facts) -> str:
 
 def _batch(strategy: Facts) -> str:
     sequences = strategy["global_batch"]
-    told = f"{sequences:,} sequence{'' if sequences == 1 else 's'} of {strategy['seq']:,} tokens"
-    return f"{told} in {strategy['precision']}" if strategy.get("precision") else told
+    words = f"{sequences:,} sequence{'' if sequences == 1 else 's'} of {strategy['seq']:,} tokens"
+    return f"{words} in {strategy['precision']}" if strategy.get("precision") else words
 
 
 MOST_SHOWN = 12  # keys without effect

@@ -22,7 +22,7 @@ def compare_view(
     stages: list[RowFacts] = [
         {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
     ]
-    differing = [(one["name"], one["predicted"], one["measured"]) for one in facts["differences"]]
+    differing = [(row["name"], row["predicted"], row["measured"]) for row in facts["differences"]]
     parts: list[RowFacts] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
     return ui.View(
         f"{format_seconds(facts['step_s'])} vs {format_seconds(facts['measured_step_s'])}",
@@ -98,7 +98,7 @@ def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[ui.Figure]:
     elif facts["same_run"]:
         figures.append(ui.text_line("error", "-"))
     if facts["differences"]:
-        listed = [f"{one['name']} {one['predicted']} vs {one['measured']}" for one in facts["differences"]]
+        listed = [f"{row['name']} {row['predicted']} vs {row['measured']}" for row in facts["differences"]]
         figures.append(ui.text_line("settings that differ" if one_kind else "not the same run", "; ".join(listed)))
     if changed := [row for row in facts["parts"] if row["difference_s"]]:
         largest = max(changed, key=lambda row: abs(row["difference_s"]))

@@ -54,12 +54,12 @@ class Page:
 
     @property
     def sections(self) -> list[Section]:
-        """The parts that there is something to see in."""
+        """Return the parts that have something to show."""
         return [part for part in self.parts if part]
 
 
 def render(page: Page) -> bytes:
-    """The whole file."""
+    """Return the file of a page."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -84,13 +84,13 @@ def render(page: Page) -> bytes:
 
 
 def body_of(page: Page) -> Markup:
-    """All between the bar at the top and the foot."""
+    """Return everything between the bar at the top and the footer."""
     return join(
         (
             _asked(page),
             tag("header", page.headline, class_="answer"),
             _notes("Warnings", "warning", page.warnings),
-            tag("div", _placed(page.sections), class_="sections"),
+            tag("div", _arrange(page.sections), class_="sections"),
             _notes("Defaults used", "assumed", page.assumptions),
             _command(page.about),
         )
@@ -98,7 +98,7 @@ def body_of(page: Page) -> Markup:
 
 
 def _asked(page: Page) -> Markup | None:
-    """What was asked, as the text report and its JSON begin: whoever finds the page knows what it is of."""
+    """Return the question at the head of the page, as text and JSON begin with it."""
     made = {"command": page.about.command, "version": page.about.version}
     told = asked_pairs({**page.facts, **made} if page.about.command else page.facts)
     if not told:
@@ -108,7 +108,7 @@ def _asked(page: Page) -> Markup | None:
 
 
 def data_block(key: str, value: object) -> Markup:
-    """*value* as JSON that a page holds and nothing runs."""
+    """Return *value* as JSON that the page holds and nothing executes."""
     data = msgspec.json.encode(_plain(value)).decode()
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
@@ -116,18 +116,18 @@ def data_block(key: str, value: object) -> Markup:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: no text that is none, no number that is none."""
+    """Return a value as JSON can hold it: valid text, and lists instead of arrays."""
     if isinstance(value, Mapping):
-        return {visible(str(key)): _plain(each) for key, each in value.items()}
+        return {visible(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _bar(page: Page) -> Markup:
-    links = [tag("a", each.title, href=f"#{each.key}") for each in page.sections]
+    links = [tag("a", section.title, href=f"#{section.key}") for section in page.sections]
     return tag(
         "div",
         tag("span", "stepcast", class_="mark"),
@@ -139,29 +139,29 @@ def _bar(page: Page) -> Markup:
     )
 
 
-def _placed(sections: Sequence[Section]) -> list[Markup]:
-    """Two beside each other; one that is left alone in its row fills it."""
-    made: list[Markup] = []
+def _arrange(sections: Sequence[Section]) -> list[Markup]:
+    """Return sections two to a row; a section that is alone in its row fills it."""
+    placed: list[Markup] = []
     alone = True
-    for at, each in enumerate(sections):
-        if each.wide:
-            made.append(_section(each, True))
+    for index, section in enumerate(sections):
+        if section.wide:
+            placed.append(_section(section, True))
             alone = True
             continue
-        last = at + 1 == len(sections) or sections[at + 1].wide
-        made.append(_section(each, alone and last))
+        last = index + 1 == len(sections) or sections[index + 1].wide
+        placed.append(_section(section, alone and last))
         alone = not alone
-    return made
+    return placed
 
 
-def _section(each: Section, wide: bool) -> Markup:
+def _section(section: Section, wide: bool) -> Markup:
     return tag(
         "section",
-        tag("h2", explain(each.title), id=f"{each.key}-title"),
-        tag("p", each.lead, class_="lead") if each.lead else None,
-        each.body,
-        id=each.key,
-        aria_labelledby=f"{each.key}-title",
+        tag("h2", explain(section.title), id=f"{section.key}-title"),
+        tag("p", section.lead, class_="lead") if section.lead else None,
+        section.body,
+        id=section.key,
+        aria_labelledby=f"{section.key}-title",
         class_="wide" if wide else None,
     )
 
@@ -201,19 +201,19 @@ def _foot(about: About) -> Markup:
 
 @cache
 def asset(name: str) -> str:
-    """A file of this package as text."""
+    """Return a file of this package as text."""
     return files("stepcast.views").joinpath("assets", name).read_text("utf-8")
 
 
 @cache
 def digest(name: str) -> str:
-    """As a Content-Security-Policy names what a page holds within itself."""
+    """Return the digest by which a Content-Security-Policy allows a script or style inside the page."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(asset(name).encode()).digest()).decode()}'"
 
 
 @cache
 def policy() -> str:
-    """What a page may do: run its own program and show its own style, and nothing beyond itself."""
+    """Return what a page may do: run its own program and show its own style, and nothing else."""
     return (
         f"default-src 'none'; script-src {digest('page.js')}; style-src {digest('page.css')}; "
         "img-src data:; base-uri 'none'; form-action 'none'"

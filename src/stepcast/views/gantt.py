@@ -22,7 +22,7 @@ LEAST_COLUMNS = 1e-3
 
 
 def gantt(timeline: Timeline, width: int) -> str:
-    """What each rank does most in each slice of the step."""
+    """Return a row for each rank: its main activity in each slice of the step."""
     ranks, stage_of = timeline.ranks, timeline.stage_of_rank
     names = [f"stage {stage_of[rank]}" if rank in stage_of else f"rank {rank}" for rank in ranks]
     label = max(map(len, names), default=0)
@@ -39,7 +39,7 @@ def gantt(timeline: Timeline, width: int) -> str:
 
 
 def _legend(drawn: str) -> str:
-    """What the marks mean; those of short phases only where there are any."""
+    """Return the meaning of the marks; those of short phases only where there are any."""
     parts = [LEGEND]
     if any(mark in drawn for mark in "fbw"):
         parts.append(SHORT)
@@ -49,7 +49,7 @@ def _legend(drawn: str) -> str:
 
 
 def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
-    """The character of each slice: the activity that fills most of it."""
+    """Return the character of each slice: the activity that fills most of it."""
     marks = ["F", "B", "W", "o", "-"]
     filled = np.zeros((len(marks), columns))
     slot_mark = [_mark(detail.get("slot", "")) for detail in timeline.details]
@@ -72,14 +72,14 @@ def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
     filled[marks.index("-")] = np.minimum(filled[-1], 1 - np.minimum(filled[:-1].sum(axis=0), 1)) * 0.999
     best = filled.argmax(axis=0)
     idle = 1 - filled.sum(axis=0)
-    row = ["." if idle[at] > filled[best[at], at] else marks[best[at]] for at in range(columns)]
+    row = ["." if idle[column] > filled[best[column], column] else marks[best[column]] for column in range(columns)]
     computes = kinds == SpanKind.COMPUTE
     phases = _phases(begin[computes], end[computes], mark_of[computes])
     return _with_short(row, [(first, last, marks[mark]) for first, last, mark in phases])
 
 
 def _phases(begin: Floats, end: Floats, mark_of: Ints) -> list[tuple[float, float, int]]:
-    """Work of one mark without other work in between: where it begins and ends, in columns."""
+    """Return runs of work with one mark: where each begins and ends, in columns."""
     if not len(begin):
         return []
     order = np.argsort(begin, kind="stable")
@@ -90,7 +90,7 @@ def _phases(begin: Floats, end: Floats, mark_of: Ints) -> list[tuple[float, floa
 
 
 def _with_short(row: list[str], phases: list[tuple[float, float, str]]) -> str:
-    """*row* with the phases that no column shows, because another activity fills most of it, marked too."""
+    """Return *row* with marks for phases that no column shows because another activity fills most of it."""
     middles: dict[int, list[tuple[str, bool]]] = {}
     for first, last, mark in phases:
         if last - first < LEAST_COLUMNS:
@@ -98,15 +98,15 @@ def _with_short(row: list[str], phases: list[tuple[float, float, str]]) -> str:
         seen = mark in row[int(first) : max(ceil(last), int(first) + 1)]
         middles.setdefault(min(int((first + last) / 2), len(row) - 1), []).append((mark, seen))
     drawn = list(row)
-    for at, found in middles.items():
-        marks = {mark for mark, _ in found}
-        if not all(seen for _, seen in found):
-            drawn[at] = marks.pop().lower() if len(marks) == 1 else SEVERAL_MARK
+    for column, phases_here in middles.items():
+        marks = {mark for mark, _ in phases_here}
+        if not all(seen for _, seen in phases_here):
+            drawn[column] = marks.pop().lower() if len(marks) == 1 else SEVERAL_MARK
     return "".join(drawn)
 
 
 def _busy_until(edges: Floats, begin: Floats, end: Floats) -> Floats:
-    """Summed length of the spans before each edge."""
+    """Return the summed length of the spans before each edge."""
     order_b, order_e = np.sort(begin), np.sort(end)
     sum_b, sum_e = np.concatenate([[0], np.cumsum(order_b)]), np.concatenate([[0], np.cumsum(order_e)])
     started, ended = np.searchsorted(order_b, edges), np.searchsorted(order_e, edges)

@@ -24,7 +24,7 @@ def _normalise(name: str) -> str:
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """Match any term, the longest first; acronyms such as PP or NIC only in capitals."""
+    """Return the pattern of any term, the longest first; acronyms such as PP or NIC only in capitals."""
     names = sorted(load_definitions(), key=len, reverse=True)
     alternatives = (re.escape(name) if name.isupper() else f"(?i:{re.escape(name)})" for name in names)
     return re.compile(rf"(?<![\w-])(?:{'|'.join(alternatives)})(?![\w-])")

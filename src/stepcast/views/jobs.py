@@ -125,10 +125,10 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     named = {words: facts["operations_s"][part] for part, words in STREAM_PARTS.items()}
     total_s = sum(named.values())
     figures += bottleneck_figures(named, total_s, (STREAM_PARTS["compute"],), "the time of a GPU")
-    for one in facts["stragglers"]:
-        more = format_seconds(one["extra_s"])
-        note = f"computes {one['factor']:.2f}x as long as the median of the others ({more} more)"
-        rank = f"GPU {one['rank']}"
+    for row in facts["stragglers"]:
+        more = format_seconds(row["extra_s"])
+        note = f"computes {row['factor']:.2f}x as long as the median of the others ({more} more)"
+        rank = f"GPU {row['rank']}"
         figures.append(ui.Figure("straggler", rank, note, line=f"{rank} {note}", mood=ui.Mood.BAD))
     if not facts["stragglers"]:
         figures.append(ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU"))

@@ -20,7 +20,7 @@ Child = Any  # Markup, text, a number, None, or several of them
 
 
 def text(value: object, most: int = LONGEST_TEXT) -> Markup:
-    """*value* as text of a page: escaped, with nothing in it that turns or hides text.
+    """Return *value* as text of a page: escaped, without characters that reverse or hide text.
 
     What is overlong is cut in the middle and told; it stands whole in the facts of the page.
     """
@@ -46,7 +46,7 @@ def _part(child: Child) -> str:
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
-    """An element; ``class_`` is class, ``aria_label`` aria-label; None or False leaves an attribute out."""
+    """Return an element; ``class_`` is class, ``aria_label`` aria-label; None or False omits an attribute."""
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID and not children:
         return Markup(f"<{name}{written}/>")

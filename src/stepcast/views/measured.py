@@ -126,7 +126,7 @@ def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Breakdown:
-    large = [each for each in shares_of(breakdown_s) if each.amount >= SMALLEST_SHARE * step_s]
+    large = [share for share in shares_of(breakdown_s) if share.amount >= SMALLEST_SHARE * step_s]
     return ui.Breakdown(TIME_BREAKDOWN, large, step_s)
 
 
@@ -164,7 +164,7 @@ def _megatron_figures(facts: Facts, layout: str) -> list[ui.Figure]:
         ),
     ]
     if facts["communication_s"]:
-        group, worst = max(facts["communication_s"].items(), key=lambda each: each[1]["exposed"])
+        group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"])
         exposed = f"{format_seconds(worst['exposed'])} exposed"
         figures.append(ui.Figure("costliest communication", group, exposed, shown=ui.Shown.PAGE))
     if len(facts["stages"]) > 1:
@@ -193,7 +193,7 @@ def straggler_words(facts: Facts) -> str:
     slow, cost_s = facts["stragglers"], facts.get("straggler_cost_s")
     if not slow:
         return "not known from one rank" if len(facts["ranks"]) == 1 and facts["gpus"] > 1 else "none"
-    named = ", ".join(f"rank {one['rank']} ({one['factor']:.2f}x)" for one in slow[:MOST_NAMED])
+    named = ", ".join(f"rank {row['rank']} ({row['factor']:.2f}x)" for row in slow[:MOST_NAMED])
     more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
     if len(slow) == 1:
         named = f"rank {slow[0]['rank']} takes {slow[0]['factor']:.2f}x as long as its peers"
@@ -215,9 +215,9 @@ def _straggler_figure(facts: Facts) -> ui.Figure:
 def _uneven(facts: Facts) -> list[Facts]:
     """Return the sets of ranks whose experts get clearly uneven numbers of tokens."""
     return [
-        one
-        for one in facts["expert_imbalance"]
-        if one["factor"] >= UNEVEN_FACTOR or one["exchange_factor"] >= UNEVEN_FACTOR
+        row
+        for row in facts["expert_imbalance"]
+        if row["factor"] >= UNEVEN_FACTOR or row["exchange_factor"] >= UNEVEN_FACTOR
     ]
 
 
@@ -225,7 +225,7 @@ def _expert_figures(facts: Facts) -> list[ui.Figure]:
     uneven = _uneven(facts)
     if not uneven:
         return []
-    worst = max(uneven, key=lambda one: max(one["factor"], one["exchange_factor"]))
+    worst = max(uneven, key=lambda row: max(row["factor"], row["exchange_factor"]))
     waits_s = max(worst["waits_caused_s"].values(), default=0.0)
     waited = f"; others wait up to {format_seconds(waits_s)} for it" if waits_s else ""
     busiest = f"rank {worst['busiest_rank']} gets {worst['factor']:.2f}x the mean number of tokens"
@@ -234,28 +234,28 @@ def _expert_figures(facts: Facts) -> list[ui.Figure]:
 
 def _experts(facts: Facts) -> ui.Remarks:
     remarks = []
-    for one in _uneven(facts)[:MOST_LINES]:
-        tokens = ", ".join(map(str, one["tokens"].values()))
+    for row in _uneven(facts)[:MOST_LINES]:
+        tokens = ", ".join(map(str, row["tokens"].values()))
         evidence = [
-            f"ranks {', '.join(one['tokens'])} work on {tokens} tokens, mean {one['mean_tokens']:.0f}; "
-            f"the busiest of each exchange on {one['exchange_factor']:.2f}x its mean"
+            f"ranks {', '.join(row['tokens'])} work on {tokens} tokens, mean {row['mean_tokens']:.0f}; "
+            f"the busiest of each exchange on {row['exchange_factor']:.2f}x its mean"
         ]
-        waits = [f"rank {rank} {format_seconds(s)}" for rank, s in one["waits_caused_s"].items() if s > 0]
+        waits = [f"rank {rank} {format_seconds(s)}" for rank, s in row["waits_caused_s"].items() if s > 0]
         if waits:
             evidence.append(f"waiting for it: {', '.join(waits[:8])}")
-        words = f" has busy experts: {one['factor']:.2f}x the mean tokens of the ranks it shares them with"
-        remarks.append(ui.Remark(f"rank {one['busiest_rank']}", words, evidence))
+        words = f" has busy experts: {row['factor']:.2f}x the mean tokens of the ranks it shares them with"
+        remarks.append(ui.Remark(f"rank {row['busiest_rank']}", words, evidence))
     return ui.Remarks("Expert imbalance", remarks)
 
 
 def _stragglers(facts: Facts) -> ui.Remarks:
     remarks = [
         ui.Remark(
-            f"rank {one['rank']}",
-            f" is slow: {one['factor']:.2f}x as long as others for the same work",
-            one["evidence"],
+            f"rank {row['rank']}",
+            f" is slow: {row['factor']:.2f}x as long as others for the same work",
+            row["evidence"],
         )
-        for one in facts["stragglers"]
+        for row in facts["stragglers"]
     ]
     return ui.Remarks("Slow ranks", remarks, lead="What to look at first.")
 
@@ -340,18 +340,18 @@ def _critical_path(facts: Facts) -> ui.Table | None:
     path = facts["critical_path"]
     if not path:
         return None
-    long = [one for one in path if one["duration_s"] >= 0.01 * facts["step_s"]]
+    long = [step for step in path if step["duration_s"] >= 0.01 * facts["step_s"]]
     rows = [
         (
-            format_seconds(one["start_s"]),
-            "rank " + ", ".join(map(str, one["ranks"][:4])),
-            one["operation"],
-            "-" if one["micro_batch"] is None else one["micro_batch"],
-            format_seconds(one["duration_s"]),
+            format_seconds(step["start_s"]),
+            "rank " + ", ".join(map(str, step["ranks"][:4])),
+            step["operation"],
+            "-" if step["micro_batch"] is None else step["micro_batch"],
+            format_seconds(step["duration_s"]),
         )
-        for one in long[:MOST_ROWS]
+        for step in long[:MOST_ROWS]
     ]
-    rest_s = sum(one["duration_s"] for one in path) - sum(one["duration_s"] for one in long)
+    rest_s = sum(step["duration_s"] for step in path) - sum(step["duration_s"] for step in long)
     rows.append(("", "", f"{len(path) - len(long)} shorter ones", "", format_seconds(rest_s)))
     if len(long) > MOST_ROWS:
         rows.append(("", "", f"and {len(long) - MOST_ROWS} more (--json)", "", ""))

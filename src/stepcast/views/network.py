@@ -31,7 +31,7 @@ class SlowedKind(NamedTuple):
 def network_view(facts: Facts) -> ui.View:
     """Return the view of a step whose communication shares links."""
     step_s = facts["step_s"]
-    tiers = [each for each in facts["tiers"] if each["bytes"] > 0]
+    tiers = [tier for tier in facts["tiers"] if tier["bytes"] > 0]
     costs = f"sharing links costs {_sharing_cost(facts) * 100:.1f} %"
     what = facts.get("model") or facts.get("workload") or ""
     use = "use of the busiest link of each tier over time"
@@ -45,7 +45,7 @@ def network_view(facts: Facts) -> ui.View:
             _tiers(tiers),
             ui.HeatMap(
                 "Tiers over time",
-                [(each["tier"], each["busiest_over_time"]) for each in tiers],
+                [(tier["tier"], tier["busiest_over_time"]) for tier in tiers],
                 step_s,
                 use,
                 lead="Use of the busiest link of each tier, from the start of the step to its end.",
@@ -53,7 +53,7 @@ def network_view(facts: Facts) -> ui.View:
             ),
             ui.HeatMap(
                 "The busiest links over time",
-                [(_link_name(each), each["share_over_time"]) for each in facts["hottest"]],
+                [(_link_name(tier), tier["share_over_time"]) for tier in facts["hottest"]],
                 step_s,
                 "use of each link over time",
                 lead="A line for each link, the busiest first. Darker is more use; red is more than 94 %.",
@@ -92,10 +92,10 @@ def _figures(facts: Facts, costs: str, used: bool) -> list[ui.Figure]:
         mood = ui.Mood.BAD if _sharing_cost(facts) >= COSTLY else ui.Mood.NEUTRAL
         name = link["link"]
         figures.append(ui.Figure("busiest link", name, use, line=f"{name}{alike}: {use}", mood=mood))
-    each = "times each collective by itself"
+    note = "times each collective by itself"
     return [
         *figures,
-        ui.Figure("fast engine", fast, each, line=f"{fast}: it {each}"),
+        ui.Figure("fast engine", fast, note, line=f"{fast}: it {note}"),
         ui.Figure("network", f"{links} links", routing),
     ]
 
@@ -121,24 +121,24 @@ def _link_name(link: Facts) -> str:
 def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
     if not links:
         return None
-    groups = sorted({name for each in links for name in each["users"]})
+    groups = sorted({name for link in links for name in link["users"]})
     bars = []
-    for each in links:
-        total, amounts, tips = sum(each["users"].values()) or 1.0, dict[str, float](), []
+    for link in links:
+        total, amounts, tips = sum(link["users"].values()) or 1.0, dict[str, float](), []
         for group in groups:
-            if size := each["users"].get(group, 0.0):
+            if size := link["users"].get(group, 0.0):
                 kind = _colour(group)
-                amounts[kind] = amounts.get(kind, 0.0) + size / total * each["share"]
+                amounts[kind] = amounts.get(kind, 0.0) + size / total * link["share"]
                 tips.append(f"{group} {format_bytes(size)}")
-        at_capacity = f"at capacity {format_percent(each['full_s'] / step_s)}" if step_s else ""
-        share, tip = format_percent(each["share"]), f"{each['link']}: {', '.join(tips)}"
-        bars.append(ui.Bar(_link_name(each), amounts, share, at_capacity, tip))
+        at_capacity = f"at capacity {format_percent(link['full_s'] / step_s)}" if step_s else ""
+        share, tip = format_percent(link["share"]), f"{link['link']}: {', '.join(tips)}"
+        bars.append(ui.Bar(_link_name(link), amounts, share, at_capacity, tip))
     columns: dict[str, ui.Source] = {
         "busiest links": "link",
         "alike": "alike,",
         "mean use": "share",
-        "at capacity": lambda each: format_percent(each["full_s"] / step_s) if step_s else "-",
-        "used by": lambda each: _users_words(each["users"]),
+        "at capacity": lambda link: format_percent(link["full_s"] / step_s) if step_s else "-",
+        "used by": lambda link: _users_words(link["users"]),
     }
     kinds: dict[str, str] = {}
     for group in groups:
@@ -148,7 +148,7 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
         "Who uses the busiest links",
         bars,
         kinds,
-        max(each["share"] for each in links),
+        max(link["share"] for link in links),
         show=format_percent,
         unit=0.01,
         table=ui.table_of("Busiest links", links[:MOST_LINKS], columns),
@@ -172,15 +172,15 @@ def _colour(group: str) -> str:
 def sum_by_kind(operations: Sequence[Facts]) -> list[SlowedKind]:
     """Return the sums over stages of each kind and group of communication, the most slowed first."""
     sums: dict[tuple[str, str], SlowedKind] = {}
-    for each in operations:
-        key = each["operation"], each["group"]
+    for row in operations:
+        key = row["operation"], row["group"]
         known = sums.get(key, SlowedKind(*key, 0, 0.0, 0.0, 1.0))
         sums[key] = SlowedKind(
             *key,
-            known.runs + each["count"],
-            known.alone_s + each["alone_s"],
-            known.took_s + each["took_s"],
-            max(known.slowest, each["slowest"]),
+            known.runs + row["count"],
+            known.alone_s + row["alone_s"],
+            known.took_s + row["took_s"],
+            max(known.slowest, row["slowest"]),
         )
     return sorted(sums.values(), key=lambda kind: kind.alone_s - kind.took_s)
 

@@ -112,7 +112,7 @@ def _memory(facts: Facts) -> ui.Figure:
     verdicts = [phase["memory_bytes"] for phase in facts["phases"]]
     if None in verdicts:
         return ui.Figure("memory", "not checked", "the step was measured", line=NOT_CHECKED)
-    memory = max(verdicts, key=lambda each: each["total"] / each["capacity"])
+    memory = max(verdicts, key=lambda verdict: verdict["total"] / verdict["capacity"])
     words = memory_words(memory)
     used, _, verdict = words.partition(" of ")
     mood = ui.Mood.GOOD if memory["fits"] else ui.Mood.BAD
@@ -223,14 +223,14 @@ def _phases(facts: Facts) -> ui.Table | None:
     rows = [
         (
             number,
-            f"{each['gpus']:,}",
-            f"{each['steps']:,}",
-            format_seconds(each["step_s"]),
-            f"{each['days']:.1f}",
-            f"{each['interruptions']:,.0f}",
-            memory_words(each["memory_bytes"]) if each["memory_bytes"] else "not checked",
+            f"{phase['gpus']:,}",
+            f"{phase['steps']:,}",
+            format_seconds(phase["step_s"]),
+            f"{phase['days']:.1f}",
+            f"{phase['interruptions']:,.0f}",
+            memory_words(phase["memory_bytes"]) if phase["memory_bytes"] else "not checked",
         )
-        for number, each in enumerate(facts["phases"], 1)
+        for number, phase in enumerate(facts["phases"], 1)
     ]
     heads = ("stage", "GPUs", "steps", "step", "days", "interruptions", "memory")
     return ui.plain_table("Stages of the run", heads, rows, caption="One after the other")

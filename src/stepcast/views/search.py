@@ -221,16 +221,16 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
         bound, size = format_seconds(missed["bound_s"]), format_bytes(missed["memory_bytes"])
         pairs.append(("does not fit", f"{strategy_words(missed)}: at best {bound}, with {size} or more"))
     if second:
-        losses = [each for each in second["parts_s"].items() if abs(each[1]) >= 1e-6]
-        largest = sorted(losses, key=lambda each: -abs(each[1]))[:LARGEST_PARTS]
+        losses = [change for change in second["parts_s"].items() if abs(change[1]) >= 1e-6]
+        largest = sorted(losses, key=lambda change: -abs(change[1]))[:LARGEST_PARTS]
         parts = ", ".join(f"{name} {ui.signed_seconds(seconds)}" for name, seconds in largest)
         slower_s = second["slower_s"]
         words = f"{format_seconds(abs(slower_s))} {'faster' if slower_s < 0 else 'slower'}"
         pairs.append((f"rank {second['rank']}", f"{words}: {parts or 'no part differs'}"))
-    for each in facts["sensitivity"]:
-        with_what = f" with {strategy_words(each)}" if each["other"] else ""
-        words = f"{each['speed']:.2f} times the tokens per second, {format_seconds(each['step_s'])}{with_what}"
-        pairs.append((each["change"], words))
+    for change in facts["sensitivity"]:
+        with_what = f" with {strategy_words(change)}" if change["other"] else ""
+        words = f"{change['speed']:.2f} times the tokens per second, {format_seconds(change['step_s'])}{with_what}"
+        pairs.append((change["change"], words))
     return pairs
 
 
@@ -254,16 +254,16 @@ def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
 def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
     """Return step time against memory: all simulated, the Pareto frontier, and the ranked ones."""
     front, rows = facts["front"], facts["rows"]
-    optimal = {(each["step_s"], each["memory_bytes"]) for each in front}
-    others = sorted(simulated, key=lambda each: each["step_s"])[:MOST_DOTS]
-    points = [(each["step_s"], each["memory_bytes"]) for each in (*others, *front, *rows)]
+    optimal = {(row["step_s"], row["memory_bytes"]) for row in front}
+    others = sorted(simulated, key=lambda row: row["step_s"])[:MOST_DOTS]
+    points = [(row["step_s"], row["memory_bytes"]) for row in (*others, *front, *rows)]
     steps = [step_s for step_s, _ in points]
     sizes = [size / GIB for _, size in points]
     capacity, high_s = facts["capacity_bytes"] / GIB, min(max(steps), 6 * min(steps))
     x = ui.Axis(min(steps) * 0.97, high_s * 1.03, format_seconds, "time of a step")
     y = ui.Axis(0.0, max(capacity, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
-    shown = [each for each in others if each["step_s"] <= high_s]
-    near = [each for each in front if each["step_s"] <= high_s]
+    shown = [row for row in others if row["step_s"] <= high_s]
+    near = [row for row in front if row["step_s"] <= high_s]
     lead = "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
     if left := len(simulated) - len(shown):
         lead += f" {left:,} slower ones are not drawn."
@@ -273,9 +273,9 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
         y,
         [
             ui.Line(((x.low, capacity), (x.high, capacity)), "capacity"),
-            *(_dot(each, "other", 3) for each in shown),
-            ui.Line(sorted((each["step_s"], each["memory_bytes"] / GIB) for each in near), "front"),
-            *(_dot(each, "optimizer", 5) for each in near),
+            *(_dot(row, "other", 3) for row in shown),
+            ui.Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in near), "front"),
+            *(_dot(row, "optimizer", 5) for row in near),
             *(
                 _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7)
                 for row in rows
@@ -290,12 +290,12 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
     )
 
 
-def _dot(each: Mapping[str, Any], kind: str, radius: float) -> ui.Dot:
-    words = each.get("words") or strategy_words(each)
-    tip = f"{format_seconds(each['step_s'])}, {format_bytes(each['memory_bytes'])}: {words}"
-    rank = each.get("rank")
+def _dot(row: Mapping[str, Any], kind: str, radius: float) -> ui.Dot:
+    words = row.get("words") or strategy_words(row)
+    tip = f"{format_seconds(row['step_s'])}, {format_bytes(row['memory_bytes'])}: {words}"
+    rank = row.get("rank")
     label = "" if rank is None else f"rank {rank}: {tip}"
-    return ui.Dot(each["step_s"], each["memory_bytes"] / GIB, kind, tip, radius, rank, label)
+    return ui.Dot(row["step_s"], row["memory_bytes"] / GIB, kind, tip, radius, rank, label)
 
 
 def _front(facts: Facts) -> ui.Table:
@@ -312,11 +312,11 @@ Candidate = tuple[Strategy, float, float]
 """A strategy, the seconds of its step, and the bytes of its fullest GPU."""
 
 
-def strategies_view(counts: Facts, found: Sequence[Candidate], on_front: Sequence[Candidate]) -> ui.View:
+def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_front: Sequence[Candidate]) -> ui.View:
     """Return the view of the strategies that a search in Python found."""
     best, front = (
-        [{**row_words(each), "step_s": step_s, "memory_bytes": size} for each, step_s, size in some]
-        for some in (found, on_front)
+        [{**row_words(strategy), "step_s": step_s, "memory_bytes": size} for strategy, step_s, size in candidates]
+        for candidates in (ranked_candidates, on_front)
     )
     figures = [
         ui.Figure(name.replace("_", " "), f"{counts[name]:,}")

@@ -156,7 +156,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
     bubble = format_percent(facts["bubble_fraction"])
     figures.append(ui.Figure("pipeline bubble", bubble, "of the step", shown=ui.Shown.PAGE))
     if facts["communication_s"]:
-        group, worst = max(facts["communication_s"].items(), key=lambda each: each[1]["exposed"])
+        group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"])
         share = format_percent(worst["exposed"] / step_s)
         name = GROUP_NAMES.get(group, group)
         figures.append(ui.Figure("costliest communication", name, f"{share} of the step exposed", shown=ui.Shown.PAGE))
@@ -231,10 +231,10 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
     return [
         (
             "or" if index else "to fit",
-            f"{each['options']}: {format_seconds(each['step_s'])} ({each['slower'] * 100:+.0f} %), "
-            f"{format_bytes(each['memory_bytes'])}" + (", tight" if each["verdict"] == "tight" else ""),
+            f"{remedy['options']}: {format_seconds(remedy['step_s'])} ({remedy['slower'] * 100:+.0f} %), "
+            f"{format_bytes(remedy['memory_bytes'])}" + (", tight" if remedy["verdict"] == "tight" else ""),
         )
-        for index, each in enumerate(facts["remedies"])
+        for index, remedy in enumerate(facts["remedies"])
     ]
 
 
@@ -248,12 +248,12 @@ def _remedies(facts: Facts) -> ui.Part | None:
         return ui.Remarks(title, [ui.Remark("Nothing tried is enough: ", why)], wide=True, shown=ui.Shown.PAGE)
     rows = [
         [
-            ui.Cell(each["options"], code=True),
-            ui.Cell(format_seconds(each["step_s"])),
-            ui.Cell(ui.signed_percent(each["slower"])),
-            ui.Cell(format_bytes(each["memory_bytes"])),
+            ui.Cell(remedy["options"], code=True),
+            ui.Cell(format_seconds(remedy["step_s"])),
+            ui.Cell(ui.signed_percent(remedy["slower"])),
+            ui.Cell(format_bytes(remedy["memory_bytes"])),
         ]
-        for each in facts["remedies"]
+        for remedy in facts["remedies"]
     ]
     return ui.Table(
         title,
@@ -270,7 +270,7 @@ def step_shares(facts: Facts) -> list[ui.Share]:
     """Return the parts of an average stage; CPU launch overhead is apart from the other overheads."""
     parts = dict(facts["breakdown_s"])
     stages, rest_s = facts["stages"], parts.pop("other")
-    host_s = min(rest_s, sum(each["host_s"] for each in stages) / max(1, len(stages)))
+    host_s = min(rest_s, sum(stage["host_s"] for stage in stages) / max(1, len(stages)))
     parts |= {"host": host_s, "other": rest_s - host_s}
     return [ui.Share(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
 
@@ -279,7 +279,7 @@ def _communication(facts: Facts) -> ui.ExposureBars | None:
     groups = facts["communication_s"]
     if not groups:
         return None
-    group, worst = max(groups.items(), key=lambda each: each[1]["exposed"])
+    group, worst = max(groups.items(), key=lambda item: item[1]["exposed"])
     lead = (
         f"{GROUP_NAMES.get(group, group).capitalize()} costs most: {format_seconds(worst['exposed'])} "
         f"exposed of {format_seconds(worst['total'])}."
@@ -298,26 +298,26 @@ def _stages(facts: Facts) -> ui.Bars | None:
     shown = _first_and_last(stages, MOST_STAGES)
     bars = [
         ui.Bar(
-            f"stage {each['stage']}",
+            f"stage {stage['stage']}",
             {
-                "compute": each["busy_s"],
-                "exposed": each["exposed_s"],
-                "host": each["host_s"],
-                "bubble": each["bubble_s"],
+                "compute": stage["busy_s"],
+                "exposed": stage["exposed_s"],
+                "host": stage["host_s"],
+                "bubble": stage["bubble_s"],
             },
-            format_seconds(each["busy_s"]),
-            f"bubble {format_percent(each['bubble_s'] / step_s)}",
+            format_seconds(stage["busy_s"]),
+            f"bubble {format_percent(stage['bubble_s'] / step_s)}",
         )
-        for each in shown
+        for stage in shown
     ]
-    busiest = max(stages, key=lambda each: each["busy_s"])
-    mean_s = sum(each["busy_s"] for each in stages) / len(stages)
+    busiest = max(stages, key=lambda stage: stage["busy_s"])
+    mean_s = sum(stage["busy_s"] for stage in stages) / len(stages)
     above = format_percent(busiest["busy_s"] / mean_s - 1) if mean_s else "0 %"
     lead = f"Stage {busiest['stage']} is the busiest, {above} above the mean."
     if len(shown) < len(stages):
         lead += f" {len(stages) - len(shown)} stages in the middle are left out."
     columns: dict[str, ui.Source] = {"stage": "stage", "busy": "busy_s", "exposed": "exposed_s"}
-    if any(each["host_s"] > LEAST_SHOWN * step_s for each in stages):
+    if any(stage["host_s"] > LEAST_SHOWN * step_s for stage in stages):
         columns["host"] = "host_s"
     columns |= {"bubble": "bubble_s", "in flight": "peak_in_flight"}
     listed = ui.table_of("Stages", _first_and_last(stages, MOST_LINES), columns)
@@ -330,13 +330,13 @@ def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
         return None
     stages, capacity = memory["stages"], memory["capacity"]
     bars = []
-    for each in _first_and_last(stages, MOST_STAGES):
-        parts = {name: value for name, value in each.items() if name in MEMORY_KINDS}
-        parts["rest"] = each["total"] - sum(parts.values())
+    for stage in _first_and_last(stages, MOST_STAGES):
+        parts = {name: value for name, value in stage.items() if name in MEMORY_KINDS}
+        parts["rest"] = stage["total"] - sum(parts.values())
         amounts = {f"mem-{name}": parts[name] / GIB for name in MEMORY_KINDS if parts.get(name, 0) > 1}
-        label = f"stage {each['stage']}" if len(stages) > 1 else "each GPU"
-        share = format_percent(each["total"] / capacity)
-        bars.append(ui.Bar(label, amounts, format_bytes(each["total"]), share))
+        label = f"stage {stage['stage']}" if len(stages) > 1 else "each GPU"
+        share = format_percent(stage["total"] / capacity)
+        bars.append(ui.Bar(label, amounts, format_bytes(stage["total"]), share))
     lead = (
         f"A GPU of each stage at its fullest moment, against {format_bytes(capacity)} (the line): "
         f"{format_bytes(abs(capacity - memory['total']))} {'free' if memory['fits'] else 'missing'} on stage "
@@ -406,7 +406,7 @@ def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
     title, step_s = "What to change", facts["step_s"] or 1.0
     if changes:
         return _changes(facts["step_s"], changes)
-    largest_first = sorted(facts["breakdown_s"].items(), key=lambda each: -each[1])
+    largest_first = sorted(facts["breakdown_s"].items(), key=lambda item: -item[1])
     remarks = [
         ui.Remark(f"up to {format_percent(seconds / step_s)}", f" {PART_NAMES[part]}: {REMEDIES[part]}")
         for part, seconds in largest_first
@@ -419,19 +419,19 @@ def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
 
 
 def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
-    ordered = sorted(changes, key=lambda each: (not each["fits"], each["step_s"]))
+    ordered = sorted(changes, key=lambda change: (not change["fits"], change["step_s"]))
     bars = [ui.Bar("as asked", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
-    for each in ordered:
-        kind = "bad" if not each["fits"] else "good" if each["step_s"] < step_s else "hidden"
-        notes = [ui.signed_percent(each["step_s"] / step_s - 1)]
-        if each["memory_bytes"] is not None:
-            notes.append(format_bytes(each["memory_bytes"]))
-        if not each["fits"]:
+    for change in ordered:
+        kind = "bad" if not change["fits"] else "good" if change["step_s"] < step_s else "hidden"
+        notes = [ui.signed_percent(change["step_s"] / step_s - 1)]
+        if change["memory_bytes"] is not None:
+            notes.append(format_bytes(change["memory_bytes"]))
+        if not change["fits"]:
             notes.append("does not fit")
-        seconds = {kind: each["step_s"]}
-        value, note = format_seconds(each["step_s"]), ", ".join(notes)
-        bars.append(ui.Bar(each["change"], seconds, value, note, each["command"]))
-    best = next((each for each in ordered if each["fits"] and each["step_s"] < step_s), None)
+        seconds = {kind: change["step_s"]}
+        value, note = format_seconds(change["step_s"]), ", ".join(notes)
+        bars.append(ui.Bar(change["change"], seconds, value, note, change["command"]))
+    best = next((change for change in ordered if change["fits"] and change["step_s"] < step_s), None)
     verdict = (
         f"Best of these: {best['change']}, {ui.signed_seconds(best['step_s'] - step_s)}."
         if best
@@ -441,9 +441,9 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
         "What to change",
         bars,
         {"good": "faster, and fits", "hidden": "slower", "bad": "does not fit"},
-        max(step_s, *(each["step_s"] for each in ordered)),
+        max(step_s, *(change["step_s"] for change in ordered)),
         marks=[("capacity", step_s, "as asked")],
-        commands=[each["command"] for each in ordered],
+        commands=[change["command"] for change in ordered],
         lead=f"{verdict} Each row is a prediction of its own, with one choice made otherwise.",
         shown=ui.Shown.PAGE,
     )
@@ -465,11 +465,11 @@ MOST_DOTS = 80
 def _roofline(facts: RooflineFacts) -> ui.Columns:
     """Return a dot for each operator, as large as the time it takes, below the roof of its GPU."""
     operators = facts["operators"][:MOST_DOTS]
-    total_s = sum(each["seconds"] for each in facts["operators"])
+    total_s = sum(operator["seconds"] for operator in facts["operators"])
     peak, rate = facts["peak_flops"], facts["bytes_per_s"]
     ridge = peak / rate
-    intensities = [each["flops"] / each["bytes"] for each in operators]
-    reached = [each["flops"] / each["seconds"] for each in operators]
+    intensities = [operator["flops"] / operator["bytes"] for operator in operators]
+    reached = [operator["flops"] / operator["seconds"] for operator in operators]
     x = ui.Axis(
         min([0.1, *intensities]) / 2,
         max([ridge * 4, *intensities]) * 2,
@@ -481,13 +481,13 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
         ui.Dot(
             intensity,
             speed,
-            OPERATOR_KINDS.get(each["kind"], ("other", ""))[0],
-            _operator_words(each, total_s),
-            3 + 15 * (each["seconds"] / total_s) ** 0.5,
+            OPERATOR_KINDS.get(operator["kind"], ("other", ""))[0],
+            _operator_words(operator, total_s),
+            3 + 15 * (operator["seconds"] / total_s) ** 0.5,
         )
-        for intensity, speed, each in zip(intensities, reached, operators, strict=True)
+        for intensity, speed, operator in zip(intensities, reached, operators, strict=True)
     ]
-    kinds = dict.fromkeys(each["kind"] for each in operators)
+    kinds = dict.fromkeys(operator["kind"] for operator in operators)
     lead = (
         f"{facts['gpu']}: {peak / TFLOPS:,.0f} TFLOP/s in {facts['dtype']} and {rate / 1e12:.2f} TB/s. "
         "Larger dots take more of the step; left of the ridge: memory-bound; right: compute-bound."
@@ -506,11 +506,11 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     )
 
 
-def _operator_words(each: OperatorFacts, total_s: float) -> str:
-    share = format_percent(each["seconds"] / total_s)
+def _operator_words(operator: OperatorFacts, total_s: float) -> str:
+    share = format_percent(operator["seconds"] / total_s)
     return (
-        f"{each['name']}: {format_seconds(each['seconds'])}, {share} of computing; "
-        f"{each['flops'] / each['seconds'] / TFLOPS:,.1f} TFLOP/s, bound by {each['bound']}"
+        f"{operator['name']}: {format_seconds(operator['seconds'])}, {share} of computing; "
+        f"{operator['flops'] / operator['seconds'] / TFLOPS:,.1f} TFLOP/s, bound by {operator['bound']}"
     )
 
 
@@ -518,14 +518,16 @@ def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:
     shown = facts["operators"][:MOST_OPERATORS]
     rows = [
         [
-            ui.Cell(each["name"], each["name"]),
-            ui.Cell(format_seconds(each["seconds"]), each["seconds"]),
-            ui.Cell(format_percent(each["seconds"] / total_s), each["seconds"]),
-            ui.Cell(f"{each['count']:,.0f}", each["count"]),
-            ui.Cell(f"{each['flops'] / each['seconds'] / TFLOPS:,.1f}", each["flops"] / each["seconds"]),
-            ui.Cell(each["bound"], each["bound"]),
+            ui.Cell(operator["name"], operator["name"]),
+            ui.Cell(format_seconds(operator["seconds"]), operator["seconds"]),
+            ui.Cell(format_percent(operator["seconds"] / total_s), operator["seconds"]),
+            ui.Cell(f"{operator['count']:,.0f}", operator["count"]),
+            ui.Cell(
+                f"{operator['flops'] / operator['seconds'] / TFLOPS:,.1f}", operator["flops"] / operator["seconds"]
+            ),
+            ui.Cell(operator["bound"], operator["bound"]),
         ]
-        for each in shown
+        for operator in shown
     ]
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
     heads = ("operator", "time", "share", "count", "TFLOP/s", "bound by")

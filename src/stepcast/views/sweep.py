@@ -69,7 +69,7 @@ def counts_view(facts: Facts) -> ui.View:
     ]
     if facts.get("least_cost") is not None:
         figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"])))
-    figures += [ui.text_line(f"error of {each['points']:,}", each["error"]) for each in facts.get("common_errors", ())]
+    figures += [ui.text_line(f"error of {row['points']:,}", row["error"]) for row in facts.get("common_errors", ())]
     headline = ui.Headline(_whole(facts.get("points", facts.get("rows", 0))), "points", ())
     return ui.View("sweep", headline, figures, (), facts)
 
@@ -105,7 +105,7 @@ def sweep_view(facts: Facts) -> ui.View:
     number, unit = _best(facts)
     about = (facts["folder"], f"varied: {_words(facts['words'])}")
     rows, kinds = facts["rows"], facts["kinds"]
-    errors = [(f"{each['points']:,} points", each["error"]) for each in facts["common_errors"]]
+    errors = [(f"{row['points']:,} points", row["error"]) for row in facts["common_errors"]]
     parts: list[ui.Part | None] = [
         *_scaling(facts["scaling"], kinds),
         _maps(facts["heat"], kinds) if facts["heat"] else None,

@@ -15,7 +15,7 @@ SHADES = " .:-=+*#%@"
 
 def render_text(view: ui.View, width: int, verbose: bool = True) -> str:
     """Return the question, the key figures, the parts and the defaults of an answer, a blank line between."""
-    figures = [(each.name, each.text) for each in view.figures if each.shown is not ui.Shown.PAGE]
+    figures = [(figure.name, figure.text) for figure in view.figures if figure.shown is not ui.Shown.PAGE]
     blocks = [facts(view.asked, width) if view.asked else "", facts(figures, width) if figures else ""]
     hidden = []
     for part in view.parts:
@@ -72,7 +72,7 @@ def _table(part: ui.Table, width: int) -> str:
 
 def _breakdown(part: ui.Breakdown, width: int) -> str:
     total = part.total or 1.0
-    parts = [(each.name, each.amount) for each in part.parts if each.amount > 0]
+    parts = [(share.name, share.amount) for share in part.parts if share.amount > 0]
     return parts_table(_within_sentence(part.title), parts, total, part.show, width)
 
 
@@ -89,8 +89,8 @@ def _pairs(part: ui.PairTable, width: int) -> str:
 
 def _exposure(part: ui.ExposureBars, width: int) -> str:
     rows = [
-        (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
-        for group, each in part.groups.items()
+        (group, format_seconds(seconds["total"]), format_seconds(seconds["exposed"]), _hidden(seconds))
+        for group, seconds in part.groups.items()
     ]
     return table((part.head, "total", "exposed", "hidden"), rows, width) if rows else ""
 
@@ -114,7 +114,7 @@ def _heat_map(part: ui.HeatMap, width: int) -> str:
 def shade_line(shares: Sequence[float], room: int) -> str:
     """Return one character for each of *room* slices: the shade of the largest share in it."""
     room = min(room, len(shares))
-    bounds = [at * len(shares) // room for at in range(room + 1)] if room else [0]
+    bounds = [index * len(shares) // room for index in range(room + 1)] if room else [0]
     largest = [max(shares[start:stop]) for start, stop in pairwise(bounds)]
     return "".join(SHADES[shade(share, len(SHADES))] for share in largest)
 

@@ -10,14 +10,14 @@ NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100, whole: Sequence[int] = ()) -> str:
-    """Aligned columns: numbers to the right, words to the left; the widest word column gives way.
+    """Return aligned columns: numbers to the right, words to the left; the widest word column is cut first.
 
     Columns in *whole* never do: names that someone has to type.
     """
     cells = [[visible(str(cell)) for cell in row] for row in rows]
-    sizes = [max([len(head), *(len(row[at]) for row in cells)]) for at, head in enumerate(headers)]
-    numeric = [all(_numeric(row[at]) for row in cells) for at in range(len(headers))]
-    _shrink(sizes, [right or at in whole for at, right in enumerate(numeric)], width)
+    sizes = [max([len(head), *(len(row[index]) for row in cells)]) for index, head in enumerate(headers)]
+    numeric = [all(_numeric(row[index]) for row in cells) for index in range(len(headers))]
+    _shrink(sizes, [right or index in whole for index, right in enumerate(numeric)], width)
 
     def line(row: Sequence[str]) -> str:
         parts = [
@@ -33,7 +33,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int =
 def parts_table(
     head: str, parts: Iterable[tuple[str, float]], total: float, words: Callable[[float], str], width: int
 ) -> str:
-    """What each part takes of the *total*, in *words* and as a bar."""
+    """Return the amount of each part, its share of *total* and a bar."""
     rows = [
         (name, words(part), f"{part / total * 100:.1f} %", "#" * round(min(part / total, 1) * BAR_WIDTH))
         for name, part in parts
@@ -42,7 +42,7 @@ def parts_table(
 
 
 def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:
-    """``name   value`` lines; long values continue under their own column."""
+    """Return ``name   value`` lines; long values continue under their own column."""
     listed = [(visible(name), str(value)) for name, value in pairs]
     column = max((len(name) for name, _ in listed), default=0)
     lines = []
@@ -54,7 +54,7 @@ def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """*text* in lines of at most *width* where its words allow."""
+    """Return *text* in lines of at most *width* where its words allow."""
     lines, current = [], ""
     for word in visible(" ".join(text.split())).split(" "):
         if current and len(current) + 1 + len(word) > width:
@@ -66,7 +66,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def bullet(text: str, mark: str, width: int = 100) -> str:
-    """A wrapped paragraph behind *mark*."""
+    """Return a wrapped paragraph after *mark*."""
     pieces = wrap(text, width - len(mark))
     return "\n".join([mark + pieces[0], *(" " * len(mark) + piece for piece in pieces[1:])])
 
@@ -78,10 +78,10 @@ def _numeric(cell: str) -> bool:
 def _shrink(sizes: list[int], fixed: list[bool], width: int) -> None:
     """Narrow the widest word columns until the row fits; never below eight characters."""
     while sum(sizes) + len(GAP) * (len(sizes) - 1) > width:
-        words = [at for at in range(len(sizes)) if not fixed[at] and sizes[at] > 8]
+        words = [index for index in range(len(sizes)) if not fixed[index] and sizes[index] > 8]
         if not words:
             return
-        sizes[max(words, key=lambda at: sizes[at])] -= 1
+        sizes[max(words, key=lambda index: sizes[index])] -= 1
 
 
 def _fit(cell: str, size: int) -> str:
@@ -109,17 +109,17 @@ LONGEST_MESSAGE = 2000
 
 
 def visible(text: str) -> str:
-    """One line of *text*, with nothing in it that a terminal would obey."""
+    """Return one line of *text* without characters that a terminal would obey."""
     return text if text.isascii() and text.isprintable() else _ANY.sub(_spelt, text)
 
 
 def visible_lines(text: str) -> str:
-    """The same of text that has lines and columns of its own."""
+    """Return text with its lines and columns, without characters that a terminal would obey."""
     return _WITHIN_TEXT.sub(_spelt, text)
 
 
-def _spelt(found: re.Match[str]) -> str:
-    character = found[0]
+def _spelt(match: re.Match[str]) -> str:
+    character = match[0]
     number = ord(character)
     if 0xDC80 <= number <= 0xDCFF:  # how Python keeps a byte that is no UTF-8
         number -= 0xDC00
@@ -129,7 +129,7 @@ def _spelt(found: re.Match[str]) -> str:
 
 
 def message(text: str) -> str:
-    """*text* as one line to be read by a person: what is overlong keeps its beginning and its end."""
+    """Return *text* as one line for a person; overlong text keeps its beginning and its end."""
     return _cut(_WORD.sub(lambda word: _cut(word[0], LONGEST_WORD), visible(text.strip())), LONGEST_MESSAGE)
 
 

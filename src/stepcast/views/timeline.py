@@ -66,8 +66,8 @@ class Slices:
         return len(self.row)
 
 
-def packed(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]:
-    """What the program of a page draws the timeline from."""
+def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]:
+    """Return the data from which the program of a page draws a timeline."""
     depth = _depths(timeline)
     used, row_of = np.unique(timeline.lane_of.astype(np.int64) * DEEPEST + depth, return_inverse=True)
     order = _row_order(timeline, used)
@@ -84,7 +84,7 @@ def packed(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]:
         timeline.start_s[sort],
         timeline.end_s[sort],
     )
-    shown = together(slices, most, len(timeline.names))
+    shown = merge_slices(slices, most, len(timeline.names))
     origin_s = float(slices.start_s.min()) if len(slices) else 0.0
     tick_s = (timeline.span_s or 1.0) / TICKS
     start = np.rint((shown.start_s - origin_s) / tick_s).astype(np.int64)
@@ -96,16 +96,16 @@ def packed(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]:
         "tick_s": tick_s,
         "span_s": timeline.span_s,
         "names": [*(_shown(name) for name in timeline.names), SEVERAL],
-        "details": [", ".join(map(visible, each.values()))[:LONGEST_NAME] for each in timeline.details],
-        "rows": [_row(timeline, int(used[at])) for at in order],
+        "details": [", ".join(map(visible, detail.values()))[:LONGEST_NAME] for detail in timeline.details],
+        "rows": [_row(timeline, int(used[index])) for index in order],
         "kinds": KINDS,
         "measured": timeline.measured,
-        "data": _squeezed(columns),
+        "data": _compress(columns),
     }
 
 
-def together(slices: Slices, most: int, several: int) -> Slices:
-    """About *most* at most: the longest as they are, runs of others between them as one named *several*."""
+def merge_slices(slices: Slices, most: int, several: int) -> Slices:
+    """Return about *most* slices: the longest unchanged, runs of others between them as one named *several*."""
     if len(slices) <= most:
         return slices
     lengths = slices.end_s - slices.start_s
@@ -120,20 +120,20 @@ def together(slices: Slices, most: int, several: int) -> Slices:
         | (slices.row[1:] != slices.row[:-1])
         | (slices.start_s[1:] - before[:-1] > span_s * GAP_SHARE)
     )
-    at = np.flatnonzero(first)
-    runs = np.diff(np.append(at, len(slices))) > 1
-    found = Slices(*(getattr(slices, name)[at] for name in slices.__slots__))
+    index = np.flatnonzero(first)
+    runs = np.diff(np.append(index, len(slices))) > 1
+    first_slices = Slices(*(getattr(slices, name)[index] for name in slices.__slots__))
     return replace(
-        found,
-        end_s=np.maximum.reduceat(slices.end_s, at),
-        name=np.where(runs, several, found.name),
-        detail=np.where(runs, NONE, found.detail),
-        micro_batch=np.where(runs, NONE, found.micro_batch),
+        first_slices,
+        end_s=np.maximum.reduceat(slices.end_s, index),
+        name=np.where(runs, several, first_slices.name),
+        detail=np.where(runs, NONE, first_slices.detail),
+        micro_batch=np.where(runs, NONE, first_slices.micro_batch),
     )
 
 
 def _depths(timeline: Timeline) -> Ints:
-    """How many other rows each row is part of."""
+    """Return how many other rows each row is part of."""
     depth, parent = np.zeros(len(timeline), np.int64), timeline.parent_of.astype(np.int64)
     for _ in range(DEEPEST - 1):
         inside = parent != NONE
@@ -145,11 +145,11 @@ def _depths(timeline: Timeline) -> Ints:
 
 
 def _row_order(timeline: Timeline, used: Ints) -> Ints:
-    """Rows by rank, computation first, then as the lanes stand."""
+    """Return the rows by rank, computation first, then in the order of the lanes."""
 
-    def key(at: int) -> tuple[int, bool, int]:
-        lane = timeline.lanes[int(used[at]) // DEEPEST]
-        return lane.rank, not lane.name.startswith(FIRST), int(used[at])
+    def key(index: int) -> tuple[int, bool, int]:
+        lane = timeline.lanes[int(used[index]) // DEEPEST]
+        return lane.rank, not lane.name.startswith(FIRST), int(used[index])
 
     return np.array(sorted(range(len(used)), key=key), np.int64)
 
@@ -165,22 +165,22 @@ def _row(timeline: Timeline, key: int) -> dict[str, Any]:
 
 
 def _kinds(timeline: Timeline) -> Ints:
-    """The colour of every row: computing by its phase, communication by its group."""
-    number = {kind: at for at, kind in enumerate(KINDS)}
+    """Return the colour of every row: computation by its phase, communication by its group."""
+    number = {kind: index for index, kind in enumerate(KINDS)}
     by_kind = np.full(len(SpanKind), number["other"])
     by_kind[SpanKind.COMPUTE], by_kind[SpanKind.COMMUNICATION] = number["compute"], number["comm"]
     by_kind[SpanKind.COPY], by_kind[SpanKind.HOST] = number["copy"], number["host"]
-    found: Ints = by_kind[timeline.kind_of].astype(np.int64)
-    phases = [number[PHASES.get(each.get("slot", "")[:1], "optimizer")] for each in timeline.details]
-    slotted = ["slot" in each for each in timeline.details]
+    kinds: Ints = by_kind[timeline.kind_of].astype(np.int64)
+    phases = [number[PHASES.get(detail.get("slot", "")[:1], "optimizer")] for detail in timeline.details]
+    slotted = ["slot" in detail for detail in timeline.details]
     computing = timeline.kind_of == SpanKind.COMPUTE
     if any(slotted):
         has = np.array([*slotted, False])[timeline.detail_of]
-        found = np.where(computing & has, np.array([*phases, 0])[timeline.detail_of], found)
+        kinds = np.where(computing & has, np.array([*phases, 0])[timeline.detail_of], kinds)
     lanes = np.array([number.get(_lane_kind(lane.name), NONE) for lane in timeline.lanes])[timeline.lane_of]
-    found = np.where(~computing & (lanes != NONE), lanes, found)
+    kinds = np.where(~computing & (lanes != NONE), lanes, kinds)
     waits = np.array([name.startswith("wait") for name in timeline.names])[timeline.name_of]
-    return np.where(waits & ~computing, number["bubble"], found)
+    return np.where(waits & ~computing, number["bubble"], kinds)
 
 
 def _lane_kind(name: str) -> str:
@@ -193,8 +193,8 @@ def _shown(name: str) -> str:
     return shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…"
 
 
-def _squeezed(columns: tuple[Ints, ...]) -> str:
-    """Columns of 32 bits, their first bytes together, then their second: most are alike and squeeze well."""
+def _compress(columns: tuple[Ints, ...]) -> str:
+    """Return columns of 32 bits, compressed; the first bytes of all values come first, which compresses well."""
     planes = [
         np.ascontiguousarray(column.astype("<i4")).view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns
     ]
@@ -223,10 +223,10 @@ HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to se
 def timeline_section(
     timeline: Timeline | None, links: Sequence[tuple[str, str]] = (), what: str = ""
 ) -> Section | None:
-    """Every span on a canvas; *what* says whose they are."""
+    """Return the section that shows every span on a canvas; *what* says whose they are."""
     if timeline is None or not len(timeline):
         return None
-    data = packed(timeline)
+    data = pack_timeline(timeline)
     usual = "as it was measured" if timeline.measured else "as simulated, one rank for all that do the same"
     lead = f"{data['of']:,} spans, {what or usual}."
     if data["count"] < data["of"]:
@@ -276,6 +276,6 @@ def _button(key: str, words: str, title: str) -> Markup:
 
 
 def _legend() -> Markup:
-    """Those that the timeline has no slice of are hidden by the program."""
-    listed = [swatch(kind, WORDS[kind], data_kind=at) for at, kind in enumerate(KINDS)]
+    """Return the colours; the program hides those that no slice has."""
+    listed = [swatch(kind, WORDS[kind], data_kind=index) for index, kind in enumerate(KINDS)]
     return tag("ul", listed, class_="legend", id="kinds")

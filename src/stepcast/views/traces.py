@@ -122,22 +122,22 @@ def _straggler_figures(facts: Facts) -> list[ui.Figure]:
         return [ui.Figure("straggler", "none" if len(facts["ranks"]) > 1 else "not known from one rank")]
     steps = max(facts["ranks"][0]["steps"], 1)
     figures = []
-    for one in facts["stragglers"]:
-        text = f"computes {one['factor']:.2f}x as long as the median of the others"
-        if one["meetings"]:
+    for row in facts["stragglers"]:
+        text = f"computes {row['factor']:.2f}x as long as the median of the others"
+        if row["meetings"]:
             text += (
-                f"; the others wait {format_seconds(one['waits_s'] / steps)} per step, and it came last to "
-                f"{one['last']:,} of {one['meetings']:,} matched collectives"
+                f"; the others wait {format_seconds(row['waits_s'] / steps)} per step, and it came last to "
+                f"{row['last']:,} of {row['meetings']:,} matched collectives"
             )
-        rank = f"rank {one['rank']}"
+        rank = f"rank {row['rank']}"
         figures.append(ui.Figure("straggler", rank, text, line=f"{rank} {text}", mood=ui.Mood.BAD))
     return figures
 
 
 def _slow_ranks(facts: Facts) -> ui.Remarks:
     remarks = [
-        ui.Remark(f"rank {one['rank']}", f" computes {one['factor']:.2f} times as long as the usual rank")
-        for one in facts["stragglers"]
+        ui.Remark(f"rank {row['rank']}", f" computes {row['factor']:.2f} times as long as the usual rank")
+        for row in facts["stragglers"]
     ]
     return ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE)
 
@@ -320,12 +320,12 @@ def _slow_stages(facts: Facts) -> list[ui.Figure]:
     """Return the slow stages, and how much longer their forward passes take in a step."""
     forward_s = {row["stage"]: row["forward_s"] for row in facts["stages"]}
     figures = []
-    for one in facts["stragglers"]:
-        words = f"its timed modules take {one['factor']:.2f}x the median of the stages"
-        if own_s := forward_s.get(one["stage"]):
-            extra_s = own_s * (1 - 1 / one["factor"]) * facts["micro_batches"]
+    for row in facts["stragglers"]:
+        words = f"its timed modules take {row['factor']:.2f}x the median of the stages"
+        if own_s := forward_s.get(row["stage"]):
+            extra_s = own_s * (1 - 1 / row["factor"]) * facts["micro_batches"]
             words += f"; {format_seconds(extra_s)} more per step in its forward passes"
-        stage = f"stage {one['stage']}"
+        stage = f"stage {row['stage']}"
         figures.append(ui.Figure("straggler", stage, words, line=f"{stage}: {words}", mood=ui.Mood.BAD))
     unknown = "none" if len(facts["stages"]) > 2 else "not known from so few stages"
     return figures or [ui.Figure("straggler", unknown)]
@@ -345,7 +345,7 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     error = format_percent(facts["mean_abs_error"])
     number, unit = error.split(" ")
     about = (f"{facts['collective']}, ranks: {ranks}", facts["cluster"], facts["device"] or "")
-    causes = "; ".join(one["means"] for one in facts["findings"])
+    causes = "; ".join(row["means"] for row in facts["findings"])
     figures = [
         ui.text_line("verdict", causes or "all sizes reach the predicted bandwidth"),
         ui.text_line("collective", facts["collective"]),
@@ -353,11 +353,11 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         ui.text_line("device", facts["device"] or "not stated"),
         ui.text_line("cluster", facts["cluster"]),
         ui.text_line("mean error", f"{error} of the measured times"),
-        *(_size_range(name, one) for name, one in facts["ranges"].items() if one),
+        *(_size_range(name, row) for name, row in facts["ranges"].items() if row),
     ]
     findings = [
-        ui.Remark(one["cause"], f": {one['means']}", (f"because {one['rule']}", f"look at {one['check']}"))
-        for one in facts["findings"]
+        ui.Remark(row["cause"], f": {row['means']}", (f"because {row['rule']}", f"look at {row['check']}"))
+        for row in facts["findings"]
     ]
     return ui.View(
         f"{facts['collective']} measured vs predicted on {facts['cluster']}",
@@ -369,11 +369,11 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     )
 
 
-def _size_range(name: str, one: Facts) -> ui.Figure:
-    reached = one["reached"]
+def _size_range(name: str, row: Facts) -> ui.Figure:
+    reached = row["reached"]
     value = "disturbed" if reached is None else format_percent(reached)
     note = "" if reached is None else "of the predicted bandwidth"
-    ends = f"{format_bytes(one['from_bytes'])} to {format_bytes(one['to_bytes'])}"
+    ends = f"{format_bytes(row['from_bytes'])} to {format_bytes(row['to_bytes'])}"
     mood = ui.Mood.BAD if reached is not None and reached < 0.8 else ui.Mood.GOOD
     line = f"{ends}: {value} {note}".rstrip()
     return ui.Figure(f"{name} sizes", value, note or "not judged", line=line, mood=mood)

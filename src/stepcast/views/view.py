@@ -216,7 +216,7 @@ def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str]
     if not times_s:
         return None
     total_s = sum(times_s.values()) or 1.0
-    longest_first = sorted(times_s.items(), key=lambda each: -each[1])
+    longest_first = sorted(times_s.items(), key=lambda item: -item[1])
     bars = [
         Bar(name, {"compute": seconds}, format_seconds(seconds), format_percent(seconds / total_s))
         for name, seconds in longest_first

@@ -68,7 +68,7 @@ HDR_GBIT = 200
 
 
 def find_cluster(run: PublishedRun, assumptions: list[str]) -> Cluster:
-    """The catalogue's cluster of that GPU with the network that the row states."""
+    """Return the catalogue's cluster of that GPU with the network that the row states."""
     name, changes = cluster_words(run)
     if not run.network and run.gpus > 8:
         assumptions.append(f"the network of {name}")
@@ -76,7 +76,7 @@ def find_cluster(run: PublishedRun, assumptions: list[str]) -> Cluster:
 
 
 def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
-    """Name and changes, as ``load_cluster`` and the command line take them."""
+    """Return name and changes, as ``load_cluster`` and the command line take them."""
     word = run.gpu.lower()
     name = next((cluster for part, cluster in CLUSTERS if part in word), None)
     if name is None:
@@ -106,17 +106,17 @@ def _cluster(name: str, changes: tuple[str, ...]) -> Cluster:
 
 
 def _nics(network: str) -> tuple[int, int] | None:
-    """Training NICs of a node and Gb/s of each; None where the text does not say."""
-    if found := OMNI_PATH.search(network):
-        return int(found[1]), OMNI_PATH_GBIT
+    """Return the training NICs of a node and Gb/s of each; None where the text does not say."""
+    if match := OMNI_PATH.search(network):
+        return int(match[1]), OMNI_PATH_GBIT
     if _is_omni_path(network):
         return JEAN_ZAY_LINKS, OMNI_PATH_GBIT
-    if found := COUNTED.search(network):
-        return int(found[1]), int(found[2])
-    if found := PER_GPU.search(network):
-        return 8, int(found[1])
-    if found := PER_NODE.search(network):
-        total = int(found[1] or found[2])
+    if match := COUNTED.search(network):
+        return int(match[1]), int(match[2])
+    if match := PER_GPU.search(network):
+        return 8, int(match[1])
+    if match := PER_NODE.search(network):
+        total = int(match[1] or match[2])
         count = max(1, total // HDR_GBIT)
         return count, total // count
     return None
@@ -133,7 +133,7 @@ RELEASE = re.compile(r"(\d\d\.\d\d)[. ].*NeMo Container")
 
 
 def find_profile(record: Record) -> Profile:
-    """The first entry of the table that fits decides."""
+    """Return the profile of the first entry of the table that fits."""
     return load_profile(next(entry["profile"] for entry in _entries() if _fits(entry, record)))
 
 
@@ -204,7 +204,7 @@ LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
 def build_strategy(
     run: PublishedRun, profile: Profile, model: Model, gpu: str, assumptions: list[str]
 ) -> tuple[Strategy, Framework]:
-    """How *run* was spread and run; *assumptions* gains what the row leaves open."""
+    """Return the strategy and framework of *run*; *assumptions* gains what the row leaves open."""
     assumptions.append(profile.description)
     layout = _layout(run, 1)
     chunks = _chunks(run, model, profile.chunks(model, gpu, layout), assumptions)
@@ -229,7 +229,7 @@ def build_strategy(
 
 
 def _given(run: PublishedRun) -> dict[str, Any]:
-    """What the row itself says, by fields of a Strategy or a Framework."""
+    """Return the choices that the row itself states, by fields of a Strategy or a Framework."""
     stated: dict[str, Any] = {
         "precision": _word(run.precision, PRECISIONS, "precision"),
         "sharding": _word(run.sharding, SHARDINGS, "zero_fsdp"),
@@ -262,7 +262,7 @@ def _given(run: PublishedRun) -> dict[str, Any]:
 
 
 def _ends(run: PublishedRun, layers: int, pieces: int) -> tuple[int, ...]:
-    """One layer less beside the embedding, or the loss (Megatron-Core: account_for_embedding)."""
+    """Return the layers of stages with one less at the embedding or the loss (Megatron-Core: account_for_embedding)."""
     first, last = (int(f"asym_pp_{end}" in run.flags) for end in ("embed", "loss"))
     share, rest = divmod(layers + first + last, pieces)
     if pieces == 1 or rest or not (first or last):
@@ -271,7 +271,7 @@ def _ends(run: PublishedRun, layers: int, pieces: int) -> tuple[int, ...]:
 
 
 def _gradient_dtype(run: PublishedRun) -> DType | None:
-    """Composer's PURE reduces in the training precision."""
+    """Return the format of gradients; Composer's PURE reduces in the training precision."""
     if run.sharding.endswith("/PURE"):
         return DType.BF16
     return DType.FP32 if "fp32 grad" in run.sharding else None
@@ -326,13 +326,13 @@ def _micro_batch(run: PublishedRun, seq: int, assumptions: list[str]) -> int:
         return run.micro_batch
     share = max(1, run.global_batch // run.dp)
     fits = max(1, USUAL_TOKENS * (run.cp or 1) // seq)
-    found = 1 if run.pp > 1 else max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
-    assumptions.append(f"micro-batches of {found}")
-    return found
+    size = 1 if run.pp > 1 else max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
+    assumptions.append(f"micro-batches of {size}")
+    return size
 
 
 def _global_batch(run: PublishedRun, per_round: int, assumptions: list[str]) -> int:
-    """Composer lets the last micro-batch be smaller; ours are alike, and the time is scaled for it."""
+    """Return a batch of equal micro-batches; Composer's last may be smaller, and the time is scaled for it."""
     rounded = max(1, round(run.global_batch / per_round)) * per_round
     if rounded != run.global_batch:
         assumptions.append(f"a batch of {rounded}, scaled to {run.global_batch}")
@@ -345,8 +345,8 @@ def _recompute(run: PublishedRun) -> Recompute | None:
         return None
     if word.startswith("none"):
         return Recompute()
-    if found := BLOCK.match(word):
-        return Recompute(RecomputeKind.BLOCK, layers=int(found[1]))
+    if match := BLOCK.match(word):
+        return Recompute(RecomputeKind.BLOCK, layers=int(match[1]))
     if word.startswith("full"):
         return Recompute(RecomputeKind.FULL)
     if word == "selective" or run.recomputes_by_op:
@@ -384,7 +384,7 @@ class Setup:
 
     @property
     def command(self) -> str:
-        """What a user types for the same prediction, or why none can be typed."""
+        """Return the command of the same prediction, or why there is none."""
         name, changes = cluster_words(self.run)
         machine = ["--cluster", name, *(word for change in changes for word in ("--set", change))]
         try:
@@ -398,7 +398,7 @@ class Setup:
         return shlex.join(words) + note
 
     def _said_model(self) -> tuple[str, Model]:
-        """The row's model by its name, or by name and sizes, as ``load_model`` takes it."""
+        """Return the row's model by its name, or by name and sizes, as ``load_model`` takes it."""
         sized = words_of(self.run.model, {**self.sizes, "seq": self._said_seq})
         for word in (self.run.model, sized):
             with suppress(ValueError):
@@ -409,12 +409,12 @@ class Setup:
 
     @property
     def _said_seq(self) -> str:
-        """Models take as many tokens as the row says, or needs."""
+        """Return the longest sequence of the model: as the row says, or as it needs."""
         return self.sizes.get("seq") or str(max(self.strategy.seq, self.model.max_seq))
 
 
 def complete_heads(records: Sequence[Record]) -> Iterator[Record]:
-    """*records* with blank heads as most runs of the same source and hidden size have them."""
+    """Yield *records* with blank heads filled as in most runs of the same source and hidden size."""
     known: dict[tuple[str | None, str | None], Counter[str]] = {}
     for record in records:
         if heads := record.get("heads"):
@@ -426,7 +426,7 @@ def complete_heads(records: Sequence[Record]) -> Iterator[Record]:
 
 
 def read_setup(record: Record) -> Setup:
-    """The model, cluster and strategy of one row; a ValueError where it states too little."""
+    """Return the model, cluster and strategy of one row; a ValueError where it states too little."""
     run = read_run(record)
     model = model_of_columns(run.model, record)
     assumptions: list[str] = []
