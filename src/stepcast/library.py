@@ -16,6 +16,8 @@ from stepcast.units import DEFAULT_CURRENCY
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
+    from stepcast.analyze.replay import ReplayResult
+    from stepcast.analyze.result import AnalysisResult
     from stepcast.cost.calibration import Calibration
     from stepcast.forecast.options import Options
     from stepcast.forecast.prediction import Prediction
@@ -241,8 +243,8 @@ def plan(
         return settle_plan(ask_with_file(PlanQuestion, given, file)).answer()
 
 
-def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> dict[str, Any]:
-    """Return where the time of a measured run went: what ``stepcast analyze FILE... --json`` prints."""
+def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResult":
+    """Return where the time of a measured run went; ``.facts()`` is the JSON of ``stepcast analyze``."""
     from stepcast.cli.analyze import analyze_files
     from stepcast.questions.choices import build_question
     from stepcast.questions.measured import AnalyzeQuestion
@@ -253,8 +255,8 @@ def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> dict[str, Any]
         return analyze_files(_paths(files), question, None if trace is None else fspath(trace))[0]
 
 
-def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]") -> dict[str, Any]:
-    """Return a measured run under changed conditions: what ``stepcast replay FILE... --json`` prints."""
+def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]") -> "ReplayResult":
+    """Return a measured run under changed conditions; ``.facts()`` is the JSON of ``stepcast replay``."""
     from stepcast.cli.replay import replay_files
     from stepcast.questions.choices import build_question
     from stepcast.questions.measured import ReplayQuestion
@@ -262,13 +264,14 @@ def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[R
     trace = choices.pop("trace", None)
     with _in_python_words("replay"):
         question = build_question(ReplayQuestion, {"what_if": what_if, **choices})
-        return dict(replay_files(_paths(files), question, None if trace is None else fspath(trace))[0].facts)
+        return replay_files(_paths(files), question, None if trace is None else fspath(trace))[0]
 
 
 def compare(
-    predicted: "Prediction | Mapping[str, Any] | Path", measured: "Prediction | Mapping[str, Any] | Path"
+    predicted: "Prediction | AnalysisResult | Mapping[str, Any] | Path",
+    measured: "Prediction | AnalysisResult | Mapping[str, Any] | Path",
 ) -> "Comparison":
-    """Compare two steps: Predictions, their facts, or files of measured runs.
+    """Compare two steps: Predictions, results of analyses, their facts, or files of measured runs.
 
     A prediction and a measurement may be given in either order; the prediction becomes the first side.
     """
@@ -279,8 +282,8 @@ def compare(
     return side_by_side(*sorted(sides, key=is_measured))
 
 
-def _step_facts(side: "Prediction | Path") -> Mapping[str, Any]:
-    return analyze(side) if isinstance(side, str | PathLike) else side.facts()
+def _step_facts(side: "Prediction | AnalysisResult | Path") -> Mapping[str, Any]:
+    return analyze(side).facts() if isinstance(side, str | PathLike) else side.facts()
 
 
 def rows(*answers: Any) -> list[dict[str, Any]]:

@@ -143,7 +143,7 @@ def test_a_log_that_hides_its_collective_says_what_is_missing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "say with --cluster what it ran on"),
+        ([], "use --cluster to name the cluster of the log"),
         (["--cluster", "a40-pcie"], "holds 8"),
         (["--cluster", "dgx-h100", "--trace", "x.json"], "--trace has no effect"),
         (["--cluster", "dgx-h1000"], "did you mean"),
@@ -164,7 +164,7 @@ def test_clusters_with_the_gpu_of_the_log_are_suggested(tmp_path: Path, capsys: 
     path = tmp_path / "m.log"
     path.write_text(log_of(load_cluster("dgx-h100"), 8))
     assert main(["analyze", str(path)]) == 2
-    assert "with h100-sxm are known" in capsys.readouterr().err
+    assert "clusters with h100-sxm: " in capsys.readouterr().err
 
 
 @needs_data("nccl-tests")

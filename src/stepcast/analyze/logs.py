@@ -24,13 +24,20 @@ FEWEST_STEPS = 3  # ranges of one name that count as steps
 STEP_NAME = re.compile(r"step|iter|batch", re.IGNORECASE)
 
 
+class AnalyzedLogs(AnalysisResult, frozen=True, kw_only=True):
+    """Several logs of one format, each analyzed alone."""
+
+    runs: list[dict[str, Any]]  # the path of each as "file", and its result
+    warnings: list[str]
+
+
 class SlowStep(msgspec.Struct, frozen=True):
     step: int
     seconds: float
     factor: float
 
 
-class StepLogResult(AnalysisResult, frozen=True):
+class StepLogResult(AnalysisResult, frozen=True, kw_only=True):
     """The steps of a log without its warm-up."""
 
     program: str
@@ -128,7 +135,7 @@ class LateRank(msgspec.Struct, frozen=True):
     factor: None = None
 
 
-class CollectiveLogResult(AnalysisResult, frozen=True):
+class CollectiveLogResult(AnalysisResult, frozen=True, kw_only=True):
     """Collectives by kind and size, and calls on which ranks disagree."""
 
     program: str
@@ -242,7 +249,7 @@ class MarkedRanges(msgspec.Struct, frozen=True):
     median_s: float
 
 
-class StreamsResult(AnalysisResult, frozen=True):
+class StreamsResult(AnalysisResult, frozen=True, kw_only=True):
     """The kernels on the streams of GPUs."""
 
     devices: list[DeviceTime]

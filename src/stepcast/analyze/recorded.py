@@ -32,7 +32,7 @@ class JoinedLog(msgspec.Struct, frozen=True):
     warnings: list[str]
 
 
-class RecordedResult(AnalysisResult, frozen=True):
+class RecordedResult(AnalysisResult, frozen=True, kw_only=True):
     """The wall-clock steps of a recorded job, and its logs of collectives."""
 
     ranks: list[dict[str, Any]]
@@ -100,7 +100,7 @@ def kind_of(work: Work | None) -> str:
     return "transfer" if work is None else type(work).__name__.lower()
 
 
-class KindRow(AnalysisResult, frozen=True):
+class KindRow(msgspec.Struct, frozen=True):
     """All ops of a kind, measured and predicted."""
 
     kind: str

@@ -121,7 +121,7 @@ class StateResult(msgspec.Struct, frozen=True):
     stages: list[dict[str, float]]
 
 
-class ReplayResult(AnalysisResult, frozen=True):
+class ReplayResult(AnalysisResult, frozen=True, kw_only=True):
     """A replayed step with changes, next to the measured step and the replay without changes."""
 
     step_s: float

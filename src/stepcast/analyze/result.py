@@ -10,8 +10,13 @@ SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median 
 RING_KINDS = ("all-gather", "reduce-scatter", "all-to-all")
 
 
-class AnalysisResult(msgspec.Struct, frozen=True):
-    """The result of an analysis; its fields are the keys of the JSON."""
+class AnalysisResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an analysis; its fields are the keys of the JSON, and ``result["key"]`` gives plain values."""
+
+    format: str | msgspec.UnsetType = msgspec.UNSET  # of the files that were read
+
+    def __getitem__(self, key: str) -> Any:
+        return self.facts()[key]
 
     def facts(self) -> dict[str, Any]:
         """Return the result as plain values with the keys of its JSON."""

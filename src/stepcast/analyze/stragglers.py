@@ -43,7 +43,7 @@ class SlowWorker(msgspec.Struct, frozen=True):
     stage: int
 
 
-class StragglerResult(AnalysisResult, frozen=True):
+class StragglerResult(AnalysisResult, frozen=True, kw_only=True):
     """The slowdown of a job, in total and with the recorded times of one stage, replica or kind alone."""
 
     step_s: float

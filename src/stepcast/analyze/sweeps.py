@@ -73,7 +73,7 @@ class SweepFinding(msgspec.Struct, frozen=True):
     rule: str
 
 
-class SweepResult(AnalysisResult, frozen=True):
+class SweepResult(AnalysisResult, frozen=True, kw_only=True):
     kind: str
     file: str
     collective: str

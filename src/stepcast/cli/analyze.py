@@ -18,12 +18,14 @@ from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic
+    from stepcast.analyze.recorded import RecordedResult
+    from stepcast.analyze.result import AnalysisResult
     from stepcast.inputs.source import Source
     from stepcast.ir.measured import CollectiveSweep, RunLog
     from stepcast.views.view import View
 
 Facts = dict[str, Any]
-Analyze = Callable[[Any, AnalyzeQuestion], Facts]
+Analyze = Callable[[Any, AnalyzeQuestion], "AnalysisResult"]
 BuildView = Callable[..., "View"]
 # Formats whose text has details that --verbose adds.
 DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
@@ -73,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    facts, views = analyze_files(args.files, args.question, args.trace, with_page=bool(args.html))
+    result, views = analyze_files(args.files, args.question, args.trace, with_page=bool(args.html))
+    facts = result.facts()
     if args.verbose and (args.json or facts["format"] not in DETAILED):
         print_notes([f"--verbose has no effect: everything known about {args.files[0]} is shown already"])
     verbose = args.verbose or facts["format"] not in DETAILED
@@ -93,8 +96,10 @@ def run(args: argparse.Namespace) -> int:
 
 def analyze_files(
     files: Sequence[str], question: AnalyzeQuestion, trace: str | None = None, with_page: bool = False
-) -> "tuple[Facts, list[View]]":
-    """Return the facts of measured *files*, and a view of each run in them; write *trace* if it is given."""
+) -> "tuple[AnalysisResult, list[View]]":
+    """Return the result for measured *files*, and a view of each run in them; write *trace* if it is given."""
+    from msgspec.structs import replace
+
     if question.format is not None:
         format_named(question.format)
     sources = open_sources(files, question.format)
@@ -110,13 +115,15 @@ def analyze_files(
             "simulate' simulates a workload"
         )
     _check(question, entry.name, files[0], trace)
-    facts = {"format": entry.name, **ANALYSES[entry.name][0](document, question)}
+    analyze, build_view = ANALYSES[entry.name]
+    result = replace(analyze(document, question), format=entry.name)
     if trace:
         _write_waits(document, trace)
-    facts["warnings"] = [*facts["warnings"], *find_doubts(facts)]
+    facts = result.facts()
+    result = replace(result, warnings=[*facts["warnings"], *find_doubts(facts)])
     if entry.name == "kineto" and (recorded := _read_recorded(files, facts)):
-        facts["recorded"] = recorded
-    return facts, [ANALYSES[entry.name][1](facts, document if isinstance(document, Timeline) else None)]
+        result = replace(result, recorded=recorded)
+    return result, [build_view(result.facts(), document if isinstance(document, Timeline) else None)]
 
 
 def _check(question: AnalyzeQuestion, format_name: str, file: str, trace: str | None) -> None:
@@ -124,21 +131,25 @@ def _check(question: AnalyzeQuestion, format_name: str, file: str, trace: str | 
     check_rules(RULES, question.given | ({"trace"} if trace else set()), facts)
 
 
-def _analyze_each(sources: "Sequence[Source]", entry: Format, question: AnalyzeQuestion) -> "tuple[Facts, list[View]]":
+def _analyze_each(
+    sources: "Sequence[Source]", entry: Format, question: AnalyzeQuestion
+) -> "tuple[AnalysisResult, list[View]]":
     """Analyze each file alone, for formats in which a run has one file."""
+    from stepcast.analyze.logs import AnalyzedLogs
+
     analyze, build_view = ANALYSES[entry.name]
     _check(question, entry.name, os.fspath(sources[0].path), None)
     runs = []
     for source in sources:
-        facts = analyze(read_as_one([source], question.format)[1], question)
+        facts = analyze(read_as_one([source], question.format)[1], question).facts()
         facts["warnings"] = [*facts["warnings"], *find_doubts(facts)]
         runs.append({"file": os.fspath(source.path), **facts})
     warnings = [f"{facts['file']}: {note}" for facts in runs for note in facts["warnings"]]
     views = [build_view({"format": entry.name, **facts}) for facts in runs]
-    return {"format": entry.name, "runs": runs, "warnings": warnings}, views
+    return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), views
 
 
-def _read_recorded(paths: Sequence[str], facts: Facts) -> Facts | None:
+def _read_recorded(paths: Sequence[str], facts: Facts) -> "RecordedResult | None":
     """Return what ``stepcast record`` wrote next to the traces, if *paths* is its folder."""
     from stepcast.analyze.recorded import join_recorded
     from stepcast.inputs.recorded import STEPS, read_logs, read_steps
@@ -146,7 +157,7 @@ def _read_recorded(paths: Sequence[str], facts: Facts) -> Facts | None:
     ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
     if not ranks:
         return None
-    return join_recorded([rank.facts() for rank in ranks], read_logs(paths[0]), facts["collectives"]).facts()
+    return join_recorded([rank.facts() for rank in ranks], read_logs(paths[0]), facts["collectives"])
 
 
 def read_measured(paths: Sequence[str], format_name: str | None) -> tuple[Format, Any]:
@@ -157,10 +168,10 @@ def read_measured(paths: Sequence[str], format_name: str | None) -> tuple[Format
 # ---- by format --------------------------------------------------------------------------------------------
 
 
-def _analyze_megatron(timeline: Timeline, question: AnalyzeQuestion) -> Facts:
+def _analyze_megatron(timeline: Timeline, question: AnalyzeQuestion) -> "AnalysisResult":
     from stepcast.analyze.megatron.analysis import analyze_megatron
 
-    return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).facts()
+    return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).result
 
 
 def _write_waits(timeline: Timeline, path: str) -> None:
@@ -186,7 +197,7 @@ def _estimate_busbw(question: AnalyzeQuestion) -> "BusBandwidth":
     return busbw
 
 
-def _analyze_optimus(log: "RunLog", question: AnalyzeQuestion) -> Facts:
+def _analyze_optimus(log: "RunLog", question: AnalyzeQuestion) -> "AnalysisResult":
     """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
     from stepcast.hardware import load_cluster
     from stepcast.inputs.source import Source
@@ -200,10 +211,10 @@ def _analyze_optimus(log: "RunLog", question: AnalyzeQuestion) -> Facts:
     if question.calibration:
         constants = calibrated_of(Source(question.calibration).text(DESCRIPTION), question.calibration)
         lengths = constants.lengths_of(log)
-    return analyze_optimus(log, planned(log, lengths), machine_of(cluster), constants.constants).facts()
+    return analyze_optimus(log, planned(log, lengths), machine_of(cluster), constants.constants)
 
 
-def _analyze_nccl_tests(sweep: "CollectiveSweep", question: AnalyzeQuestion) -> Facts:
+def _analyze_nccl_tests(sweep: "CollectiveSweep", question: AnalyzeQuestion) -> "AnalysisResult":
     """Compare an nccl-tests log with its cluster, size by size, and explain shortfalls."""
     from stepcast.analyze.sweeps import analyze_sweep
     from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
@@ -216,21 +227,21 @@ def _analyze_nccl_tests(sweep: "CollectiveSweep", question: AnalyzeQuestion) -> 
         except CatalogError:
             hint = "; see 'stepcast list clusters'"
         raise ValueError(f"{sweep.source}: use --cluster to name the cluster of the log{hint}")
-    return analyze_sweep(sweep, load_cluster(question.cluster, question.set)).facts()
+    return analyze_sweep(sweep, load_cluster(question.cluster, question.set))
 
 
 def _by_document(name: str) -> Analyze:
     """Return an analysis by the function *name*, which takes the document alone."""
     analyze = load_lazily(name)
 
-    def analyze_document(document: object, question: AnalyzeQuestion) -> Facts:
-        facts: Facts = analyze(document).facts()
-        return facts
+    def analyze_document(document: object, question: AnalyzeQuestion) -> "AnalysisResult":
+        result: AnalysisResult = analyze(document)
+        return result
 
     return analyze_document
 
 
-# By format: the facts of a measured run, and the view of those facts and of its timeline, if it has one.
+# By format: the analysis of a measured run, and the view of its result and of its timeline, if it has one.
 STEP_LOG = _by_document("analyze.logs:analyze_step_log"), load_lazily("views.jobs:step_log_view")
 COLLECTIVE_LOG = _by_document("analyze.logs:analyze_collective_log"), load_lazily("views.jobs:collective_log_view")
 ANALYSES: dict[str, tuple[Analyze, BuildView]] = {

@@ -76,7 +76,7 @@ def _read_facts(path: str) -> dict[str, Any]:
             f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
             "predict, analyze or replay"
         )
-    return {"format": entry.name, **ANALYSES[entry.name][0](document, AnalyzeQuestion())}
+    return {"format": entry.name, **ANALYSES[entry.name][0](document, AnalyzeQuestion()).facts()}
 
 
 def _printed(path: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from stepcast.questions.measured import ReplayQuestion
 from stepcast.questions.rules import CLUSTER_CHANGES, Rule, check_rules
 
 if TYPE_CHECKING:
-    from stepcast.analyze.replay import Replay
+    from stepcast.analyze.replay import Replay, ReplayResult
     from stepcast.ir.timeline import Timeline
     from stepcast.views.view import View
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    view, notes = replay_files(args.files, args.question, args.trace, with_timeline=bool(args.html))
+    _, view, notes = replay_files(args.files, args.question, args.trace, with_timeline=bool(args.html))
     print_notes(notes)
     show_view(args, view)
     return 0
@@ -57,8 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 def replay_files(
     files: Sequence[str], question: ReplayQuestion, trace: str | None = None, with_timeline: bool = False
-) -> "tuple[View, tuple[str, ...]]":
-    """Return the view of measured *files* under changes, and notes on choices without effect; write *trace*."""
+) -> "tuple[ReplayResult, View, tuple[str, ...]]":
+    """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
+    from msgspec.structs import replace
+
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
     from stepcast.analyze.whatif import surroundings
@@ -76,12 +78,12 @@ def replay_files(
         raise ValueError(f"--engine {question.engine} needs the links of a cluster: use --cluster as well")
     dtype = str(recording.facts.get("dtype", "bf16"))
     around = surroundings(dtype, recording.layout.tp, question.gpu, cluster)
-    result = replay(recording, changes, around, cluster if question.engine != "fast" else None)
+    replayed = replay(recording, changes, around, cluster if question.engine != "fast" else None)
     if trace:
-        write_trace(_build_timeline(result), trace)
-    answer = result.facts()
-    answer["warnings"] = [*answer["warnings"], *find_doubts(answer)]
-    return replay_view(answer, _build_timeline(result) if with_timeline else None), notes
+        write_trace(_build_timeline(replayed), trace)
+    result = replayed.result
+    result = replace(result, warnings=[*result.warnings, *find_doubts(result.facts())])
+    return result, replay_view(result.facts(), _build_timeline(replayed) if with_timeline else None), notes
 
 
 def _build_timeline(result: "Replay") -> "Timeline":

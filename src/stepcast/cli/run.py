@@ -173,6 +173,8 @@ def _facts(
     device: str,
     asked: dict[str, Any],
 ) -> dict[str, Any]:
+    import msgspec
+
     from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
     from stepcast.ir.work import Collective
     from stepcast.version import __version__
@@ -193,7 +195,7 @@ def _facts(
         "device": device,
         "ranks": sorted({row.rank for row in step}),
         "ops": len(step),
-        "kinds": [row.facts() for row in rows],
+        "kinds": msgspec.to_builtins(rows),
         "mean_abs_error": mean_abs_error(rows, LEAST_SHARE),
         "priced_collectives_s": priced_s,
         "predicted_step_s": prediction.step_s,

@@ -113,7 +113,7 @@ class Verbs:
         if entry.name not in ANALYSES:
             raise ValueError(f"{given[0][0]}: {entry.name} is not a measured run")
         question = AnalyzeQuestion(cluster=cluster)
-        found = {"format": entry.name, **ANALYSES[entry.name][0](document, question)}
+        found = {"format": entry.name, **ANALYSES[entry.name][0](document, question).facts()}
         found["warnings"] = [*found["warnings"], *find_doubts(found)]
         names = " ".join(name for name, _ in given)
         line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")

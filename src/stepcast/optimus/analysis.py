@@ -42,7 +42,7 @@ class StagePart(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class OptimusAnalysis(AnalysisResult, frozen=True):
+class OptimusAnalysis(AnalysisResult, frozen=True, kw_only=True):
     """*breakdown_s* is that of the busiest stage and sums to the measured step, with what the model misses."""
 
     kind: str

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
+from stepcast.analyze.recorded import RecordedResult
 from stepcast.analyze.result import AnalysisResult, bus_factor, find_slow, list_ranks
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
@@ -263,7 +264,7 @@ class PathPart(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class KinetoAnalysis(AnalysisResult, frozen=True):
+class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
     """A profiler trace; times are per step, mean over ranks."""
 
     kind: str
@@ -286,6 +287,7 @@ class KinetoAnalysis(AnalysisResult, frozen=True):
     stragglers: list[TraceStraggler]
     critical_path: list[PathPart]
     warnings: list[str]
+    recorded: RecordedResult | msgspec.UnsetType = msgspec.UNSET  # what ``stepcast record`` wrote next to the traces
 
     def __repr__(self) -> str:
         return f"KinetoAnalysis({len(self.ranks)} ranks, {format_seconds(self.step_s)} a step)"

@@ -82,7 +82,7 @@ class PathOperation(msgspec.Struct, frozen=True):
     duration_s: float
 
 
-class MegatronResult(AnalysisResult, frozen=True):
+class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     """A measured step; times without a rank are means over the ranks."""
 
     kind: str
