@@ -33,16 +33,15 @@ from stepcast.ir.layers.attention_core import (
     widens_softmax,
     window_keys,
 )
+from stepcast.ir.layers.declaration import LayerKind, SavedTensor
 from stepcast.ir.layers.operators import (
     FP32,
     GATHER,
     SCATTER,
     K,
-    LayerKind,
     Linear,
     Ops,
     PhaseOps,
-    SavedTensor,
     cast_op,
     collective,
     column_layer,

@@ -12,19 +12,17 @@ from functools import partial
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import (
     K,
-    LayerKind,
     Linear,
     Ops,
-    SavedTensor,
     column_layer,
     column_waits,
     exchange_in,
     exchange_out,
     gate_ops,
     make_layer,
-    no_adapters,
     norm_backward,
     norm_forward,
     row_layer,

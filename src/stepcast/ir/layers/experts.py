@@ -10,22 +10,20 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Modules
 from stepcast.ir.group import Group
+from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapter_width, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import (
     FP32,
     GATHER,
     SCATTER,
     K,
-    LayerKind,
     Linear,
     Ops,
     PhaseOps,
-    SavedTensor,
     add_op,
     cast_op,
     collective,
     make_layer,
-    no_mixing,
     stream_op,
     surround_with_norms,
 )

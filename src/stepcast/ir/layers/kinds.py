@@ -8,11 +8,11 @@ from functools import lru_cache
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.layers.attention import ATTENTION
+from stepcast.ir.layers.declaration import LayerKind
 from stepcast.ir.layers.delta import DELTA
 from stepcast.ir.layers.experts import EXPERTS
 from stepcast.ir.layers.mamba import MAMBA
 from stepcast.ir.layers.mlp import MLP
-from stepcast.ir.layers.operators import LayerKind
 from stepcast.ir.layers.selective import SELECTIVE
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.weights import NOTHING, Shard, Weight, norm_weight

@@ -22,12 +22,11 @@ from functools import partial
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
+from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import (
     FP32,
     K,
-    LayerKind,
     Linear,
-    SavedTensor,
     column_layer,
     column_waits,
     eager_norm,
@@ -35,7 +34,6 @@ from stepcast.ir.layers.operators import (
     exchange_in,
     exchange_out,
     make_layer,
-    no_adapters,
     row_layer,
     sequence_tokens,
     stream_op,

@@ -6,17 +6,15 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
+from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.operators import (
     FP32,
     K,
-    LayerKind,
     Linear,
     Ops,
-    SavedTensor,
     cast_op,
     column_layer,
     column_waits,
-    no_mixing,
     row_layer,
     stream_op,
     sum_input_gradients,

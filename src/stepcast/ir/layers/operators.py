@@ -1,4 +1,4 @@
-"""The building blocks of every layer: matmuls with their gradients, norms, collectives and saved tensors.
+"""The building blocks of every layer: matmuls with their gradients, norms and collectives.
 
 Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019, section 3): the first matmul of a pair is split
 by columns, the second by rows; the forward all-reduces after the second, the backward after the first. With
@@ -6,18 +6,16 @@ sequence parallelism (Korthikanti et al. 2022, section 4.2.2) each all-reduce be
 all-gather, and the backward gathers the input of the first matmul again for its weight gradient.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.layers.sizes import Sizes
-from stepcast.ir.model_parts import LayerParts, NormKind
-from stepcast.ir.strategy import RecomputeModule, TrainingKind
-from stepcast.ir.weights import NOTHING, Shard, Weight
+from stepcast.ir.model_parts import NormKind
+from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
@@ -55,44 +53,6 @@ MASK_BYTES = 1.0  # of one element in dropout's mask
 # Kernels of an eager RMS norm over one number for each row: the mean's epsilon and its root; of the backward,
 # the root's gradient (two products and a power). On a weight that multiplies in fp32: a cast, and Gemma's 1.
 NORM_ROW_KERNELS, NORM_ROW_GRADIENT_KERNELS, NORM_WEIGHT_KERNELS = 2, 3, 2
-
-
-class SavedTensor(NamedTuple):
-    """A tensor saved for the backward; recomputing any of the modules in *freed_by* frees it."""
-
-    name: str
-    size_bytes: float
-    freed_by: tuple[RecomputeModule, ...] = ()
-
-
-def no_mixing(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
-    """Return the FLOPs of a half whose only products are those with its weights."""
-    return 0.0
-
-
-def no_adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
-    """Return the adapters of a half that LoRA leaves alone."""
-    return NOTHING
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """A kind of layer half, a token mixer or a feed-forward, declared once.
-
-    *weights* are its tensors without the norms around it; parameters, optimizer states and the FLOPs of
-    products with weights are sums over them. *mixing_flops* are the forward's other products. *operators* are
-    its layers in the order of the forward, norms included. *saved* are the tensors it saves for the backward
-    without those norms, *transient* the bytes that its backward needs on top for a moment. *adapters* are the
-    parameters LoRA of a rank adds. *alternates*: torchtitan's selective recomputation knows its matmuls.
-    """
-
-    weights: Callable[[Architecture], list[Weight]]
-    mixing_flops: Callable[[Architecture, LayerParts, int, int, bool], float]
-    operators: Callable[[Sizes, LayerParts], tuple[Layer, ...]]
-    saved: Callable[[Sizes, LayerParts], list[SavedTensor]]
-    transient: Callable[[Sizes, LayerParts], float]
-    adapters: Callable[[Architecture, int, int, int, int], Shard]
-    alternates: bool = True
 
 
 class PhaseOps(NamedTuple):

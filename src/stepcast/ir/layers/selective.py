@@ -8,16 +8,14 @@ and the states at every 2,048th token.
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import (
     K,
-    LayerKind,
     Linear,
     Ops,
-    SavedTensor,
     add_op,
     column_layer,
     make_layer,
-    no_adapters,
     norm_backward,
     norm_forward,
     row_layer,
