@@ -149,7 +149,7 @@ class BlockTime(NamedTuple):
 
 
 class BlockKernels(NamedTuple):
-    """BlockKernels with how many each stands for."""
+    """Kernels, and how many each represents."""
 
     works: tuple[Compute, ...]
     counts: tuple[int, ...]

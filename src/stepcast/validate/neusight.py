@@ -206,7 +206,7 @@ def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
             yield _wave(kind, work.rows, work.columns, inputs, work.kind in (K.SOFTMAX, K.EMBEDDING))
 
 
-# NeuSight's set (ASPLOS'25): fp32 operators on five GPUs, and models beside NeuSight's own predictions.
+# NeuSight's set (ASPLOS'25): fp32 operators on five GPUs, and models, compared with NeuSight's own predictions.
 #
 # An operator on a GPU of that set is predicted by constants learnt without that GPU; one on any other GPU by
 # the committed constants, which have not seen it either. Models took part in no fit.

@@ -1,4 +1,4 @@
-"""A page from its parts: the answer first, sections in order, and what it stands on at the end."""
+"""A page from its parts: the answer first, sections in order, then defaults and the command."""
 
 import base64
 import hashlib
@@ -37,7 +37,7 @@ class About:
     verb: str
     command: str = ""
     version: str = ""
-    links: tuple[tuple[str, str], ...] = ()  # words and file names beside the page
+    links: tuple[tuple[str, str], ...] = ()  # words and names of files next to the page
 
 
 @dataclass(frozen=True, slots=True)

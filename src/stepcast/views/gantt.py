@@ -68,7 +68,7 @@ def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
         mine = mark_of == mark
         if mine.any():
             filled[mark] = np.diff(_busy_until(edges, begin[mine], end[mine]))
-    # Communication beside computation is hidden: it shows only where nothing else runs.
+    # Communication during computation is hidden: it shows only where nothing else runs.
     filled[marks.index("-")] = np.minimum(filled[-1], 1 - np.minimum(filled[:-1].sum(axis=0), 1)) * 0.999
     best = filled.argmax(axis=0)
     idle = 1 - filled.sum(axis=0)

@@ -22,7 +22,7 @@ Child = Any  # Markup, text, a number, None, or several of them
 def text(value: object, most: int = LONGEST_TEXT) -> Markup:
     """Return *value* as text of a page: escaped, without characters that reverse or hide text.
 
-    What is overlong is cut in the middle and told; it stands whole in the facts of the page.
+    Overlong text is cut in the middle, with a note; the facts of the page have all of it.
     """
     shown = visible(str(value))
     if len(shown) > most:

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 # More would neither be seen nor be loaded quickly; the shortest are drawn together.
 MOST_SLICES = 200_000
-# Slices drawn together are one as long as what lies between them is no wider than that share of the whole.
+# Slices are drawn as one if the gap between them is at most that share of the span.
 GAP_SHARE = 1 / 5000
 TICKS = 2**31  # of the whole span
 DEEPEST = 8
