@@ -1,4 +1,4 @@
-"""Sets of times: unions, overlaps and gaps of intervals, with array operations throughout."""
+"""Sets of times: unions, overlaps and gaps of intervals, as array operations."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from stepcast.ir.check import require
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Disjoint intervals in order of time, none of them empty. `union_of` makes them from any."""
+    """Disjoint intervals in order of time, none of them empty; `union_of` builds them from any."""
 
     start_s: FloatArray
     end_s: FloatArray
@@ -30,17 +30,18 @@ class Intervals:
         return self.end_s - self.start_s
 
     def before(self, times_s: FloatArray) -> FloatArray:
-        """How much of the set lies before each time."""
+        """Return how much of the set is before each time."""
         if not len(self):
             return np.zeros_like(times_s)
         done = np.concatenate([[0.0], np.cumsum(self.durations_s)])
-        at = np.searchsorted(self.start_s, times_s, side="right")
-        inside = np.minimum(times_s, self.end_s[np.maximum(at, 1) - 1]) - self.start_s[np.maximum(at, 1) - 1]
-        earlier: FloatArray = np.where(at > 0, done[np.maximum(at, 1) - 1] + inside, 0.0)
+        count = np.searchsorted(self.start_s, times_s, side="right")
+        last = np.maximum(count, 1) - 1
+        inside = np.minimum(times_s, self.end_s[last]) - self.start_s[last]
+        earlier: FloatArray = np.where(count > 0, done[last] + inside, 0.0)
         return earlier
 
     def covered_s(self, start_s: FloatArray, end_s: FloatArray) -> FloatArray:
-        """How much of the set lies in each of the given intervals, which may overlap each other."""
+        """Return how much of the set is in each of the given intervals, which may overlap each other."""
         covered: FloatArray = np.maximum(self.before(end_s) - self.before(start_s), 0.0)
         return covered
 
@@ -60,7 +61,7 @@ class Intervals:
         )
 
     def gaps(self, start_s: float, end_s: float) -> "Intervals":
-        """What the set leaves free between two times."""
+        """Return the times between two times that the set does not cover."""
         starts = np.concatenate([[start_s], np.clip(self.end_s, start_s, end_s)])
         ends = np.concatenate([np.clip(self.start_s, start_s, end_s), [end_s]])
         free = ends > starts
@@ -73,9 +74,9 @@ class Intervals:
 
 
 def union_of(start_s: FloatArray, end_s: FloatArray) -> Intervals:
-    """The union of any intervals; those without length are left out."""
-    kept = end_s > start_s
-    start_s, end_s = start_s[kept], end_s[kept]
+    """Return the union of any intervals, without empty ones."""
+    filled = end_s > start_s
+    start_s, end_s = start_s[filled], end_s[filled]
     if not len(start_s):
         return Intervals(start_s, end_s)
     order = np.argsort(start_s, kind="stable")

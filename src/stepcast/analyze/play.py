@@ -21,7 +21,7 @@ from stepcast.simulation.program import Program, ProgramBuilder, Times
 from stepcast.simulation.segments import NO_LANE, Segment, TimedOp
 from stepcast.simulation.timeline import CriticalPath, critical_path
 
-ALONE = ("gap", "start")  # work of the host between operations, kept apart from them
+ALONE = ("gap", "start")  # work of the host between operations, separate from them
 # Waiting in these groups is for a rank of the same stage; in any other, for another stage.
 WITHIN_STAGE = (Group.TP, Group.CP, Group.EP, Group.DP, Group.EXPERT_DP)
 
@@ -81,7 +81,7 @@ class ReplayScript:
     recording: Recording
     program: Program
     piece_of_task: IntArray  # index of the piece within its rank, -1 for a meeting
-    meeting_of_rank: tuple[int, ...]  # the meeting that each rank of the program after the real ones stands for
+    meeting_of_rank: tuple[int, ...]  # the meeting that each rank of the program after the real ones represents
 
     @property
     def real_ranks(self) -> int:

@@ -142,7 +142,7 @@ class Recording:
 
     @property
     def configuration(self) -> dict[str, object]:
-        """What the trace states about the model and the batch."""
+        """The facts of the trace about the model and the batch."""
         return {key: value for key, value in self.facts.items() if key not in ("basis", "gradient_bytes")}
 
     def layers_on(self, stage: int) -> int | None:

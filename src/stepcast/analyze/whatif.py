@@ -94,7 +94,7 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
     values = dict(pairs)
     if len(values) < len(pairs):
         raise WhatIfError("a change is given twice; give each once")
-    around = _with_stated_bandwidth(around, values)
+    around = _add_stated_bandwidth(around, values)
     for key, value in pairs:
         if key in ("micro-batches", "schedule", "dp") or key.startswith("bandwidth."):
             continue
@@ -103,13 +103,13 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
             raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
         recording = apply(recording, key, value, around)
     if "dp" in values:
-        recording = change_replicas(recording, _count("dp", values["dp"]), around.all_reduce_s)
+        recording = change_replicas(recording, _parse_count("dp", values["dp"]), around.all_reduce_s)
     if "micro-batches" in values or "schedule" in values:
-        number = _count("micro-batches", values["micro-batches"]) if "micro-batches" in values else None
+        number = _parse_count("micro-batches", values["micro-batches"]) if "micro-batches" in values else None
         recording = reschedule(recording, number, values.get("schedule"))
     for key, value in pairs:
         if key.startswith("bandwidth."):
-            recording = _bandwidth(recording, key, value)
+            recording = _change_bandwidth(recording, key, value)
     return recording
 
 
@@ -120,34 +120,36 @@ def _split_change(text: str) -> tuple[str, str]:
     return key.replace("_", "-"), value
 
 
-def _count(key: str, text: str) -> int:
+def _parse_count(key: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < 1:
         raise WhatIfError(f"{key} must be a whole number from 1 to 999,999, not {text!r}")
     return int(text)
 
 
-def _factor(key: str, text: str) -> float:
+def _parse_factor(key: str, text: str) -> float:
     match = FACTOR.fullmatch(text)
     if match is None or float(match[1]) <= 0:
         raise WhatIfError(f"{key} must be a factor such as 2x or 0.5x, not {text!r}")
     return float(match[1])
 
 
-def _rank(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
+def _change_rank(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
     rank = int(key.split(".")[1])
     if value == "healthy":
         slow = find_stragglers(recording, rank_parts(measured(recording)))
         return heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
-    return assuming(scale_rank(recording, rank, _factor(key, value)), f"all work of rank {rank} takes {value} as long")
+    return assuming(
+        scale_rank(recording, rank, _parse_factor(key, value)), f"all work of rank {rank} takes {value} as long"
+    )
 
 
-def _layers(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
+def _change_stage_layers(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
     if not re.fullmatch(r"[+-][0-9]{1,4}", value):
         raise WhatIfError(f"{key} must be a change such as -1 or +2, not {value!r}")
     return change_layers(recording, int(key.split(".")[1]), int(value))
 
 
-def _gpu(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
+def _change_gpu(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
     if around.gpu is None:
         raise WhatIfError("gpu= scales by the GPU that ran, which a trace does not name; name it with --gpu")
     change = around.gpu(value)
@@ -158,43 +160,43 @@ def _gpu(recording: Recording, key: str, value: str, around: Surroundings) -> Re
     )
 
 
-def _compute(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
-    factor = _factor(key, value)
+def _change_compute(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
+    factor = _parse_factor(key, value)
     return assuming(scale_compute(recording, factor, 1.0), f"forward and backward take {value} as long")
 
 
 CHANGES: Mapping[str, Apply] = {
-    r"rank\.[0-9]{1,7}": _rank,
-    r"stage\.[0-9]{1,5}\.layers": _layers,
-    r"gpu": _gpu,
-    r"compute": _compute,
+    r"rank\.[0-9]{1,7}": _change_rank,
+    r"stage\.[0-9]{1,5}\.layers": _change_stage_layers,
+    r"gpu": _change_gpu,
+    r"compute": _change_compute,
 }
 
 
-def _group(key: str) -> str:
+def _parse_group(key: str) -> str:
     group = key.split(".", 1)[1]
     if group not in GROUPS:
         raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(GROUPS)}")
     return group
 
 
-def _rate(text: str) -> float | None:
+def _parse_rate(text: str) -> float | None:
     """Return the bytes per second of a text like ``50GB/s``; None for a factor."""
     return float(parse_size_bytes(text[:-2])) if text.lower().endswith("/s") else None
 
 
-def _bandwidth(recording: Recording, key: str, value: str) -> Recording:
-    rate = _rate(value)
+def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
+    rate = _parse_rate(value)
     if rate is None:
-        return scale_transfers(recording, _group(key), _factor(key, value))
+        return scale_transfers(recording, _parse_group(key), _parse_factor(key, value))
     if rate <= 0:
         raise WhatIfError(f"{key} must be above zero, not {value!r}")
-    return set_bandwidth(recording, _group(key), rate)
+    return set_bandwidth(recording, _parse_group(key), rate)
 
 
-def _with_stated_bandwidth(around: Surroundings, values: Mapping[str, str]) -> Surroundings:
+def _add_stated_bandwidth(around: Surroundings, values: Mapping[str, str]) -> Surroundings:
     """Use a given bandwidth between replicas for the all-reduce that one replica did not need."""
-    rate = _rate(values.get("bandwidth.dp", ""))
+    rate = _parse_rate(values.get("bandwidth.dp", ""))
     if not rate:
         return around
     return Surroundings(around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / rate)

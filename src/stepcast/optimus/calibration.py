@@ -29,8 +29,8 @@ from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
 from stepcast.optimus.program import step_s
 
 
-def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: float, drawn: int) -> float:
-    """Return the expected padded length of *drawn* shuffled rows.
+def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: float, rows: int) -> float:
+    """Return the expected padded length of *rows* shuffled rows.
 
     *lengths* are the longest of *in_order* consecutive rows, of which *rows_per_text* share a text. Maxima follow
     Gumbel's law: among k times as many they are ln(k) times its scale higher (Gumbel 1958, Statistics of Extremes),
@@ -38,7 +38,7 @@ def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: floa
     """
     texts = 1 + (in_order - 1) / rows_per_text
     scale = math.sqrt(6) / math.pi * pstdev(lengths)
-    return max(1.0, float(round(fmean(lengths) + scale * math.log(drawn / texts))))
+    return max(1.0, float(round(fmean(lengths) + scale * math.log(rows / texts))))
 
 
 HEAD = "lm_head"

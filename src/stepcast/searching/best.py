@@ -81,7 +81,7 @@ def search_parts(
 class BoundQueue:
     """Hand out the candidates 0, 1, ... in the order of their tight bounds, computed as rough ones come near.
 
-    Rough bounds never exceed tight ones, so whatever lies below the first remaining rough bound is in its final
+    Rough bounds never exceed tight ones, so everything below the first remaining rough bound is in its final
     order. Candidates of the same kind are cheap to bound after the first; *tighten* returns the bounds of some
     candidates. Of equal bounds the lower rank comes first.
     """
@@ -117,7 +117,7 @@ class BoundQueue:
         return rough + int(np.searchsorted(self.tight, worst, "right"))
 
     def next(self, most: int, worst: float) -> IntArray:
-        """Return up to *most* further candidates with bounds up to *worst*."""
+        """Return up to *most* of the next candidates with bounds up to *worst*."""
         while self.seen < len(self.order) and self.frontier <= worst:
             if len(self.tight) >= most and self.tight[most - 1] < self.frontier:
                 break

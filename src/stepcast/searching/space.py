@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -147,23 +147,11 @@ class CandidateSpace:
 
     def values(self, row: int) -> CandidateRow:
         """Return a candidate in the values of the axes."""
-        number, axes = {name: int(column[row]) for name, column in self.columns.items()}, self.axes
-        return CandidateRow(
-            gpus=number["gpus"],
-            tp=number["tp"],
-            cp=number["cp"],
-            ep=number["ep"],
-            expert_tp=number["expert_tp"],
-            pp=number["pp"],
-            vpp=number["vpp"],
-            schedule=axes.schedule[number["schedule"]],
-            micro_batch=number["micro_batch"],
-            recompute=axes.recompute[number["recompute"]],
-            sharding=axes.sharding[number["sharding"]],
-            sequence_parallel=bool(number["sequence_parallel"]),
-            precision=axes.precision[number["precision"]],
-            overlap=axes.overlap[number["overlap"]],
-        )
+        values: dict[str, object] = {name: int(column[row]) for name, column in self.columns.items()}
+        for name in ("schedule", "recompute", "sharding", "precision", "overlap"):
+            values[name] = getattr(self.axes, name)[values[name]]
+        values["sequence_parallel"] = bool(values["sequence_parallel"])
+        return cast(CandidateRow, values)
 
     def strategy(self, row: int) -> Strategy:
         """Return a candidate as a Strategy; raise a StrategyError if it is none."""

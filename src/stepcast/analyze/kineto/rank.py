@@ -64,19 +64,19 @@ def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, MarkedSteps
     for lane, rows in zip(timeline.lanes, rows_by_lane(timeline), strict=True):
         lanes_of.setdefault(lane.rank, []).append((lane.name, rows))
     launched_s = launch_times(timeline)
-    kept = np.ones(len(timeline), dtype=bool)
+    in_steps = np.ones(len(timeline), dtype=bool)
     steps = {}
     for rank, lanes in lanes_of.items():
         marks = [rows for name, rows in lanes if name == STEPS and len(rows)]
         if marks:
-            steps[rank] = _steps_of_rank(timeline, np.concatenate(marks), lanes, launched_s, kept)
-    return timeline.only(kept), steps
+            steps[rank] = _steps_of_rank(timeline, np.concatenate(marks), lanes, launched_s, in_steps)
+    return timeline.only(in_steps), steps
 
 
 def _steps_of_rank(
-    timeline: Timeline, marks: IntArray, lanes: list[tuple[str, IntArray]], launched_s: FloatArray, kept: BoolArray
+    timeline: Timeline, marks: IntArray, lanes: list[tuple[str, IntArray]], launched_s: FloatArray, in_steps: BoolArray
 ) -> MarkedSteps:
-    """Return the steps that *marks* are the host's part of; clear *kept* for rows of *lanes* outside them."""
+    """Return the steps that *marks* are the host's part of; clear *in_steps* for rows of *lanes* outside them."""
     marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     first_s, last_s = timeline.start_s[marks], timeline.end_s[marks]
     end_s = last_s.copy()
@@ -87,13 +87,13 @@ def _steps_of_rank(
         when_s = _stream_launches(timeline, rows, launched_s) if is_stream(name) else timeline.start_s[rows]
         step = np.searchsorted(first_s, when_s, side="right").astype(np.int32) - 1
         outside = (step < 0) | (when_s > last_s[step])
-        kept[rows] = inside = ~outside
+        in_steps[rows] = inside = ~outside
         if is_stream(name):
             streams.append((rows, when_s))
         if is_stream(name) or name.startswith("cpu thread"):
             np.maximum.at(end_s, step[inside], timeline.end_s[rows[inside]])
     start_s = first_s.copy()
-    start_s[0] = max(first_s[0], _backlog_s(timeline, streams, kept, float(first_s[0])))
+    start_s[0] = max(first_s[0], _backlog_s(timeline, streams, in_steps, float(first_s[0])))
     for step_index in range(len(marks)):
         if step_index:
             start_s[step_index] = max(start_s[step_index], end_s[step_index - 1])
@@ -119,13 +119,13 @@ def _stream_launches(timeline: Timeline, rows: IntArray, launched_s: FloatArray)
 
 
 def _backlog_s(
-    timeline: Timeline, streams: list[tuple[IntArray, FloatArray]], kept: BoolArray, first_s: float
+    timeline: Timeline, streams: list[tuple[IntArray, FloatArray]], in_steps: BoolArray, first_s: float
 ) -> float:
     """Return when the busiest stream had run what was launched before the first mark: the step begins then."""
     if not streams:
         return first_s
-    rows, when_s = max(streams, key=lambda stream: float(timeline.duration_s[stream[0][kept[stream[0]]]].sum()))
-    earlier, own = rows[when_s < first_s], rows[kept[rows]]
+    rows, when_s = max(streams, key=lambda stream: float(timeline.duration_s[stream[0][in_steps[stream[0]]]].sum()))
+    earlier, own = rows[when_s < first_s], rows[in_steps[rows]]
     if not len(earlier) or not len(own):
         return first_s
     return float(min(timeline.end_s[earlier].max(), timeline.start_s[own].min()))

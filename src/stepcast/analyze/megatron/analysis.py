@@ -353,7 +353,7 @@ def _mark_overlapped(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
 def _add_rates(row: MeetingTraffic, busbw: BusBandwidth | None) -> MeetingTraffic:
     """Add the bandwidth of the median transfer; without peers that of the shortest, since the others also waited.
 
-    None if nothing passes a link, work overlaps, or waiting cannot be told from transferring.
+    None if nothing passes a link, work overlaps, or waiting cannot be separated from transferring.
     """
     rate, seconds = None, row.transfer_s if row.transfer_s is not None else row.shortest_s
     is_timed = seconds >= SHORTEST_S and (row.transfer_s is not None or row.count >= 2)
