@@ -257,4 +257,4 @@ def test_compare_takes_what_a_verb_printed(run: Path, tmp_path: Path, capsys: py
     assert abs(found["error"]) < 1e-4
     path.write_text('{"step_s": 1.0, ')
     assert main(["compare", str(path), str(run)]) == 2
-    assert "not whole JSON" in capsys.readouterr().err
+    assert "not complete JSON" in capsys.readouterr().err

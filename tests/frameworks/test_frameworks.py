@@ -82,10 +82,10 @@ def test_a_users_file_builds_on_others(tmp_path: Path) -> None:
         ("[defaults]\noverlap = ['everything']\n", "defaults.overlap: 'everything': expected gradients"),
         ("[defaults]\nseq = 0\n", "defaults.seq: 0 is not a whole number above zero"),
         ("extends = 'torchtitn'\n", "mine.toml:1: unknown framework 'torchtitn'; did you mean torchtitan"),
-        ("extends = 'mine.toml'\n", "builds on itself"),
+        ("extends = 'mine.toml'\n", "extends itself"),
         ("extends = 3\n", "3 is not the name of a framework"),
         ("[[presets]]\nmodels = ['x']\nset = {dropout = true}\n", "mine.toml:1: presets.models: unknown key"),
-        ("[[presets]]\nmodel = ['x']\n", "sets nothing"),
+        ("[[presets]]\nmodel = ['x']\n", "has no settings"),
         ("[[presets]]\nset = {speed = 1}\n", "presets.set.speed: unknown key"),
         ("[sources]\nspeed = 'x'\n", "sources.speed: names no key of a profile"),
         ("[software\n", "not valid TOML"),
@@ -174,3 +174,14 @@ def test_search_stays_inside_what_the_software_has() -> None:
     assert inside.counts.considered < anything.counts.considered
     with pytest.raises(ValueError, match="megatron-core has no dualpipe schedule"):
         stepcast.search("llama-3.2-1b", "dgx-h100", axes={**axes, "pp": (4,), "schedule": ("dualpipe",)}, **fixed)
+
+
+def test_former_names_of_exchanges_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'extends = "megatron-core"\n[software]\ndispatcher = "forwarding"\n[defaults]\ncontext = "all-to-all"\n'
+        '[supports]\ndispatchers = ["all-to-all"]\ncontexts = ["ring"]\n'
+    )
+    profile = load_profile(str(file))
+    assert (str(profile.framework.dispatcher), str(profile.defaults.context)) == ("deepep", "a2a")
+    assert (profile.supports["dispatchers"], profile.supports["contexts"]) == (("alltoall",), ("p2p",))

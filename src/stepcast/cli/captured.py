@@ -16,14 +16,14 @@ from stepcast.ir.captured import Captured
 from stepcast.ir.workload import Workload
 from stepcast.questions.settle import add_background, check_gpu, load_calibration
 
-# Options of predict that act on a captured program; what it computes, and in which software, is in the file.
+# Options of predict that apply to a captured program; the file has its computation and its software.
 ACTING = frozenset((
     *("captured", "cluster", "gpu", "set", "place", "gpus", "nodes", "dp", "tp", "cp", "ep", "pp"),
     *("global_batch", "schedule", "sharding", "bucket_mb", "zero_gradients", "calibration", "engine"),
     *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
     *("critical_path", "json", "verb", "command", "quiet"),
 ))  # fmt: skip
-# Those of one piece for each stage.
+# Schedules with one model chunk per stage.
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 SPLITS = {
     "cp": "context parallelism needs attention that was written for it",
@@ -34,14 +34,14 @@ SPLITS = {
 def read_captured(path: str) -> Captured:
     _, document = read_as_one([open_source(path)])
     if not isinstance(document, Captured):
-        raise ValueError(f"{path}: is no captured program; 'stepcast capture ... -o FILE' writes one")
+        raise ValueError(f"{path}: is not a captured program; 'stepcast capture ... -o FILE' writes one")
     return document
 
 
 def place_of(args: argparse.Namespace) -> Cluster:
-    """The cluster that --cluster names, or one of the GPUs that --gpu does."""
+    """Load the cluster of --cluster, or one of the GPUs of --gpu."""
     if (args.cluster is None) == (args.gpu is None):
-        raise ValueError("give one of --gpu G and --cluster C: where the captured program runs")
+        raise ValueError("no cluster given: use either --gpu NAME or --cluster NAME")
     return load_cluster(args.cluster or f"generic:gpu={args.gpu}", getattr(args, "set", []))
 
 
@@ -55,7 +55,7 @@ def check_captured_options(args: argparse.Namespace) -> None:
 
 
 def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
-    """The step that *args* ask for, and what was asked."""
+    """Return the prediction that *args* ask for, and what was asked."""
     for name, why in SPLITS.items():
         if (getattr(args, name, None) or 1) > 1:
             raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
@@ -84,7 +84,7 @@ def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction,
 
 
 def _spread_of(captured: Captured, args: argparse.Namespace, cluster: Cluster) -> Spread:
-    """How *args* distribute the program over the GPUs of *cluster*."""
+    """Return the distribution of the program over the GPUs of *cluster*."""
     pp, tp = getattr(args, "pp", None) or 1, getattr(args, "tp", None) or 1
     counts = {
         "--gpus": args.gpus,
@@ -104,20 +104,20 @@ def _spread_of(captured: Captured, args: argparse.Namespace, cluster: Cluster) -
     if rest or not batches:
         raise ValueError(
             f"--global-batch {batch}: the program was captured with a batch of {captured.batch} and runs on "
-            f"{dp} replicas; give a multiple of {captured.batch * dp}"
+            f"{dp} replicas; use a multiple of {captured.batch * dp}"
         )
     sharding = getattr(args, "sharding", None) or "none"
     if sharding not in list(CapturedSharding):
-        raise ValueError(f"--sharding {sharding}: of a captured program it is none or fsdp")
+        raise ValueError(f"--sharding {sharding}: choose none or fsdp for a captured program")
     bucket_mb = getattr(args, "bucket_mb", None)
     if bucket_mb is not None and (dp == 1 or sharding == CapturedSharding.FSDP):
         raise ValueError(
-            "--bucket-mb has no effect: only DDP sums gradients in buckets; give more GPUs and no --sharding"
+            "--bucket-mb has no effect: only DDP reduces gradients in buckets; use more GPUs and no --sharding"
         )
     schedule = getattr(args, "schedule", None)
     if schedule is not None and str(schedule) not in SCHEDULES:
         raise ValueError(
-            f"--schedule {schedule}: a captured program is cut into one piece for each stage; choose from "
+            f"--schedule {schedule}: a captured program has one model chunk per stage; choose from "
             f"{', '.join(SCHEDULES)}"
         )
     return Spread(
@@ -133,7 +133,7 @@ def _spread_of(captured: Captured, args: argparse.Namespace, cluster: Cluster) -
 
 
 def captured_facts(captured: Captured) -> dict[str, Any]:
-    """What was captured, in the words of the JSON contract."""
+    """Return the facts of a captured program in the words of the JSON contract."""
     from dataclasses import asdict
 
     memory = captured.memory
@@ -158,8 +158,8 @@ def captured_facts(captured: Captured) -> dict[str, Any]:
 
 
 def as_workload(captured: Captured, args: argparse.Namespace) -> Workload:
-    """*captured* with the times of its kernels on the GPU of *args*, for formats that hold times."""
+    """Return a workload with the times of the kernels on the GPU of *args*, for formats that have times."""
     if not args.gpu:
-        raise ValueError(f"{args.to} holds times, and a captured program has none: give --gpu G as well")
+        raise ValueError(f"{args.to} has times, and a captured program has none: use --gpu NAME as well")
     price = compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}"))
     return record_times(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -> int:
-    """The same by flows: one group of all ranks on the links of the cluster."""
+    """Simulate the collective as flows of one group of all ranks on the links of the cluster."""
     from stepcast.cost.collectives import Algorithm
     from stepcast.forecast.fluid import shared_collective
     from stepcast.hardware import Place

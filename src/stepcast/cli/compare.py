@@ -1,4 +1,4 @@
-"""``stepcast compare FIRST SECOND``: two accounts of a step side by side, predicted or measured."""
+"""``stepcast compare FIRST SECOND``: two steps, each predicted or measured."""
 
 import argparse
 import os
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from stepcast.views.view import View
 
 
-NOT_THE_SAME = 1  # exit status where a prediction is held against a measurement of another run
+NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement of another run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = "a measured run (file or folder), or what a verb printed with --json"
+    kinds = "a measured run (file or folder), or the --json output of a verb"
     add_options(
         parser,
         f"""
@@ -80,7 +80,7 @@ def _read_facts(path: str) -> dict[str, Any]:
 
 
 def _printed(path: str) -> dict[str, Any] | None:
-    """A JSON object with a step; None for anything else, which the readers then judge."""
+    """Read a JSON object with a step; return None for any other file."""
     import msgspec
 
     if os.path.isdir(path):
@@ -97,12 +97,12 @@ def _printed(path: str) -> dict[str, Any] | None:
     try:
         found = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: is not whole JSON: {error}") from None
+        raise ValueError(f"{path}: is not complete JSON: {error}") from None
     return found if isinstance(found, dict) and "step_s" in found else None
 
 
 def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
-    """Both sides; two Megatron runs with their timelines, one below the other."""
+    """Return the view of both sides, with the timelines of two Megatron runs."""
     from stepcast.analyze.play import timeline_of
     from stepcast.views.compare import compare_view
 
@@ -131,7 +131,7 @@ def _played(path: str) -> "PlayedStep":
     from stepcast.analyze.play import measured
 
     if _printed(path) is not None:
-        raise ValueError(f"{path}: holds no timeline; --trace needs two Megatron runs")
+        raise ValueError(f"{path}: has no timeline; --trace needs two Megatron runs")
     entry, document = read_measured([path], None)
     if entry.name != "megatron":
         raise ValueError(f"{path}: is {entry.name}; --trace needs two Megatron runs")

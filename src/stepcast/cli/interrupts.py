@@ -1,7 +1,6 @@
-"""Interrupts: Ctrl-C ends the command with one line, while it loads, computes, writes or ends.
+"""Interrupts: Ctrl-C ends the command with one line, at any time.
 
-The command answers Ctrl-C before it loads anything that takes time, so this module imports only what Python
-has loaded already.
+The command handles Ctrl-C before it loads anything slow, so this module imports only what Python has loaded.
 """
 
 import os
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 else:  # the module signal first loads much of Python
     from _signal import SIG_IGN, SIGINT, default_int_handler, getsignal, signal
 
-INTERRUPTED = 130  # what shells return for a command that was interrupted
+INTERRUPTED = 130  # the exit status of interrupted commands in shells
 LINE = b"stepcast: interrupted\n"
 
 
@@ -26,7 +25,7 @@ def end_on_interrupt() -> None:
 
 def _end(number: int, frame: "FrameType | None") -> None:
     try:
-        # Where nothing has been written, the writer may not be loaded, or only in part.
+        # If nothing was written, the writer may not be loaded, or only in part.
         getattr(sys.modules.get("stepcast.outputs.files"), "discard_unfinished", int)()
         os.write(2, LINE)
     finally:
@@ -34,7 +33,7 @@ def _end(number: int, frame: "FrameType | None") -> None:
 
 
 class Interruptible:
-    """A block in which Ctrl-C raises KeyboardInterrupt, for work that reports how far it came."""
+    """A block in which Ctrl-C raises KeyboardInterrupt, for work that reports its progress."""
 
     def __enter__(self) -> None:
         self.before = getsignal(SIGINT)

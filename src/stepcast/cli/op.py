@@ -105,20 +105,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_warnings(work: Operator, gpu: "Gpu") -> list[str]:
-    """A product in a format that the GPU has no matrix units for is priced in another."""
+    """Return a warning if the GPU has no matrix units for the data type, so that another one is used."""
     if isinstance(work, Elementwise):
         return []
     used = gpu.runs_as(work.dtype)
     if used == work.dtype:
         return []
     return [
-        f"{gpu.name} has no {work.dtype} matrix units: priced as multiplied in {used}, with {work.dtype} "
+        f"{gpu.name} has no {work.dtype} matrix units: estimated as multiplied in {used}, with {work.dtype} "
         f"operands in memory; it has {', '.join(gpu.matrix_flops)}"
     ]
 
 
 def _speed_warnings(works: list[Operator], prices: list["Price"], gpu: "Gpu") -> list[str]:
-    """A calibration can say that products are faster than the GPU multiplies."""
+    """Return a warning if a calibration makes an operator faster than the peak of the GPU."""
     for work, price in zip(works, prices, strict=True):
         if not isinstance(work, Elementwise):
             peak = gpu.matrix_peak_flops(str(work.dtype))
@@ -131,7 +131,7 @@ def _speed_warnings(works: list[Operator], prices: list["Price"], gpu: "Gpu") ->
 
 
 def _works(args: argparse.Namespace) -> Iterator[Operator]:
-    """The operator asked for, or the row of them that a sweep goes through."""
+    """Yield the operator, or those of a sweep."""
     if not args.sweep:
         yield _work(args)
         return

@@ -1,4 +1,4 @@
-"""``--html FILE``: the answer of any verb as one page."""
+"""Answers of verbs as text, JSON, and pages for ``--html FILE``."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def about(args: argparse.Namespace) -> "About":
-    """Where a page of *args* comes from; a trace that was written beside it is linked."""
+    """Return the origin of a page, with a link to the trace that was written with it."""
     from stepcast.views.document import About
 
     links = []
@@ -27,13 +27,13 @@ def about(args: argparse.Namespace) -> "About":
 
 
 def show_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> None:
-    """Write the page of an answer where one was asked for, then print the answer."""
+    """Write the page of an answer if ``--html`` asks for it, then print the answer."""
     write_view(args, view)
     print_view(args, view, verbose)
 
 
 def write_view(args: argparse.Namespace, view: "View") -> None:
-    """Write the page of an answer where one was asked for."""
+    """Write the page of an answer if ``--html`` asks for it."""
     if args.html:
         from stepcast.views.html import render_page
 
@@ -59,6 +59,6 @@ def told_page(args: argparse.Namespace) -> str:
 
 
 def link_to(path: str) -> str:
-    """The file at *path* beside a page, as an address."""
+    """Return the relative URL of a file next to a page."""
     data = os.fsencode(path.replace(os.sep, "/"))
-    return "./" + "".join(chr(each) if each in SAFE else f"%{each:02X}" for each in data)
+    return "./" + "".join(chr(byte) if byte in SAFE else f"%{byte:02X}" for byte in data)

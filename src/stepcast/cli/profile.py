@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from stepcast.pytorch.profile.corrections import FittedClass
     from stepcast.pytorch.profile.measure import Document, MeasuringProgress
 
-LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
+LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; the rest is measured when the command runs again
 
 KEEP_EVERY_S = 5.0
-LOOK_EVERY = 10  # operators, between two looks at the host
+LOOK_EVERY = 10  # operators, between two measurements of the CPU
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _typical(paces: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What the looks at the host saw; the first may be of an earlier run, with its own."""
+    """Return the medians of the CPU launch times; the first may summarise an earlier run."""
     from stepcast.cost.calibration import LOOKS
 
     before = int(paces[0].get(LOOKS, 1))
@@ -107,7 +107,7 @@ def _gpu(name: str | None, device: str) -> "Gpu":
 
 
 def _known(path: Path, backend: "TorchBackend") -> "Document | None":
-    """What an earlier run measured on the same GPU with the same software."""
+    """Return what an earlier run measured on the same GPU with the same software."""
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import DESCRIPTION
     from stepcast.pytorch.profile.measure import read_document
@@ -122,7 +122,7 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
 
 
 def _with_collectives(document: "Document", torch: Any) -> "Document":
-    """All-reduce over the GPUs here, where there are several and an earlier run has not timed it."""
+    """Measure all-reduce over the GPUs of this machine, unless an earlier run did."""
     from stepcast.pytorch.profile.backend import all_reduce_points
 
     ranks = int(torch.cuda.device_count())
@@ -142,7 +142,7 @@ def _write(path: str, document: "Document") -> None:
 
 
 class _Keeper:
-    """Shows progress and keeps what has been measured, so that a run cut short is not lost."""
+    """Shows progress and saves what was measured, so that an interrupted run is not lost."""
 
     def __init__(self, path: str, document: "Document", look: Callable[[], None]) -> None:
         self._path, self._document, self._written_s, self._look = path, document, 0.0, look
@@ -150,7 +150,7 @@ class _Keeper:
     def __call__(self, progress: "MeasuringProgress") -> None:
         _show_progress(progress)
         if progress.done % LOOK_EVERY == 0:
-            self._look()  # at the host, whose pace differs from one second to the next
+            self._look()  # at the CPU, whose speed varies from second to second
         if progress.elapsed_s - self._written_s >= KEEP_EVERY_S:
             self._written_s = progress.elapsed_s
             _write(self._path, replace(self._document, points=progress.points))

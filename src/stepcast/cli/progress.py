@@ -1,4 +1,4 @@
-"""Opening what is to be read; long readings show their progress on standard error, where a person looks."""
+"""Opening files, with a progress bar for large ones on a terminal."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Progress, Source, read_most
 from stepcast.ir.limits import PIPE
 
-# Smaller files are read before anybody wonders.
+# Smaller files need no progress bar.
 SMALLEST_BYTES = 32 * 2**20
 EVERY_S = 0.1
 LONG_S = 1.0
@@ -22,49 +22,49 @@ STANDARD_INPUT = "-"
 
 
 def open_source(path: str) -> Source:
-    """The file at *path*, or standard input for ``-``; a large file shows how far it has been read."""
+    """Open the file at *path*, or standard input for ``-``; a large file shows its progress."""
     if path == STANDARD_INPUT:
         if sys.stdin.isatty():
             print("reading standard input; end it with Ctrl-D", file=sys.stderr)
-        return Source("standard input", _whole(sys.stdin.buffer))
+        return Source("standard input", _read_all(sys.stdin.buffer))
     return Source(path, progress=_bar(path))
 
 
 @lru_cache(maxsize=1)
-def _whole(stream: BinaryIO) -> bytes:
-    """All of *stream*, which can be read only once and is asked for by name more than once."""
+def _read_all(stream: BinaryIO) -> bytes:
+    """Return all of *stream*, which can be read only once."""
     return read_most(stream, PIPE, "standard input")
 
 
 class ProgressBar:
-    """How far something is, from one second on, with what is left of it; shown where a person looks."""
+    """A progress bar with the time left, shown after one second on a terminal."""
 
     def __init__(self, label: str, unit: str = "") -> None:
         self.label, self.unit = label, unit
         self.began = self.last = time.monotonic()
 
-    def __call__(self, done: float, total: float, told: str = "") -> None:
+    def __call__(self, done: float, total: float, text: str = "") -> None:
         now = time.monotonic()
         if done >= total:
             show_status("")
         elif now - self.began >= LONG_S and now - self.last >= EVERY_S:
             self.last = now
             left = (now - self.began) * (total - done) / done if done else None
-            words = told or f"{done:,.0f} of {total:,.0f}{self.unit}"
+            words = text or f"{done:,.0f} of {total:,.0f}{self.unit}"
             show_status(bar_text(self.label, done, total, words, left))
 
 
-def bar_text(label: str, done: float, total: float, told: str, left_s: float | None = None) -> str:
-    """``name [####......] 3 of 9, 12 s left``"""
+def bar_text(label: str, done: float, total: float, text: str, left_s: float | None = None) -> str:
+    """Return ``name [####......] 3 of 9, 12 s left``."""
     filled = int(BAR_WIDTH * done / total) if total else 0
     left = "" if left_s is None else f", {left_s:,.0f} s left"
-    return f"{label} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {told}{left}"
+    return f"{label} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}{left}"
 
 
-def moving_text(label: str, ticks: int, told: str) -> str:
-    """The same of work whose end nobody knows: a search ends when its bounds say that nothing is left."""
-    at = ticks % (BAR_WIDTH - len(MOVING) + 1)
-    return f"{label} [{'.' * at}{MOVING}{'.' * (BAR_WIDTH - len(MOVING) - at)}] {told}"
+def moving_text(label: str, ticks: int, text: str) -> str:
+    """Return a bar that moves, for work of unknown length."""
+    start = ticks % (BAR_WIDTH - len(MOVING) + 1)
+    return f"{label} [{'.' * start}{MOVING}{'.' * (BAR_WIDTH - len(MOVING) - start)}] {text}"
 
 
 def _bar(path: str) -> Progress | None:

@@ -1,4 +1,4 @@
-"""``stepcast record -o DIR -- torchrun ... train.py``: a real job, written down per rank."""
+"""``stepcast record -o DIR -- torchrun ... train.py``: record a real job, a trace per rank."""
 
 import argparse
 import os
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
-    """What the processes of the job see: ours before their own sitecustomize."""
+    """Return the environment of the job, with our sitecustomize before its own."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(package, "pytorch", "record", "site"), os.path.dirname(package)]
     if os.environ.get("PYTHONPATH"):
@@ -69,7 +69,7 @@ def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
 
 
 def _flight(folder: str) -> dict[str, str]:
-    """Turns the flight recorder on, under its new name and its old one, unless the user has."""
+    """Return the variables that enable the flight recorder, under its new and old names, unless the user set them."""
     sizes = {
         name: os.environ.get(name, FLIGHT_CALLS) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     }
@@ -77,7 +77,7 @@ def _flight(folder: str) -> dict[str, str]:
 
 
 def _taken(given: str | None, folder: str, name: str) -> list[str]:
-    """Copies what the job left in the folder *given*; what is wrong with it."""
+    """Copy what the job wrote to the folder *given*; return warnings."""
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import RESULT
 
@@ -135,5 +135,5 @@ def _show(found: dict[str, Any]) -> None:
     if rows:
         heads = ("rank", "steps", "step", "in the window", "slower", "clock off by", "peak memory")
         print("\n" + table(heads, rows, terminal_width()))
-        print(f"\n'stepcast analyze {found['folder']}' tells where the time of the window went")
+        print(f"\n'stepcast analyze {found['folder']}' explains where the time of the window went")
     print_warnings(found["warnings"])

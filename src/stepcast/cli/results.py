@@ -1,4 +1,4 @@
-"""What a verb that simulates a step can print, draw and write of it."""
+"""Output of verbs that simulate a step: report, page, trace and JSON."""
 
 import argparse
 from collections import defaultdict
@@ -95,7 +95,7 @@ def _view(
 
 
 def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
-    """The critical path summed by name, longest first."""
+    """Return the critical path summed by name, longest first."""
     path, program = prediction.critical_path, prediction.step.program.written_out
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):

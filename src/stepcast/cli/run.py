@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
-    """The step as predicted, whose workload is what is run."""
+    """Return the predicted step, whose workload is executed, and what was asked."""
     if (args.file is None) == (args.model is None):
         raise ValueError("no workload given: use a workload file, or --model with --cluster and --gpus")
     if args.model is not None:

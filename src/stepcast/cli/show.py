@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
-    """Each document the arguments name; rank files of one format make one."""
+    """Yield each document that the arguments name; rank files of one format are one document."""
     runs: dict[tuple[str, str], list[Source]] = {}
     found = {} if args.format else {file: _catalogued(file) for file in args.files}
     for name, cluster in found.items():
@@ -102,7 +102,7 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
 
 
 def _catalogued(name: str) -> "Cluster | None":
-    """The cluster of the catalogue that has that name, where no file has."""
+    """Return the cluster of the catalogue with that name, if no file has it."""
     if not name or os.path.exists(name) or os.sep in name or name.endswith(".toml"):
         return None
     from stepcast.hardware import CatalogError, load_cluster
@@ -114,14 +114,14 @@ def _catalogued(name: str) -> "Cluster | None":
 
 
 def _described(path: str, entry: Format) -> Any:
-    """The hardware or the software that a TOML file describes, which may build on files beside it."""
+    """Load the hardware or the software that a TOML file describes."""
     if not path.endswith(".toml"):
         raise ValueError(f"{path}: is a {entry.title}; save it as NAME.toml to show it")
     return DESCRIBED[entry.name](path)
 
 
 def _recognise(source: Source) -> Format:
-    """The format of *source*; what no reader knows may be the description of a cluster or a GPU."""
+    """Return the format of *source*, which may also be the description of a cluster, a framework or a GPU."""
     try:
         return recognise(source)
     except FormatError:
@@ -138,7 +138,7 @@ def _recognise(source: Source) -> Format:
 
 
 def facts_of(document: Any) -> dict[str, Any]:
-    """The facts of any noun."""
+    """Return the facts of any document."""
     found: dict[str, Any] = FACTS[type(document).__name__](document)
     return found
 
@@ -161,7 +161,7 @@ def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
 
 
 def _logged(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
-    """What ``analyze`` finds in a log."""
+    """Return a function that analyzes a log."""
     return lambda document: {"kind": kind, **load_lazily(analyze)(document).facts()}
 
 

@@ -1,4 +1,4 @@
-"""The start of the command: it answers Ctrl-C before it loads the rest."""
+"""The entry point of the command, which handles Ctrl-C before it loads the rest."""
 
 from stepcast.cli.interrupts import end_on_interrupt
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
-    """What was asked for that the set *name* knows."""
+    """Return the options that apply to the set *name*."""
     known = {"cluster": "nccl-tests", "calibration": "transformers"}
     return {option: value for option, own in known.items() if name == own and (value := getattr(args, option))}
 
@@ -91,7 +91,7 @@ Places = list[tuple["MeasurementSet", tuple[Path, ...]]]
 
 
 def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
-    """The sets to measure with their folders, and those that are not at hand."""
+    """Return the sets to measure with their folders, and the missing ones."""
     from stepcast.validate.scoreboard import MEASUREMENT_SETS
 
     for name in args.set or ():
@@ -123,7 +123,7 @@ def _given_places(data: Path, chosen: list["MeasurementSet"], named: bool) -> Pl
 
 
 def _folders_in(data: Path, entry: "MeasurementSet") -> tuple[Path, ...]:
-    """The folders of *entry* that *data* holds; none where its first is missing."""
+    """Return the folders of *entry* in *data*; none if its first is missing."""
     if not (data / entry.folder).is_dir():
         return ()
     return tuple(data / folder for folder in entry.folders if (data / folder).is_dir())
@@ -141,7 +141,7 @@ def _default_places(entry: "MeasurementSet") -> tuple[Path, ...]:
 
 
 def board_facts(board: "Scoreboard") -> dict[str, Any]:
-    """The JSON of one set."""
+    """Return the facts of one set."""
     empty = {"rows": 0}
     return {
         **(empty if board.summary is None else asdict(board.summary)),
@@ -166,7 +166,7 @@ def _row_facts(row: "ScoredRow", unit: str) -> dict[str, Any]:
 
 
 def _ends(columns: "MeasuredColumns", at: int, banded: bool) -> tuple[str, ...]:
-    """The band of a row, blank where it has none."""
+    """Return the ends of the interval of a row, blank if it has none."""
     if not banded:
         return ()
     ends = [float(side[at]) for side in columns.ends] if columns.ends else [float("nan")] * 2

@@ -1,1 +1,1 @@
-"""The catalogue of frameworks: what software decides, and what it takes where a user says nothing."""
+"""Frameworks: the decisions of training software, its defaults and its features."""

@@ -1,17 +1,18 @@
-"""Frameworks by name: reads data/frameworks/*.toml, and users' own profiles in the same form.
+"""The catalogue of frameworks: profiles in data/frameworks/*.toml, and users' own in the same format.
 
-A profile may build on another with ``extends``; what it says itself wins, and its presets come after those of
-the other. ``[sources]`` names where its values are documented, as in the catalogue of clusters.
+A profile may extend another; its own values win, and its presets come after those of the other. ``[sources]``
+names where its values are documented, as in the catalogue of clusters.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from stepcast.frameworks.profile import FILLED, Defaults, Preset, Profile
-from stepcast.frameworks.words import OVERLAPS, overlap_of, recompute_of
+from stepcast.frameworks.words import overlap_of, overlap_words, recompute_of
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, Source
@@ -42,11 +43,15 @@ def _kind(kind: type) -> Read:
     return read
 
 
-def _one_of(kind: Any) -> Read:
+def _one_of(*kinds: Any) -> Read:
+    """Return a reader of the values of enumerations; they also read their former names."""
+
     def read(value: Any) -> Any:
-        if value not in set(kind):
-            raise ValueError(f"{value!r} is not known; expected one of {', '.join(kind)}")
-        return value if isinstance(kind, tuple) else kind(value)
+        for kind in kinds:
+            with suppress(ValueError, TypeError):
+                return kind(value)
+        known = ", ".join(str(word) for kind in kinds for word in kind)
+        raise ValueError(f"{value!r} is not known; expected one of {known}")
 
     return read
 
@@ -88,10 +93,8 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def _some_of(*kinds: Any) -> Read:
-    known = tuple(str(word) for kind in kinds for word in kind)
-
     def read(value: Any) -> tuple[str, ...]:
-        return tuple(_one_of(known)(word) for word in _words(value)) if value else ()
+        return tuple(str(_one_of(*kinds)(word)) for word in _words(value)) if value else ()
 
     return read
 
@@ -107,15 +110,18 @@ def _filled(value: Any) -> str:
 
 
 def _software() -> dict[str, tuple[str, Read]]:
-    """A key for each field of a Framework: switches and words by their type, the rest by hand."""
+    """Return a key for each field of a Framework, most of them read by the type of the field."""
     kinds = get_type_hints(Framework)
-    apart: dict[str, tuple[str, Read]] = {"gradient_dtype": ("gradients", _format), "bucket_bytes": ("bucket", _bucket)}
-    found: dict[str, tuple[str, Read]] = {}
+    special: dict[str, tuple[str, Read]] = {
+        "gradient_dtype": ("gradients", _format),
+        "bucket_bytes": ("bucket", _bucket),
+    }
+    keys: dict[str, tuple[str, Read]] = {}
     for name in kinds.keys() - {"name", "optimizer", "overhead"}:
         plain = _kind(kinds[name]) if kinds[name] in (bool, int) else _one_of(kinds[name])
-        key, read = apart.get(name, (name, plain))
-        found[key] = (name, read)
-    return dict(sorted(found.items()))
+        key, read = special.get(name, (name, plain))
+        keys[key] = (name, read)
+    return dict(sorted(keys.items()))
 
 
 # Key -> the field it sets and how its value is read.
@@ -149,7 +155,7 @@ CHOICES: Mapping[str, tuple[str, Read]] = {
     "seq": ("seq", _count),
     "chunks": ("chunks", _count),
 }
-# What a preset may set: decisions of the software, and choices that recipes make.
+# Settings of presets: decisions of the software, and choices that recipes make.
 SETTINGS: Mapping[str, tuple[str, Read]] = {
     **{key: entry for key, entry in SOFTWARE.items() if key not in ("gradients", "peak")},
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
@@ -165,14 +171,14 @@ CONDITIONS: Mapping[str, Read] = {
     "spread": _kind(bool),
     "pairable": _kind(bool),
 }
-# What the software has: a run may use nothing else of the kind without a warning.
+# Features of the software; a run that uses others of the kind gets a warning.
 SUPPORTS: Mapping[str, tuple[str, Read]] = {
     "schedules": ("schedules", _some_of(ScheduleKind)),
     "shardings": ("shardings", _some_of(Sharding)),
     "pipeline_shardings": ("pipeline_shardings", _some_of(Sharding)),
     "dispatchers": ("dispatchers", _some_of(Dispatcher)),
     "recompute": ("recompute", _some_of(RecomputeKind, RecomputeModule)),
-    "overlaps": ("overlaps", _some_of(OVERLAPS)),
+    "overlaps": ("overlaps", lambda value: overlap_words(_overlap(value)) if value else ()),
     "contexts": ("contexts", _some_of(ContextKind)),
 }
 TABLES: Mapping[str, Mapping[str, tuple[str, Read]]] = {
@@ -191,12 +197,12 @@ def framework_names() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """A framework of the catalogue, by name in any letter case, or one described in a TOML file."""
-    return _loaded(name_or_path, (), "")
+    """Load a framework of the catalogue, by name in any letter case, or from a TOML file."""
+    return _load(name_or_path, (), "")
 
 
 def load_framework(name_or_path: str = DEFAULT) -> Framework:
-    """The software's decisions alone."""
+    """Load a framework without the defaults of its profile."""
     return load_profile(name_or_path).framework
 
 
@@ -210,42 +216,42 @@ def profile_of(framework: Framework) -> Profile:
         return Profile(framework, Defaults())
     profile = load_profile(framework.name)
     old = profile.framework
-    changed = {each.name for each in fields(Framework) if getattr(old, each.name) != getattr(framework, each.name)}
+    changed = {field.name for field in fields(Framework) if getattr(old, field.name) != getattr(framework, field.name)}
     if not changed:
         return profile
     fixed = changed | ({"moment_dtype"} if "optimizer" in changed else set())
     presets = tuple(
-        replace(each, settings={key: value for key, value in each.settings.items() if key not in changed})
-        for each in profile.presets
+        replace(preset, settings={key: value for key, value in preset.settings.items() if key not in changed})
+        for preset in profile.presets
     )
     as_trained = profile.as_trained - fixed
     return replace(profile, framework=framework, presets=presets, as_trained=as_trained, residuals=())
 
 
 def looks_like_framework(text: str) -> bool:
-    """Whether the start of a TOML file holds a table that only profiles have."""
+    """Return True if the start of a TOML file has a table that only profiles have."""
     lines = [line.strip() for line in text.splitlines()]
     return any(line.startswith("extends") and "=" in line for line in lines) or any(
         line in ("[software]", "[optimizer]", "[defaults]", "[supports]", "[[presets]]") for line in lines
     )
 
 
-def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
+def _load(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     if not name.endswith(".toml"):
-        return _catalogued(_known(name, named_at))
+        return _load_catalogued(_resolve_name(name, named_at))
     path = Path(name)
     if str(path.resolve()) in chain:
-        raise CatalogError(named_at, "extends", f"{path.name} builds on itself")
+        raise CatalogError(named_at, "extends", f"{path.name} extends itself")
     if len(chain) == BASES.most:
         raise CatalogError(named_at, "extends", BASES.message)
     try:
         text = Source(path).text(DESCRIPTION)
     except FormatError as error:
         raise CatalogError(name, "", error.message) from None
-    return _profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
+    return _read_profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
 
 
-# Other words for software, and tools that run another's training loop.
+# Other names of software, and tools that run another's training loop.
 OTHER_NAMES = {
     **dict.fromkeys(("megatron", "mcore", "megatroncore"), "megatron-core"),
     **dict.fromkeys(("bridge", "megatronbridge"), "megatron-bridge"),
@@ -260,7 +266,7 @@ OTHER_NAMES = {
 }
 
 
-def _known(name: str, named_at: str) -> str:
+def _resolve_name(name: str, named_at: str) -> str:
     word = name.strip().lower().replace("_", "-").replace(" ", "-")
     word = OTHER_NAMES.get(word, word)
     if word not in framework_names():
@@ -271,29 +277,29 @@ def _known(name: str, named_at: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _catalogued(name: str) -> Profile:
+def _load_catalogued(name: str) -> Profile:
     file = DATA / "frameworks" / f"{name}.toml"
-    return _profile(name, file.read_text(encoding="utf-8"), f"{name}.toml", (), None)
+    return _read_profile(name, file.read_text(encoding="utf-8"), f"{name}.toml", (), None)
 
 
-def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
+def _read_profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
     described = Description.parse(text, file)
     presets = described.table.pop("presets", [])
-    residuals = _residuals(described, described.table.pop("residual", {}))
+    residuals = _read_residuals(described, described.table.pop("residual", {}))
     entries = flat(described.table)
     described.check_keys(entries, KEYS)
     described.check_sources((*KEYS, "presets", "residual"), "profile")
-    base = _base(described, entries.pop("extends", None), chain, folder)
+    base = _load_base(described, entries.pop("extends", None), chain, folder)
     description = entries.pop("description", "")
     values: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
     for key, value in entries.items():
         part, _, own = key.partition(".")
         set_field, read = TABLES[part][own]
-        values[part][set_field] = _value(read, value, described.where(key), key)
-    said = [*entries, *(["presets"] if presets else []), *(["residual"] if residuals else [])]
-    sources = {key: described.source(key) for key in said}
+        values[part][set_field] = _read_value(read, value, described.where(key), key)
+    keys = [*entries, *(["presets"] if presets else []), *(["residual"] if residuals else [])]
+    sources = {key: described.source(key) for key in keys}
     try:
-        built = _built(base, name, str(description), values, sources, _presets(described, presets))
+        built = _build(base, name, str(description), values, sources, _read_presets(described, presets))
         return replace(built, residuals=residuals)
     except CatalogError:
         raise
@@ -301,17 +307,17 @@ def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Pa
         raise CatalogError(file, "", str(error)) from None
 
 
-def _base(described: Description, extends: object, chain: tuple[str, ...], folder: Path | None) -> Profile:
+def _load_base(described: Description, extends: object, chain: tuple[str, ...], folder: Path | None) -> Profile:
     if extends is None:
         return Profile(Framework(), Defaults())
     if not isinstance(extends, str):
         raise described.error("extends", f"{extends!r} is not the name of a framework")
     if extends.endswith(".toml"):  # a path is relative to the file that names it
         extends = str((folder or Path()) / extends)
-    return _loaded(extends, chain, described.where("extends"))
+    return _load(extends, chain, described.where("extends"))
 
 
-def _built(
+def _build(
     base: Profile,
     name: str,
     description: str,
@@ -340,9 +346,9 @@ def _built(
     )
 
 
-def _residuals(described: Description, tables: object) -> tuple[Residual, ...]:
-    """Return those of ``[residual.GENERATION.dense]`` and ``[residual.GENERATION.experts]``."""
-    found = []
+def _read_residuals(described: Description, tables: object) -> tuple[Residual, ...]:
+    """Return the residuals of ``[residual.GENERATION.dense]`` and ``[residual.GENERATION.experts]``."""
+    residuals = []
     for generation, kinds in _tables(described, tables, "residual"):
         for kind, values in _tables(described, kinds, f"residual.{generation}"):
             key = f"residual.{generation}.{kind}"
@@ -352,10 +358,10 @@ def _residuals(described: Description, tables: object) -> tuple[Residual, ...]:
                 raise described.error(key, "expected factor, rows, sources and spread")
             read = {name: (_count if name in ("rows", "sources") else _number)(value) for name, value in values.items()}
             try:
-                found.append(Residual(generation, kind == "experts", **read))  # type: ignore[arg-type]
+                residuals.append(Residual(generation, kind == "experts", **read))  # type: ignore[arg-type]
             except ValueError as error:
                 raise described.error(key, str(error)) from None
-    return tuple(found)
+    return tuple(residuals)
 
 
 def _tables(described: Description, value: object, key: str) -> list[tuple[str, Any]]:
@@ -364,36 +370,36 @@ def _tables(described: Description, value: object, key: str) -> list[tuple[str, 
     return list(value.items())
 
 
-def _presets(described: Description, tables: object) -> tuple[Preset, ...]:
+def _read_presets(described: Description, tables: object) -> tuple[Preset, ...]:
     lines = [
         number for number, line in enumerate(described.text.splitlines(), start=1) if line.strip() == "[[presets]]"
     ]
-    if not isinstance(tables, list) or not all(isinstance(each, Mapping) for each in tables):
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise described.error("presets", "is not a list of [[presets]] tables")
     if len(lines) != len(tables):
         lines = [0] * len(tables)
-    return tuple(_preset(each, f"{described.file}:{line}") for each, line in zip(tables, lines, strict=True))
+    return tuple(_read_preset(table, f"{described.file}:{line}") for table, line in zip(tables, lines, strict=True))
 
 
-def _preset(table: Mapping[str, Any], where: str) -> Preset:
+def _read_preset(table: Mapping[str, Any], where: str) -> Preset:
     conditions, settings = {}, {}
     for key, value in table.items():
         if key == "set" and isinstance(value, Mapping):
             continue
         if key not in CONDITIONS:
             raise CatalogError(where, f"presets.{key}", f"unknown key{nearest(key, [*CONDITIONS, 'set'])}")
-        conditions[key] = _value(CONDITIONS[key], value, where, f"presets.{key}")
+        conditions[key] = _read_value(CONDITIONS[key], value, where, f"presets.{key}")
     for key, value in table.get("set", {}).items():
         if key not in SETTINGS:
             raise CatalogError(where, f"presets.set.{key}", f"unknown key{nearest(key, SETTINGS)}")
         name, read = SETTINGS[key]
-        settings[name] = _value(read, value, where, f"presets.set.{key}")
+        settings[name] = _read_value(read, value, where, f"presets.set.{key}")
     if not settings:
-        raise CatalogError(where, "presets", "sets nothing; write what it sets, as set = { dropout = true }")
+        raise CatalogError(where, "presets", "has no settings; write them as set = { dropout = true }")
     return Preset(settings, **conditions)
 
 
-def _value(read: Read, value: object, where: str, key: str) -> Any:
+def _read_value(read: Read, value: object, where: str, key: str) -> Any:
     try:
         return read(value)
     except (ValueError, TypeError) as error:

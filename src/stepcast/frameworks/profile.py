@@ -1,7 +1,7 @@
-"""A profile: the software's decisions, and the choices it makes where a user makes none.
+"""Profiles: the decisions of software, and its defaults for choices that a user leaves open.
 
-``settle`` joins the three in one order: what the profile says, what its presets say of this model, GPU and
-layout, what the user says.
+``settle`` applies, in this order, the profile, its presets for this model, GPU and layout, and the choices of the
+user.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +25,14 @@ from stepcast.ir.strategy import (
     Strategy,
 )
 
-# Names that a user or a preset may set on the software; all others are choices.
+# Fields of the software that a user or a preset may set; all others are choices.
 DECISIONS = frozenset(each.name for each in fields(Framework)) - {"name"}
 FILLED = "filled"
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Choices of a strategy that are made for the user."""
+    """Default choices of a strategy."""
 
     precision: DType = DType.BF16
     sharding: Sharding = Sharding.ZERO_1
@@ -41,16 +41,16 @@ class Defaults:
     overlap: Overlap = USUAL_OVERLAP
     context: ContextKind = ContextKind.RING
     seq: int = 4096
-    # Model chunks per stage where a schedule is interleaved and nobody gives their number; 0: none assumed.
+    # Model chunks per stage of interleaved schedules if their number is not given; 0: no default.
     chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings of recipes that hold where every condition does; an empty one always does."""
+    """Settings of recipes, which apply if every condition holds; an empty condition always does."""
 
     settings: Mapping[str, Any] = field(hash=False)
-    model: tuple[str, ...] = ()  # how the model's name starts
+    model: tuple[str, ...] = ()  # starts of the model's name
     gpu: tuple[str, ...] = ()  # the first word of the GPU's name
     precision: tuple[DType, ...] = ()
     pp: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Preset:
     # One stage, or several chunks on each: micro-batches can run in pairs (see Strategy).
     pairable: bool = False
 
-    def holds(self, model: str, gpu: str, precision: DType, layout: Layout) -> bool:
+    def applies(self, model: str, gpu: str, precision: DType, layout: Layout) -> bool:
         return (
             (not self.model or _plain(model).startswith(tuple(map(_plain, self.model))))
             and (not self.gpu or gpu.split("-")[0] in self.gpu)
@@ -71,24 +71,24 @@ class Preset:
 
 
 def _plain(name: str) -> str:
-    """Spellings of one model differ in punctuation: nemotron3-nano, nemotron-3-nano-30b-a3b."""
+    """Return letters and digits alone: spellings of a model differ in punctuation."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A framework with the choices it makes; *sources* say where each of its values is documented."""
+    """A framework with its defaults; *sources* name where each of its values is documented."""
 
     framework: Framework
     defaults: Defaults
     description: str = ""
     presets: tuple[Preset, ...] = ()
-    # Which of gradients and moments are kept in the training precision, whichever that is.
+    # Which of gradients and moments have the training precision, whichever that is.
     as_trained: frozenset[str] = frozenset()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # What the software can run, by the keys of FEATURES; a key that is missing allows anything.
+    # Features of the software by the keys of FEATURES; a missing key allows anything.
     supports: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    # Of this very profile: those that build on it have their own, or none.
+    # Profiles that extend this one do not inherit them.
     residuals: tuple[Residual, ...] = ()
 
     @property
@@ -96,22 +96,22 @@ class Profile:
         return self.framework.name
 
     def residual(self, generation: str, experts: bool) -> Residual | None:
-        """What runs of this framework on such GPUs were fitted to, with or without experts."""
-        found = (each for each in self.residuals if (each.generation, each.experts) == (generation, experts))
-        return next(found, None)
+        """Return the residual fitted to runs of this framework on a GPU generation, with or without experts."""
+        kind = (generation, experts)
+        return next((each for each in self.residuals if (each.generation, each.experts) == kind), None)
 
     def settings(self, model: str, gpu: str, precision: DType, layout: Layout) -> dict[str, Any]:
-        """What the presets that hold say; the last word counts."""
-        found: dict[str, Any] = {}
+        """Return the settings of the presets that apply; later ones win."""
+        settings: dict[str, Any] = {}
         for preset in self.presets:
-            if preset.holds(model, gpu, precision, layout):
-                found |= preset.settings
-        return found
+            if preset.applies(model, gpu, precision, layout):
+                settings |= preset.settings
+        return settings
 
     def chunks(self, model: Model, gpu: str, layout: Layout) -> tuple[int, bool]:
-        """Chunks per stage that the presets say, else those usually assumed, and whether presets say so."""
-        said = self.settings(model.name, gpu, self.defaults.precision, layout).get("chunks")
-        return (said, True) if said else (self.defaults.chunks, False)
+        """Return the chunks per stage of the presets, else the default, and whether presets set them."""
+        chunks = self.settings(model.name, gpu, self.defaults.precision, layout).get("chunks")
+        return (chunks, True) if chunks else (self.defaults.chunks, False)
 
 
 def profile_facts(profile: Profile) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def profile_facts(profile: Profile) -> dict[str, Any]:
 
 
 class Feature(NamedTuple):
-    """Something that software may lack: how it is called, and which words of it a run uses."""
+    """A feature that software may lack: its name, and the values of it that a run uses."""
 
     noun: str
     used: Callable[[Strategy, Framework], tuple[str, ...]]
@@ -224,23 +224,23 @@ class Settled:
 
 
 def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapping[str, Any] | None = None) -> Settled:
-    """What runs under *profile* where the user says *given*: fields of a Strategy or a Framework by name."""
+    """Return the run under *profile* with the fields of a Strategy or a Framework that are *given*."""
     given, defaults = given or {}, profile.defaults
     precision = given.get("precision", defaults.precision)
-    said = profile.settings(model.name, gpu, precision, layout)
-    overlap = said.pop("overlap", defaults.overlap)
+    settings = profile.settings(model.name, gpu, precision, layout)
+    overlap = settings.pop("overlap", defaults.overlap)
     choices: dict[str, Any] = {
         "precision": precision,
-        "sharding": said.pop("sharding", defaults.sharding),
+        "sharding": settings.pop("sharding", defaults.sharding),
         "sequence_parallel": defaults.sequence_parallel,
-        "recompute": said.pop("recompute", defaults.recompute),
-        "overlap": replace(overlap, experts=True) if said.pop("overlap_experts", False) else overlap,
+        "recompute": settings.pop("recompute", defaults.recompute),
+        "overlap": replace(overlap, experts=True) if settings.pop("overlap_experts", False) else overlap,
         "context": defaults.context,
-        "further_tokens": said.pop("further_tokens", 0) if model.next_token_layers else 0,
+        "further_tokens": settings.pop("further_tokens", 0) if model.next_token_layers else 0,
     }
-    if said.pop("stage_layers", "") == FILLED:
+    if settings.pop("stage_layers", "") == FILLED:
         choices["stage_layers"] = filled_stages(model.layers, layout.pp * layout.vpp)
-    decisions = {name: value for name, value in said.items() if name in DECISIONS}
+    decisions = {name: value for name, value in settings.items() if name in DECISIONS}
     stored = DType.FP32 if given.get("autocast") else STORED_AS.get(precision, precision)
     if "gradient_dtype" in profile.as_trained:
         decisions["gradient_dtype"] = stored
@@ -255,8 +255,8 @@ def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapp
 
 
 def filled_stages(layers: int, pieces: int) -> tuple[int, ...]:
-    """All pieces are full but the last, with the loss and further tokens; where that leaves the last without
-    a layer, the first has one less, for the embedding (Megatron-Bridge's DeepSeek-V3 pipeline layouts).
+    """Return stages that are full except the last, which has the loss and the MTP layers. If that leaves the last
+    without a layer, the first has one less, for the embedding (Megatron-Bridge's DeepSeek-V3 pipeline layouts).
     """
     if pieces == 1:
         return ()

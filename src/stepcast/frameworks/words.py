@@ -1,4 +1,4 @@
-"""How recomputation and overlap are written, on the command line and in profiles."""
+"""Words for recomputation, offloading and overlap, on the command line and in profiles."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers"
 
 
 def recompute_of(text: str) -> Recompute:
-    """``none``, ``selective``, ``full``, ``block:N`` or ``selective:A,B``; the error starts with the word."""
+    """Read ``none``, ``selective``, ``full``, ``block:N`` or ``selective:A,B``; the error starts with the word."""
     kind, colon, rest = text.partition(":")
     if kind == RecomputeKind.SELECTIVE and colon:
         return Recompute(RecomputeKind.SELECTIVE, modules=_modules(rest))
@@ -25,7 +25,7 @@ def recompute_word(recompute: Recompute) -> str:
 
 
 def offload_of(text: str) -> Offload:
-    """``none``, or ``optimizer`` and ``activations``, each alone or with a share of it: ``optimizer=0.5``."""
+    """Read ``none``, or ``optimizer`` and ``activations``, each alone or with a share: ``optimizer=0.5``."""
     shares: dict[str, float] = {}
     for word in [] if text == "none" else text.split(","):
         name, equals, share = word.partition("=")
@@ -45,7 +45,7 @@ def offload_word(offload: Offload) -> str:
 
 
 def overlap_of(words: Iterable[str]) -> Overlap:
-    """What runs beside computation; the error starts with the word that is wrong."""
+    """Read words for overlapped communication; the error starts with the wrong word."""
     chosen = set(words)
     if unknown := sorted(chosen - set(OVERLAPS)):
         raise ValueError(f"{unknown[0]!r}: expected {', '.join(OVERLAPS)}, or none")
@@ -57,8 +57,8 @@ def overlap_words(overlap: Overlap) -> tuple[str, ...]:
 
 
 def _modules(text: str) -> tuple[RecomputeModule, ...]:
-    """Modules by name, each once."""
+    """Read module names, each once."""
     words, known = dict.fromkeys(text.split(",")), [str(module) for module in RecomputeModule]
     if unknown := sorted(set(words) - set(known)):
-        raise ValueError(f"selective: {unknown[0]!r} is no module; expected {', '.join(known)}")
+        raise ValueError(f"selective: {unknown[0]!r} is not a module; expected {', '.join(known)}")
     return tuple(map(RecomputeModule, words))

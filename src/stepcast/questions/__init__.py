@@ -1,1 +1,1 @@
-"""What can be asked of stepcast, as frozen typed values, and how the run that is meant is settled."""
+"""Questions that stepcast answers, as frozen typed values, and the runs that they mean."""

@@ -1,4 +1,4 @@
-"""The questions of ``stepcast analyze`` and ``stepcast replay``: what is asked of measured runs."""
+"""The questions of ``stepcast analyze`` and ``stepcast replay`` about measured runs."""
 
 import os
 from typing import Annotated, TypedDict
@@ -10,7 +10,7 @@ INPUT = "input"
 
 
 class AnalyzeQuestion(Question, frozen=True, kw_only=True):
-    """What is asked of an analysis of measured files."""
+    """A question about measured files."""
 
     # fmt: off
     format: Annotated[str | None, Choice(group=INPUT, metavar="NAME",
@@ -25,7 +25,7 @@ class AnalyzeQuestion(Question, frozen=True, kw_only=True):
 
 
 class ReplayQuestion(Question, frozen=True, kw_only=True):
-    """What is asked of a replay of measured files."""
+    """A question about measured files under changed conditions."""
 
     # fmt: off
     what_if: Annotated[tuple[str, ...], Choice(group=INPUT, metavar="K=V", aliases="whatif", help="a change: "

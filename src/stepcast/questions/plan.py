@@ -53,7 +53,7 @@ def _how(metavar: str, help_text: str, read: Callable[[str], Any] = str, aliases
 
 
 class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
-    """What is asked of a plan: a step, the length of the training run, and how it is operated."""
+    """A question about a training run: a step, the length of the run, and how it is operated."""
 
     # fmt: off
     tokens: Annotated[float | None, Choice(group=RUN, metavar="N", help="number of tokens to train on, e.g. 15T",
@@ -109,7 +109,7 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
 
     @property
     def step(self) -> PredictQuestion:
-        """The question about one step of the run."""
+        """Return the question about one step of the run."""
         values = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
         return PredictQuestion(**values, file=self.file, unchecked=self.unchecked)
 

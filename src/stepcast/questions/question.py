@@ -128,7 +128,7 @@ def _one_of(help_text: str, sets: str, values: type) -> Choice:
 
 
 class PredictQuestion(Question, frozen=True, kw_only=True):
-    """What is asked of a prediction; None, or the default, leaves a choice to the framework and the model."""
+    """A question about one training step; a default leaves the choice to the framework and the model."""
 
     # fmt: off
     model: Annotated["Model | str | None", Choice(group=WHAT, metavar="M",
@@ -328,7 +328,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The choices of the step that differ from their defaults, in the order of the help."""
+        """Return the choices of the step that differ from their defaults, in the order of the help."""
         values = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 

@@ -107,7 +107,7 @@ def _read_yes(text: str) -> str:
 
 
 class SearchQuestion(Question, frozen=True, kw_only=True):
-    """What is asked of a search; None leaves a choice open to be searched."""
+    """A question about the best strategies; None leaves a choice open to be searched."""
 
     # fmt: off
     model: Annotated["Model | str | None", CHOICES["model"]] = None
@@ -169,7 +169,7 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
 
     @property
     def axes(self) -> dict[str, tuple[Any, ...]]:
-        """The values that each restricted choice may take, with those of ``--fix`` and ``--allow``."""
+        """Return the values that each restricted choice may take, with those of ``--fix`` and ``--allow``."""
         words = {name: getattr(self, name) for name in AXES if getattr(self, name) is not None}
         for option, entries in (("--fix", self.fix), ("--allow", self.allow)):
             for entry in entries:

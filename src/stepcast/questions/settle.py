@@ -55,7 +55,7 @@ class SettledRun:
     options: Options
     assumptions: tuple[str, ...]
     missing: tuple[str, ...] = ()
-    """What the run uses that its software does not have, a sentence each."""
+    """Features that the run uses and its software lacks, a sentence each."""
     notes: tuple[str, ...] = ()
     """Choices that have no effect and do no harm, a sentence each."""
 

@@ -1,1 +1,1 @@
-"""The local app: forms over the command line, answered live by pages. Needs the extra ``web``."""
+"""The local app: forms whose answers are live pages. Needs the extra ``web``."""

@@ -1,8 +1,7 @@
-"""Who may ask, and how much: every request passes here before anything looks at it.
+"""Access control of the app: every request is checked here first.
 
-The app answers its own page on this machine. A page of somebody else must not reach it (its Origin, and the
-browser's own word for where a request comes from), nor a name that was made to point here (its Host), nor one
-who does not know the token that the address holds.
+The app answers its own page on this machine. It refuses pages of other sites (Origin and Sec-Fetch-Site), names
+that were made to point here (Host), requests without the token of its URL, and requests that are too large.
 """
 
 import hmac
@@ -31,7 +30,7 @@ POLICY = (
 
 
 class RefusedError(Exception):
-    """A request that is not answered, and why."""
+    """A request that is refused, with the reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -39,7 +38,7 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """Stands before *app*: checks Host, Origin, token and size, and takes the token out of the path."""
+    """A wrapper of *app* that checks Host, Origin, token and size, and removes the token from the path."""
 
     def __init__(self, app: App, token: str, hosts: frozenset[str], most_bytes: int) -> None:
         self.app, self.token, self.hosts, self.most_bytes = app, token, hosts, most_bytes
@@ -51,14 +50,14 @@ class Guard:
         if scope["type"] != "http":
             return
         try:
-            path = self._checked(scope)
+            path = self._check(scope)
         except RefusedError as refused:
             await _refuse(send, refused)
             return
         inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
         begun = False
 
-        async def sent(message: Message) -> None:
+        async def send_headers(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
@@ -69,56 +68,58 @@ class Guard:
             await send(message)
 
         try:
-            await self.app(inner, self._limited(receive), sent)
+            await self.app(inner, self._limit(receive), send_headers)
         except RefusedError as refused:
             if begun:
                 raise
             await _refuse(send, refused)
 
-    def _checked(self, scope: Scope) -> str:
-        """The path behind the token."""
+    def _check(self, scope: Scope) -> str:
+        """Return the path after the token; raise a RefusedError if the request is not allowed."""
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name in headers and name in (b"host", b"origin", b"content-length"):
-                raise RefusedError(400, "a header is there twice")
+                raise RefusedError(400, "a header occurs twice")
             headers[name] = value
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if host not in self.hosts:
-            raise RefusedError(421, "this address is not answered here: use the one that stepcast serve printed")
+            raise RefusedError(421, "unknown host: use the URL that stepcast serve printed")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() != f"http://{host}":
-            raise RefusedError(403, "requests of other pages are not answered")
+            raise RefusedError(403, "requests of other pages are refused")
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-            raise RefusedError(403, "requests of other pages are not answered")
+            raise RefusedError(403, "requests of other pages are refused")
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            raise RefusedError(405, "only GET and POST are answered")
+            raise RefusedError(405, "only GET and POST are allowed")
         if scope["method"] == "POST" and origin is None:
-            raise RefusedError(403, "a POST says where it comes from")
+            raise RefusedError(403, "a POST request needs an Origin")
         if len(scope.get("query_string", b"")) > MOST_QUERY_BYTES:
             raise RefusedError(414, "the request is too long")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.most_bytes:
-            raise RefusedError(413, f"more than {self.most_bytes // 2**20:,} MiB are not taken; use the command line")
+            raise RefusedError(
+                413, f"more than {self.most_bytes // 2**20:,} MiB cannot be uploaded; use the command line"
+            )
         _, token, *rest = scope["path"].split("/", 2)
         if not hmac.compare_digest(token.encode(), self.token.encode()):
-            raise RefusedError(403, "the address lacks its token: use the one that stepcast serve printed")
+            raise RefusedError(403, "the URL lacks its token: use the one that stepcast serve printed")
         return "/" + (rest[0] if rest else "")
 
-    def _limited(self, receive: Receive) -> Receive:
-        """*receive* that gives up on a body that is larger than it may be, whatever its header says."""
+    def _limit(self, receive: Receive) -> Receive:
+        """Return *receive* with a limit on the size of the body, whatever its header says."""
         taken = 0
 
-        async def received() -> Message:
+        async def receive_limited() -> Message:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self.most_bytes:
                 raise RefusedError(
-                    413, f"more than {self.most_bytes // 2**20:,} MiB are not taken; use the command line"
+                    413, f"more than {self.most_bytes // 2**20:,} MiB cannot be uploaded; use the command line"
                 )
             return message
 
-        return received
+        return receive_limited
 
 
 async def _refuse(send: Send, refused: RefusedError) -> None:

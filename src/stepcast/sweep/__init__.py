@@ -1,1 +1,1 @@
-"""Many questions at once: a spec of points, a store that loses none, and engines that work them off."""
+"""Sweeps: many questions, answered by engines into a durable store."""
