@@ -164,4 +164,4 @@ def test_a_network_alone_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["convert", str(tmp_path / "topology.conf"), str(tmp_path / "out.toml")]) == 2
     assert "does not say which GPUs its nodes have: add --gpu" in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "topology.conf"), str(tmp_path / "out.txt")]) == 2
-    assert "say with --to what to write" in capsys.readouterr().err
+    assert "use --to with one of" in capsys.readouterr().err
