@@ -1,4 +1,4 @@
-"""A file as readers see it: decompressed, decoded, with lines of bounded length."""
+"""A file as readers see it: decompressed, decoded, with lines of bounded length; and TOML, read completely."""
 
 import codecs
 import contextlib
@@ -27,11 +27,11 @@ class FormatError(ValueError):
         self.line = line
 
     def __str__(self) -> str:
-        where = [part for part in (self.path, self.line and str(self.line)) if part]
-        return ": ".join([":".join(where), self.message]) if where else self.message
+        place = ":".join(str(part) for part in (self.path, self.line) if part)
+        return f"{place}: {self.message}" if place else self.message
 
     def at(self, path: str) -> "FormatError":
-        """The same error with the file named, unless it already names one."""
+        """Return the same error with the file named, unless it already names one."""
         return FormatError(self.message, self.path or path, self.line)
 
 
@@ -45,8 +45,7 @@ BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\
 
 
 Piece = TypeVar("Piece", bytes, str)
-Progress = Callable[[int], None]
-"""Told how many bytes of the file have been read."""
+Progress = Callable[[int], None]  # called with the bytes of the file that have been read
 
 
 class Source:
@@ -65,17 +64,17 @@ class Source:
         mode = os.stat(self.path).st_mode
         if stat.S_ISREG(mode):
             if self._progress is not None:
-                return _Watched(self.path, self._progress)
+                return _WatchedFile(self.path, self._progress)
             return open(self.path, "rb")
         if stat.S_ISDIR(mode):
             raise IsADirectoryError
-        with self._opened_pipe(mode) as pipe:  # gives its bytes once, and readers look at the beginning first
+        with self._open_stream(mode) as pipe:  # gives its bytes once, and readers look at the beginning first
             self._data = read_most(pipe, PIPE, self.path)
         return io.BytesIO(self._data)
 
-    def _opened_pipe(self, mode: int) -> BinaryIO:
+    def _open_stream(self, mode: int) -> BinaryIO:
         if stat.S_ISFIFO(mode):
-            return _opened(self.path)
+            return _open_pipe(self.path)
         if stat.S_ISCHR(mode):
             file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
             if file.isatty():
@@ -83,25 +82,21 @@ class Source:
             file.close()
         raise FormatError("is a device or socket; expected a file or a pipe", self.path)
 
-    @property
-    def _packed_bytes(self) -> int:
-        return len(self._data) if self._data is not None else os.stat(self.path).st_size
-
     def open(self) -> BinaryIO:
-        """The decompressed bytes as a stream."""
+        """Return the decompressed bytes as a stream."""
         raw = self._open_raw()
         magic = raw.read(2)
         raw.seek(0)
         if magic != GZIP_MAGIC:
             return raw
         stream = gzip.GzipFile(fileobj=raw)
-        # A GzipFile closes what it opened itself; tell it that this file is its own.
+        # A GzipFile closes the files that it opened; this one counts as such.
         stream.myfileobj = raw  # type: ignore[assignment]
         return stream  # type: ignore[return-value]
 
     @cached_property
     def head_bytes(self) -> bytes:
-        """The first bytes, for recognising the format; a damaged gzip gives what can be had."""
+        """Return the first bytes, for recognising the format; as many as a damaged gzip gives."""
         damage: list[str] = []
         head = next(self.salvaged_chunks(damage, HEAD_BYTES), b"")
         if damage and not head:
@@ -110,29 +105,27 @@ class Source:
 
     @cached_property
     def encoding(self) -> tuple[str, int]:
-        """Text encoding and the length of its byte-order mark."""
+        """Return the text encoding and the length of its byte-order mark."""
         head = self.head_bytes
         for mark, name in BYTE_ORDER_MARKS:
             if head.startswith(mark):
                 return name, len(mark)
         # UTF-16 without a mark: ASCII text has a zero in every second byte.
         half = len(head) // 2
-        if half >= 4:
-            if head[1::2].count(0) > 0.9 * half and head[0::2].count(0) < 0.1 * half:
-                return "utf-16-le", 0
-            if head[0::2].count(0) > 0.9 * half and head[1::2].count(0) < 0.1 * half:
-                return "utf-16-be", 0
+        for name, full, empty in (("utf-16-le", 0, 1), ("utf-16-be", 1, 0)):
+            if half >= 4 and head[empty::2].count(0) > 0.9 * half and head[full::2].count(0) < 0.1 * half:
+                return name, 0
         return "utf-8", 0
 
     @cached_property
     def head(self) -> str:
-        """The first characters; damaged ones are replaced."""
+        """Return the first characters; damaged ones are replaced."""
         name, skip = self.encoding
         return self.head_bytes[skip:].decode(name, errors="replace")
 
     def chunks(self) -> Iterator[bytes]:
-        """The decompressed bytes, piece by piece."""
-        with self._translated(), self.open() as stream:
+        """Yield the decompressed bytes, piece by piece."""
+        with self._translate_errors(), self.open() as stream:
             left = self._most_unpacked() if isinstance(stream, gzip.GzipFile) else None
             while chunk := stream.read(CHUNK_BYTES):
                 if left is not None and (left := left - len(chunk)) < 0:
@@ -140,11 +133,12 @@ class Source:
                 yield chunk
 
     def _most_unpacked(self) -> int:
-        return max(UNPACKED.most, UNPACKED_TIMES * self._packed_bytes)
+        packed_bytes = len(self._data) if self._data is not None else os.stat(self.path).st_size
+        return max(UNPACKED.most, UNPACKED_TIMES * packed_bytes)
 
     def salvaged_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """Like chunks; but where a gzip file is cut off or damaged, gives what comes before and notes why."""
-        with self._translated(), self._open_raw() as raw:
+        """Yield chunks; where a gzip file is cut off or damaged, what comes before, and note the *damage*."""
+        with self._translate_errors(), self._open_raw() as raw:
             packed = raw.read(chunk_bytes)
             if not packed.startswith(GZIP_MAGIC):
                 while packed:
@@ -176,36 +170,30 @@ class Source:
                         return
 
     def data(self, limit: Limit) -> bytes:
-        """All decompressed bytes up to *limit*, without a byte-order mark, as UTF-8 where it was UTF-16."""
-        self._check_size(limit)
+        """Return all decompressed bytes up to *limit*, without a byte-order mark, as UTF-8 where it was UTF-16."""
         name, skip = self.encoding
-        if name != "utf-8":
-            return self.text(limit).encode()
-        return b"".join(self._limited(self.chunks(), limit))[skip:]
+        return self.text(limit).encode() if name != "utf-8" else self.raw(limit)[skip:]
 
     def raw(self, limit: Limit) -> bytes:
-        """All decompressed bytes up to *limit*, as they are."""
+        """Return all decompressed bytes up to *limit*, as they are."""
         self._check_size(limit)
         return b"".join(self._limited(self.chunks(), limit))
 
     def _check_size(self, limit: Limit) -> None:
-        """A file that is too large is refused before it is read."""
-        if self._data is None and os.path.isfile(self.path):
-            self._check(os.path.getsize(self.path), limit)
+        """Refuse a file that is too large before it is read."""
+        if self._data is None and os.path.isfile(self.path) and os.path.getsize(self.path) > limit.most:
+            raise FormatError(limit.message, self.path)
 
     def _limited(self, pieces: Iterator[Piece], limit: Limit) -> Iterator[Piece]:
         read = 0
         for piece in pieces:
             read += len(piece)
-            self._check(read, limit)
+            if read > limit.most:
+                raise FormatError(limit.message, self.path)
             yield piece
 
-    def _check(self, found: int, limit: Limit) -> None:
-        if found > limit.most:
-            raise FormatError(limit.message, self.path)
-
     def slabs(self, errors: str = "strict", limit: Limit = LINE) -> Iterator[str]:
-        """The text in pieces of whole lines with plain line feeds. Refuses lines no format here has."""
+        """Yield the text in pieces of complete lines with plain line feeds; refuse lines longer than any format's."""
         name, skip = self.encoding
         decoder = codecs.getincrementaldecoder(name)(errors)
         rest: list[str] = []  # pieces of the line that has not ended; joined once
@@ -214,7 +202,7 @@ class Source:
             try:
                 piece = decoder.decode(chunk[skip:] if skip else chunk)
             except UnicodeDecodeError as error:
-                raise self._not_text(error, line) from None
+                raise self._text_error(error, line) from None
             skip = 0
             last = piece.rfind("\n") + 1
             if last:
@@ -231,34 +219,44 @@ class Source:
         try:
             rest.append(decoder.decode(b"", final=True))
         except UnicodeDecodeError as error:
-            raise self._not_text(error, line) from None
+            raise self._text_error(error, line) from None
         if end := "".join(rest):
             yield end.replace("\r\n", "\n").replace("\r", "\n")
 
     def text(self, limit: Limit, errors: str = "strict") -> str:
-        """All text up to *limit*, with plain line feeds."""
+        """Return all text up to *limit*, with plain line feeds."""
         self._check_size(limit)
         return "".join(self._limited(self.slabs(errors, limit), limit))
 
     def each_line(self, errors: str = "strict") -> Iterator[str]:
-        """The lines without their ends; a final line end adds no empty line."""
+        """Yield the lines without their ends; a final line end adds no empty line."""
         for slab in self.slabs(errors):
             lines = slab.split("\n")
             if not lines[-1]:
                 lines.pop()
             yield from lines
 
-    def _not_text(self, error: UnicodeDecodeError, line: int) -> FormatError:
+    def _text_error(self, error: UnicodeDecodeError, line: int) -> FormatError:
         line += error.object.count(b"\n", 0, error.start)
         byte = f"byte {error.object[error.start]:#04x}"
         return FormatError(f"{byte} is not {error.encoding.upper()} text; expected a text file", self.path, line)
 
-    def _translated(self) -> "_Translated":
-        return _Translated(self.path)
+    @contextlib.contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn errors of the operating system and of gzip into FormatError."""
+        try:
+            yield
+        except IsADirectoryError:
+            raise FormatError("is a directory; expected a file", self.path) from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise FormatError(f"damaged or truncated gzip: {error}", self.path) from None
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise FormatError(f"cannot be read: {reason}", self.path) from None
 
 
 def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
-    """All of a *stream* that may have no end, up to *limit*."""
+    """Return all of a *stream* that may have no end, up to *limit*."""
     data = bytearray()
     while chunk := stream.read(CHUNK_BYTES):
         data += chunk
@@ -267,24 +265,24 @@ def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
     return bytes(data)
 
 
-def _opened(path: str) -> BinaryIO:
-    """A pipe, once somebody has opened it to write into."""
-    found: list[BinaryIO] = []
+def _open_pipe(path: str) -> BinaryIO:
+    """Open a pipe, once somebody has opened it to write into."""
+    opened: list[BinaryIO] = []
 
     def wait() -> None:
         with contextlib.suppress(OSError):
-            found.append(open(path, "rb"))  # noqa: SIM115  # the caller closes it
+            opened.append(open(path, "rb"))  # noqa: SIM115  # the caller closes it
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     waiting.join(WRITER_S)
-    if not found:
+    if not opened:
         raise FormatError(f"is a pipe that no program writes into (waited {WRITER_S:.0f} s)", path)
-    return found[0]
+    return opened[0]
 
 
-class _Watched(io.FileIO):
-    """A file that tells how far it has been read."""
+class _WatchedFile(io.FileIO):
+    """A file that reports how far it has been read."""
 
     def __init__(self, path: str, progress: Progress) -> None:
         super().__init__(path)
@@ -296,39 +294,18 @@ class _Watched(io.FileIO):
         return data
 
 
-class _Translated:
-    """Turns errors of the operating system and of gzip into FormatError."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, IsADirectoryError):
-            raise FormatError("is a directory; expected a file", self.path) from None
-        if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error):
-            raise FormatError(f"damaged or truncated gzip: {error}", self.path) from None
-        if isinstance(error, OSError):
-            reason = (error.strerror or str(error)).lower()
-            raise FormatError(f"cannot be read: {reason}", self.path) from None
-
-
-# TOML files, whole: clusters, frameworks, models, calibrations.
-
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 # The parser's time grows with the square of the parts of a key.
 _DEEP_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{KEY_PARTS.most}}}")
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the file at *path* says."""
+    """Return the tables of the file at *path*."""
     return parse_toml(Source(path).text(DESCRIPTION), os.fspath(path))
 
 
 def parse_toml(text: str, path: str | None = None) -> dict[str, Any]:
-    """What *text* says; a FormatError where it is not TOML."""
+    """Return the tables of *text*; raise a FormatError where it is not TOML."""
     if _DEEP_KEY.search(text):
         raise FormatError(KEY_PARTS.message, path)
     try:

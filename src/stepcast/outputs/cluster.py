@@ -1,4 +1,4 @@
-"""A cluster description (TOML) from what a file says of how nodes or their network are wired."""
+"""A cluster description (TOML) from a file that describes how nodes or their network are wired."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from stepcast.units import GB
 BARE = "pcie-node"  # GPUs of which the catalogue has no cluster
 # Between GPUs without a bridge: PCIe 4.0 x16, as data/clusters/pcie-node.toml has it.
 HOST_LINK: dict[str, object] = {"bandwidth": "31.5 GB/s", "latency": "1.0 us", "efficiency": 0.724}
-ALIKE = 0.02  # rates that differ by less are the same: catalogues round
+ROUNDING = 0.02  # rates that differ by less are the same: catalogues round
 
 
 def write(wiring: Wiring) -> bytes:
-    """What builds on the plainest cluster of the same GPUs and says where this one differs."""
+    """Return a description that builds on the plainest cluster of the same GPUs and states the differences."""
     if wiring.gpu is None:
         raise ValueError(
             "the file does not say which GPUs its nodes have: add --gpu, such as --gpu h100-sxm "
@@ -24,9 +24,11 @@ def write(wiring: Wiring) -> bytes:
     having = clusters_of(gpu)
     base = having[0] if having else BARE
     known = load_cluster(base)
+    # NICs are left out where nobody states how fast they are.
+    has_unknown_nics = known.node.nic is None and wiring.nic_bytes_per_s is None
     tables: dict[str, dict[str, object]] = {
         "": {"base": base, "description": f"as {wiring.told_by} tells it", "nodes": wiring.nodes},
-        "node": {"gpus": wiring.gpus, "nics": _nics(wiring, known)},
+        "node": {"gpus": wiring.gpus, "nics": None if has_unknown_nics else wiring.nics},
         "node.nic": {"bandwidth": _rate(wiring.nic_bytes_per_s)},
         "node.fabric": {},
         "node.fabric.link": {},
@@ -36,19 +38,14 @@ def write(wiring: Wiring) -> bytes:
         tables[""]["gpu"] = gpu
     if known.nodes == 1 and wiring.nodes is None:
         tables[""]["nodes"] = 1
-    _say_fabric(wiring, known, tables)
-    _say_network(wiring, known, tables)
-    told = {prefix: wiring.told_by for prefix, table in tables.items() if prefix and _given(table)}
-    return _toml({**tables, "sources": told}).encode()
+    _describe_fabric(wiring, known, tables)
+    _describe_network(wiring, known, tables)
+    given = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
+    given["sources"] = {name: wiring.told_by for name, table in given.items() if name and table}
+    return _write_toml(given).encode()
 
 
-def _nics(wiring: Wiring, known: Cluster) -> int | None:
-    """As many as are told, unless nobody says how fast they are."""
-    unknown = known.node.nic is None and wiring.nic_bytes_per_s is None
-    return None if unknown else wiring.nics
-
-
-def _say_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, object]]) -> None:
+def _describe_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, object]]) -> None:
     if wiring.fabric is None:
         return
     fabric, table = known.node.fabric, tables["node.fabric"]
@@ -60,15 +57,15 @@ def _say_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, obje
         if wiring.fabric == FabricKind.NVLINK_PAIRS and fabric.host_link is None:
             tables["node.fabric.host_link"] = dict(HOST_LINK)
     rate, usual = wiring.fabric_bytes_per_s, fabric.link.bandwidth_bytes_per_s
-    if rate is not None and ("kind" in table or abs(rate - usual) > ALIKE * usual):
+    if rate is not None and ("kind" in table or abs(rate - usual) > ROUNDING * usual):
         tables["node.fabric.link"]["bandwidth"] = _rate(rate)
-    hosted = wiring.fabric in (FabricKind.PCIE, FabricKind.NVLINK_PAIRS)
-    if hosted and wiring.sockets not in (None, fabric.sockets):
+    is_hosted = wiring.fabric in (FabricKind.PCIE, FabricKind.NVLINK_PAIRS)
+    if is_hosted and wiring.sockets not in (None, fabric.sockets):
         table["sockets"] = wiring.sockets
 
 
-def _say_network(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, object]]) -> None:
-    """A tree of switches where one is told; whether its leaves are rails no such file says."""
+def _describe_network(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, object]]) -> None:
+    """Describe a tree of switches where one is stated; no such file states whether its leaves are rails."""
     network = tables["network"]
     network.setdefault("scale_up_nodes", wiring.scale_up_nodes)
     if wiring.scale_up_nodes is None and wiring.leaf_nodes and known.topology.scale_up_nodes > wiring.leaf_nodes:
@@ -83,25 +80,13 @@ def _rate(bytes_per_s: float | None) -> str | None:
     return None if bytes_per_s is None else f"{bytes_per_s / GB:.9g} GB/s"
 
 
-def _given(table: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in table.items() if value is not None}
-
-
-def _toml(tables: Mapping[str, Mapping[str, object]]) -> str:
+def _write_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
     lines: list[str] = []
     for name, table in tables.items():
-        given = _given(table)
-        if given and name:
+        if table and name:
             lines += ["", f"[{name}]"]
-        lines += [f"{_key(key)} = {_value(value)}" for key, value in given.items()]
+        for key, value in table.items():
+            quoted = f'"{key}"' if "." in key else key
+            text = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else value
+            lines.append(f"{quoted} = {text}")
     return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return f'"{key}"' if "." in key else key
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f'"{value}"' if isinstance(value, str) else str(value)

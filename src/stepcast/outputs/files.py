@@ -1,6 +1,6 @@
-"""The one place that writes files: each is there whole, or as it was before.
+"""The one place that writes files: each is there completely, or as it was before.
 
-A file is written under a hidden name beside its target, brought to the disk, and takes the target's place in
+A file is written under a hidden name next to its target, brought to the disk, and takes the target's place in
 one step. A kill, a full disk or a limit on the size of files then cost the new file and never the old one.
 """
 
@@ -14,14 +14,14 @@ from typing import NamedTuple
 # Of the target's name, so that the hidden one is within the 255 bytes that file systems allow.
 NAME_BYTES = 200
 PIECE_BYTES = 16 * 2**20
-# What the system keeps there are devices and open files of this process, and none can be replaced.
+# Files there are devices and open files of this process, and none can be replaced.
 DEVICES = ("/dev/", "/proc/")
 
 _unfinished: set[str] = set()
 
 
-class _Staged(NamedTuple):
-    """A file that waits beside its target, under the name a user gave."""
+class _StagedFile(NamedTuple):
+    """A file that waits next to its target, under the name a user gave."""
 
     hidden: str
     target: str
@@ -29,35 +29,35 @@ class _Staged(NamedTuple):
 
 
 def write_file(name: str, data: bytes) -> int:
-    """Write *data*, compressed where the name ends in .gz; the bytes written."""
+    """Write *data*, compressed where the name ends in .gz; return the bytes written."""
     return write_files([(name, data)])[0]
 
 
 def write_files(files: Iterable[tuple[str, bytes]]) -> list[int]:
-    """Write *files*, all or none, as :func:`write_file` does; the bytes of each."""
-    staged: list[_Staged] = []
+    """Write *files*, all or none, as :func:`write_file` does; return the bytes of each."""
+    staged: list[_StagedFile] = []
     sizes = []
     try:
         for name, data in files:
-            packed = _packed(name, data)
-            with _named(name):
-                if waiting := _write(name, packed):
+            packed = _pack(name, data)
+            with _name_errors(name):
+                if waiting := _stage(name, packed):
                     staged.append(waiting)
             sizes.append(len(packed))
-        for each in staged:
-            with _named(each.name):
-                os.replace(each.hidden, each.target)
-            _unfinished.discard(each.hidden)
-        for folder in {os.path.dirname(each.target) for each in staged}:
+        for file in staged:
+            with _name_errors(file.name):
+                os.replace(file.hidden, file.target)
+            _unfinished.discard(file.hidden)
+        for folder in {os.path.dirname(file.target) for file in staged}:
             _sync_folder(folder)
     finally:
         discard_unfinished(staged)
     return sizes
 
 
-def discard_unfinished(staged: Sequence[_Staged] | None = None) -> None:
+def discard_unfinished(staged: Sequence[_StagedFile] | None = None) -> None:
     """Remove the hidden files of *staged*, or all that this process has not finished."""
-    for hidden in [*_unfinished] if staged is None else [each.hidden for each in staged]:
+    for hidden in [*_unfinished] if staged is None else [file.hidden for file in staged]:
         if hidden in _unfinished:
             _unfinished.discard(hidden)
             with contextlib.suppress(OSError):
@@ -65,16 +65,16 @@ def discard_unfinished(staged: Sequence[_Staged] | None = None) -> None:
 
 
 def file_identity(path: str | int) -> tuple[int, int] | None:
-    """What a file is whatever it is called: its device and its number there; None where there is no file."""
+    """Return the identity of a file under any name: its device and its number there; None where there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def hold(name: str) -> int | None:
-    """A file that this process alone holds until it ends, however that happens; None if another does."""
+    """Lock a file for this process until it ends, however that happens; return None if another holds it."""
     lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         import fcntl
@@ -89,7 +89,7 @@ def hold(name: str) -> int | None:
 
 
 def unwritable(name: str) -> str:
-    """Why no file *name* can be written; nothing where it can."""
+    """Return why no file *name* can be written; nothing where it can."""
     folder = os.path.dirname(name) or "."
     if os.path.isdir(name):
         return "is a folder; expected the name of a file to write"
@@ -97,12 +97,12 @@ def unwritable(name: str) -> str:
         return f"there is no folder {folder}; create it first"
     if os.path.exists(name) and not os.access(name, os.W_OK):
         return "cannot be written: permission denied; choose another place"
-    if not _device(name) and not os.access(os.path.dirname(os.path.realpath(name)), os.W_OK):
+    if not _is_device(name) and not os.access(os.path.dirname(os.path.realpath(name)), os.W_OK):
         return "cannot be written: permission denied in its folder; choose another place"
     return ""
 
 
-def _packed(name: str, data: bytes) -> bytes:
+def _pack(name: str, data: bytes) -> bytes:
     if not name.endswith(".gz"):
         return data
     import gzip
@@ -111,8 +111,8 @@ def _packed(name: str, data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Errors of the system name the file as the user does, and say that nothing was lost."""
+def _name_errors(name: str) -> Iterator[None]:
+    """Let errors of the system name the file as the user does, and state that nothing was lost."""
     try:
         yield
     except BrokenPipeError:
@@ -122,34 +122,34 @@ def _named(name: str) -> Iterator[None]:
         raise OSError(error.errno, f"{reason}; the file is left as it was", name) from None
 
 
-def _device(name: str) -> bool:
-    """Whether *name* is a device, a pipe or an open file of this process."""
+def _is_device(name: str) -> bool:
+    """Return whether *name* is a device, a pipe or an open file of this process."""
     with contextlib.suppress(OSError):
         return name.startswith(DEVICES) or not stat.S_ISREG(os.stat(name).st_mode)
     return False
 
 
-def _write(name: str, data: bytes) -> _Staged | None:
-    """Write *data* beside its target; into a device or a pipe at once, and nothing waits."""
-    if _device(name):
+def _stage(name: str, data: bytes) -> _StagedFile | None:
+    """Write *data* next to its target; into a device or a pipe at once, and nothing waits."""
+    if _is_device(name):
         with open(name, "wb", buffering=0) as device:
             _write_all(device.fileno(), data)
         return None
     target = os.path.realpath(name)  # a link keeps pointing where it does
-    hidden, handle = _create_beside(target)
+    hidden, handle = _create_hidden(target)
     try:
         _write_all(handle, data)
-        _take_over(target, handle)
+        _copy_permissions(target, handle)
         os.fsync(handle)
     except BaseException:
-        discard_unfinished([_Staged(hidden, target, name)])
+        discard_unfinished([_StagedFile(hidden, target, name)])
         raise
     finally:
         os.close(handle)
-    return _Staged(hidden, target, name)
+    return _StagedFile(hidden, target, name)
 
 
-def _create_beside(target: str) -> tuple[str, int]:
+def _create_hidden(target: str) -> tuple[str, int]:
     folder, base = os.path.split(target)
     short = os.fsdecode(os.fsencode(base)[:NAME_BYTES])
     for number in count():
@@ -171,8 +171,8 @@ def _write_all(handle: int, data: bytes) -> None:
         left = left[os.write(handle, left[:PIECE_BYTES]) :]
 
 
-def _take_over(target: str, handle: int) -> None:
-    """The new file gets the permissions of the one whose place it takes, and its owner where that may be."""
+def _copy_permissions(target: str, handle: int) -> None:
+    """Give the new file the permissions of the one it replaces, and its owner where that is allowed."""
     with contextlib.suppress(OSError):
         old = os.stat(target)
         os.fchmod(handle, stat.S_IMODE(old.st_mode))

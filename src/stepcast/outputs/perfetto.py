@@ -3,10 +3,10 @@
 One process per rank, one thread per lane. Ids start at 1, because Perfetto drops slices of process or
 thread 0; times are microseconds with three decimals, whole nanoseconds. Starts and ends are rounded, not
 durations: neighbours then still meet. Perfetto also drops a slice that overlaps another of its thread without
-lying inside it, so such slices of a lane get further threads.
+being inside it, so such slices of a lane get more threads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,8 @@ CATEGORIES = {kind: kind.name.lower() for kind in SpanKind}
 
 
 @dataclass(frozen=True, eq=False)
-class _Drawn:
-    """A timeline in whole nanoseconds, each row in a thread in which slices nest or lie apart."""
+class _TraceLayout:
+    """A timeline in whole nanoseconds, each row in a thread in which slices nest or do not overlap."""
 
     timeline: Timeline
     start_ns: IntArray
@@ -31,23 +31,23 @@ class _Drawn:
     @property
     def places(self) -> list[bytes]:
         lanes = self.timeline.lanes
-        return [b'"pid":%d,"tid":%d' % (lanes[lane].rank + 1, at) for at, lane in enumerate(self.lanes, 1)]
+        return [b'"pid":%d,"tid":%d' % (lanes[lane].rank + 1, tid) for tid, lane in enumerate(self.lanes, 1)]
 
 
 def write(timeline: Timeline) -> bytes:
-    """The whole trace as one JSON object."""
+    """Return the trace as one JSON object."""
     import msgspec
 
     encoder = msgspec.json.Encoder()
-    drawn = _drawn(timeline)
-    events = [encoder.encode(event) for event in _metadata(drawn)]
-    events += _slices(drawn, encoder)
-    events += _flows(drawn)
+    layout = _arrange(timeline)
+    events = [encoder.encode(event) for event in _metadata(layout)]
+    events += _slices(layout, encoder.encode)
+    events += _flows(layout)
     head = b'{"displayTimeUnit":"ms","traceEvents":[\n'
     return head + b",\n".join(events) + b"\n]}\n"
 
 
-def _drawn(timeline: Timeline) -> _Drawn:
+def _arrange(timeline: Timeline) -> _TraceLayout:
     start_ns = np.rint(timeline.start_s * 1e9).astype(np.int64)
     end_ns = np.maximum(np.rint(timeline.end_s * 1e9).astype(np.int64), start_ns)
     thread_of = timeline.lane_of.astype(np.int64)
@@ -63,18 +63,18 @@ def _drawn(timeline: Timeline) -> _Drawn:
         threads = np.array([lane, *range(len(lanes), len(lanes) + max(level_of))], np.int64)
         lanes += [lane] * max(level_of)
         thread_of[rows] = threads[level_of]
-    return _Drawn(timeline, start_ns, end_ns, thread_of, tuple(lanes))
+    return _TraceLayout(timeline, start_ns, end_ns, thread_of, tuple(lanes))
 
 
 def _levels(starts: list[int], ends: list[int]) -> list[int]:
-    """For each slice, outer ones first, the first thread in which it nests or lies apart from all others."""
+    """Return for each slice, outer ones first, the first thread in which it nests or overlaps no other."""
     open_until: list[list[int]] = []  # by thread: the ends of the slices around this point, outermost first
     level_of = []
     for start, end in zip(starts, ends, strict=True):
         for around in open_until:
             while around and around[-1] <= start:
                 around.pop()
-        level = next((at for at, around in enumerate(open_until) if not around or around[-1] >= end), None)
+        level = next((i for i, around in enumerate(open_until) if not around or around[-1] >= end), None)
         if level is None:
             level = len(open_until)
             open_until.append([])
@@ -83,40 +83,39 @@ def _levels(starts: list[int], ends: list[int]) -> list[int]:
     return level_of
 
 
-def _metadata(drawn: _Drawn) -> Iterator[dict[str, object]]:
-    """Names and order of processes and threads."""
-    timeline = drawn.timeline
+def _metadata(layout: _TraceLayout) -> Iterator[dict[str, object]]:
+    """Yield names and order of processes and threads."""
+    timeline = layout.timeline
     for rank in timeline.ranks:
         stage = timeline.stage_of_rank.get(rank)
         name = f"rank {rank}" if stage is None else f"rank {rank} (stage {stage})"
         yield {"ph": "M", "name": "process_name", "pid": rank + 1, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank + 1, "args": {"sort_index": rank}}
-    for at, number in enumerate(drawn.lanes):
+    for thread, number in enumerate(layout.lanes):
         lane = timeline.lanes[number]
-        name = lane.name if at == number else f"{lane.name}, overlapping"
-        place = {"ph": "M", "pid": lane.rank + 1, "tid": at + 1}
-        yield place | {"name": "thread_name", "args": {"name": name}}
-        yield place | {"name": "thread_sort_index", "args": {"sort_index": number}}
+        name = lane.name if thread == number else f"{lane.name}, overlapping"
+        ids = {"ph": "M", "pid": lane.rank + 1, "tid": thread + 1}
+        yield ids | {"name": "thread_name", "args": {"name": name}}
+        yield ids | {"name": "thread_sort_index", "args": {"sort_index": number}}
 
 
-def _slices(drawn: _Drawn, encoder: "object") -> Iterator[bytes]:
-    """One complete event per span. What repeats is encoded once; only the numbers are formatted per row."""
-    encode = encoder.encode  # type: ignore[attr-defined]
-    timeline, places = drawn.timeline, drawn.places
+def _slices(layout: _TraceLayout, encode: Callable[[object], bytes]) -> Iterator[bytes]:
+    """Yield one complete event per span. Repeated parts are encoded once; only the numbers are formatted per row."""
+    timeline, places = layout.timeline, layout.places
     names = [encode(name) for name in timeline.names]
     works = [_work_args(work) for work in timeline.works]
     categories = [encode(CATEGORIES[kind]) for kind in SpanKind]
     arguments: dict[tuple[int, int, int], bytes] = {}
-    order = np.lexsort((-drawn.end_ns, drawn.start_ns))
+    order = np.lexsort((-layout.end_ns, layout.start_ns))
     columns = zip(
         timeline.name_of[order].tolist(),
-        drawn.thread_of[order].tolist(),
+        layout.thread_of[order].tolist(),
         timeline.kind_of[order].tolist(),
         timeline.work_of[order].tolist(),
         timeline.detail_of[order].tolist(),
         timeline.micro_batch_of[order].tolist(),
-        drawn.start_ns[order].tolist(),
-        (drawn.end_ns - drawn.start_ns)[order].tolist(),
+        layout.start_ns[order].tolist(),
+        (layout.end_ns - layout.start_ns)[order].tolist(),
         strict=True,
     )
     for name, thread, kind, work, detail, micro_batch, start_ns, duration_ns in columns:
@@ -138,22 +137,22 @@ def _slices(drawn: _Drawn, encoder: "object") -> Iterator[bytes]:
 
 
 def _us(nanoseconds: int) -> bytes:
-    """As microseconds, exactly; starts may be negative where a timeline keeps its own origin."""
+    """Return microseconds, exactly; starts may be negative where a timeline has its own origin."""
     whole, rest = divmod(abs(nanoseconds), 1000)
     return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", whole, rest)
 
 
-def _flows(drawn: _Drawn) -> Iterator[bytes]:
-    """An arrow from each row that sends or launches to the start of the row that waits for it."""
-    timeline, places = drawn.timeline, drawn.places
+def _flows(layout: _TraceLayout) -> Iterator[bytes]:
+    """Yield an arrow from each row that sends or launches to the start of the row that waits for it."""
+    timeline, places = layout.timeline, layout.places
     senders, waiters = timeline.flows[:, 0], timeline.flows[:, 1]
     # Viewers bind an arrow to the slice that encloses its point: stay inside both.
-    arrive_ns = drawn.start_ns[waiters] + (drawn.end_ns > drawn.start_ns + 1)[waiters]
-    leave_ns = np.maximum(drawn.start_ns[senders], np.minimum(drawn.end_ns[senders] - 1, arrive_ns))
+    arrive_ns = layout.start_ns[waiters] + (layout.end_ns > layout.start_ns + 1)[waiters]
+    leave_ns = np.maximum(layout.start_ns[senders], np.minimum(layout.end_ns[senders] - 1, arrive_ns))
     rows = zip(
         timeline.kind_of[senders].tolist(),
-        drawn.thread_of[senders].tolist(),
-        drawn.thread_of[waiters].tolist(),
+        layout.thread_of[senders].tolist(),
+        layout.thread_of[waiters].tolist(),
         leave_ns.tolist(),
         arrive_ns.tolist(),
         strict=True,

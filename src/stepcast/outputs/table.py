@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep", "OperatorTimes": "table of operator times"}
-# How a noun is had from another, where there is a way.
+# The command that makes one kind of document from another.
 REMEDIES = {
     ("timeline", "workload"): "; 'stepcast simulate FILE --cluster C --trace OUT' runs it and writes one",
     ("workload", "model"): "; 'stepcast predict --model FILE ... --to-workload OUT' writes one",
@@ -16,7 +15,7 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One format that can be written, and the noun it is written from ("" = any)."""
+    """One format that can be written, and the document it is written from ("" = any)."""
 
     name: str
     title: str
@@ -26,8 +25,8 @@ class Target:
     def load(self) -> ModuleType:
         return import_module(f"stepcast.outputs.{self.module}")
 
-    def files(self, document: Any, output: str) -> Iterable[tuple[str, bytes]]:
-        """The files to write, by name: *output* alone, or as many as the format takes, named after it."""
+    def files(self, document: object, output: str) -> Iterable[tuple[str, bytes]]:
+        """Return the files to write, by name: *output* alone, or as many as the format takes, named after it."""
         kind = NOUNS.get(type(document).__name__, type(document).__name__.lower())
         if self.takes and kind != self.takes:
             remedy = REMEDIES.get((self.takes, kind), "")
@@ -38,9 +37,9 @@ class Target:
             return files
         return [(output, module.write(document))]
 
-    def losses(self, document: Any) -> tuple[str, ...]:
-        """What of *document* the format cannot hold."""
-        lost: Callable[[Any], tuple[str, ...]] | None = getattr(self.load(), "losses", None)
+    def losses(self, document: object) -> tuple[str, ...]:
+        """Return what of *document* the format cannot hold."""
+        lost: Callable[[object], tuple[str, ...]] | None = getattr(self.load(), "losses", None)
         return lost(document) if lost else ()
 
 
