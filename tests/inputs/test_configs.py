@@ -402,7 +402,7 @@ def test_a_misspelt_argument_is_an_error_with_the_right_one(tmp_path: Path, caps
 def test_the_library_takes_configurations(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} --no-rope-fusion --lerning-rate 1")
-    with pytest.raises(ValueError, match="lerning.rate"):
+    with pytest.raises(ValueError, match="lerning"):
         stepcast.predict(config=str(file), cluster="dgx-h100")
     found = stepcast.predict(config=str(file), cluster="dgx-h100", ignore_unknown=True)
     assert found.step_s > 0
