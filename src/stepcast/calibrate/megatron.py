@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
-from typing import TypedDict
+from typing import NamedTuple
 
 from stepcast.analyze.megatron.analysis import MeetingTraffic, MegatronAnalysis
 from stepcast.analyze.recording import BlockKind
@@ -28,7 +28,7 @@ UNLIKE = 1.1  # ratio of factors that can no longer be one
 SCATTERED = 0.15  # errors of transfers that are not of one link
 
 
-class NamedConstant(TypedDict):
+class NamedConstant(NamedTuple):
     """A fitted constant: its value, also as text, the number of points and how certain it is."""
 
     title: str
@@ -36,6 +36,9 @@ class NamedConstant(TypedDict):
     text: str
     points: int
     known: str
+
+
+Constants = dict[str, NamedConstant]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ def calibrate_megatron(
         "source": "megatron",
         "gpu": gpu.name,
         "points": len(points),
-        "constants": constants,
+        "constants": {name: constant._asdict() for name, constant in constants.items()},
         "classes": {kind: asdict(correction) for kind, correction in classes.items()},
         **errors,
         "stages": [asdict(point) for point in points],
@@ -173,10 +176,8 @@ def calibrate_megatron(
     return facts, _toml(gpu.name, classes, constants, len(points), errors, list(runs))
 
 
-def _compute_constants(
-    points: Sequence[ComputePoint], factors: Mapping[str, FactorFit]
-) -> tuple[dict[str, NamedConstant], list[str]]:
-    constants: dict[str, NamedConstant] = {}
+def _compute_constants(points: Sequence[ComputePoint], factors: Mapping[str, FactorFit]) -> tuple[Constants, list[str]]:
+    constants: Constants = {}
     warnings: list[str] = []
     for dtype, fit in factors.items():
         own = [point for point in points if point.dtype == dtype]
@@ -193,13 +194,8 @@ def _compute_constants(
             )
         ratios = _ratios(own)
         value = median(ratios)
-        constants[f"backward_factor_{dtype}"] = NamedConstant(
-            title=f"backward over forward, {dtype}",
-            value=value,
-            text=f"{value:.2f}",
-            points=len(ratios),
-            known=f"{min(ratios):.2f} to {max(ratios):.2f}",
-        )
+        title, known = f"backward over forward, {dtype}", f"{min(ratios):.2f} to {max(ratios):.2f}"
+        constants[f"backward_factor_{dtype}"] = NamedConstant(title, value, f"{value:.2f}", len(ratios), known)
     if points:
         warnings.append(
             "a trace times complete passes: one factor covers matmuls, attention and memory-bound kernels, "
@@ -218,7 +214,7 @@ def _factor_constant(title: str, fit: FactorFit) -> NamedConstant:
     known = "one point: cannot be checked"
     if fit.left_out is not None:
         known = f"{format_percent(fit.left_out)} off where left out"
-    return NamedConstant(title=title, value=fit.factor, text=f"{fit.factor:.3f}", points=fit.points, known=known)
+    return NamedConstant(title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
 
 
 def _ratios(points: Sequence[ComputePoint]) -> list[float]:
@@ -231,10 +227,8 @@ def _ratios(points: Sequence[ComputePoint]) -> list[float]:
     ]
 
 
-def _link_constants(
-    runs: Iterable[MegatronAnalysis], cluster: str | None
-) -> tuple[dict[str, NamedConstant], list[str]]:
-    constants: dict[str, NamedConstant] = {}
+def _link_constants(runs: Iterable[MegatronAnalysis], cluster: str | None) -> tuple[Constants, list[str]]:
+    constants: Constants = {}
     warnings: list[str] = []
     groups: dict[str, list[LinkPoint]] = {}
     for analysis in runs:
@@ -243,16 +237,12 @@ def _link_constants(
     for group, points in groups.items():
         fit, count = fit_link(points), len(points)
         if rate := fit.bandwidth_bytes_per_s:
-            known = f"points {format_percent(fit.error)} off"
-            constants[f"{group}_bandwidth_bytes_per_s"] = NamedConstant(
-                title=f"{group}: bus bandwidth", value=rate, text=format_rate(rate), points=count, known=known
-            )
+            title, known = f"{group}: bus bandwidth", f"points {format_percent(fit.error)} off"
+            constants[f"{group}_bandwidth_bytes_per_s"] = NamedConstant(title, rate, format_rate(rate), count, known)
         if fit.latency_s is not None:
             known = f"within {format_seconds(RESOLUTION_S)} at best"
             title, text = f"{group}: latency of a transfer", format_seconds(fit.latency_s)
-            constants[f"{group}_latency_s"] = NamedConstant(
-                title=title, value=fit.latency_s, text=text, points=count, known=known
-            )
+            constants[f"{group}_latency_s"] = NamedConstant(title, fit.latency_s, text, count, known)
             if fit.error > SCATTERED:
                 warnings.append(
                     f"{group}: transfers are {format_percent(fit.error)} off one latency and one bandwidth: "
@@ -264,9 +254,7 @@ def _link_constants(
             kind = "message" if group == "pp" else f"{group} transfer"
             seconds = median(point.seconds for point in points)
             title, text = f"{group}: time of a transfer", format_seconds(seconds)
-            constants[f"{group}_message_s"] = NamedConstant(
-                title=title, value=seconds, text=text, points=count, known=listed
-            )
+            constants[f"{group}_message_s"] = NamedConstant(title, seconds, text, count, listed)
             warnings.append(
                 f"{group}: one {kind} size ({listed}) cannot split latency from bandwidth; the bandwidth "
                 "contains the latency; add runs with another micro-batch, sequence or hidden size"
@@ -276,21 +264,19 @@ def _link_constants(
         if cluster and group == "tp":
             key, value, beyond = link_efficiency(cluster, points)
             title, known = f"tp: link efficiency of {cluster}", f"--set {key}={value:g}"
-            constants["tp_link_efficiency"] = NamedConstant(
-                title=title, value=value, text=f"{value:.3f}", points=1, known=known
-            )
+            constants["tp_link_efficiency"] = NamedConstant(title, value, f"{value:.3f}", 1, known)
             if beyond:
                 warnings.append(f"tp: faster than the link of {cluster}: is this the cluster it ran on?")
     return constants, warnings
 
 
-def _host_constant(runs: Iterable[MegatronAnalysis]) -> dict[str, NamedConstant]:
+def _host_constant(runs: Iterable[MegatronAnalysis]) -> Constants:
     """Return the time per step in which a rank neither computes nor communicates nor waits."""
     seconds = [mean(rank.breakdown_s["host"] for rank in analysis.result.rank_times) for analysis in runs]
     known = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
     value = median(seconds)
     title, text = "fixed step overhead (host)", format_seconds(value)
-    return {"fixed_step_s": NamedConstant(title=title, value=value, text=text, points=len(seconds), known=known)}
+    return {"fixed_step_s": NamedConstant(title, value, text, len(seconds), known)}
 
 
 def _class_corrections(
@@ -332,7 +318,7 @@ def _warnings(runs: Mapping[str, MegatronAnalysis], measured: Sequence[RunPoints
 def _toml(
     gpu: str,
     classes: Mapping[str, Correction],
-    constants: Mapping[str, NamedConstant],
+    constants: Constants,
     points: int,
     errors: Mapping[str, float | None],
     sources: Sequence[str],
@@ -348,7 +334,7 @@ def _toml(
     for kind, correction in classes.items():
         lines += ["", f'[class."{kind}"]', *(f"{key} = {value:.6g}" for key, value in asdict(correction).items())]
     lines += ["", "[constants]"]
-    lines += [f"{name} = {constant['value']:.6g}  # {constant['known']}" for name, constant in constants.items()]
+    lines += [f"{name} = {constant.value:.6g}  # {constant.known}" for name, constant in constants.items()]
     lines += ["", "[fit]  # mean errors of computation", f"points = {points}"]
     lines += [f"{name} = {error:.4g}" for name, error in errors.items() if error is not None]
     return "\n".join(lines) + "\n"

@@ -141,26 +141,22 @@ class DispatchFit(Struct, frozen=True, forbid_unknown_fields=True):
     listed_update_s: float = 0.0
 
     def issue_s(self, work: Compute, backward: bool) -> float:
-        return self._kernel_s(work, backward) + self._around_s(work, backward)
-
-    def _around_s(self, work: Compute, backward: bool) -> float:
-        if isinstance(work, GroupedMatmul):
-            return self.backward_grouped_s if backward else self.grouped_s
-        layer_s = self.backward_layer_s if backward else self.layer_s
-        if isinstance(work, Attention):
-            return layer_s
-        # Attention that is written out has two batched products, and four in the backward.
-        batched = isinstance(work, Matmul) and work.batch > 1
-        return layer_s / (4 if backward else 2) if batched else 0.0
-
-    def _kernel_s(self, work: Compute, backward: bool) -> float:
+        """Return the seconds to issue the kernel of *work* and to run the code around it."""
         if isinstance(work, Elementwise):
             if work.kind in FUSED_UPDATES and self.update_s:
                 return self.update_s
             if work.kind is ElementwiseKind.LISTED_OPTIMIZER and self.listed_update_s:
                 return self.listed_update_s
             return self.backward_light_s if backward else self.light_s
-        return self.backward_heavy_s if backward else self.heavy_s
+        kernel_s = self.backward_heavy_s if backward else self.heavy_s
+        if isinstance(work, GroupedMatmul):
+            return kernel_s + (self.backward_grouped_s if backward else self.grouped_s)
+        layer_s = self.backward_layer_s if backward else self.layer_s
+        if isinstance(work, Attention):
+            return kernel_s + layer_s
+        # Attention that is written out has two batched products, and four in the backward.
+        batched = isinstance(work, Matmul) and work.batch > 1
+        return kernel_s + layer_s / (4 if backward else 2) if batched else kernel_s
 
 
 class ComputeFit(Struct, frozen=True, eq=False):
