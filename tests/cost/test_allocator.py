@@ -81,7 +81,7 @@ def test_nothing_is_lost(events: list[int]) -> None:
 
 
 def test_a_trace_of_the_real_one() -> None:
-    """6,000 events of torch on an H200 (benchmarks/allocator_trace.py). Which of two equal blocks lies lower
+    """6,000 events of torch on an H200 (benchmarks/allocator_trace.py). Which of two equal blocks is lower
     is the driver's choice once segments went back to it: that moves one small segment.
     """
     recorded = json.loads(TRACE.read_text())

@@ -51,7 +51,7 @@ def test_experts_are_less_sure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unmeasured", "said"),
+    ("unmeasured", "reason"),
     [
         (band(framework=replace(load_framework("nemo"), name="mine")), "framework mine"),
         (band(gpus=65536), "more than 16,384 GPUs"),
@@ -59,9 +59,9 @@ def test_experts_are_less_sure() -> None:
         (band(cluster="a40-pcie", gpus=8), ""),
     ],
 )
-def test_what_nobody_measured_widens_it(unmeasured: Band, said: str) -> None:
+def test_what_nobody_measured_widens_it(unmeasured: Band, reason: str) -> None:
     assert width(unmeasured) > width(band())
-    assert any(said in each for each in unmeasured.widened) or not said
+    assert any(reason in text for text in unmeasured.widened) or not reason
 
 
 def test_a_generation_without_rows_has_the_band_of_all() -> None:

@@ -1,4 +1,4 @@
-"""What computation loses to communication beside it, against a stand-in measured on an H200."""
+"""The slowdown of computation by overlapping communication, against a stand-in measured on an H200."""
 
 import csv
 from pathlib import Path

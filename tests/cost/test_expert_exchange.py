@@ -33,7 +33,7 @@ def test_eight_b200_reach_what_simumax_measured() -> None:
     assert exchange_s("dgx-b200", 8) == pytest.approx(BIG * 7 / 8 / (0.597 * 900e9), rel=0.08)
 
 
-def test_a_share_lies_within_the_link() -> None:
+def test_a_share_is_within_the_link() -> None:
     for share in (0.0, 1.01):
         with pytest.raises(ValueError, match=r"communication\.exchange_share: must be at "):
             load_cluster("dgx-h100", [f"communication.exchange_share={share}"])
@@ -66,7 +66,7 @@ def test_a_strategy_forwards_its_tokens() -> None:
         for dispatcher in (Dispatcher.ALL_TO_ALL, Dispatcher.DEEPEP)
     ]
     assert steps[1].breakdown_s["ep"] < 0.4 * steps[0].breakdown_s["ep"]
-    # What of the gradients is reduced beside computing moves a little.
+    # The part of the gradients that is reduced during computation changes a little.
     assert steps[1].breakdown_s["compute"] == pytest.approx(steps[0].breakdown_s["compute"], rel=5e-3)
 
 
@@ -110,8 +110,8 @@ def test_a_group_limit_shortens_forwarded_exchanges_only(dispatcher: Dispatcher)
     forwards = dispatcher is Dispatcher.DEEPEP
     ratio = 3.983 / 5.295 if forwards else 1.0
     assert limited.breakdown_s["ep"] == pytest.approx(free.breakdown_s["ep"] * ratio, rel=0.03)
-    said = [text for text in limited.assumptions if "expert groups" in text]
-    assert said == forwards * [
+    notes = [text for text in limited.assumptions if "expert groups" in text]
+    assert notes == forwards * [
         "routing is limited to 4 of 8 expert groups, 1 group per node: a token is sent to 3.98 of 8 nodes on average"
     ]
 

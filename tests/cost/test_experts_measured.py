@@ -1,4 +1,4 @@
-"""Prices of what experts run beside their products, and of the products, against an H200."""
+"""Prices of the products of experts and of the kernels around them, against an H200."""
 
 import csv
 import math

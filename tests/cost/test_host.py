@@ -61,6 +61,6 @@ def test_nothing_beats_the_wire_or_the_memory(size: int, gpus: int, name: str) -
     assert moved >= 2 * size * gpus / host.memory_bandwidth_bytes_per_s
 
 
-def test_a_cluster_that_tells_nothing_of_its_hosts_says_so() -> None:
+def test_a_cluster_without_a_description_of_its_hosts_is_refused() -> None:
     with pytest.raises(ValueError, match="a40-pcie does not describe its hosts"):
         host_of(load_cluster("a40-pcie"))

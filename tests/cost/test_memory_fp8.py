@@ -26,7 +26,7 @@ def strategy(row: Row) -> Strategy:
     """Megatron-Core's distributed optimizer; NeMo's recipes reduce in bf16. LoRA freezes weights in fp8."""
     tp, pp, vpp = (number(row, key) for key in ("tp", "pp", "vpp"))
     lora = "lora" in row["bench"]
-    # One layer less beside the embedding and beside the loss.
+    # The first and the last stage have one layer less.
     layers = (1, *(2,) * (pp * vpp - 2), 1) if "asym_pp_embed" in row["flags"] else ()
     return Strategy(
         Layout(tp=tp, pp=pp, vpp=vpp, cp=number(row, "cp"), dp=number(row, "dp")),

@@ -50,8 +50,8 @@ def test_peaks_of_eager_training_steps_on_one_h200(row: Record) -> None:
 @lru_cache(maxsize=1)
 def published() -> tuple[MemoryRow, ...]:
     """Of the runs whose memory is known alone: their steps are predicted too, which takes longest."""
-    told = complete_heads(list(correct_records(records_of(str(DATA / "published")), load_corrections())))
-    return compare_records([record for record in told if memory_is_known(record)]).memory_rows
+    records = complete_heads(list(correct_records(records_of(str(DATA / "published")), load_corrections())))
+    return compare_records([record for record in records if memory_is_known(record)]).memory_rows
 
 
 def memory_is_known(record: Mapping[str, str | None]) -> bool:
@@ -88,7 +88,7 @@ def test_published_runs_with_room_to_spare_fit() -> None:
 
 @needs_data("optimus-sweep")
 def test_stages_of_the_optimus_sweep() -> None:
-    """Every other run, with and without tensor parallelism; 'stepcast validate' tells of all of them."""
+    """Every other run, with and without tensor parallelism; 'stepcast validate' shows all of them."""
     logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))[::2]], print)
     found = read_stage_peaks(logs)
     assert len(found) >= 12

@@ -1,4 +1,4 @@
-"""What PyTorch's allocator reserves beyond the tensors, the interval of memory, and the verdict drawn from both."""
+"""The memory that PyTorch's allocator reserves beyond the tensors, the interval of memory, and the verdict that follows from both."""
 
 import csv
 from dataclasses import replace

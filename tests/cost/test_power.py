@@ -45,7 +45,7 @@ def test_more_duty_is_never_faster() -> None:
 
 
 def test_a_step_wants_as_much_power_as_its_clock_shows() -> None:
-    """Steps of transformers on an H200: what they want at full clock, beside how much lower their clock was."""
+    """Steps of transformers on an H200: the power that they want at full clock, and how much lower their clock was."""
     folder = shipped_folder().parent / "transformers"
     pairs = []
     with (folder / "steps_eager.csv").open() as lines:

@@ -1,4 +1,4 @@
-"""The delta rule and Mamba's selective scan beside an H200: times, and bytes that stay between the passes."""
+"""The delta rule and Mamba's selective scan compared with an H200: times, and bytes that stay between the passes."""
 
 import csv
 from pathlib import Path

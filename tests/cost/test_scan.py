@@ -52,7 +52,7 @@ def test_scan_times_are_those_of_the_h200(backward: bool, mean: float, most: flo
         ("group-norm-backward", "both", "_layer_norm_bwd_kernel", 0.17),
     ],
 )
-def test_what_stands_around_the_scan(key: str, phase: str, kernel: str, mean: float) -> None:
+def test_kernels_around_the_scan(key: str, phase: str, kernel: str, mean: float) -> None:
     fit, rates = default_fit(), vector_rates(H200)
     assert key in fit.streams
     predicted = []

@@ -52,7 +52,7 @@ def test_totals_are_simais(path: str, gpus: int, expected_us: tuple[int, ...]) -
     assert price.pp_s == 0
 
 
-def test_ignored_broadcast_is_told() -> None:
+def test_ignored_broadcast_is_reported() -> None:
     assert "broadcast costs nothing" in simai_price(read(GPT), 512).warnings[0]
 
 
@@ -77,7 +77,7 @@ def test_small_sizes_are_fixed(ranks: int, expected_us: int) -> None:
     assert simai_price(workload).dp_s / US == pytest.approx(expected_us)
 
 
-def test_small_size_of_an_unknown_group_is_told() -> None:
+def test_small_size_of_an_unknown_group_is_reported() -> None:
     price = simai_price(one_layer(CollectiveKind.ALL_REDUCE, 4096, Group.DP, Layout(dp=256)))
     assert price.dp_s == 0
     assert "256 ranks" in price.warnings[0]

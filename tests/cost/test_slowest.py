@@ -24,8 +24,8 @@ def test_one_gpu_waits_for_none() -> None:
 
 @pytest.mark.parametrize("gpus", [2, 8, 64, 1024])
 def test_the_slowest_is_the_largest_of_normal_values(gpus: int) -> None:
-    drawn = np.random.default_rng(0).normal(1.0, VARIATION, (4000, gpus)).max(axis=1)
-    assert slowest(gpus) == pytest.approx(drawn.mean(), abs=0.001)
+    samples = np.random.default_rng(0).normal(1.0, VARIATION, (4000, gpus)).max(axis=1)
+    assert slowest(gpus) == pytest.approx(samples.mean(), abs=0.001)
 
 
 def test_it_paces_products_and_no_memory_bound_kernel() -> None:

@@ -1,4 +1,4 @@
-"""Files that say what others send meanwhile."""
+"""Files that describe other traffic on the network."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_patterns_and_jobs_are_read(tmp_path: Path) -> None:
         ("[[job]]\nnodes = []\npredict = {}", "nodes: none is named"),
     ],
 )
-def test_wrong_files_are_told_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+def test_wrong_files_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError) as found:
         read_background(written(tmp_path, text))
     assert message in str(found.value)

@@ -13,7 +13,7 @@ from stepcast.hardware.described import CatalogError
 DATA = Path(stepcast.hardware.__file__).parents[1] / "data"
 FILES = sorted((*DATA.glob("gpus/*.toml"), *DATA.glob("clusters/*.toml")))
 
-# One row each: bf16 (or what stands in) and fp32 vector peak in TFLOP/s, GB/s of memory, SMs.
+# One row each: bf16 (or its replacement) and fp32 vector peak in TFLOP/s, GB/s of memory, SMs.
 KNOWN = {
     "p4": (5.5, 5.5, 192, 20),
     "p100-pcie": (9.3, 9.3, 732, 56),
@@ -103,7 +103,7 @@ def test_peaks_agree_with_cores_and_clock(name: str) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_number_names_its_source(path: Path) -> None:
-    """In the catalogue a source is written beside the number; falling back on the file's name is for users."""
+    """In the catalogue every number names a source; falling back on the file's name is for users."""
     loaded = load_gpu(path.stem) if path.parent.name == "gpus" else load_cluster(path.stem)
     keys = GPU_KEYS if isinstance(loaded, Gpu) else CLUSTER_KEYS
     assert len(loaded.sources) >= 10

@@ -94,7 +94,7 @@ def test_a_file_builds_on_a_file_in_its_own_folder(tmp_path: Path) -> None:
     assert load_gpu(str(tmp_path / "mine.toml")).sms == 132
 
 
-def test_another_gpu_drops_what_was_said_of_the_old_one(tmp_path: Path) -> None:
+def test_another_gpu_drops_the_values_of_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text('base = "dgx-h100"\n[gpu]\nmemory = "64 GiB"\n', encoding="utf-8")
     assert load_cluster(str(tmp_path / "base.toml")).gpu.memory_bytes == 64 * 2**30
     (tmp_path / "new.toml").write_text('base = "base.toml"\ngpu = "a40"\n', encoding="utf-8")

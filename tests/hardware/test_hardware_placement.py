@@ -79,14 +79,14 @@ def test_512_gpus_are_no_slower_than_504_or_576(tp: int, slower: float) -> None:
         assert step_s(gpus, Place.PACKED, tp) == step_s(gpus, Place.EVEN, tp)
 
 
-def test_a_rank_alone_in_a_rack_is_said() -> None:
+def test_a_rank_alone_in_a_rack_is_reported() -> None:
     (warning,) = forecast(512, Place.PACKED, 8).warnings
     assert warning.startswith("a dp group of 64 ranks is spread over 8 racks, 9 on the fullest and 1 on the emptiest")
     assert "--place even" in warning
     assert forecast(512, Place.EVEN, 8).warnings == ()
 
 
-def test_the_verbs_place_alike(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verbs_place_ranks_equally(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["collective", "all-reduce", "--size", "1GiB", "--ranks", "512", "--cluster", "gb200-nvl72", "--json"]
     times = {}
     for place in WORDS:

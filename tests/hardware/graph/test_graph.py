@@ -33,8 +33,8 @@ def made(*sets: str, nodes: int = 16) -> Network:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_message_leaves_once_and_arrives_once(kind: str, routing: str) -> None:
     network = made(*KINDS[kind], f"network.routing={routing}", "network.queue_pairs=3")
-    drawn = np.random.default_rng(7)
-    source, target = drawn.integers(0, network.gpus, (2, 500))
+    random = np.random.default_rng(7)
+    source, target = random.integers(0, network.gpus, (2, 500))
     ways = routes(network, source, target, np.arange(500))
     first, link, share = sum_shares(*ways, 500, len(network.links))
     tiers = network.links.tiers
@@ -98,7 +98,7 @@ def test_a_leaf_sends_up_its_share(factor: int) -> None:
 
 
 @pytest.mark.parametrize("routing", ["ecmp", "adaptive"])
-def test_ways_that_are_told_apart_carry_as_much_together(routing: str) -> None:
+def test_distinct_ways_carry_as_much_together(routing: str) -> None:
     sets = (*PODS, "network.oversubscription=2", f"network.routing={routing}")
     together, apart = made(*sets[:-1]), made(*sets)
     for block in ("leaf up", "core up"):
@@ -111,13 +111,13 @@ def test_ways_that_are_told_apart_carry_as_much_together(routing: str) -> None:
     assert apart.cores == 1
 
 
-def test_nics_lie_beside_the_gpus_evenly() -> None:
+def test_nics_are_spread_evenly_over_gpus() -> None:
     for nics, slots in ((4, 1), (8, 1), (32, 4), (12, 2), (3, 2)):
         network = made(f"node.nics={nics}")
         nic, share = network.nic_slots
         assert nic.shape == (8, slots)
         assert share.sum(axis=1) == pytest.approx(np.ones(8))
-        # All GPUs together use every NIC alike.
+        # All GPUs together use every NIC equally.
         assert np.bincount(nic.ravel(), share.ravel()) == pytest.approx(np.full(nics, 8 / nics))
 
 
@@ -177,7 +177,7 @@ def test_ranks_sit_where_the_path_says() -> None:
     ],
 )
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_graphs_without_a_way_are_told_in_one_line(sets: list[str], message: str, routing: str) -> None:
+def test_graphs_without_a_route_are_refused_in_one_line(sets: list[str], message: str, routing: str) -> None:
     def everywhere() -> None:
         network = made(*CLOS, *sets, f"network.routing={routing}", nodes=4)
         routes(network, np.zeros(31, np.int64), np.arange(1, 32))

@@ -39,12 +39,12 @@ def networks(draw: st.DrawFn) -> list[str]:
 @given(networks(), st.integers(0, 10**6), st.booleans())
 def test_messages_leave_once_and_arrive_once(sets: list[str], seed: int, faults: bool) -> None:
     network = network_of(load_cluster("dgx-h100", sets), NODES)
-    drawn = np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     if faults:
         apart = network_of(load_cluster("dgx-h100", [*sets, "network.slow=['*: 1']"]), NODES).links
-        names = [apart.name(int(link)) for link in drawn.integers(0, len(apart), 3)]
+        names = [apart.name(int(link)) for link in random.integers(0, len(apart), 3)]
         network = network_of(load_cluster("dgx-h100", [*sets, f"network.failed={names!r}"]), NODES)
-    source, target = drawn.integers(0, network.gpus, (2, 40))
+    source, target = random.integers(0, network.gpus, (2, 40))
     try:
         ways = routes(network, source, target, np.arange(40))
     except RouteError:
