@@ -45,8 +45,8 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     devices = [times.device for times in measured]
     gpu = gpu_of(gpu_name, devices, where)
     in_step = measured[0].matrix_share is not None
-    works = _single_works(measured)
-    points = MeasuredPoints(_mean_seconds(measured, in_step))
+    works, seconds = _mean_seconds(measured, in_step)
+    points = MeasuredPoints(seconds)
     fitted = _fit_classes(works, points, gpu, measured[0].matrix_share)
     if not fitted:
         raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
@@ -65,24 +65,20 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     return facts, to_toml(document, "calibrate") + _quality_toml(fitted)
 
 
-def _single_works(measured: Sequence[OperatorTimes]) -> dict[str, Compute]:
-    """Return the works of operators that are one kernel, by the name of their case."""
-    operators = (operator for times in measured for operator in times.operators)
-    works = (operator.works[0] for operator in operators if len(operator.works) == 1)
-    return {Case(work).name: work for work in works}  # type: ignore[arg-type]
-
-
-def _mean_seconds(measured: Sequence[OperatorTimes], in_step: bool) -> dict[str, float]:
-    """Return seconds by the name of the case: the mean logarithm where a case was measured several times."""
-    seconds_of: dict[str, list[float]] = {}
+def _mean_seconds(measured: Sequence[OperatorTimes], in_step: bool) -> tuple[dict[str, Compute], dict[str, float]]:
+    """Return works and seconds of operators that are one kernel, by the name of their case: the mean logarithm where
+    a case was measured several times.
+    """
+    works: dict[str, Compute] = {}
+    logarithms: dict[str, list[float]] = {}
     # A kernel of a step also takes the pause before it, which prices include and traces do not.
     pause_s = default_fit().step_launch_s if in_step else 0.0
-    for times in measured:
-        for operator in times.operators:
-            if len(operator.works) == 1:
-                name = Case(operator.works[0]).name  # type: ignore[arg-type]
-                seconds_of.setdefault(name, []).append(operator.seconds + pause_s)
-    return {name: math.exp(sum(map(math.log, seconds)) / len(seconds)) for name, seconds in seconds_of.items()}
+    for operator in (operator for times in measured for operator in times.operators):
+        if len(operator.works) == 1:
+            name = Case(operator.works[0]).name  # type: ignore[arg-type]
+            works[name] = operator.works[0]
+            logarithms.setdefault(name, []).append(math.log(operator.seconds + pause_s))
+    return works, {name: math.exp(sum(values) / len(values)) for name, values in logarithms.items()}
 
 
 def _fit_classes(

@@ -54,8 +54,10 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
     run = os.path.basename(source.rstrip("/")) or source
     assumptions: list[str] = []
     model = load_model(model_name) if model_name else _infer_model(facts, assumptions)
-    if model is not None and model_name:
-        _check_model(model, facts, source)
+    for name in ("hidden", "layers"):
+        traced, own = facts.get(name), getattr(model, name, None)
+        if model_name and traced is not None and traced != own:
+            raise ValueError(f"{source}: was traced with {name} {traced}, but {model_name} has {own}")
     missing = [name for name in ("dtype", "micro_batch", "seq") if facts.get(name) is None]
     measured = _measured_seconds(analysis)
     problem = ""
@@ -81,13 +83,6 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
     ]
     classes = {work_class(work) for stage in workload.stages for work in _works(stage.body_layers(), Phase)}
     return RunPoints(tuple(points), tuple(sorted(classes)), tuple(assumptions), tuple(analysis.result.warnings))
-
-
-def _check_model(model: Model, facts: Mapping[str, object], source: str) -> None:
-    for name in ("hidden", "layers"):
-        traced, own = facts.get(name), getattr(model, name)
-        if traced is not None and traced != own:
-            raise ValueError(f"{source}: was traced with {name} {traced}, but {model.name} has {own}")
 
 
 def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model | None:

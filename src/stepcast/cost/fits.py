@@ -208,12 +208,6 @@ class ComputeFit(Struct, frozen=True, eq=False):
         known = self.memory_efficiency
         return known.get(architecture, known.get(UNSEEN, 1.0))
 
-    def tensor_fit(self, architecture: str) -> MatmulFit:
-        return self.tensor_of.get(architecture, self.tensor)
-
-    def simt_fit(self, architecture: str) -> MatmulFit:
-        return self.simt_of.get(architecture, self.simt)
-
     def efficiency_of(self, architecture: str, dtype: str) -> float:
         own = self.matrix_efficiency_of.get(architecture, {})
         return own.get(dtype, self.matrix_efficiency.get(dtype, 1.0))

@@ -83,8 +83,9 @@ def _add_load(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: Compu
 
 def _unit_fit(gpu: Gpu, dtype: DType, fit: ComputeFit) -> MatmulFit:
     """Return the constants of the units that multiply this format."""
-    simt = matrix_unit(gpu, dtype) == SIMT
-    return fit.simt_fit(gpu.architecture) if simt else fit.tensor_fit(gpu.architecture)
+    if matrix_unit(gpu, dtype) == SIMT:
+        return fit.simt_of.get(gpu.architecture, fit.simt)
+    return fit.tensor_of.get(gpu.architecture, fit.tensor)
 
 
 def _unloaded_s(

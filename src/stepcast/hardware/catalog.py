@@ -135,7 +135,7 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
     changes = tuple(overrides)
     # A file may change between two calls, and what builds on one; the catalogue does not.
     from_files = any(".toml" in text for text in (name_or_path, *changes))
-    return (_read_cluster if from_files else _catalogued_cluster)(name_or_path, changes)
+    return (_read_cluster.__wrapped__ if from_files else _read_cluster)(name_or_path, changes)
 
 
 def clusters_of(gpu: str) -> list[str]:
@@ -174,10 +174,6 @@ def _build_gpu(name: str, entries: Entries, where: str) -> Gpu:
 
 
 @lru_cache(maxsize=256)
-def _catalogued_cluster(name: str, overrides: tuple[str, ...]) -> Cluster:
-    return _read_cluster(name, overrides)
-
-
 def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
