@@ -96,14 +96,14 @@ def test_the_verbs_place_ranks_equally(capsys: pytest.CaptureFixture[str]) -> No
         assert bool(found["warnings"]) == (place == "packed")
     assert times["packed"] > 1.8 * times["even"]
     assert main([*words, "--place", "packed", "--ranks-per-node", "8"]) == 2
-    assert "--ranks-per-node says how many" in capsys.readouterr().err
+    assert "--ranks-per-node places the ranks" in capsys.readouterr().err
 
 
 def test_a_place_without_racks_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     words = "predict --model llama-3.1-8b --cluster dgx-h100 --gpus 12 --place packed --json"
     assert main(words.split()) == 0
     printed = capsys.readouterr()
-    assert "--place has no effect: nodes of dgx-h100 form no racks" in printed.err
+    assert "--place has no effect: no rack of dgx-h100 is one NVLink domain" in printed.err
     (warning,) = json.loads(printed.out)["warnings"]
     assert warning == (
         "a dp group of 12 ranks is spread over 2 nodes, 8 on the fullest and 4 on the emptiest, whose links "

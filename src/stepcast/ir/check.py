@@ -23,11 +23,3 @@ def require_amounts(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number, zero or more, not {value!r}")
-
-
-def require_positive(owner: object, *names: str) -> None:
-    """Check that each named field of *owner* is a finite number above zero."""
-    for name in names:
-        value = getattr(owner, name)
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be finite and above zero, not {value!r}")
