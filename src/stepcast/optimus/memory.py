@@ -107,6 +107,12 @@ class StageTensors:
         for block in blocks:
             self.memory.free(block)
 
+    def compute(self, size: float, *consumed: int) -> int:
+        """Allocate the result of an operator, then free the inputs that nothing else needs."""
+        block = self.new(size)
+        self.drop(*consumed)
+        return block
+
     def _load(self) -> None:
         """Load unsharded weights, then the share of each rank; a split by columns copies every share first."""
         shape = self.shape
@@ -183,12 +189,9 @@ SavedBlocks = dict[object, list[int]]
 def norm_forward(stage: StageTensors, saved: SavedBlocks, name: object) -> None:
     """Run a root-mean-square norm; the root, the normalised value and the result are saved."""
     square = stage.new(stage.wide)
-    mean = stage.new(stage.unit)
-    stage.drop(square)
-    shifted = stage.new(stage.unit)
-    stage.drop(mean)
-    root = stage.new(stage.unit)
-    stage.drop(shifted)
+    mean = stage.compute(stage.unit, square)
+    shifted = stage.compute(stage.unit, mean)
+    root = stage.compute(stage.unit, shifted)
     saved["norm", name] = [root, stage.new(stage.wide), stage.new(stage.wide)]
 
 
@@ -200,17 +203,13 @@ def norm_backward(stage: StageTensors, saved: SavedBlocks, name: object, gradien
     stage.weight_gradient(name)
     stage.drop(product, normal)
     direct, product = stage.new(stage.wide), stage.new(stage.wide)
-    to_root = stage.new(stage.unit)
-    stage.drop(product, scaled, root)
+    to_root = stage.compute(stage.unit, product, scaled, root)
     double, to_square = stage.new(stage.wide), stage.new(stage.wide)
     stage.drop(to_root, double)
-    result = stage.new(stage.wide)
-    stage.drop(direct, to_square)
+    result = stage.compute(stage.wide, direct, to_square)
     if skip is None:
         return result
-    total = stage.new(stage.wide)
-    stage.drop(result, skip)
-    return total
+    return stage.compute(stage.wide, result, skip)
 
 
 def norm_result(stage: StageTensors, saved: SavedBlocks, name: object) -> None:
@@ -240,21 +239,17 @@ def attention_forward(stage: StageTensors, saved: SavedBlocks, layer: int) -> in
     sums = new(shape.micro_batch * shape.heads * rows * 4)
     saved["attention", layer] = [*repeated, sums, result]
     output = stage.reduce(new(stage.wide))
-    residual = new(stage.wide)
-    stage.drop(output)
-    return residual
+    return stage.compute(stage.wide, output)
 
 
 def _rotate(stage: StageTensors, block: int, size: int) -> tuple[int, list[int]]:
     """Return x cos + rotate(x) sin, and the factors, which are saved if the tables require gradients."""
     straight, half = stage.new(size), stage.new(size // 2)
-    turned = stage.new(size)
-    stage.drop(half)
+    turned = stage.compute(size, half)
     crossed = stage.new(size)
     if stage.shape.first:
         stage.drop(turned)
-    result = stage.new(size)
-    stage.drop(straight, crossed)
+    result = stage.compute(size, straight, crossed)
     if stage.shape.first:
         stage.drop(block)
         return result, []
@@ -270,10 +265,8 @@ def attention_backward(stage: StageTensors, saved: SavedBlocks, layer: int, grad
     if not shape.first:
         stage.drop(new(stage.scores), new(stage.mask))
     stage.drop(to_result, *saved.pop(("attention", layer)))
-    keys = new(key)
-    stage.drop(to_key)
-    values = new(key)
-    stage.drop(to_value)
+    keys = stage.compute(key, to_key)
+    values = stage.compute(key, to_value)
     queries, keys = _rotate_backward(stage, to_query, query), _rotate_backward(stage, keys, key)
     stage.drop(*saved.pop(("rotary", layer)))
     total = -1
@@ -282,15 +275,9 @@ def attention_backward(stage: StageTensors, saved: SavedBlocks, layer: int, grad
         stage.weight_gradient((name, layer))
         stage.drop(block)
         part = stage.reduce(part)
-        total = part if total < 0 else _sum(stage, total, part)
+        total = part if total < 0 else stage.compute(stage.wide, total, part)
     norm_result(stage, saved, ("attention", layer))
     return norm_backward(stage, saved, ("attention", layer), total, gradient)
-
-
-def _sum(stage: StageTensors, one: int, other: int) -> int:
-    total = stage.new(stage.wide)
-    stage.drop(one, other)
-    return total
 
 
 def _rotate_backward(stage: StageTensors, gradient: int, size: int) -> int:
@@ -299,11 +286,8 @@ def _rotate_backward(stage: StageTensors, gradient: int, size: int) -> int:
         stage.drop(stage.new(size))
         stage.drop(stage.new(size))
     crossed = stage.new(size)
-    turned = stage.new(size)
-    stage.drop(crossed)
-    result = stage.new(size)
-    stage.drop(straight, turned, gradient)
-    return result
+    turned = stage.compute(size, crossed)
+    return stage.compute(size, straight, turned, gradient)
 
 
 def up_forward(stage: StageTensors, saved: SavedBlocks, layer: int) -> list[int]:
@@ -320,12 +304,11 @@ def up_backward(stage: StageTensors, saved: SavedBlocks, layer: int, gradients: 
     stage.weight_gradient(("up_proj", layer))
     stage.drop(to_up)
     by_up = stage.reduce(by_up)
-    to_gate = stage.new(stage.inner)
-    stage.drop(to_activated, *saved.pop(("up", layer)))
+    to_gate = stage.compute(stage.inner, to_activated, *saved.pop(("up", layer)))
     by_gate = stage.new(stage.wide)
     stage.weight_gradient(("gate", layer))
     stage.drop(to_gate)
-    total = _sum(stage, by_up, stage.reduce(by_gate))
+    total = stage.compute(stage.wide, by_up, stage.reduce(by_gate))
     norm_result(stage, saved, ("up", layer))
     return norm_backward(stage, saved, ("up", layer), total, skip)
 
@@ -483,8 +466,7 @@ def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
         else:
             output = down_forward(stage, saved, layer, factors)
             if position < len(shape.parts) - 1 or shape.last:
-                residual = stage.new(stage.wide)
-                stage.drop(output)
+                residual = stage.compute(stage.wide, output)
             else:
                 saved["output"] = [output]
     if shape.last:
@@ -529,8 +511,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
         elif kind == "up":
             if position == end:
                 factors = [stage.new(stage.inner), stage.new(stage.inner)]
-                gradient = stage.new(stage.wide)
-                stage.drop(*saved.pop("output"))
+                gradient = stage.compute(stage.wide, *saved.pop("output"))
             gradient = up_backward(stage, saved, layer, factors, gradient)
             stage.drop(*(block for block in saved["middle", layer] if block not in received))
         else:
