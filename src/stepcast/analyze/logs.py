@@ -27,7 +27,7 @@ STEP_NAME = re.compile(r"step|iter|batch", re.IGNORECASE)
 class AnalyzedLogs(AnalysisResult, frozen=True, kw_only=True):
     """Several logs of one format, each analyzed alone."""
 
-    runs: list[dict[str, Any]]  # the path of each as "file", and its result
+    runs: list[dict[str, object]]  # the path of each as "file", and its result
     warnings: list[str]
 
 
@@ -52,7 +52,7 @@ class StepLogResult(AnalysisResult, frozen=True, kw_only=True):
     last_loss: float | None
     slow_steps: list[SlowStep]
     lost_s: float
-    program_facts: dict[str, Any]  # what else the program printed; keys of their own in the JSON
+    program_facts: dict[str, object]  # what else the program printed; keys of their own in the JSON
     warnings: list[str]
 
     def facts(self) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class ReplayResult(AnalysisResult, frozen=True, kw_only=True):
     dp: int
     gpus: int
     micro_batches: int
-    configuration: dict[str, Any]
+    configuration: dict[str, object]
     breakdown_s: dict[str, float]
     stages: list[dict[str, float]]
     before: StateResult

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -269,15 +269,23 @@ def plan(
     return Plan(tuple(planned), operation, simulated, price_per_gpu_hour, pue, currency)
 
 
+class PlanAlternative(TypedDict):
+    spares: int | None
+    times_best: float  # the interval, relative to the best
+    interval_s: float | None
+    goodput: float
+    days: float | None
+
+
 def plan_alternatives(
     phases: Sequence[TrainingPhase],
     operation: Operation,
     factors: Sequence[float] = (0.25, 0.5, 1, 2, 4),
     spares: Sequence[int | None] = (),
-) -> list[Mapping[str, Any]]:
+) -> list[PlanAlternative]:
     """Return the goodput in closed form for other checkpoint intervals and numbers of spare nodes."""
     ideal_s = sum(phase.steps * phase.step_s for phase in phases)
-    rows: list[Mapping[str, Any]] = []
+    rows: list[PlanAlternative] = []
     for count in spares or (operation.spares,):
         processes = [build_process(phase, replace(operation, spares=count)) for phase in phases]
         for factor in factors:

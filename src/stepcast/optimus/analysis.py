@@ -1,7 +1,5 @@
 """The analysis of an OptimusPrime log: the wall time of a batch by part."""
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
@@ -58,7 +56,7 @@ class OptimusAnalysis(AnalysisResult, frozen=True, kw_only=True):
     stragglers: list[SlowStage]
     critical_path: list[StagePart]  # the busiest stage, for which the others wait, the longest part first
     stages: list[OptimusStage]
-    messages: dict[str, Any]
+    messages: dict[str, int | list[int]]
     layout: dict[str, int]
     micro_batch: int
     micro_batches: int

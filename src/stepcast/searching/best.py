@@ -143,6 +143,9 @@ class CandidateTrial:
     took_s: float = 0.0
 
 
+TrialPool = WorkerPool[tuple[int, float], CandidateTrial]
+
+
 class SearchTimeoutError(Exception):
     """The search has used up its time."""
 
@@ -252,7 +255,7 @@ class _SearchRun:
 
         return BoundQueue(rough, self.space.ranks[numbers], self.space.kinds[numbers], tighten)
 
-    def _simulate(self, pool: WorkerPool, numbers: Sequence[int]) -> None:
+    def _simulate(self, pool: TrialPool, numbers: Sequence[int]) -> None:
         """Try those of *numbers* that were not tried yet."""
         worst = self._worst()
         asked = [(number, worst) for number in numbers if number not in self.tried]
@@ -303,7 +306,7 @@ class _SearchRun:
 
     # ---- beyond the best -----------------------------------------------------------------------------
 
-    def _explore_frontier(self, pool: WorkerPool) -> None:
+    def _explore_frontier(self, pool: TrialPool) -> None:
         """Simulate the fastest of each number of GPUs, and the fastest with ever less memory."""
         space, fits = self.space, slice(0, self.space.fitting)
         gpus, needed = space.gpus[fits], space.memory_bytes[fits]
@@ -321,7 +324,7 @@ class _SearchRun:
 
     def _fastest(
         self,
-        pool: WorkerPool,
+        pool: TrialPool,
         may: BoolArray,
         gpus: int | None = None,
         most_bytes: float = np.inf,

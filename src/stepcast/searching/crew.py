@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +19,7 @@ CHUNKS_EACH = 8
 AT_ONCE = 16  # answers between two ticks
 
 # The task of a forked process, which inherits it.
-_task: Callable[[Any], Any] | None = None
+_task: Callable[..., object] | None = None
 
 
 def usable_workers() -> int:
@@ -43,14 +43,14 @@ def map_parallel(
         return answers
 
 
-class WorkerPool:
+class WorkerPool(Generic[Item, Answer]):
     """Processes that run one task with the state at their start; with one worker, this process."""
 
-    def __init__(self, task: Callable[[Any], Any], workers: int) -> None:
+    def __init__(self, task: Callable[[Item], Answer], workers: int) -> None:
         self.task, self.workers = task, workers
         self.pool: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> "WorkerPool":
+    def __enter__(self) -> "WorkerPool[Item, Answer]":
         if self.workers > 1:
             from concurrent.futures import ProcessPoolExecutor
             from multiprocessing import get_context
@@ -64,7 +64,7 @@ class WorkerPool:
         if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
 
-    def answers(self, items: Sequence[Any], at_once: int = 1) -> Iterator[Any]:
+    def answers(self, items: Sequence[Item], at_once: int = 1) -> Iterator[Answer]:
         """Yield the answers in the order of *items*; a process takes *at_once* of them."""
         if self.pool is None:
             yield from map(self.task, items)
@@ -72,20 +72,20 @@ class WorkerPool:
         from concurrent.futures.process import BrokenProcessPool
 
         try:
-            yield from self.pool.map(_run_task, items, chunksize=max(1, at_once))
+            yield from cast("Iterator[Answer]", self.pool.map(_run_task, items, chunksize=max(1, at_once)))
         except BrokenProcessPool:
             raise ChildProcessError(
                 "a worker process was killed, perhaps because the machine is out of memory: use --workers 1"
             ) from None
 
 
-def _start_worker(task: Callable[[Any], Any]) -> None:
+def _start_worker(task: Callable[..., object]) -> None:
     """Store the task; interrupts are handled by the parent process."""
     global _task
     _task = task
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run_task(item: Any) -> Any:
+def _run_task(item: object) -> object:
     assert _task is not None
     return _task(item)

@@ -93,8 +93,8 @@ class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     pp: int
     ep: int
     gpus: int
-    configuration: dict[str, Any]
-    configuration_basis: Any
+    configuration: dict[str, object]
+    configuration_basis: object
     operations_s: dict[str, float]
     gaps_s: float
     bubble_s: float
