@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.forecast.background import Neighbour, beside
+from stepcast.forecast.background import Neighbour, background_traffic
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
@@ -36,7 +36,7 @@ def run(where: Cluster, dp: int, options: Options) -> Prediction:
 def fluid(where: Cluster, dp: int, *others: Pattern | Neighbour) -> float:
     options = Options(engine=Engine.FLUID)
     if others:
-        repeating, nodes = beside(where, 8 * dp, others)
+        repeating, nodes = background_traffic(where, 8 * dp, others)
         options = replace(options, others=repeating, network_nodes=nodes)
     return run(where, dp, options).step_s
 
@@ -48,7 +48,7 @@ def pattern(nodes: tuple[int, ...], size_bytes: float = 1e9, spread: FlowSpread 
 def test_patterns_send_what_they_say() -> None:
     where = cluster()
     for spread, sent in ((FlowSpread.RING, 4), (FlowSpread.EXCHANGE, 4), (FlowSpread.INCAST, 3)):
-        (again,), nodes = beside(where, 8, [pattern((1, 2, 3, 4), 8e8, spread)])
+        (again,), nodes = background_traffic(where, 8, [pattern((1, 2, 3, 4), 8e8, spread)])
         network = network_of(where, nodes)
         load = again.flows.on_links(len(network.links))
         up = network["nic up"]
@@ -83,7 +83,7 @@ def test_a_training_job_beside_another_slows_it_down() -> None:
 def test_a_jobs_traffic_is_that_of_its_step() -> None:
     where = cluster()
     other = run(where, 4, Options())
-    repeating, nodes = beside(where, 32, [Neighbour("other", (4, 5, 6, 7), other)])
+    repeating, nodes = background_traffic(where, 32, [Neighbour("other", (4, 5, 6, 7), other)])
     network = network_of(where, nodes)
     load = sum((each.flows.on_links(len(network.links)) for each in repeating), np.zeros(len(network.links)))
     up = network["nic up"]
@@ -101,7 +101,7 @@ def test_a_jobs_traffic_is_that_of_its_step() -> None:
 def test_nodes_have_one_job(nodes: tuple[int, ...], message: str) -> None:
     where = cluster("nodes=16")
     with pytest.raises(ValueError, match=message):
-        beside(where, 32, [Neighbour("other", nodes, run(where, 2, Options()))])
+        background_traffic(where, 32, [Neighbour("other", nodes, run(where, 2, Options()))])
 
 
 ASKED = ["predict", "--model", "llama-2-7b", "--cluster", "dgx-h100", "--gpus", "32", "--tp", "8"]

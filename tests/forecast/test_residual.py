@@ -46,7 +46,7 @@ def test_every_time_is_corrected_and_the_answer_says_so(capsys: pytest.CaptureFi
 )
 def test_it_is_refused_where_nobody_measured(elsewhere: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RUN, *elsewhere, "--residual"]) == 2
-    assert "--residual has no effect: no run like llama-3.1-70b under" in capsys.readouterr().err
+    assert "--residual has no effect: no measured run of a model like llama-3.1-70b with" in capsys.readouterr().err
 
 
 def test_profiles_that_build_on_others_have_their_own_or_none() -> None:

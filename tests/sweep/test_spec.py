@@ -92,7 +92,11 @@ def test_what_is_wrong_is_said(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [('tp * "a" == 1', "text can only be compared"), ("tp / 0 > 1", "division by zero"), ("tp < model", "not supported")],
+    [
+        ('tp * "a" == 1', "text can only be compared"),
+        ("tp / 0 > 1", "division by zero"),
+        ("tp < model", "not supported"),
+    ],
 )
 def test_what_a_filter_cannot_work_out_is_said(text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):

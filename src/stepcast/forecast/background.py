@@ -1,8 +1,8 @@
-"""What other jobs put on the links of a cluster, again and again.
+"""Repeating traffic of other jobs on the links of a cluster.
 
-Of another training job the fast engine knows when each communication runs. What a stage does for one work is
-spread evenly over the time from the first to the last of them in its step: so much it asks of the links on
-average, and no more at once than that.
+The fast engine knows when each communication of another training job runs. What a stage sends for one work is spread
+evenly over the time from the first to the last of them in its step: the links carry that on average, and no more at
+once.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepcast.cost.collectives.flows import message_flows
-from stepcast.forecast.fluid import sending
+from stepcast.forecast.fluid import share_step
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_on
@@ -35,8 +35,8 @@ class Neighbour:
 Others = Sequence[Pattern | Neighbour]
 
 
-def beside(cluster: Cluster, own_gpus: int, others: Others) -> tuple[tuple[Repeating, ...], int]:
-    """What *others* put on the links of *cluster* while a job of *own_gpus* has its first nodes, and how many
+def background_traffic(cluster: Cluster, own_gpus: int, others: Others) -> tuple[tuple[Repeating, ...], int]:
+    """Return what *others* put on the links of *cluster* while a job of *own_gpus* has its first nodes, and how many
     nodes the network then has.
     """
     domain = cluster.topology.scale_up_nodes
@@ -44,14 +44,14 @@ def beside(cluster: Cluster, own_gpus: int, others: Others) -> tuple[tuple[Repea
     _check_apart(own, others, cluster)
     nodes = max([own, *(1 + max(other.nodes) for other in others)])
     network = network_of(cluster, nodes)
-    found: list[Repeating] = []
+    repeating: list[Repeating] = []
     for other in others:
-        found += [_of_pattern(network, other)] if isinstance(other, Pattern) else _of_job(network, other)
-    return tuple(found), network.nodes
+        repeating += [_repeat_pattern(network, other)] if isinstance(other, Pattern) else _repeat_job(network, other)
+    return tuple(repeating), network.nodes
 
 
 def _check_apart(own: int, others: Others, cluster: Cluster) -> None:
-    """A ValueError where two jobs would have one node; plain patterns may run anywhere."""
+    """Raise a ValueError where two jobs would have one node; plain patterns may run anywhere."""
     if cluster.node.nic is None:
         raise ValueError(f"{cluster.name} has no NICs, so nobody shares its network")
     taken: dict[int, str] = {}
@@ -69,7 +69,7 @@ def _check_apart(own: int, others: Others, cluster: Cluster) -> None:
             taken[node] = other.name
 
 
-def _of_pattern(network: Network, pattern: Pattern) -> Repeating:
+def _repeat_pattern(network: Network, pattern: Pattern) -> Repeating:
     gpus = network.cluster.node.gpus
     nodes = np.asarray(pattern.nodes)
     ahead = np.arange(1, len(nodes)) if pattern.spread is FlowSpread.EXCHANGE else np.array([1])
@@ -79,23 +79,23 @@ def _of_pattern(network: Network, pattern: Pattern) -> Repeating:
         near, far = np.arange(1, len(nodes)), np.zeros(len(nodes) - 1, np.int64)
     source, target = ((nodes[end][:, None] * gpus + np.arange(gpus)).ravel() for end in (near, far))
     size = np.full(len(source), pattern.size_bytes / len(ahead))
-    flows = _outside(network, message_flows(network, source, target, size, ANY_TIME))
+    flows = _outside_flows(network, message_flows(network, source, target, size, ANY_TIME))
     if not len(flows):
         raise ValueError(f"{pattern.name}: its nodes are one scale-up domain: nothing of it leaves that")
     alone_s = float(flows.longest_s(network.links).max())
     return Repeating(pattern.name, flows, alone_s, pattern.period_s, pattern.start_s)
 
 
-def _of_job(network: Network, job: Neighbour) -> list[Repeating]:
-    """What a job's stages send for each work, spread over the time that it is done in."""
+def _repeat_job(network: Network, job: Neighbour) -> list[Repeating]:
+    """Return what a job's stages send for each work, spread over the time that it is done in."""
     prediction = job.prediction
     seats = seats_on(network.cluster, job.nodes, prediction.workload.layout.gpus)
-    shared = sending(prediction.step, prediction.pricer, network, seats)
+    shared = share_step(prediction.step, prediction.pricer, network, seats)
     times, traffic = prediction.times, shared.traffic
     found: list[tuple[Repeating, float]] = []
     for kind, number in enumerate(traffic.kind_set.tolist()):
         tasks = np.flatnonzero(shared.task_kind == kind)
-        flows = _outside(network, traffic.sets[number].times(len(tasks)))
+        flows = _outside_flows(network, traffic.sets[number].times(len(tasks)))
         if len(tasks) and len(flows):
             start_s, end_s = float(times.start_s[tasks].min()), float(times.end_s[tasks].max())
             again = Repeating(job.name, flows, end_s - start_s, prediction.step_s, job.start_s + start_s)
@@ -104,8 +104,8 @@ def _of_job(network: Network, job: Neighbour) -> list[Repeating]:
     return [again for again, size in found if size >= LEAST * most]
 
 
-def _outside(network: Network, flows: FlowSet) -> FlowSet:
-    """The flows that leave their node, and of them what others may meet."""
+def _outside_flows(network: Network, flows: FlowSet) -> FlowSet:
+    """Return the flows that leave their node, and of them what others may meet."""
     tiers = network.links.tiers
     inside = [tiers.index(tier) for tier in WITHIN if tier in tiers]
     meets = ~np.isin(network.links.tier[flows.link], inside)

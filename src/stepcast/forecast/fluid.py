@@ -27,15 +27,14 @@ from stepcast.simulation.fluid.observed import Observed, TrafficOwner, stage_tim
 from stepcast.simulation.fluid.run import transfers
 from stepcast.simulation.lanes import SEND_NAMES
 from stepcast.simulation.program import in_ticks
-from stepcast.simulation.segments import Cost
 from stepcast.simulation.step import Step
 
 MOST_STILL = 0.999
-"""Of a price that is latency alone something is left in which its few bytes move."""
+"""The most of a price that is latency: the rest moves its few bytes."""
 
 
 def without_sharing(cluster: Cluster) -> Cluster:
-    """*cluster* as each group would find it by itself: what switches lack, or what failed, comes later."""
+    """Return *cluster* as each group would find it by itself: short switches and failed links come later."""
     topology = replace(cluster.topology, oversubscription=1.0, pod_oversubscription=1.0, failed=(), slow=())
     if topology.kind is NetworkKind.DRAGONFLY:  # whose links are few even where they are not short
         topology = replace(topology, kind=NetworkKind.FAT_TREE)
@@ -52,7 +51,7 @@ class FluidStep:
 
     @cached_property
     def observed(self) -> Observed:
-        """What the links did."""
+        """The use of the links."""
         return Observed(self.run, self.who)
 
     def stage_times(self) -> tuple[StageTime, ...]:
@@ -68,31 +67,33 @@ def run_fluid(
     nodes: int | None = None,
     compiled: bool | None = None,
 ) -> FluidStep:
-    """*step*, whose prices are those of *pricer* for each group alone, on *cluster*, beside *others*.
+    """Run *step*, whose prices are those of *pricer* for each group alone, on *cluster* together with *others*.
 
     *nodes*: of the cluster, where others use more than the step does.
     """
-    seats = seats_of(cluster, pricer.layout, pricer.place)
-    network = network_of(cluster, nodes or ceil((int(seats.max()) + 1) / cluster.node.gpus))
-    shared, who = _Sending(step, pricer, network, seats, others).shared()
+    seats, network = _seat_ranks(cluster, pricer.layout, pricer.place, nodes)
+    shared, who = _FlowBuilder(step, pricer, network, seats).build(others)
     return FluidStep(step, simulate_fluid(shared, compiled=compiled), who)
 
 
-def sending(step: Step, pricer: Pricer, network: Network, seats: IntArray) -> SharedProgram:
-    """The tasks of *step* that are flows on *network*, where its ranks have *seats*."""
-    return _Sending(step, pricer, network, seats, ()).shared()[0]
+def _seat_ranks(cluster: Cluster, layout: Layout, place: Place, nodes: int | None = None) -> tuple[IntArray, Network]:
+    """Return the GPU of each rank, and the network of the nodes that they need or of so many *nodes*."""
+    seats = seats_of(cluster, layout, place)
+    return seats, network_of(cluster, nodes or ceil((int(seats.max()) + 1) / cluster.node.gpus))
 
 
-class _Sending:
-    """Which tasks of a step are flows, and which flows."""
+def share_step(step: Step, pricer: Pricer, network: Network, seats: IntArray) -> SharedProgram:
+    """Return the tasks of *step* as flows on *network*, where its ranks have *seats*."""
+    return _FlowBuilder(step, pricer, network, seats).build(())[0]
 
-    def __init__(
-        self, step: Step, pricer: Pricer, network: Network, seats: IntArray, others: Sequence[Repeating]
-    ) -> None:
-        self.step, self.pricer, self.network, self.seats, self.others = step, pricer, network, seats, others
+
+class _FlowBuilder:
+    """Finds the tasks of a step that are flows, and their flows."""
+
+    def __init__(self, step: Step, pricer: Pricer, network: Network, seats: IntArray) -> None:
+        self.step, self.pricer, self.network, self.seats = step, pricer, network, seats
         self.program = step.program.written_out
         self.grid = grid_of(replace(pricer.layout, vpp=1))
-        self.stages = step.schedule.stages
         self.sets: list[FlowSet] = []
         self.place: list[int] = []
         self.alone_s: list[float] = []
@@ -100,34 +101,41 @@ class _Sending:
         self.who: list[TrafficOwner] = []
         self.known: dict[object, FlowSet] = {}
 
-    def shared(self) -> tuple[SharedProgram, tuple[TrafficOwner, ...]]:
+    def build(self, others: Sequence[Repeating]) -> tuple[SharedProgram, tuple[TrafficOwner, ...]]:
+        """Return the program with its flows and those of *others*, and the owner of each set of flows."""
         program = self.program
         waits = waits_of(program)
         seconds = program.priced(self.step.prices)
         cost, lane = program.task_costs(), program.task_lanes()
         rank = program.rank[program.task_calls()]
-        peer = _peers(rank, waits, self.stages)
+        peer = _find_peers(rank, waits, self.step.schedule.stages)
         peer[:, (lane < 1) | (lane > len(self.step.lanes.messages))] = -1
         duration_s = seconds[cost]
-        tails = in_ticks(np.array([_delay_s(each) for each in program.costs]))
-        sends = np.array([isinstance(_work(each), Collective | Transfer) for each in program.costs], bool)
+        delays = [cost.delay_s if isinstance(cost, DelayedCost) else 0.0 for cost in program.costs]
+        tails = in_ticks(np.array(delays, np.float64))
+        works = [cost.work if isinstance(cost, DelayedCost) else cost for cost in program.costs]
+        sends = np.array([isinstance(work, Collective | Transfer) for work in works], bool)
         task_kind = np.full(program.tasks, -1, np.int64)
         chosen = np.flatnonzero(sends[cost] & (lane >= 0) & (duration_s > tails[cost]))
         keys = np.stack([cost[chosen], rank[chosen], lane[chosen], *peer[:, chosen]], axis=1)
-        distinct, of = np.unique(keys, axis=0, return_inverse=True)
+        distinct, index = np.unique(keys, axis=0, return_inverse=True)
         lanes = len(program.lanes)
         kinds = np.full(len(distinct), -1, np.int64)
-        for at, (number, of_rank, of_lane, source, target) in enumerate(distinct.tolist()):
-            price_s = float(seconds[number] - tails[number])
-            still_s = self.still(program.costs[number], price_s)
-            flows, who = self.flows(program.costs[number], of_rank, of_lane, source, target, price_s - still_s)
+        for number, (cost_number, of_rank, of_lane, source, target) in enumerate(distinct.tolist()):
+            work = works[cost_number]
+            assert isinstance(work, Collective | Transfer)
+            price_s = float(seconds[cost_number] - tails[cost_number])
+            # In this part of its time it waits for what is on its way and sends nothing: sharing does not change it.
+            share = min(self.pricer.start_share(work), MOST_STILL)
+            still_s = float(in_ticks(np.array([price_s * share]))[0])
+            flows, who = self.find_flows(work, of_rank, of_lane, source, target, price_s - still_s)
             if flows is not None and (flows.bytes_on > 0).any():
-                kinds[at] = self.add(flows, of_rank * lanes + of_lane, price_s - still_s, who, still_s)
-        task_kind[chosen] = kinds[of.ravel()]
+                kinds[number] = self.add(flows, of_rank * lanes + of_lane, price_s - still_s, who, still_s)
+        task_kind[chosen] = kinds[index.ravel()]
         repeats = []
-        for number, other in enumerate(self.others):
-            who = TrafficOwner(other.name, "other traffic")
-            kind = self.add(other.flows, program.ranks * lanes + number, other.alone_s, who)
+        for number, other in enumerate(others):
+            owner = TrafficOwner(other.name, "other traffic")
+            kind = self.add(other.flows, program.ranks * lanes + number, other.alone_s, owner)
             repeats.append((kind, other.start_s, other.period_s))
         traffic = Traffic(
             self.network.links,
@@ -142,15 +150,6 @@ class _Sending:
         shared = SharedProgram(program, duration_s, traffic, task_kind, tail_s, waits, repeats, latency_s)
         return shared, tuple(self.who)
 
-    def still(self, cost: Cost, price_s: float) -> float:
-        """The part of its time in which an op of *cost* waits for what is on its way, and sends nothing: that
-        grows no longer where links are shared, and no shorter.
-        """
-        work = _work(cost)
-        assert isinstance(work, Collective | Transfer)
-        share = min(self.pricer.start_share(work), MOST_STILL)
-        return float(in_ticks(np.array([price_s * share]))[0])
-
     def add(self, flows: FlowSet, place: int, alone_s: float, who: TrafficOwner, still_s: float = 0.0) -> int:
         self.sets.append(flows)
         self.place.append(place)
@@ -159,26 +158,24 @@ class _Sending:
         self.who.append(who)
         return len(self.sets) - 1
 
-    def flows(
-        self, cost: Cost, rank: int, lane: int, source: int, target: int, price_s: float
+    def find_flows(
+        self, work: Collective | Transfer, rank: int, lane: int, source: int, target: int, price_s: float
     ) -> tuple[FlowSet | None, TrafficOwner]:
-        """What an op of *cost* in *lane* of *rank* sends; from stage *source* to *target* where it is a
-        message between stages."""
-        work, lanes = _work(cost), self.step.lanes
+        """Return what *work* in *lane* of *rank* sends; from stage *source* to *target* if it is a message between
+        stages.
+        """
+        lanes = self.step.lanes
         group = str(lanes.group(lane))
         if 1 <= lane <= len(lanes.messages):
             if lane > len(SEND_NAMES):  # a receive waits for where it comes from
                 source, target = target, source
-            who = TrafficOwner(group, lanes.lanes[lane].removeprefix("pp "), source)
-            # Messages that both sides stop for are told twice, once by each.
-            halves = 2 if lanes.receives else 1
-            return self.message(work, source, target, price_s, halves), who
-        assert isinstance(work, Collective | Transfer)
-        what = str(work.kind) if isinstance(work, Collective) else str(work.direction)
-        return self.exchange(work, rank, price_s), TrafficOwner(group, what, rank)
+            owner = TrafficOwner(group, lanes.lanes[lane].removeprefix("pp "), source)
+            assert isinstance(work, Transfer)
+            return self.find_message(work, source, target, price_s), owner
+        kind = str(work.kind) if isinstance(work, Collective) else str(work.direction)
+        return self.find_exchange(work, rank, price_s), TrafficOwner(group, kind, rank)
 
-    def message(self, work: object, source: int, target: int, price_s: float, halves: int) -> FlowSet | None:
-        assert isinstance(work, Transfer)
+    def find_message(self, work: Transfer, source: int, target: int, price_s: float) -> FlowSet | None:
         if min(source, target) < 0:
             return None
         key = (work, source, target, price_s)
@@ -186,14 +183,15 @@ class _Sending:
             layout = self.pricer.layout
             places = np.arange(layout.rank_of_stage(1))
             ends = [self.seats[layout.rank_of_stage(stage) + places] for stage in (source, target)]
-            size = np.full(len(places), work.size_bytes / halves)
+            # Messages that both sides stop for have a task on each.
+            size = np.full(len(places), work.size_bytes / (2 if self.step.lanes.receives else 1))
             self.known[key] = message_flows(self.network, ends[0], ends[1], size, price_s)
         return self.known[key]
 
-    def exchange(self, work: Collective | Transfer, stage: int, price_s: float) -> FlowSet | None:
+    def find_exchange(self, work: Collective | Transfer, stage: int, price_s: float) -> FlowSet | None:
         if isinstance(work, Transfer):
             if work.direction is Direction.RECEIVE:
-                return None  # who sends it tells it
+                return None  # its sender has the flows
             return transfer_flows(self.network, self.seats, self.grid, work, price_s, stage=stage)
         algorithm = self.pricer.chosen(work).algorithm
         if algorithm is None:
@@ -207,54 +205,42 @@ class _Sending:
         )
 
 
-def _work(cost: Cost) -> Cost:
-    return cost.work if isinstance(cost, DelayedCost) else cost
-
-
-def _delay_s(cost: Cost) -> float:
-    return cost.delay_s if isinstance(cost, DelayedCost) else 0.0
-
-
-def _peers(rank: IntArray, waits: tuple[IntArray, IntArray], stages: int) -> IntArray:
-    """2 x tasks: the stages that each task is between, where it waits for a task of another rank or one of
-    another rank waits for it; of others its own.
+def _find_peers(rank: IntArray, waits: tuple[IntArray, IntArray], stages: int) -> IntArray:
+    """Return 2 x tasks: the stages that each task is between, if it waits for a task of another rank or one of another
+    rank waits for it; of others its own.
 
     A message in its sender's lane is waited for by its receiver. One that has a rank of its own waits for
     both and its receiver waits for it. One that both stop for waits, on each side, for the other.
     """
-    found = np.stack([rank, np.full_like(rank, -1)])
+    peers = np.stack([rank, np.full_like(rank, -1)])
     before, after = waits
     across = rank[before] != rank[after]
     before, after = before[across], after[across]
     # Waits for another rank: the other is where it comes from, or where it goes.
-    found[1, after] = rank[before]
-    found[1, before] = np.where(rank[after] < stages, rank[after], found[1, before])
+    peers[1, after] = rank[before]
+    peers[1, before] = np.where(rank[after] < stages, rank[after], peers[1, before])
     apart = rank >= stages
     own = apart[after]
-    target = found[1, after[own]]
+    target = peers[1, after[own]]
     source = np.where(rank[before[own]] != target, rank[before[own]], -1)
-    found[0, apart] = -1
-    np.maximum.at(found[0], after[own], source)
-    return found
-
-
-# One collective, or one family of groups that run it at once, on the links of a cluster.
+    peers[0, apart] = -1
+    np.maximum.at(peers[0], after[own], source)
+    return peers
 
 
 @dataclass(frozen=True, eq=False)
 class SharedCollective:
-    """What a collective takes where all groups of its family run it at once."""
+    """A collective that all groups of its family run at once."""
 
     alone: CollectivePrice
     seconds: float
     network: Network
     flows: FlowSet
-    near: float = 0.0
-    """Changes of rates below this share were not followed."""
+    near: float = 0.0  # changes of rates below this share were not followed
 
     @property
     def slowdown(self) -> float:
-        """Against one group alone on a network that lacks nothing."""
+        """The slowdown against one group alone on a network that is nowhere short."""
         return self.seconds / self.alone.seconds if self.alone.seconds > 0 else 1.0
 
     @property
@@ -263,13 +249,13 @@ class SharedCollective:
 
     @cached_property
     def busy(self) -> FloatArray:
-        """For each link the share of the time that it is busy."""
+        """The share of the time that each link is busy."""
         links = self.network.links
         carried = self.flows.on_links(len(links)) / links.capacity_bytes_per_s
         return carried / self.seconds if self.seconds > 0 else carried
 
     def busiest(self, most: int = 5) -> list[tuple[str, float]]:
-        """The busiest links and the share of the time that each is busy."""
+        """Return the busiest links and the share of the time that each is busy."""
         order = np.argsort(-self.busy, kind="stable")[:most].tolist()
         names = self.network.links.name
         return [(names(link), float(self.busy[link])) for link in order if self.busy[link] > 0]
@@ -284,18 +270,17 @@ def shared_collective(
     place: Place = Place.EVEN,
     crossing: float = 1.0,
 ) -> SharedCollective:
-    """*work* by all its groups in *layout* at once, on the links of *cluster*."""
+    """Run *work* by all its groups in *layout* at once, on the links of *cluster*."""
     pricer = Pricer(without_sharing(cluster), layout, place=place, alone=True)
     alone = price(work.kind, work.size_bytes, pricer.route(work.group), algorithm)
-    seats = seats_of(cluster, layout, place)
-    network = network_of(cluster, ceil((int(seats.max()) + 1) / cluster.node.gpus))
+    seats, network = _seat_ranks(cluster, layout, place)
     if alone.algorithm is None:
         empty = FlowSet.of(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
         return SharedCollective(alone, alone.seconds, network, empty)
     still_s = alone.seconds * min(alone.start_share, MOST_STILL)
     moving_s = alone.seconds - still_s
     flows = collective_flows(network, seats, grid_of(layout), work, alone.algorithm, moving_s, crossing=crossing)
-    found = transfers(network.links, flows, alone_s=np.full(len(flows), moving_s))
-    slowed = float((found.end_s / moving_s).max(initial=1.0)) > 1 + SAME
-    seconds = float(found.end_s.max()) + still_s if slowed else alone.seconds
-    return SharedCollective(alone, seconds, network, flows, 0.0 if found.exact else found.near)
+    times = transfers(network.links, flows, alone_s=np.full(len(flows), moving_s))
+    slowed = float((times.end_s / moving_s).max(initial=1.0)) > 1 + SAME
+    seconds = float(times.end_s.max()) + still_s if slowed else alone.seconds
+    return SharedCollective(alone, seconds, network, flows, 0.0 if times.exact else times.near)

@@ -399,10 +399,10 @@ def add_background(options: Options, question: PredictQuestion, cluster: Cluster
     path = question.background
     if path is None:
         return options
-    from stepcast.forecast.background import beside
+    from stepcast.forecast.background import background_traffic
 
     try:
-        others, nodes = beside(cluster, gpus, _read_others(path, cluster, question))
+        others, nodes = background_traffic(cluster, gpus, _read_others(path, cluster, question))
     except FormatError:
         raise
     except ValueError as error:
