@@ -28,7 +28,7 @@ GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 REDUCE, EXCHANGE = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
 DIALECT = "aicb-1.1"
 PROCESS_S = 100 * NS
-# What AICB writes where it has no measured time.
+# The times that AICB writes where it has measured none.
 NO_TIME = (1 * NS, 1 * NS, 1 * NS)
 
 # Lines in which AICB writes the experts of one layer.

@@ -170,7 +170,7 @@ def _cut_shard(shard: Shard, count: int) -> Iterator[Buckets]:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """What a stage holds when its micro-batches are done, for the once-per-step layers."""
+    """The weights of a stage when its micro-batches are done, for the once-per-step layers."""
 
     held: Shard
     trained: Shard

@@ -265,7 +265,7 @@ def _subtract(shard: Shard, other: Shard) -> Shard:
 
 
 def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:
-    """What *model* must run in one step under *strategy*: one stage per pipeline piece, in model order."""
+    """Return the work of *model* in one step under *strategy*: one stage per pipeline piece, in model order."""
     check(model, strategy, framework=framework)
     maker = _maker(model, _stage_view(strategy), framework)
     return Workload(

@@ -34,7 +34,7 @@ ROTARY = Position()
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """*ffn* is the inner width of the dense MLP (0 where every layer has experts), *kv_heads* the
+    """The shape of a model: *ffn* is the inner width of the dense MLP (0 where every layer has experts), *kv_heads* the
     key/value heads of grouped-query attention, *max_seq* the longest sequence the model is meant for.
 
     *parallel_block* runs attention and MLP side by side on the same input; *shared_norm* says that

@@ -40,7 +40,7 @@ class Band:
         }
 
 
-# What is left of the error of one framework on one generation of GPUs: a factor that users can ask for.
+# The remaining error of one framework on one generation of GPUs: a factor that users can ask for.
 
 
 @dataclass(frozen=True, slots=True)

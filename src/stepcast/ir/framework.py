@@ -15,7 +15,7 @@ from stepcast.units import GIB
 
 
 class Execution(StrEnum):
-    """How the host issues kernels."""
+    """The way in which the host issues kernels."""
 
     BLOCKING = "blocking"  # one by one, each when the one before has ended (CUDA_LAUNCH_BLOCKING)
     EAGER = "eager"  # one by one
@@ -41,7 +41,7 @@ class AttentionKernel(StrEnum):
 
 
 class Dispatcher(StrEnum):
-    """How tokens reach their experts, in Megatron's words; former names are read too."""
+    """The way in which tokens reach their experts, in Megatron's words; former names are read too."""
 
     ALL_TO_ALL = "alltoall"  # once for each expert
     DEEPEP = "deepep"  # once for each node, where ranks forward them: DeepEP, HybridEP
@@ -71,7 +71,7 @@ class SelectiveRule(StrEnum):
 
 
 class LossKernel(StrEnum):
-    """How fused kernels come from logits to a loss, which decides how often logits exist at once."""
+    """The path of fused kernels from logits to a loss, which decides how often logits exist at once."""
 
     IN_PLACE = "in-place"  # Megatron-LM's vocab_parallel_cross_entropy: one fp32 copy, worked on in place
     COMPILED = "compiled"  # its fused_vocab_parallel_cross_entropy: a softmax next to that copy
@@ -174,7 +174,7 @@ class Framework:
     # Fused attention multiplies in fp8 where linear layers do (Transformer Engine's fp8_dpa,
     # Megatron-Core's fp8_dot_product_attention).
     fp8_attention: bool = False
-    # How many of the last layers stay out of fp8 and fp4 (Megatron-Core's num_layers_at_end_in_bf16).
+    # Number of the last layers that stay out of fp8 and fp4 (Megatron-Core's num_layers_at_end_in_bf16).
     wide_layers: int = 0
     # Micro-batches whose gradient of the output projection is made when the pipeline empties, and which keep
     # that of their logits until then (Megatron-Core's defer_embedding_wgrad_compute); 0: none.

@@ -1,4 +1,4 @@
-"""Which ranks take part in a communication: those that differ along some axes of a grid, and in no other.
+"""The ranks that take part in a communication: those that differ along some axes of a grid, and in no other.
 
 Two grids cover the same ranks, as in Megatron-Core (``parallel_state.RankGenerator``): weights outside the
 experts use tp x cp x dp x pp, experts use expert_tp x ep x expert_dp x pp.

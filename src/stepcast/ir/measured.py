@@ -195,7 +195,7 @@ class OperatorTimes:
             yield from ((one, (one.seconds,)) for one in self.operators)
 
 
-# What a training job printed: totals per stage, layer and step, without start times.
+# Printed times of a training job: totals per stage, layer and step, without start times.
 #
 # Long jobs print millions of layer times, so they are stored as columns; a LayerTime is a view of one row.
 

@@ -25,7 +25,7 @@ class OptimizerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How often an update reads and writes each element of what it touches: (reads, writes)."""
+    """The (reads, writes) by an update of each element that it touches."""
 
     weight: tuple[int, int] = (1, 1)
     gradient: int = 1  # reads
@@ -81,7 +81,7 @@ class Optimizer:
     master_weights: bool = True
     # Updates all weights in one kernel; without, a temporary as large as one moment exists during the step.
     fused: bool = True
-    # Whether the norm of all gradients is computed before the update, to clip them by it.
+    # The norm of all gradients is computed before the update, to clip them by it.
     clips: bool = True
 
     def __post_init__(self) -> None:

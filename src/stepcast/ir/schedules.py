@@ -23,7 +23,7 @@ class ScheduleKind(StrEnum):
 
 
 class PiecePlacement(StrEnum):
-    """Where the pieces of the stages lie along the model."""
+    """The order of the stages' pieces along the model."""
 
     LOOP = "loop"
     """Piece c of stage s is number c * stages + s: every chunk runs from the first stage to the last."""
@@ -35,7 +35,7 @@ class PiecePlacement(StrEnum):
 
 
 class Pairs(StrEnum):
-    """Whether a forward runs beside the backward of another micro-batch."""
+    """The overlap of a forward with the backward of another micro-batch."""
 
     NO = "no"
     ASKED = "asked"  # where a strategy overlaps the exchanges of experts
@@ -43,7 +43,7 @@ class Pairs(StrEnum):
 
 
 class Pipeline(NamedTuple):
-    """What the micro-batches that a stage holds depend on."""
+    """The sizes that decide how many micro-batches a stage holds."""
 
     stages: int
     chunks: int
@@ -57,7 +57,7 @@ Held = Callable[[Pipeline, int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFacts:
-    """What is true of one schedule, as its authors give it."""
+    """The properties of one schedule, as its authors give them."""
 
     held: Held
     # Chunks of the model on a stage (vpp); most None: as many as asked for.

@@ -1,4 +1,4 @@
-"""Which ranks split weights and their states, when weights are gathered and when gradients are reduced.
+"""The ranks that split weights and their states, and the times of gathers and reductions.
 
 The collectives of a workload and the count of memory both follow from here, so that they cannot disagree.
 """
@@ -19,7 +19,7 @@ from stepcast.ir.weights import Shard
 
 
 class Gathered(StrEnum):
-    """When what ranks split of the weights is collected, and how long it stays whole."""
+    """The time at which split weights are gathered, and how long they stay so."""
 
     NEVER = "never"
     AFTER_UPDATE = "after-update"  # ZeRO 1 and 2: into weights that are whole all the time
@@ -29,7 +29,7 @@ class Gathered(StrEnum):
 
 
 class Reduced(StrEnum):
-    """When gradients are summed over the ranks that hold the same weights."""
+    """The time at which gradients are summed over the ranks that hold the same weights."""
 
     EACH_MICRO_BATCH = "each-micro-batch"
     ONCE = "once"  # after the last backward, summed over the micro-batches before
@@ -37,7 +37,7 @@ class Reduced(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Of dense weights or of experts: *ways* ranks of group *within* split one copy, and the holders of the
+    """The split of dense weights or of experts: *ways* ranks of group *within* split one copy, and the holders of the
     same share, *copies* of them, form the group *between*.
     """
 
@@ -45,7 +45,7 @@ class Partition:
     copies: int
     within: Group
     between: Group
-    # Whether weights are made whole from what ranks keep: gathered, or by one rank alone cast from fp32.
+    # Weights are collected before use: gathered, or by one rank alone cast from fp32.
     collected: bool = False
 
 
@@ -56,9 +56,9 @@ class ShardingPlan:
     gathered: Gathered
     reduced: Reduced
     splits_gradients: bool
-    # Whether layers are gathered and reduced one by one (ZeRO 3, FSDP), or in buckets.
+    # Layers are gathered and reduced one by one (ZeRO 3, FSDP), or in buckets.
     by_unit: bool
-    # Whether the stage at the same distance from the other end holds the same layers (DualPipe).
+    # The stage at the same distance from the other end holds the same layers (DualPipe).
     mirrored: bool = False
 
     def kinds(self, shard: Shard) -> Iterator[tuple[Partition, Shard]]:

@@ -39,7 +39,7 @@ class Recompute:
     kind: RecomputeKind = RecomputeKind.NONE
     # Layers of each stage (or chunk) that are recomputed, for BLOCK alone.
     layers: int = 0
-    # What SELECTIVE recomputes; empty means the attention core.
+    # The modules that SELECTIVE recomputes; empty means the attention core.
     modules: tuple[RecomputeModule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -190,7 +190,7 @@ class Strategy:
     expert_imbalance: float = 1.0
     # Tokens an expert takes at most, as a multiple of an even share; None drops none.
     expert_capacity: float | None = None
-    # How often the model's module for further tokens runs (multi-token prediction, DeepSeek-V3, 2024,
+    # Number of runs of the model's module for further tokens (multi-token prediction, DeepSeek-V3, 2024,
     # section 2.2); 0 leaves it out.
     further_tokens: int = 0
     # ZeRO 3 and FSDP: free a layer's gathered parameters after each forward and gather them again for its

@@ -39,7 +39,7 @@ UNQUANTISED = (*NOT_MULTIPLIED, WeightPart.ROUTER, WeightPart.HEAD)
 
 
 class Split(StrEnum):
-    """How ranks share a weight."""
+    """The way in which ranks share a weight."""
 
     NONE = "none"  # every rank holds all of it
     TENSOR = "tensor"

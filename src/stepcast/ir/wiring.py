@@ -1,11 +1,11 @@
-"""How a node, or the network of a cluster, is wired, as files of other tools tell it."""
+"""The wiring of a node, or of the network of a cluster, as files of other tools describe it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What one file says; None where it says nothing. Rates are of one direction.
+    """The statements of one file; None where it makes none. Rates are of one direction.
 
     ``fabric`` is what joins the GPUs of a node: nvswitch, nvlink-mesh, nvlink-pairs or pcie; ``fabric_links``
     are the NVLinks of a GPU's port on the switch, of an edge of the mesh, or of a bridge.

@@ -1,6 +1,6 @@
-"""What an op does: the work itself, without where or when it runs.
+"""Work: what an op does, without where or when it runs.
 
-Sizes of collectives follow one rule: ``size_bytes`` is the WHOLE buffer, which is what one rank holds
+Sizes of collectives follow one rule: ``size_bytes`` is the COMPLETE buffer, which is what one rank holds
 after an all-gather, before a reduce-scatter, and on both sides of an all-reduce or all-to-all.
 """
 

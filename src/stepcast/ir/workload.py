@@ -130,7 +130,7 @@ class Layer:
     weight_gradient: tuple[Op, ...] = ()
     # Delay after a communication of this layer, before its result may be used.
     process_s: float = 0.0
-    # What a format says of the layer that stepcast does not interpret, so that it can be written back.
+    # Statements of a format about the layer that stepcast does not interpret, to be written back.
     notes: tuple[tuple[str, str], ...] = ()
     # Part of a captured graph, which costs an otherwise eager host nothing.
     captured: bool = False
@@ -202,7 +202,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """In *micro_batch* the body's layer at *position* (repeats written out) is another one."""
+    """Another layer in *micro_batch* for the body's layer at *position* (repeats written out)."""
 
     micro_batch: int
     position: int
@@ -367,7 +367,7 @@ class Manner:
     alone: bool = False
     # Forwards are interleaved with backwards of other micro-batches.
     pairs: bool = False
-    # How tokens choose experts (files of old: how many each has) where they cross the network once for each
+    # The choice of experts by tokens (old files: how many each has) where they cross the network once for each
     # node; 0: once for each expert.
     once_per_node: Routing | int = 0
 
@@ -399,7 +399,7 @@ class Workload:
     notes: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     manner: Manner = UNSTATED
-    # What each rank brings to a gather is stated, not the whole: its buffer grows with the ranks.
+    # Gathers state what each rank brings, not the complete buffer, which grows with the ranks.
     shares: bool = False
 
     def __post_init__(self) -> None:
