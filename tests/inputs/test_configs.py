@@ -32,10 +32,10 @@ examples/configs/megatron-llama3-8b.sh | llama-3-8b | gpus=8 tp=1 seq=8192 globa
 megatron/mixtral_8x7b.sh | mixtral-8x7b | gpus=8 ep=8 pp=1 precision=bf16 overlap=gradients,parameters | moe-aux-loss-coeff lr
 megatron/gpt3_175b.sh | gpt3-175b | gpus=128 tp=8 pp=16 precision=fp16 sharding=none global-batch=1536 execution=eager gradients=fp16 | ~rampup-batch-size adam-beta1
 megatron/sc21_figure.sh | megatron-76.1b-l48 | tp=8 pp=8 vpp=3 recompute=full precision=fp16 | DDP-impl
-megatron/deepseek_v2_lite.sh | deepseek-v2-lite | gpus=8 ep=8 precision=bf16 dispatcher=all-to-all execution=eager |
+megatron/deepseek_v2_lite.sh | deepseek-v2-lite | gpus=8 ep=8 precision=bf16 dispatcher=alltoall execution=eager |
 megatron/aws_llama2_70b.sbatch | llama-2-70b | gpus=16 tp=4 pp=4 seq=4096 global-batch=2048 precision=fp16 | tokenizer-type train-iters lr
 megatron/llm_jp_175b.sh | configured | gpus=512 tp=4 pp=16 global-batch=1728 sequence-parallel=True | train-data-path npernode
-megatron/modelopt_qwen3_30b_a3b.sh | qwen3-30b-a3b | micro-batch=1 precision=bf16 dispatcher=all-to-all | moe-router-dtype save-interval
+megatron/modelopt_qwen3_30b_a3b.sh | qwen3-30b-a3b | micro-batch=1 precision=bf16 dispatcher=alltoall | moe-router-dtype save-interval
 megatron/ms_swift_moe.sh | qwen3-30b-a3b | gpus=2 ep=2 seq=2048 lora-rank=8 recompute=full | dataset finetune lr
 megatron/functional_test.yaml | configured | tp=2 pp=2 vpp=2 micro-batch=4 sharding=zero-1 | train-iters
 nemo/llama3_1_405b.yaml | configured | gpus=4608 tp=8 pp=9 vpp=7 cp=2 sharding=zero-1 precision=bf16 dropout=False | ~model.defer_embedding_wgrad_compute trainer.max_steps model.optim.lr
@@ -50,7 +50,7 @@ nemo/mixtral_8x7b.yaml | mixtral-8x7b | gpus=64 pp=4 vpp=8 ep=8 | model.moe_grou
 nemo/starcoder2_3b.yaml | configured | gpus=64 tp=2 seq=16384 precision=bf16 sequence-parallel=False | model.optim.lr
 bridge/llama3_8b_override.yaml | llama-3-8b | seq=4096 global-batch=8 gradients=fp32 | optimizer.lr scheduler.lr_warmup_iters
 bridge/llama3_8b_fsdp.yaml | llama-3-8b | sharding=zero-3 gradients=fp32 | checkpoint.save
-bridge/qwen3_235b_a22b.yaml | qwen3-235b-a22b | expert-tp=1 precision=bf16 dispatcher=forwarding sharding=zero-1 | train.manual_gc
+bridge/qwen3_235b_a22b.yaml | qwen3-235b-a22b | expert-tp=1 precision=bf16 dispatcher=deepep sharding=zero-1 | train.manual_gc
 bridge/deepseek_v3.yaml | deepseek-v3 | pp=16 vpp=2 ep=64 further-tokens=1 recompute=selective:latent-up,mlp |
 bridge/llama3_70b_perf.yaml | llama-3-70b | tp=4 pp=4 vpp=5 cp=2 precision=fp8 |
 bridge/llama31_405b.yaml | llama-3.1-405b | tp=8 pp=8 vpp=8 cp=2 | checkpoint.save
@@ -489,9 +489,9 @@ def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
         ("--main-grads-dtype bf16 --use-precision-aware-optimizer", "gradients=bf16"),
         ("--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", "optimizer=adamw:fp8"),
         ("--exp-avg-dtype bf16", "optimizer=adamw:fp32 ~exp-avg-dtype"),
-        ("--context-parallel-size 2 --cp-comm-type a2a", "context=all-to-all"),
-        ("--context-parallel-size 2 --cp-comm-type allgather", "context=all-gather"),
-        ("--context-parallel-size 4 --cp-comm-type a2a+p2p", "context=ring ~cp-comm-type"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "context=a2a"),
+        ("--context-parallel-size 2 --cp-comm-type allgather", "context=allgather"),
+        ("--context-parallel-size 4 --cp-comm-type a2a+p2p", "context=p2p ~cp-comm-type"),
         ("--use-distributed-optimizer --num-distributed-optimizer-instances 4", "sharding=zero-1 replicate=4"),
         (
             "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "

@@ -20,8 +20,8 @@ MODULES = {
     "moe": "experts",
 }
 SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
-DISPATCHERS = {"alltoall": "all-to-all", "flex": "forwarding"}
-CONTEXTS = {"p2p": "ring", "a2a": "all-to-all", "allgather": "all-gather"}
+DISPATCHERS = {"alltoall": "alltoall", "allgather": "alltoall", "flex": "deepep"}
+CONTEXTS = ("p2p", "a2a", "allgather")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
 NODES = ("nnodes", "num-nodes", "$NNODES", "$NUM_NODES", "$NODES", "$SLURM_NNODES", "$NODE_NUM")
 PER_NODE = (
@@ -82,7 +82,7 @@ def _own_defaults(keys: Keys, options: Options) -> Options:
     if options.get("precision") == "fp16" and "gradients" not in options:
         defaults["gradients"] = "fp16"
     if "num-experts" in keys and _is_parallel(options, "ep") and "dispatcher" not in options:
-        defaults["dispatcher"] = "all-to-all"
+        defaults["dispatcher"] = "alltoall"
         keys.assume("no --moe-token-dispatcher-type: Megatron-LM's allgather is predicted as alltoall")
     if "global-batch" not in options:
         defaults["accumulation"] = 1
@@ -285,11 +285,11 @@ def _context(keys: Keys, cp: int) -> str | None:
     if set(kinds) == {"a2a+p2p"}:
         why = "predicted as a ring (p2p) over all context parallel ranks"
         keys.report(why, "cp-comm-type", "hierarchical-context-parallel-sizes")
-        return "ring"
+        return "p2p"
     if len(set(kinds)) > 1:
         keys.report(f"all layers are predicted with the exchange of the first, {kinds[0]}", "cp-comm-type")
-        return CONTEXTS.get(kinds[0], "ring")
-    return CONTEXTS.get(kinds[0]) if kinds else None
+        return kinds[0] if kinds[0] in CONTEXTS else "p2p"
+    return kinds[0] if kinds and kinds[0] in CONTEXTS else None
 
 
 def _sharding(keys: Keys) -> dict[str, OptionValue]:
@@ -377,7 +377,6 @@ def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
         return None
     if kind == "allgather":
         keys.report("predicted as the alltoall dispatcher", "moe-token-dispatcher-type")
-        return "all-to-all"
     return DISPATCHERS.get(kind)
 
 

@@ -21,7 +21,7 @@ SCHEDULES = {
     "dualpipev": "dualpipe",
 }
 OPTIMIZERS = ("adam", "adamw")
-CONTEXTS = {"alltoall": "ring", "allgather": "all-gather"}
+CONTEXTS = {"alltoall": "p2p", "allgather": "allgather"}
 RESHARDS = {"always": True, "never": False}
 TABLES = ("parallelism", "activation_checkpoint", "training", "experimental")
 
