@@ -148,7 +148,7 @@ def test_ranks_of_another_program_are_one_run(tmp_path: Path, capsys: pytest.Cap
     assert workload.stages[0].body_layers()[1].forward[0].work.size_bytes == 2 * 10**8
     found = run_json(capsys, "simulate", str(tmp_path), *H100)
     assert found["breakdown_s"]["compute"] == pytest.approx(1030e-6)
-    assert any("stands for all" in warning for warning in found["warnings"])
+    assert any("represents all" in warning for warning in found["warnings"])
     write(tmp_path / "t.3.et", node(1, COMP, "c", (), 1000))
     status, _, err = run(capsys, "simulate", str(tmp_path), *H100)
     assert (status, err.count("\n")) == (2, 1)

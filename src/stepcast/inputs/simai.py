@@ -241,7 +241,7 @@ def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: 
             f"the header says ga: {declared} but {written} micro-batches are written out; {written} is used"
         )
     elif written == 1 and declared > 1:
-        warnings.append(f"one micro-batch is written out and stands for all {declared} of the header's ga")
+        warnings.append(f"one micro-batch is written out and represents all {declared} of the header's ga")
     layout = header.layout
     if header.gpus is not None and layout.gpus != header.gpus:
         warnings.append(f"all_gpus {header.gpus} is not a multiple of tp x pp; dp is taken as {layout.dp}")

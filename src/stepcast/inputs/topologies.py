@@ -114,7 +114,7 @@ class _NcclDump:
         gpus = len(self.gpus) // hosts
         device = Counter(device for _, device, _ in self.gpus).most_common(1)[0][0]
         if device not in PCI_DEVICES:
-            warnings.append(f"its GPUs (PCI device {device or 'not told'}) are not in the catalogue")
+            warnings.append(f"its GPUs (PCI device {device or 'not stated'}) are not in the catalogue")
         fabric, links, fabric_warnings = self._fabric(gpus)
         warnings += fabric_warnings
         link_bytes_per_s = LINK_BYTES_PER_S.get(self.gpus[0][2])

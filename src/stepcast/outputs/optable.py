@@ -1,18 +1,16 @@
 """Operator tables from a Workload: one micro-batch of one stage, repeated layers once."""
 
-from collections.abc import Sequence
-
 from stepcast.inputs.optable import COLUMNS, ELEMENT
 from stepcast.inputs.source import FormatError
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Recorded, Transfer
-from stepcast.ir.workload import LAYER_BLOCK, Layer, Op, Phase, Stage, Workload
-from stepcast.outputs.simai import GROUP_SUFFIXES, KIND_WORDS
+from stepcast.ir.work import Collective, Transfer
+from stepcast.ir.workload import LAYER_BLOCK, Layer, Phase, Stage, Workload
+from stepcast.outputs.simai import GROUP_SUFFIXES, KIND_WORDS, split_ops
 from stepcast.units import MS
 
 
 def write(workload: Workload) -> bytes:
-    """Tab-separated rows in the order a reader expects."""
+    """Return tab-separated rows in the order a reader expects."""
     rows = ["\t".join(COLUMNS)]
     for stage in workload.stages:
         for layer in [*stage.prologue, *_body_rows(workload, stage), *stage.epilogue]:
@@ -21,7 +19,7 @@ def write(workload: Workload) -> bytes:
 
 
 def losses(workload: Workload) -> tuple[str, ...]:
-    """What of *workload* a table does not hold."""
+    """Return what of *workload* a table does not hold."""
     lost = []
     if workload.micro_batches > 1:
         lost.append(f"micro-batches: one of {workload.micro_batches} is written")
@@ -30,53 +28,47 @@ def losses(workload: Workload) -> tuple[str, ...]:
     if len(workload.stages) > 1:
         lost.append("which stage a row belongs to: the stages follow one another")
     if any(stage.prologue or stage.epilogue for stage in workload.stages):
-        lost.append("what runs once per step: its rows stand among those of the micro-batch")
+        lost.append("what runs once per step: its rows are among those of the micro-batch")
     return tuple(lost)
 
 
 def _body_rows(workload: Workload, stage: Stage) -> list[Layer]:
-    """The layers of a micro-batch; a table that marks its one model layer keeps that layer once."""
+    """Return the layers of a micro-batch; a table that marks its one model layer has that layer once."""
     marked = workload.note(LAYER_BLOCK)
     rows: list[Layer] = []
-    for at, block in enumerate(stage.body):
-        rows += [*block.layers] * (1 if marked == str(at) else block.repeat)
+    for index, block in enumerate(stage.body):
+        rows += [*block.layers] * (1 if marked == str(index) else block.repeat)
     return rows
 
 
 def _cells(layer: Layer) -> list[str]:
     cells = [layer.name]
     for phase in Phase:
-        cells += _phase_cells(layer, layer.ops(phase), phase)
+        cells += _phase_cells(layer, phase)
     return [*cells, _milliseconds(layer.process_s)]
 
 
-def _phase_cells(layer: Layer, ops: Sequence[Op], phase: Phase) -> list[str]:
-    recorded_s = sum(op.work.duration_s for op in ops if isinstance(op.work, Recorded))
-    messages = [op for op in ops if not isinstance(op.work, Recorded)]
-    if len(messages) > 1 or any(isinstance(op.work, Collective) and op.work.times > 1 for op in messages):
-        raise FormatError(f"layer {layer.name!r}: an operator table holds one communication per phase")
+def _phase_cells(layer: Layer, phase: Phase) -> list[str]:
+    recorded_s, messages = split_ops(layer.ops(phase))
     if not messages:
         return [_milliseconds(recorded_s), "None", "0"]
-    op = messages[0]
-    if not isinstance(op.work, Collective | Transfer):
-        kind = type(op.work).__name__
+    op, work = messages[0], messages[0].work
+    if len(messages) > 1 or (isinstance(work, Collective) and work.times > 1):
+        raise FormatError(f"layer {layer.name!r}: an operator table holds one communication per phase")
+    if not isinstance(work, Collective | Transfer):
+        kind = type(work).__name__
         raise FormatError(f"layer {layer.name!r}: an operator table holds times, not a {kind} to be priced")
-    elements, rest = divmod(op.work.size_bytes, int(ELEMENT.bytes))
+    elements, rest = divmod(work.size_bytes, int(ELEMENT.bytes))
     if rest:
-        raise FormatError(f"layer {layer.name!r}: {op.work.size_bytes} bytes are not whole fp32 elements")
-    return [_milliseconds(recorded_s), _word(layer, op, phase), str(elements)]
-
-
-def _word(layer: Layer, op: Op, phase: Phase) -> str:
-    work = op.work
+        raise FormatError(f"layer {layer.name!r}: {work.size_bytes} bytes are not whole fp32 elements")
     if isinstance(work, Transfer):
-        return "SENDRECV"
-    assert isinstance(work, Collective)
+        return [_milliseconds(recorded_s), "SENDRECV", str(elements)]
     bare = Group.TP if op.blocking and phase is not Phase.WEIGHT_GRADIENT else Group.DP
     if work.kind not in KIND_WORDS or (work.group != bare and work.group not in GROUP_SUFFIXES):
         raise FormatError(f"layer {layer.name!r}: an operator table has no word for {work.kind} over {work.group} here")
     suffix = "" if work.group == bare else GROUP_SUFFIXES[work.group]
-    return KIND_WORDS[work.kind] + suffix + ("" if op.blocking else "_ASYNC")
+    word = KIND_WORDS[work.kind] + suffix + ("" if op.blocking else "_ASYNC")
+    return [_milliseconds(recorded_s), word, str(elements)]
 
 
 def _milliseconds(seconds: float) -> str:

@@ -14,7 +14,7 @@ DEFAULT_POLICY = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
 
 
 def write(workload: Workload) -> bytes:
-    """The text AICB would write: micro-batches and repeated layers spelled out."""
+    """Return the text AICB would write: micro-batches and repeated layers spelled out."""
     if not workload.uniform:
         raise ValueError("SimAI text holds one pipeline stage; choose one with --stage")
     stage = workload.stages[0]
@@ -25,9 +25,9 @@ def write(workload: Workload) -> bytes:
 
 
 def header_line(workload: Workload) -> str:
-    """The header as its file spelt it where it still says the same, else in today's form."""
+    """Return the header as its file spelt it where it still states the same, else in today's form."""
     original = workload.note("simai.header")
-    if original is not None and _says_the_same(parse_header(original), workload):
+    if original is not None and _states_same(parse_header(original), workload):
         return original
     layout = workload.layout
     policy = workload.note("simai.policy") or DEFAULT_POLICY
@@ -37,8 +37,8 @@ def header_line(workload: Workload) -> str:
     return f"{policy} {degrees} {size} checkpoints: 0 checkpoint_initiates: 0"
 
 
-def _says_the_same(header: SimaiHeader, workload: Workload) -> bool:
-    """A header whose ga was overruled by what its file wrote out is kept as well."""
+def _states_same(header: SimaiHeader, workload: Workload) -> bool:
+    """Return whether a header states the workload's sizes, or its ga was overruled by what its file wrote out."""
     counts = (str(header.micro_batches or 1), workload.note("simai.written_micro_batches"))
     return (
         header.layout == workload.layout
@@ -48,12 +48,18 @@ def _says_the_same(header: SimaiHeader, workload: Workload) -> bool:
 
 
 def written_layers(stage: Stage, micro_batches: int) -> Iterator[Layer]:
-    """Every layer of a step in the order of the file."""
+    """Yield every layer of a step in the order of the file."""
     yield from stage.prologue
     usual, varied = stage.body_layers(), stage.varied_bodies()
     for micro_batch in range(micro_batches):
         yield from varied.get(micro_batch, usual)
     yield from stage.epilogue
+
+
+def split_ops(ops: Sequence[Op]) -> tuple[float, list[Op]]:
+    """Return the recorded seconds of a phase, and its other ops."""
+    recorded_s = sum(op.work.duration_s for op in ops if isinstance(op.work, Recorded))
+    return recorded_s, [op for op in ops if not isinstance(op.work, Recorded)]
 
 
 def _line(layer: Layer, customized: bool) -> str:
@@ -68,25 +74,23 @@ def _line(layer: Layer, customized: bool) -> str:
 
 
 def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:
-    recorded = [op.work.duration_s for op in ops if isinstance(op.work, Recorded)]
-    messages = [op.work for op in ops if not isinstance(op.work, Recorded)]
-    if len(messages) > 1 or not all(isinstance(message, Collective) for message in messages):
-        kinds = ", ".join(type(message).__name__ for message in messages)
+    recorded_s, messages = split_ops(ops)
+    if not messages:
+        return [_nanoseconds(recorded_s), "NONE", "0"]
+    work = messages[0].work
+    if len(messages) > 1 or not isinstance(work, Collective):
+        kinds = ", ".join(type(op.work).__name__ for op in messages)
         raise FormatError(f"layer {layer.name!r} needs {kinds}: a SimAI line holds one time and one collective")
-    compute = _nanoseconds(sum(recorded))
-    for message in messages:
-        assert isinstance(message, Collective)
-        if message.times > 1:
-            raise FormatError(f"layer {layer.name!r} needs {message.times} collectives: a SimAI line holds one")
-        if message.kind not in KIND_WORDS:
-            raise FormatError(f"layer {layer.name!r}: SimAI text has no word for {message.kind}")
-        if message.group != bare_group and message.group not in GROUP_SUFFIXES:
-            raise FormatError(f"layer {layer.name!r}: this SimAI column cannot name the group {message.group}")
-        suffix = "" if message.group == bare_group else GROUP_SUFFIXES[message.group]
-        return [compute, KIND_WORDS[message.kind] + suffix, str(message.size_bytes)]
-    return [compute, "NONE", "0"]
+    if work.times > 1:
+        raise FormatError(f"layer {layer.name!r} needs {work.times} collectives: a SimAI line holds one")
+    if work.kind not in KIND_WORDS:
+        raise FormatError(f"layer {layer.name!r}: SimAI text has no word for {work.kind}")
+    if work.group != bare_group and work.group not in GROUP_SUFFIXES:
+        raise FormatError(f"layer {layer.name!r}: this SimAI column cannot name the group {work.group}")
+    suffix = "" if work.group == bare_group else GROUP_SUFFIXES[work.group]
+    return [_nanoseconds(recorded_s), KIND_WORDS[work.kind] + suffix, str(work.size_bytes)]
 
 
 def _nanoseconds(seconds: float) -> str:
-    """Whole nanoseconds: SimAI misreads every line after one with a fraction."""
+    """Return whole nanoseconds: SimAI misreads every line after one with a fraction."""
     return str(round(seconds / NS))

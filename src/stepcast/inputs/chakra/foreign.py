@@ -190,7 +190,7 @@ def join_workloads(workloads: Mapping[str, Workload], ranks: Sequence[int | None
         warnings.append(f"{len(paths)} of {layout.gpus} ranks' traces were given: the others are taken to do the same")
     for stage, path in sorted(chosen.items()):
         if shortest[stage] < (1 - NOISE) * seconds[path]:
-            warnings.append(f"ranks of one stage compute for different times: {path}, the longest, stands for all")
+            warnings.append(f"ranks of one stage compute for different times: {path}, the longest, represents all")
     if layout.pp > 1:
         warnings.append("stages wait for the time of a message, not for its sender: the step may take longer")
     # Equal stages are one object; one alone where all are equal.

@@ -264,7 +264,7 @@ def bamba(keys: ConfigTable, name: str) -> Model:
 
 
 def granite_hybrid(keys: ConfigTable, name: str) -> Model:
-    """As Bamba, by layer_types; the feed-forward is a shared MLP, with experts next to it if there are any."""
+    """Like Bamba, by layer_types; the feed-forward is a shared MLP, with experts next to it if there are any."""
     model = llama(keys, name)
     shared = keys.count("shared_intermediate_size")
     count = keys.count("num_local_experts", default=0, least=0)

@@ -19,7 +19,7 @@ from stepcast.ir.ranks import members
 # How many ranks share experts follows from the tokens that they exchange.
 
 UNKNOWN_EP = (
-    "how many ranks share experts (ep) can be told neither from the file names nor from the tokens they "
+    "how many ranks share experts (ep) follows neither from the file names nor from the tokens they "
     "exchange: taken as 1, so that their exchanges keep the time of waiting; name the files with a "
     "field such as _exp8_"
 )
@@ -267,7 +267,7 @@ def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
         given = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
         findings.warnings.append(
             f"only {given} of {layout.gpus} given: a slow GPU, a slow operation and waiting for another rank "
-            "cannot be told apart"
+            "cannot be distinguished"
         )
     findings.facts["basis"] = findings.basis
     stages = {rank.rank: rank.stage for rank in ranks}
