@@ -87,14 +87,10 @@ def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str,
 
 # ---- collectives --------------------------------------------------------------------------------------
 
-COLLECTIVE_COLUMNS: Mapping[str, ui.Source] = {
-    "size": "size_bytes",
-    "time": "time_s",
-    "algorithm bandwidth": "algbw_bytes_per_s",
-    "bus bandwidth": "busbw_bytes_per_s",
-    "algorithm": "algorithm",
-    "protocol": "protocol",
-}
+COLLECTIVE_COLUMNS = ui.columns(
+    "size=size_bytes time=time_s algorithm_bandwidth=algbw_bytes_per_s bus_bandwidth=busbw_bytes_per_s "
+    "algorithm protocol"
+)
 
 
 def collective_view(facts: Facts) -> ui.View:
@@ -192,9 +188,7 @@ def optimus_calibration_view(facts: Facts) -> ui.View:
         known = "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
         rows.append((facts["titles"][name], shown, known))
     columns: dict[str, ui.Source] = {
-        "run": "file",
-        "measured": "measured_s",
-        "fitted": "predicted_s",
+        **ui.columns("run=file measured=measured_s fitted=predicted_s"),
         "error": ("error", lambda row: ui.signed_percent(row["error"])),
     }
     error = format_percent(facts["mean_abs_error"])
@@ -232,10 +226,7 @@ def run_view(facts: Facts) -> ui.View:
     if facts["mean_abs_error"] is not None:
         pairs["mean error by kind"] = format_percent(facts["mean_abs_error"])
     columns: dict[str, ui.Source] = {
-        "kind of op": "kind",
-        "ops": "ops",
-        "measured": "measured_s",
-        "predicted": "predicted_s",
+        **ui.columns("kind_of_op=kind ops measured=measured_s predicted=predicted_s"),
         "error": ("error", lambda row: "" if row["error"] is None else f"{row['error']:+.1%}"),
     }
     return ui.View(

@@ -94,14 +94,7 @@ def _workload(facts: Facts) -> Contents:
         pairs.append(("communicated", f"{format_count(facts['communication_elements'])} elements"))
     if set(facts["ops"]) - {"recorded"}:
         pairs.append(("ops", ", ".join(f"{count} {kind}" for kind, count in facts["ops"].items())))
-    columns: dict[str, ui.Source] = {
-        "communication": "kind",
-        "group": "group",
-        "phase": "phase",
-        "count": "count,",
-        "largest": "largest_bytes",
-        "total per rank": "total_bytes",
-    }
+    columns = ui.columns("communication=kind group phase count=count, largest=largest_bytes total_per_rank=total_bytes")
     largest_first = sorted(facts["collectives"], key=lambda row: -row["total_bytes"])
     return pairs, _table("Communication", largest_first, columns)
 
@@ -126,20 +119,9 @@ def _timeline(facts: Facts) -> Contents:
         if value := facts.get(name):
             words = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             pairs.append((name.replace("_", " "), words))
-    operations: dict[str, ui.Source] = {
-        "operation": "name",
-        "kind": "kind",
-        "count": "count,",
-        "total": "total_s",
-        "longest": "longest_s",
-    }
+    operations = ui.columns("operation=name kind count=count, total=total_s longest=longest_s")
     messages: dict[str, ui.Source] = {
-        "communication": "kind",
-        "group": "group",
-        "size": "size_bytes",
-        "count": "count,",
-        "total": "total_s",
-        "shortest": "shortest_s",
+        **ui.columns("communication=kind group size=size_bytes count=count, total=total_s shortest=shortest_s"),
         "size / shortest": lambda row: format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
     }
     return (
@@ -157,9 +139,7 @@ def _collective_sweep(facts: Facts) -> Contents:
         ("element", facts["dtype"] or "not stated"),
     ]
     columns: dict[str, ui.Source] = {
-        "size": "size_bytes",
-        "out of place": "out_of_place_s",
-        "in place": "in_place_s",
+        **ui.columns("size=size_bytes out_of_place=out_of_place_s in_place=in_place_s"),
         "size / time": "algbw_bytes_per_s",
     }
     return pairs, ui.table_of("Sizes", facts["rows"], columns, sortable=True)
@@ -170,13 +150,7 @@ def _operator_times(facts: Facts) -> Contents:
     if facts["left_out"]:
         pairs.append(("not known", f"{sum(facts['left_out'].values())} rows"))
     pairs.append(("use", "stepcast calibrate FILE --gpu G -o C.toml"))
-    columns: dict[str, ui.Source] = {
-        "operator": "operator",
-        "dtype": "dtype",
-        "points": "points,",
-        "shortest": "shortest_s",
-        "longest": "longest_s",
-    }
+    columns = ui.columns("operator dtype points=points, shortest=shortest_s longest=longest_s")
     return pairs, ui.table_of("Operators", facts["operators"], columns, sortable=True)
 
 

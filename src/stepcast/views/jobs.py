@@ -96,10 +96,7 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.Vi
         for row in mismatched
     ]
     columns: dict[str, ui.Source] = {
-        "collective": "kind",
-        "group": "group",
-        "size": "size_bytes",
-        "calls": "calls",
+        **ui.columns("collective=kind group size=size_bytes calls"),
         "median": lambda row: "" if row["median_s"] is None else format_seconds(row["median_s"]),
         "bus bandwidth": lambda row: "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
     }
@@ -142,13 +139,7 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         for row in facts["devices"]
     ]
     most_s = max((sum(bar.amounts.values()) for bar in bars), default=1.0)
-    columns: dict[str, ui.Source] = {
-        "GPU": "device",
-        "compute": "compute_s",
-        "exposed communication": "exposed_s",
-        "copies": "copy_s",
-        "idle": "idle_s",
-    }
+    columns = ui.columns("GPU=device compute=compute_s exposed_communication=exposed_s copies=copy_s idle=idle_s")
     kinds = {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
     devices = ui.table_of("GPUs", facts["devices"], columns)
     parts = [
@@ -185,9 +176,7 @@ def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         ui.text_line("layout", f"dp {facts['dp']} x pp {facts['pp']}, {facts['steps']} steps"),
     ]  # fmt: skip
     columns: dict[str, ui.Source] = {
-        "slow rank": "rank",
-        "replica": "dp_rank",
-        "stage": "stage",
+        **ui.columns("slow_rank=rank replica=dp_rank stage"),
         "slowdown": ("factor", lambda row: f"{row['factor']:.3f}"),
     }
     alone = [

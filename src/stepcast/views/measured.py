@@ -277,13 +277,7 @@ def _stages(facts: Facts) -> ui.Bars | None:
         )
         for row in facts["stages"]
     ]
-    columns: dict[str, ui.Source] = {
-        "stage": "stage",
-        "compute": "compute_s",
-        "optimizer": "optimizer_s",
-        "wait within": "wait_s",
-        "bubble": "bubble_s",
-    }
+    columns = ui.columns("stage compute=compute_s optimizer=optimizer_s wait_within=wait_s bubble=bubble_s")
     listed = ui.table_of("Stages", facts["stages"], columns, most_lines=MOST_LINES)
     return ui.Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
 
@@ -291,11 +285,7 @@ def _stages(facts: Facts) -> ui.Bars | None:
 def _communication(facts: Facts) -> ui.Table:
     columns: dict[str, ui.Source] = {
         "communication": ("name", _sent_name),
-        "group": "group",
-        "size": "size_bytes",
-        "count": "count,",
-        "total": "total_s",
-        "transfer": "transfer_s",
+        **ui.columns("group size=size_bytes count=count, total=total_s transfer=transfer_s"),
         "bus bandwidth": _bus_bandwidth,
         "cluster": "cluster_busbw_bytes_per_s",
     }
@@ -326,12 +316,7 @@ def _bus_bandwidth(row: Facts) -> ui.Cell:
 
 
 def _layers(facts: Facts) -> ui.Table:
-    columns: dict[str, ui.Source] = {
-        "stage": "stage",
-        "layers": "layers",
-        "forward per layer": "forward_s",
-        "backward per layer": "backward_s",
-    }
+    columns = ui.columns("stage layers forward_per_layer=forward_s backward_per_layer=backward_s")
     return ui.table_of("Layers", facts["layers"], columns, most_lines=MOST_LINES, shown=ui.Shown.DETAIL)
 
 

@@ -101,14 +101,9 @@ def _figures(facts: Facts, costs: str, used: bool) -> list[ui.Figure]:
 
 
 def _tiers(tiers: Sequence[Facts]) -> ui.Table:
-    columns: dict[str, ui.Source] = {
-        "tier": "tier",
-        "links": "links,",
-        "each": "capacity_bytes_per_s",
-        "carried": "bytes",
-        "mean use": "share",
-        "peak use": "busiest_share",
-    }
+    columns = ui.columns(
+        "tier links=links, each=capacity_bytes_per_s carried=bytes mean_use=share peak_use=busiest_share"
+    )
     caption = "Mean use is that of all links over the step; peak use is that of the busiest link"
     return ui.table_of("Tiers", tiers, columns, caption=caption, wide=True)
 
@@ -134,9 +129,7 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
         share, tip = format_percent(link["share"]), f"{link['link']}: {', '.join(tips)}"
         bars.append(ui.Bar(_link_name(link), amounts, share, at_capacity, tip))
     columns: dict[str, ui.Source] = {
-        "busiest links": "link",
-        "alike": "alike,",
-        "mean use": "share",
+        **ui.columns("busiest_links=link alike=alike, mean_use=share"),
         "at capacity": lambda link: format_percent(link["full_s"] / step_s) if step_s else "-",
         "used by": lambda link: _users_words(link["users"]),
     }

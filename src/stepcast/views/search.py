@@ -181,11 +181,7 @@ def _ranked(facts: Facts) -> ui.Table | None:
         "rank": ("rank", lambda row: f"{row['rank']}{'=' if row['equal'] else ''}"),
         "GPUs": "gpus,",
         "strategy": strategy_words,
-        "step": "step_s",
-        "tokens/s/GPU": "tokens_per_s_per_gpu,",
-        "MFU": "mfu",
-        "memory": "memory_bytes",
-        "free": "free_bytes",
+        **ui.columns("step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu memory=memory_bytes free=free_bytes"),
     }
     if len({row["gpus"] for row in rows}) == 1:
         del columns["GPUs"]

@@ -63,14 +63,10 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             ui.table_of(
                 "Streams",
                 streams,
-                {
-                    "stream": "name",
-                    "spans": "spans,",
-                    "busy": "busy_s",
-                    "compute": "compute_s",
-                    "communication": "communication_s",
-                    "exposed": "exposed_communication_s",
-                },
+                ui.columns(
+                    "stream=name spans=spans, busy=busy_s compute=compute_s "
+                    "communication=communication_s exposed=exposed_communication_s"
+                ),
                 shown=ui.Shown.DETAIL,
             ),
             *_recorded_parts(facts.get("recorded")),
@@ -168,12 +164,7 @@ def _short_name(name: str) -> str:
 
 def _collectives(facts: Facts) -> ui.Table:
     columns: dict[str, ui.Source] = {
-        "collective": "kind",
-        "group": "group",
-        "size": "size_bytes",
-        "runs": "count,",
-        "total": "total_s",
-        "one transfer": "transfer_s",
+        **ui.columns("collective=kind group size=size_bytes runs=count, total=total_s one_transfer=transfer_s"),
         "waits": ("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
         "bus bandwidth": "busbw_bytes_per_s",
     }
@@ -307,9 +298,7 @@ def _optimus_stages(facts: Facts) -> ui.Bars:
         "stage": "stage",
         "ends with": "ends_with",
         "layers": lambda row: f"{row['layers']:g}",
-        "timed forward": "forward_s",
-        "busy": "busy_s",
-        "bubble": "bubble_s",
+        **ui.columns("timed_forward=forward_s busy=busy_s bubble=bubble_s"),
     }
     kinds = {KINDS.get(part, part): title for part, title in OPTIMUS_PARTS.items()}
     most_s = max(sum(bar.amounts.values()) for bar in bars)

@@ -12,11 +12,7 @@ MOST_DOTS = 1200
 MOST_REASONS = 10
 NEAR = 0.1
 SUMMARY_COLUMNS: Mapping[str, ui.Source] = {
-    "rows": "rows,",
-    "mean": "mean_abs_error",
-    "median": "median_abs_error",
-    "p90": "p90_abs_error",
-    "worst": "worst_abs_error",
+    **ui.columns("rows=rows, mean=mean_abs_error median=median_abs_error p90=p90_abs_error worst=worst_abs_error"),
     "signed": ("mean_error", lambda row: ui.signed_percent(row["mean_error"])),
     "weighted": ("time_weighted_error", lambda row: format_percent(row["time_weighted_error"])),
 }

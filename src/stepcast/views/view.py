@@ -141,6 +141,15 @@ class Table(Part):
     narrow: "Table | None" = None  # the table for terminals that this one is too wide for
 
 
+def columns(spec: str) -> dict[str, Source]:
+    """Return the columns of a table from words such as ``stage busy=busy_s in_flight=peak_in_flight``.
+
+    A word is a head and the key of its values, or both in one; underscores in heads are blanks.
+    """
+    pairs = (word.partition("=") for word in spec.split())
+    return {head.rstrip(",").replace("_", " "): key or head for head, _, key in pairs}
+
+
 def table_of(title: str, rows: Iterable[Row], columns: Mapping[str, Source], **options: Any) -> Table:
     """Return the table of *rows* with the heads and sources of *columns*."""
     cells = [[cell_of(row, source) for source in columns.values()] for row in rows]
