@@ -129,7 +129,7 @@ def test_every_reply_says_what_a_browser_may_do(server: Server) -> None:
 def test_what_a_user_gets_wrong_is_told(server: Server) -> None:
     assert server.ask(f"/answer?{QUERY}&tp=3").status == 400
     assert "multiple" in server.ask(f"/answer?{QUERY.replace('tp=2', 'tp=3')}").found["error"]
-    assert "not one of those known" in server.ask("/answer?model=nothing").found["error"]
+    assert "unrecognised value" in server.ask("/answer?model=nothing").found["error"]
 
 
 def test_a_search_streams_how_far_it_is_and_then_its_page(server: Server) -> None:
@@ -139,7 +139,7 @@ def test_a_search_streams_how_far_it_is_and_then_its_page(server: Server) -> Non
     assert events[-1][0] == "done"
     assert {name for name, _ in events[:-1]} <= {"progress"}
     found = json.loads(events[-1][1])
-    assert "Pareto frontier: step time vs memory" in found["html"]
+    assert "Pareto frontier" in found["html"]
     assert found["command"].startswith("stepcast search --model llama-3.2-1b")
 
 
@@ -310,7 +310,7 @@ def test_no_field_reaches_a_file(name: str, value: str, server: Server) -> None:
         f"/answer?{QUERY}&{name}={value}".replace(f"{name}=llama-3.1-8b", "").replace(f"{name}=dgx-h100", "")
     )
     assert reply.status == 400
-    assert "not one of those known" in reply.found["error"]
+    assert "unrecognised value" in reply.found["error"]
 
 
 @pytest.mark.parametrize(
@@ -372,5 +372,5 @@ def test_a_port_that_is_taken_is_told(server: Server) -> None:
     words = [sys.executable, "-m", "stepcast", "serve", "--port", str(server.port)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "cannot be listened at" in done.stderr
+    assert "cannot listen on port" in done.stderr
     assert "Traceback" not in done.stderr
