@@ -113,7 +113,7 @@ def test_points_of_a_very_large_sweep_are_counted_from_some() -> None:
     """Ten million would take a minute to look at."""
     axes = "".join(f"[[axis]]\n{name} = {list(range(200))}\n" for name in ("tp", "pp", "cp"))
     spec = read_spec(f'where = "tp < 100 and pp < 50"\n{axes}')
-    found, exact = spec.counted()
+    found, exact = spec.count_points()
     assert not exact
     assert found == pytest.approx(spec.size / 8, rel=0.02)
-    assert read_spec(axes).counted() == (spec.size, True)
+    assert read_spec(axes).count_points() == (spec.size, True)

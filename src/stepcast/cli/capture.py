@@ -55,7 +55,7 @@ PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", 
 def run(args: argparse.Namespace) -> int:
     if not args.predict and (given := [name for name in PREDICTING if name in args.given]):
         raise ValueError(f"{option_of(given[0])} has no effect without --predict")
-    from stepcast.cli.captured import captured_facts, predicted
+    from stepcast.cli.captured import captured_facts, predict_program
     from stepcast.outputs.plain import write_captured
     from stepcast.pytorch.load import load_torch
 
@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.output, write_captured(captured))
         found["output"] = args.output
     if args.predict:
-        prediction, said = predicted(captured, args)
-        found["prediction"] = {**said, **prediction.report.facts()}
+        prediction, asked_facts = predict_program(captured, args)
+        found["prediction"] = {**asked_facts, **prediction.report.facts()}
     if args.json:
         print_json(found)
         return 0

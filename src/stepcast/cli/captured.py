@@ -21,7 +21,7 @@ ACTING = frozenset((
     *("captured", "cluster", "gpu", "set", "place", "gpus", "nodes", "dp", "tp", "cp", "ep", "pp"),
     *("global_batch", "schedule", "sharding", "bucket_mb", "zero_gradients", "calibration", "engine"),
     *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
-    *("critical_path", "json", "verb", "command", "quiet"),
+    *("critical_path", "json"),
 ))  # fmt: skip
 # Schedules with one model chunk per stage.
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2")
@@ -38,7 +38,7 @@ def read_captured(path: str) -> Captured:
     return document
 
 
-def place_of(args: argparse.Namespace) -> Cluster:
+def load_place(args: argparse.Namespace) -> Cluster:
     """Load the cluster of --cluster, or one of the GPUs of --gpu."""
     if (args.cluster is None) == (args.gpu is None):
         raise ValueError("no cluster given: use either --gpu NAME or --cluster NAME")
@@ -54,13 +54,13 @@ def check_captured_options(args: argparse.Namespace) -> None:
         )
 
 
-def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
+def predict_program(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
     """Return the prediction that *args* ask for, and what was asked."""
     for name, why in SPLITS.items():
         if (getattr(args, name, None) or 1) > 1:
             raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
-    cluster = place_of(args)
-    spread = _spread_of(captured, args, cluster)
+    cluster = load_place(args)
+    spread = _read_spread(captured, args, cluster)
     calibration = None
     if path := getattr(args, "calibration", None):
         calibration = load_calibration(path)
@@ -83,7 +83,7 @@ def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction,
     return prediction, asked
 
 
-def _spread_of(captured: Captured, args: argparse.Namespace, cluster: Cluster) -> Spread:
+def _read_spread(captured: Captured, args: argparse.Namespace, cluster: Cluster) -> Spread:
     """Return the distribution of the program over the GPUs of *cluster*."""
     pp, tp = getattr(args, "pp", None) or 1, getattr(args, "tp", None) or 1
     counts = {
@@ -157,7 +157,7 @@ def captured_facts(captured: Captured) -> dict[str, Any]:
     }
 
 
-def as_workload(captured: Captured, args: argparse.Namespace) -> Workload:
+def build_workload(captured: Captured, args: argparse.Namespace) -> Workload:
     """Return a workload with the times of the kernels on the GPU of *args*, for formats that have times."""
     if not args.gpu:
         raise ValueError(f"{args.to} has times, and a captured program has none: use --gpu NAME as well")

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     judged = len(set(found["kinds"])) > 1
     status = NOT_THE_SAME if judged and not found["same_run"] else 0
     found["warnings"] = [*found["warnings"], *find_doubts(found)]
-    view = _view(args, found)
+    view = _build_view(args, found)
     write_view(args, view)
     print_view(args, view)
     return status
@@ -67,7 +67,7 @@ def _side(path: str, side: dict[str, Any]) -> dict[str, Any]:
 
 def _read_facts(path: str) -> dict[str, Any]:
     """Return the facts of the step in *path*: printed by a verb, or analyzed from a run."""
-    printed = _printed(path)
+    printed = _read_printed(path)
     if printed is not None:
         return printed
     entry, document = read_measured([path], None)
@@ -79,7 +79,7 @@ def _read_facts(path: str) -> dict[str, Any]:
     return {"format": entry.name, **ANALYSES[entry.name][0](document, AnalyzeQuestion()).facts()}
 
 
-def _printed(path: str) -> dict[str, Any] | None:
+def _read_printed(path: str) -> dict[str, Any] | None:
     """Read a JSON object with a step; return None for any other file."""
     import msgspec
 
@@ -101,7 +101,7 @@ def _printed(path: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "step_s" in found else None
 
 
-def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
+def _build_view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
     """Return the view of both sides, with the timelines of two Megatron runs."""
     from stepcast.analyze.play import timeline_of
     from stepcast.views.compare import compare_view
@@ -112,7 +112,7 @@ def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
     if not args.html:
         return compare_view(found, names)
     try:
-        timeline = timeline_of({"first": _played(args.predicted), "second": _played(args.measured)})
+        timeline = timeline_of({"first": _play(args.predicted), "second": _play(args.measured)})
     except ValueError:  # only the facts of a side are known
         timeline = None
     return compare_view(found, names, timeline)
@@ -122,15 +122,15 @@ def _write_trace(args: argparse.Namespace) -> None:
     """Write both runs, each in lanes of its own."""
     from stepcast.analyze.play import timeline_of
 
-    labelled = {"first": _played(args.predicted), "second": _played(args.measured)}
+    labelled = {"first": _play(args.predicted), "second": _play(args.measured)}
     write_trace(timeline_of(labelled), args.trace)
 
 
-def _played(path: str) -> "PlayedStep":
+def _play(path: str) -> "PlayedStep":
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.play import measured
 
-    if _printed(path) is not None:
+    if _read_printed(path) is not None:
         raise ValueError(f"{path}: has no timeline; --trace needs two Megatron runs")
     entry, document = read_measured([path], None)
     if entry.name != "megatron":

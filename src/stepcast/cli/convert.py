@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(to)
     if type(document).__name__ == "Captured" and target.takes == "workload":
-        from stepcast.cli.captured import as_workload
+        from stepcast.cli.captured import build_workload
 
-        document = as_workload(document, args)
+        document = build_workload(document, args)
     elif args.gpu and type(document).__name__ == "Wiring":
         document = replace(document, gpu=args.gpu)
     elif args.gpu:

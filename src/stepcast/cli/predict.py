@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_captured(args: argparse.Namespace) -> int:
     """Predict the step of a captured program."""
-    from stepcast.cli.captured import check_captured_options, predicted, read_captured
+    from stepcast.cli.captured import check_captured_options, predict_program, read_captured
 
     check_captured_options(args)
-    prediction, asked = predicted(read_captured(args.captured), args)
+    prediction, asked = predict_program(read_captured(args.captured), args)
     show_prediction(prediction, args, asked)
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 

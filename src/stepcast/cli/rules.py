@@ -167,7 +167,7 @@ SIMULATE = (
     ),
     Rule(
         ("slow_group", "overlap"),
-        lambda f: _named(f) <= set(f["groups"]),
+        lambda f: _named_groups(f) <= set(f["groups"]),
         "this workload has no communication in that group; it has {group_list}",
     ),
     Rule(
@@ -190,7 +190,7 @@ SIMULATE = (
 )
 
 
-def _named(f: Facts) -> set[str]:
+def _named_groups(f: Facts) -> set[str]:
     """Return the groups that --slow-group, or --overlap of SimAI, names."""
     words = {entry.partition("=")[0] for entry in f["slow_group"] + f["overlap"]}
     return {word.replace("dp_ep", Group.EXPERT_DP) for word in words} & set(Group)

@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.pytorch.load import load_torch
 
     torch = load_torch("run")
-    prediction, asked = _predicted(args)
+    prediction, asked = _predict(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     plan = _plan(prediction, args.steps)
-    records = _ran(plan, args.rank, device, torch)
+    records = _execute(plan, args.rank, device, torch)
     if records is None:  # another rank tells
         return 0
     from stepcast.pytorch.run.launch import medians
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
+def _predict(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
     """Return the predicted step, whose workload is executed, and what was asked."""
     if (args.file is None) == (args.model is None):
         raise ValueError("no workload given: use a workload file, or --model with --cluster and --gpus")
@@ -91,14 +91,14 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
         settled = settle(args.question)
         print_notes(settled.notes)
         return settled.prediction, run_facts(settled)
-    from stepcast.cli.captured import place_of, predicted
+    from stepcast.cli.captured import load_place, predict_program
     from stepcast.forecast.simulate import simulate
     from stepcast.ir.captured import Captured
     from stepcast.ir.workload import Workload
 
     document = read_document([args.file], args)
     if isinstance(document, Captured):
-        return predicted(document, args)
+        return predict_program(document, args)
     if not isinstance(document, Workload):
         raise ValueError(f"{args.file}: holds a {type(document).__name__.lower()}, which is no workload")
     if args.cluster is None and args.gpu is None:
@@ -106,7 +106,7 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
     from stepcast.forecast.options import Options
     from stepcast.forecast.predict import compute_pricer
 
-    cluster = place_of(args)
+    cluster = load_place(args)
     options = Options(gpus=args.gpus)
     prediction = simulate(document, cluster, options, compute_pricer(document, cluster))
     return prediction, {"workload": args.file, "cluster": cluster.name}
@@ -129,7 +129,7 @@ def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
     return RunPlan(workload.stages, workload.layout, orders, workload.boundary_bytes or 4, steps)
 
 
-def _ran(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[OpRecord] | None":
+def _execute(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[OpRecord] | None":
     from stepcast.pytorch.run.launch import run_alone, run_as_rank, run_here
 
     if rank is not None:
@@ -138,10 +138,10 @@ def _ran(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[Op
         return run_alone(plan, rank, device)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
         return run_as_rank(plan, device)
-    room = torch.cuda.device_count() if device == "cuda" else (os.cpu_count() or 1) * 4
-    if plan.layout.gpus > room:
+    capacity = torch.cuda.device_count() if device == "cuda" else (os.cpu_count() or 1) * 4
+    if plan.layout.gpus > capacity:
         raise ValueError(
-            f"the workload has {plan.layout.gpus} ranks and this machine can run {room}; use --rank R to "
+            f"the workload has {plan.layout.gpus} ranks and this machine can run {capacity}; use --rank R to "
             "run one of them alone, or start it with torchrun"
         )
     return run_here(plan, device)

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     """Yield each document that the arguments name; rank files of one format are one document."""
     runs: dict[tuple[str, str], list[Source]] = {}
-    found = {} if args.format else {file: _catalogued(file) for file in args.files}
+    found = {} if args.format else {file: _find_cluster(file) for file in args.files}
     for name, cluster in found.items():
         if cluster is not None:
             yield name, CLUSTER, cluster
@@ -87,7 +87,7 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     for source in open_sources(files, args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
         if entry in (CLUSTER, CALIBRATION, FRAMEWORK):
-            yield source.path, entry, _described(source.path, entry)
+            yield source.path, entry, _load_described(source.path, entry)
         elif entry.joins:
             run_of = getattr(entry.load(), "run_of", None)
             runs.setdefault((entry.name, run_of(source.path) if run_of else ""), []).append(source)
@@ -101,7 +101,7 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
         yield where, entry, apply_edits(read_sources(sources, entry), args)
 
 
-def _catalogued(name: str) -> "Cluster | None":
+def _find_cluster(name: str) -> "Cluster | None":
     """Return the cluster of the catalogue with that name, if no file has it."""
     if not name or os.path.exists(name) or os.sep in name or name.endswith(".toml"):
         return None
@@ -113,7 +113,7 @@ def _catalogued(name: str) -> "Cluster | None":
         return None
 
 
-def _described(path: str, entry: Format) -> Any:
+def _load_described(path: str, entry: Format) -> Any:
     """Load the hardware or the software that a TOML file describes."""
     if not path.endswith(".toml"):
         raise ValueError(f"{path}: is a {entry.title}; save it as NAME.toml to show it")
@@ -160,7 +160,7 @@ def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
     }
 
 
-def _logged(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
+def _analyze_log(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
     """Return a function that analyzes a log."""
     return lambda document: {"kind": kind, **load_lazily(analyze)(document).facts()}
 
@@ -173,9 +173,9 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
     "CollectiveSweep": load_lazily("results.documents:sweep_facts"),
     "OperatorTimes": load_lazily("results.documents:operator_times_facts"),
     "Model": load_lazily("results.documents:model_facts"),
-    "StepLog": _logged("step log", "analyze.logs:analyze_step_log"),
-    "CollectiveLog": _logged("collectives", "analyze.logs:analyze_collective_log"),
-    "WorkerSteps": _logged("worker steps", "analyze.stragglers:analyze_stragglers"),
+    "StepLog": _analyze_log("step log", "analyze.logs:analyze_step_log"),
+    "CollectiveLog": _analyze_log("collectives", "analyze.logs:analyze_collective_log"),
+    "WorkerSteps": _analyze_log("worker steps", "analyze.stragglers:analyze_stragglers"),
     "Captured": load_lazily("cli.captured:captured_facts"),
     "Wiring": methodcaller("facts"),
     "Cluster": load_lazily("hardware.facts:cluster_facts"),

@@ -102,7 +102,7 @@ def _ask(args: argparse.Namespace) -> int:
     spec = read_spec(Source(args.what).text(DESCRIPTION), args.what)
     check_words(spec)
     if args.dry_run:
-        points, exact = spec.counted()
+        points, exact = spec.count_points()
         if not exact:
             print_notes([f"the count is estimated from a random sample of the {spec.size:,} points"])
         return _show_counts(args, {"points": points, "of": spec.size})

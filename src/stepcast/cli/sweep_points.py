@@ -56,7 +56,7 @@ def check_many(spec: Spec, workers: int) -> None:
     from stepcast.ir.limits import SEARCHES, UNASKED
 
     limit = UNASKED if spec.ask == "predict" else SEARCHES
-    if spec.size <= limit.most or (points := spec.counted()[0]) <= limit.most:
+    if spec.size <= limit.most or (points := spec.count_points()[0]) <= limit.most:
         return
     each_s = _trial_s(spec)
     took = f"{format_seconds(each_s)} each in a trial, {each_s * points / workers / DAY:,.1f} days"
@@ -91,12 +91,12 @@ def digest(name: str, value: Any) -> str:
     }
     try:
         if name in loaders:
-            return _hashed(repr(loaders[name](value)).encode())
+            return _hash(repr(loaders[name](value)).encode())
         if name in ("calibration", "config"):
             from stepcast.inputs.source import Source
             from stepcast.ir.limits import RESULT
 
-            return _hashed(Source(value).text(RESULT).encode())
+            return _hash(Source(value).text(RESULT).encode())
     except (ValueError, OSError) as error:
         return f"{value!r}: {error}"
     return repr(value)
@@ -113,7 +113,7 @@ def program() -> str:
     return found.hexdigest()
 
 
-def _hashed(data: bytes) -> str:
+def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

@@ -130,10 +130,10 @@ def _folders_in(data: Path, entry: "MeasurementSet") -> tuple[Path, ...]:
 
 
 def _default_places(entry: "MeasurementSet") -> tuple[Path, ...]:
-    """Rows inside the package, or in ``shared/data`` beside the checkout."""
+    """Rows inside the package, or in ``shared/data`` outside the checkout."""
     package = Path(__file__).resolve().parents[1]
-    beside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
-    found = (_folders_in(data, entry) for data in (package / "data", *beside))
+    outside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
+    found = (_folders_in(data, entry) for data in (package / "data", *outside))
     return next(filter(None, found), ())
 
 

@@ -103,7 +103,7 @@ def _overlap(value: Any) -> Any:
     return overlap_of(_words(value))
 
 
-def _filled(value: Any) -> str:
+def _read_filled(value: Any) -> str:
     if value != FILLED:
         raise ValueError(f"{value!r} is not known; expected {FILLED!r}")
     return FILLED
@@ -161,7 +161,7 @@ SETTINGS: Mapping[str, tuple[str, Read]] = {
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
     "overlap_experts": ("overlap_experts", _kind(bool)),
     "further_tokens": ("further_tokens", _count),
-    "stage_layers": ("stage_layers", _filled),
+    "stage_layers": ("stage_layers", _read_filled),
 }
 CONDITIONS: Mapping[str, Read] = {
     "model": _words,

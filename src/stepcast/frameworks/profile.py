@@ -159,12 +159,12 @@ class Feature(NamedTuple):
     used: Callable[[Strategy, Framework], tuple[str, ...]]
 
 
-def _replicated(strategy: Strategy) -> bool:
+def _is_replicated(strategy: Strategy) -> bool:
     return strategy.layout.dp * strategy.layout.cp > 1
 
 
 def _used_sharding(strategy: Strategy, pipelined: bool) -> tuple[str, ...]:
-    return (strategy.sharding,) if _replicated(strategy) and (strategy.layout.pp > 1) is pipelined else ()
+    return (strategy.sharding,) if _is_replicated(strategy) and (strategy.layout.pp > 1) is pipelined else ()
 
 
 def _used_recompute(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def _used_recompute(strategy: Strategy, framework: Framework) -> tuple[str, ...]
 
 def _used_overlaps(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
     """Return the overlaps that hide anything in this layout."""
-    layout, replicated = strategy.layout, _replicated(strategy)
+    layout, replicated = strategy.layout, _is_replicated(strategy)
     acts = {
         "gradients": replicated,
         "parameters": replicated and strategy.sharding is not Sharding.NONE,

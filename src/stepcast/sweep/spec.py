@@ -89,9 +89,9 @@ class Filter:
             one, inner = _ONE[type(node.op)], self._read(node.operand)
             return lambda words: one(inner(words))
         if isinstance(node, ast.BinOp) and type(node.op) in _TWO:
-            return self._joined(type(node.op), self._read(node.left), self._read(node.right))
+            return self._read_binary(type(node.op), self._read(node.left), self._read(node.right))
         if isinstance(node, ast.Compare) and all(type(each) in _TWO for each in node.ops):
-            return self._compared(node)
+            return self._read_comparison(node)
         kind = type(node).__name__.lower()
         raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
 
@@ -101,7 +101,7 @@ class Filter:
             raise FormatError(f"where = {self.text!r}: no point has {name!r}; points have {known}")
         return lambda words: words.get(name)
 
-    def _joined(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
+    def _read_binary(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
         two = _TWO[kind]
 
         def value(words: Mapping[str, Any]) -> Any:
@@ -112,7 +112,7 @@ class Filter:
 
         return value
 
-    def _compared(self, node: ast.Compare) -> Value:
+    def _read_comparison(self, node: ast.Compare) -> Value:
         sides = [self._read(each) for each in (node.left, *node.comparators)]
         kinds = [_TWO[type(each)] for each in node.ops]
 
@@ -185,7 +185,7 @@ class Spec:
             if self.filter is None or self.filter(words):
                 yield position, words
 
-    def counted(self) -> tuple[int, bool]:
+    def count_points(self) -> tuple[int, bool]:
         """Return the number of points that pass the filter, and whether it is exact: very many are sampled."""
         if self.filter is None:
             return self.size, True

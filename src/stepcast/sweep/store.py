@@ -105,7 +105,7 @@ class Store:
 
     def ask(self, names: Sequence[str], points: Iterable[tuple[int, bytes, Words]]) -> None:
         """Make *points* the current ones, all or none."""
-        columns = "".join(f", {_quoted(name)}" for name in names)
+        columns = "".join(f", {_quote(name)}" for name in names)
         places = ", ".join("?" * (2 + len(names)))
         with self._explain_errors(), self._transaction():
             self.base.execute("DROP VIEW IF EXISTS results")
@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
     return " ".join(value) if isinstance(value, list) else int(value) if isinstance(value, bool) else value
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
