@@ -39,7 +39,7 @@ def test_converted_it_takes_as_long(format_name: str, tmp_path: Path, capsys: py
 
 def test_conversion_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(EXAMPLE), str(tmp_path / "out.tsv"), "--to", "optable"]) == 2
-    assert "give --gpu G" in capsys.readouterr().err
+    assert "use --gpu NAME" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
