@@ -35,6 +35,8 @@ from stepcast.version import __version__ as __version__  # noqa: E402 - after Ct
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison as Comparison
+    from stepcast.analyze.replay import ReplayResult as ReplayResult
+    from stepcast.analyze.result import AnalysisResult as AnalysisResult
     from stepcast.cost.calibration import Calibration as Calibration
     from stepcast.forecast.options import Options as Options
     from stepcast.forecast.prediction import Prediction as Prediction
@@ -80,6 +82,7 @@ PUBLIC = {
     "AnalyzeChoices": ("stepcast.questions.measured", "AnalyzeChoices"),
     "Calibration": ("stepcast.cost.calibration", "Calibration"),
     "Cluster": ("stepcast.hardware", "Cluster"),
+    "AnalysisResult": ("stepcast.analyze.result", "AnalysisResult"),
     "Comparison": ("stepcast.analyze.compare", "Comparison"),
     "FormatError": ("stepcast.inputs.source", "FormatError"),
     "Framework": ("stepcast.ir.framework", "Framework"),
@@ -95,6 +98,7 @@ PUBLIC = {
     "ReplayChoices": ("stepcast.questions.measured", "ReplayChoices"),
     "SearchChoices": ("stepcast.questions.search", "SearchChoices"),
     "SearchCounts": ("stepcast.searching.result", "SearchCounts"),
+    "ReplayResult": ("stepcast.analyze.replay", "ReplayResult"),
     "SearchResult": ("stepcast.searching.result", "SearchResult"),
     "SearchWatch": ("stepcast.searching.result", "SearchWatch"),
     "SimulatedCandidate": ("stepcast.searching.result", "SimulatedCandidate"),
