@@ -9,9 +9,10 @@ builds it from the facts of a result; ``terminal.py`` writes it as text, ``html.
 ``Table``      rows of cells; a cell has a text and the value it sorts by
 ``Breakdown``  parts that sum to a total: bars in text, a waterfall on the page
 ``Bars``       one bar per row, of one or several kinds: a table in text
-``Pairs``      two values per row (before and after, predicted and measured)
-``Exposure``   communication by group: exposed or hidden behind computation
+``PairTable``  two values per row (before and after, predicted and measured)
+``ExposureBars``  communication by group: exposed or hidden behind computation
 ``HeatMap``    a share over time per row, as shades
+``GridCharts`` values by two settings, shaded (page only)
 ``Scatter``    dots and lines within two axes (page only)
 ``TimelineChart``  every span of a run (page only)
 ``FactList``   names and values
@@ -19,5 +20,6 @@ builds it from the facts of a result; ``terminal.py`` writes it as text, ``html.
 ``Commands``   command lines to copy
 ``Columns``    parts next to each other on a page, one after the other in text
 
-A part that is a detail appears in text with ``--verbose`` alone, and always on the page.
+The title of a part is its name in text and on the page. A part that is a detail appears in text with ``--verbose``
+alone, and always on the page.
 """
