@@ -11,7 +11,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.validate.h200 import shipped_folder
-from stepcast.validate.scoreboard import split_phases_s
+from stepcast.validate.scoreboard import Measurements, split_phases_s
 from stepcast.validate.transformers import COMMAND, Setting, measure_transformers
 from tests.validate.csv_rows import write
 from tests.validate.test_published_commands import typed_s
@@ -91,23 +91,26 @@ def test_attention_that_no_kernel_takes_runs_in_fp32() -> None:
         assert not [op for layer in eager for op in layer.forward if op.name.startswith("rows of nothing")]
 
 
-def test_measured_steps_and_peaks() -> None:
-    found = measure_transformers(str(FOLDER))
-    table = found.columns
-    steps = found.selections["step"]
+@pytest.fixture(scope="module")
+def measured() -> Measurements:
+    return measure_transformers(str(FOLDER))
+
+
+def test_measured_steps_and_peaks(measured: Measurements) -> None:
+    table = measured.columns
+    steps = measured.selections["step"]
     assert int(steps.sum()) >= 100
     assert abs(table.error[steps]).mean() <= 0.03
     assert abs(table.error[steps]).max() <= 0.15
     for phase in ("backward", "optimizer"):
-        assert abs(table.error[found.selections[phase]]).mean() <= 0.05, phase
-    assert found.figures["peak memory: mean_abs_error"] <= 0.02
+        assert abs(table.error[measured.selections[phase]]).mean() <= 0.05, phase
+    assert measured.figures["peak memory: mean_abs_error"] <= 0.02
 
 
-def test_steps_with_a_profile_of_their_gpu() -> None:
-    found = measure_transformers(str(FOLDER), calibration="examples/calibrations/h200.toml")
-    errors = abs(found.columns.error[found.selections["step"]])
-    without = measure_transformers(str(FOLDER))
-    assert errors.mean() <= abs(without.columns.error[without.selections["step"]]).mean() + 0.002
+def test_steps_with_a_profile_of_their_gpu(measured: Measurements) -> None:
+    profiled = measure_transformers(str(FOLDER), calibration="examples/calibrations/h200.toml")
+    errors, without = (abs(found.columns.error[found.selections["step"]]) for found in (profiled, measured))
+    assert errors.mean() <= without.mean() + 0.002
 
 
 def test_a_profile_of_another_gpu_is_refused(tmp_path: Path) -> None:
