@@ -381,14 +381,14 @@ def _find_warnings(
         )
     if strategy.seq > model.max_seq:
         warnings.append(f"sequences of {strategy.seq:,} tokens are longer than the {model.max_seq:,} of {model.name}")
-    mixers = {block.mixer for block in model.blocks}
+    mixers = {block.mixer for block in model.block_kinds}
     rare = [text for mixer, text in SELDOM_MEASURED.items() if mixer in mixers]
     return warnings + [f"{text}; no published run has such layers" for text in rare]
 
 
 def _scan_assumptions(model: Model, framework: Framework) -> list[str]:
     """Name the kernels that run the layers that carry a state along the sequence."""
-    mixers = {block.mixer for block in model.blocks}
+    mixers = {block.mixer for block in model.block_kinds}
     libraries = dict.fromkeys(name for mixer, name in SCAN_LIBRARIES.items() if mixer in mixers)
     if not libraries:
         return []

@@ -124,7 +124,7 @@ class Architecture:
             alone = self.delta is None and self.selective is None
             require(alone, "delta and selective need a hybrid pattern")
         require(not (self.attention_gate and self.latent), "latent attention has no gate")
-        kinds = {block.feed_forward for block in self.blocks}
+        kinds = {block.feed_forward for block in self.block_kinds}
         require(FeedForward.DENSE not in kinds or self.ffn > 0, "ffn must be at least 1 where a layer is dense")
         require(FeedForward.EXPERTS not in kinds or self.experts is not None, "the hybrid pattern needs experts")
         if self.experts is not None:
@@ -134,6 +134,11 @@ class Architecture:
     def blocks(self) -> tuple[LayerParts, ...]:
         """The parts of each layer, first to last."""
         return _blocks(self.layers, self.window, self.experts, self.hybrid)
+
+    @property
+    def block_kinds(self) -> frozenset[LayerParts]:
+        """The distinct blocks: few, however many layers there are."""
+        return _block_kinds(self.layers, self.window, self.experts, self.hybrid)
 
     @property
     def next_token_blocks(self) -> tuple[LayerParts, ...]:
@@ -183,6 +188,13 @@ class Architecture:
         offset = max(self.position.count - self.max_seq, 0)
         position = replace(self.position, count=max_seq + offset) if learned else self.position
         return replace(self, max_seq=max_seq, position=position)
+
+
+@lru_cache(maxsize=256)
+def _block_kinds(
+    layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
+) -> frozenset[LayerParts]:
+    return frozenset(_blocks(layers, window, experts, hybrid))
 
 
 @lru_cache(maxsize=256)

@@ -44,13 +44,13 @@ def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
 def find_recomputable(model: Model) -> set[RecomputeModule]:
     """Return the modules that layers of *model* have and a backward can run again."""
     modules: set[RecomputeModule] = set()
-    if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
+    if any(block.mixer is Mixer.ATTENTION for block in model.block_kinds):
         modules.add(RecomputeModule.CORE)
         if model.latent is not None:
             modules |= {RecomputeModule.LATENT_UP, RecomputeModule.NORMS}
-    if any(block.feed_forward is FeedForward.DENSE for block in model.blocks):
+    if any(block.feed_forward is FeedForward.DENSE for block in model.block_kinds):
         modules.add(RecomputeModule.MLP)
-    if any(block.feed_forward is FeedForward.EXPERTS for block in model.blocks):
+    if any(block.feed_forward is FeedForward.EXPERTS for block in model.block_kinds):
         modules |= {RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION, RecomputeModule.EXPERTS}
     return modules
 
@@ -84,7 +84,7 @@ def _mamba(model: Model, strategy: Strategy) -> str:
     context-parallel ranks share heads, and either share groups or hold copies (mamba_context_parallel.py).
     """
     hybrid, tp, cp = model.hybrid, strategy.layout.tp, strategy.layout.cp
-    if hybrid is None or not any(block.mixer is Mixer.MAMBA for block in model.blocks):
+    if hybrid is None or not any(block.mixer is Mixer.MAMBA for block in model.block_kinds):
         return ""
     for name, count in (("Mamba heads", hybrid.mamba_heads), ("Mamba groups", hybrid.groups)):
         if count % tp:
@@ -107,7 +107,7 @@ def _recurrent(model: Model, strategy: Strategy) -> str:
     """Check recurrent mixers: Megatron-Core splits a delta net by heads of keys among tensor and
     context-parallel ranks (core/ssm/gated_delta_net.py); no training software splits Mamba-1 blocks.
     """
-    mixers, layout = {block.mixer for block in model.blocks}, strategy.layout
+    mixers, layout = {block.mixer for block in model.block_kinds}, strategy.layout
     if Mixer.SELECTIVE in mixers:
         for name, ways in (("tp", layout.tp), ("cp", layout.cp)):
             if ways > 1:

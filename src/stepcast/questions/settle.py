@@ -100,7 +100,7 @@ def settle(question: PredictQuestion) -> SettledRun:
         "modules": modules,
         "module_list": ", ".join(sorted(modules)) or "none",
         "has_mtp": model.next_token_layers > 0,
-        "mamba": any(block.mixer is Mixer.MAMBA for block in model.blocks),
+        "mamba": any(block.mixer is Mixer.MAMBA for block in model.block_kinds),
         "corrects": corrections is not None and bool(corrections.corrections),
         "residual_known": residual is not None,
         "generation": cluster.gpu.generation,

@@ -223,7 +223,7 @@ def keeps_weights(plan: ShardingPlan) -> bool:
 
 def _list_units(model: Model, piece: StagePiece) -> list[StagePiece]:
     """Return one of each kind that is gathered and reduced by itself: layers, and either end."""
-    kinds = {model.blocks[layer]: layer for layer in piece.layers}
+    kinds = dict(zip(model.blocks[piece.layers.start : piece.layers.stop], piece.layers, strict=True))
     none = range(piece.layers.start, piece.layers.start)
     units = [StagePiece(range(layer, layer + 1), False, False) for layer in kinds.values()]
     if piece.embedding:
