@@ -64,7 +64,7 @@ def test_every_file_option_survives_what_is_no_file(kind: str, tmp_path: Path) -
         case "directory":
             path.mkdir()
         case _:
-            path.write_bytes(gzip.compress(bytes(260 * 2**20), 9))
+            path.write_bytes(10 * gzip.compress(bytes(26 * 2**20), 9))  # members of one file
     for name, words in uses(str(path)):
         outcome = run_command(words)
         assert outcome.status == 2, name

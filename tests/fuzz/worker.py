@@ -14,15 +14,27 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
 
+from tests.shared import ROOT
+
 MOST_SECONDS = 20.0
 MOST_BYTES = 3 * 10**9
 # Status of a child that raised; no verb returns it.
 RAISED = 99
+# Run once before the forks, which then have the catalogues that these commands read.
+EXAMPLE = str(ROOT / "examples" / "simai-gpt-13b.txt")
+USUAL_COMMANDS = (
+    ("list", "models"),
+    ("list", "gpus"),
+    ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8"),
+    ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "16", "--ep", "8"),
+    ("simulate", EXAMPLE, "--cluster", "dgx-h100"),
+)
 ASIDE = ("stepcast.pytorch", "stepcast.serve", "stepcast.sweep.engines")
 
 
@@ -60,7 +72,9 @@ class Outcome:
 
 @cache
 def loaded() -> int:
-    """Import the modules that commands use, so that forks need not, and return how many were imported.
+    """Import the modules and read the catalogues that commands use, so that forks need not.
+
+    Return how many modules were imported.
 
     A module that needs a package of an extra is left out where that package is not installed.
     """
@@ -78,6 +92,11 @@ def loaded() -> int:
                 raise
         else:
             imported += 1
+    from stepcast.cli.main import main
+
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        for words in USUAL_COMMANDS:
+            assert main(list(words)) == 0, words
     return imported
 
 
