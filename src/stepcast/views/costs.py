@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 
 # ---- operators ----------------------------------------------------------------------------------------
 

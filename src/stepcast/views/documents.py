@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from stepcast.units import (
     GB,
@@ -20,7 +19,7 @@ from stepcast.units import (
 from stepcast.views import view as ui
 from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 Pairs = list[tuple[str, object]]
 Parts = list[ui.Part | None]
 Contents = tuple[Pairs, *tuple[ui.Part, ...]]

@@ -1,14 +1,13 @@
 """Views of what jobs leave behind: logs of steps and collectives, databases of kernels, straggler traces."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import bottleneck_figures
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 MOST_LINES = 16
 TITLES = {
     "megatron-log": "Megatron-LM log",

@@ -1,13 +1,12 @@
 """Views of measured Megatron runs: where the time of a step went, and what a change would do to it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 MOST_LINES = 16
 MOST_ROWS = 32
 MOST_NAMED = 4

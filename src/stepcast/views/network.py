@@ -1,13 +1,13 @@
 """The view of a step's network: use of its links over time, the busiest ones, and what was slowed down."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 MOST_LINKS = 10
 # Sharing links costs so much of a step that it is worth a look.
 COSTLY = 0.01

@@ -1,8 +1,6 @@
 """The view of a planned run: how long, how much, and where the time goes."""
 
-from collections.abc import Mapping
 from math import sqrt
-from typing import Any
 
 from stepcast.units import (
     DAY,
@@ -18,7 +16,7 @@ from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import memory_words
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 NOT_CHECKED = "not checked: --step-s gives a step without a model"
 # Parts of the time of a run: their colours and names.
 PARTS = {

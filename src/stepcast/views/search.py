@@ -11,7 +11,7 @@ from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
 LARGEST_PARTS = 4
 MOST_OF_FRONT = 8

@@ -1,7 +1,6 @@
 """The view of a simulated step: how long, where the time goes, whether it fits, and what to change."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, read_interval
 from stepcast.ir.timeline import Timeline
@@ -10,7 +9,7 @@ from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs, config_notes
 from stepcast.views.measured import micro_batches_words, plain_pairs
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 MOST_LINES = 16
 MOST_STAGES = 64
 LEAST_SHOWN = 0.001  # of the step, for a column of its own

@@ -7,7 +7,7 @@ from typing import Any
 from stepcast.units import DAY, GIB, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 Rows = Sequence[Facts]
 # Colours that are told apart; more lines than these hide each other.
 KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")

@@ -1,13 +1,12 @@
 """The view of the scoreboard: predictions against measurements, set by set."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from stepcast.ir.facts import PointFacts
 from stepcast.units import format_bytes, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
 
-Facts = Mapping[str, Any]
+Facts = ui.Facts
 MOST_DOTS = 1200
 MOST_REASONS = 10
 NEAR = 0.1

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
-Row = Mapping[str, Any]
+Facts = Mapping[str, Any]
+"""The facts of an answer or of one of its rows, which are its JSON (``stepcast.results``)."""
 Show = Callable[[float], str]
 """A formatter of ``stepcast.units``."""
 
@@ -150,7 +151,7 @@ def columns(spec: str) -> dict[str, Source]:
     return {head.rstrip(",").replace("_", " "): key or head for head, _, key in pairs}
 
 
-def table_of(title: str, rows: Iterable[Row], columns: Mapping[str, Source], **options: Any) -> Table:
+def table_of(title: str, rows: Iterable[Facts], columns: Mapping[str, Source], **options: Any) -> Table:
     """Return the table of *rows* with the heads and sources of *columns*."""
     cells = [[cell_of(row, source) for source in columns.values()] for row in rows]
     return Table(title, list(columns), cells, **options)
@@ -161,7 +162,7 @@ def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object
     return Table(title, heads, [[Cell(str(cell)) for cell in row] for row in rows], **options)
 
 
-def cell_of(row: Row, source: Source) -> Cell:
+def cell_of(row: Facts, source: Source) -> Cell:
     """Return the cell of a row: its text, and the value that it is sorted by."""
     if isinstance(source, str):
         value = row[source.rstrip(",")]
