@@ -79,22 +79,22 @@ class SweepPoints:
     """Every size of every log that was not disturbed."""
 
     logs: tuple[MeasuredSweep, ...]
-    kept: tuple[BoolArray, ...]
+    used: tuple[BoolArray, ...]
 
     def __len__(self) -> int:
-        return int(sum(kept.sum() for kept in self.kept))
+        return int(sum(used.sum() for used in self.used))
 
     def log_errors(self, cluster: Cluster) -> FloatArray:
         """Return log(predicted / measured) of each."""
         parts = [
-            np.log(log.seconds_on(cluster)[kept] / log.measured_s[kept])
-            for log, kept in zip(self.logs, self.kept, strict=True)
+            np.log(log.seconds_on(cluster)[used] / log.measured_s[used])
+            for log, used in zip(self.logs, self.used, strict=True)
         ]
         return np.concatenate(parts)
 
     def folds(self) -> IntArray:
         """Return the fold of each: neighbouring sizes of a log are in different ones."""
-        return np.concatenate([np.arange(int(kept.sum())) % FOLDS for kept in self.kept])
+        return np.concatenate([np.arange(int(used.sum())) % FOLDS for used in self.used])
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,10 +376,10 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
     else:
         llama = {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048)}
         base = model_of(name, llama | {"hidden": hidden, "heads": heads, "ffn": sizes["ffn"]})
-    one = _with_sizes(replace(base, layers=1), {"hidden": hidden, "heads": heads, **sizes, "layers": 1})
+    single = _with_sizes(replace(base, layers=1), {"hidden": hidden, "heads": heads, **sizes, "layers": 1})
     published = None if _blank(columns, "params_b") else float(str(columns["params_b"])) * 1e9
     if "layers" in sizes:
-        model = one.with_layers(sizes["layers"])
+        model = single.with_layers(sizes["layers"])
         if not published:
             return model
         # Whether embedding and head are tied is rarely stated; the published parameter count decides.
@@ -387,8 +387,8 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
         return min(model, other, key=lambda choice: abs(choice.parameters - published))
     if published is None:
         raise UnknownModelError(f"model {name!r}: the row gives neither layers nor params_b")
-    layer = one.parameters_of(range(1))
-    return one.with_layers(max(round((published - one.parameters + layer) / layer), 1))
+    layer = single.parameters_of(range(1))
+    return single.with_layers(max(round((published - single.parameters + layer) / layer), 1))
 
 
 # Models of the sizes in a configuration: one of the catalogue, cut or not, or one of its own.
