@@ -138,7 +138,7 @@ def test_the_demo_names_the_file_it_could_not_write(tmp_path: Path, capsys: pyte
     with size_limit(128):
         status, _, err = run(capsys, "demo", "--examples", str(EXAMPLES), "-o", str(tmp_path))
     assert status == 2
-    assert f"{tmp_path}/megatron-rank7.perfetto.json: file too large" in err
+    assert f"{tmp_path}/prediction.html: file too large" in err
     assert not list(tmp_path.iterdir())
 
 
