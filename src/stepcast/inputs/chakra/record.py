@@ -32,7 +32,7 @@ Indices = tuple[Index, ...]
 Notes = tuple[tuple[str, str], ...]
 
 
-class OpRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkloadOpRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """An op; its work is an index into the record's table, as are all indices below."""
 
     name: str
@@ -68,7 +68,7 @@ class WorkloadTables(msgspec.Struct, frozen=True):
     """The distinct parts of a workload; a work is the name of its type and its fields."""
 
     works: tuple[tuple[str, msgspec.Raw], ...]
-    ops: tuple[OpRecord, ...]
+    ops: tuple[WorkloadOpRecord, ...]
     layers: tuple[LayerRecord, ...]
     stages: tuple[StageRecord, ...]
 
@@ -91,12 +91,12 @@ class WorkloadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 def encode_workload(workload: Workload) -> bytes:
     """Return *workload* without its warnings as compressed JSON."""
     works: dict[Work, int] = {}
-    ops: dict[OpRecord, int] = {}
+    ops: dict[WorkloadOpRecord, int] = {}
     layers: dict[LayerRecord, int] = {}
     stages: dict[StageRecord, int] = {}
 
     def number_op(op: Op) -> int:
-        record = _copy(OpRecord, Op, op, work=works.setdefault(op.work, len(works)))
+        record = _copy(WorkloadOpRecord, Op, op, work=works.setdefault(op.work, len(works)))
         return ops.setdefault(record, len(ops))
 
     def number_layer(layer: Layer) -> int:
