@@ -36,7 +36,7 @@ class Choice:
     # The field of a Strategy, a Framework or the axes of a search that it sets, the value there for a value of the
     # choice, and the text for that value.
     sets: str = ""
-    means: Callable[[Any], Any] = lambda value: value
+    means: Callable[[Any], object] = lambda value: value
     write: Callable[[Any], str] = str
 
 
@@ -57,7 +57,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             if name not in self.unchecked and getattr(self, name) != default
         )
 
-    def change(self, choices: Mapping[str, Any]) -> Self:
+    def change(self, choices: Mapping[str, object]) -> Self:
         """Return the question with other *choices*, as the question holds them."""
         other = {name: default for name, default in defaults_of(type(self)).items() if name in replaced_names(choices)}
         return msgspec.structs.replace(self, **{**other, **choices}, unchecked=self.unchecked - set(choices))
@@ -152,7 +152,7 @@ def read_choice(name: str, choice: Choice, default: object, value: object) -> An
     except ValueSpellingError as error:
         raise ValueError(f"{name}: {error}") from None
     if choice.values and not isinstance(read, tuple):
-        check_known(read, choice.values, f"{name}: ")
+        check_known(str(read), choice.values, f"{name}: ")
     return read
 
 
@@ -216,7 +216,7 @@ def option_of(name: str) -> str:
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
-def spell_choices(choices: Mapping[str, Any]) -> list[str]:
+def spell_choices(choices: Mapping[str, object]) -> list[str]:
     """Return the options of a command line that make *choices*."""
     words: list[str] = []
     for name, value in choices.items():

@@ -48,7 +48,7 @@ def _read_bandwidth(text: str) -> float:
     return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
 
 
-def _how(metavar: str, help_text: str, read: Callable[[str], Any] = str, aliases: str = "") -> Choice:
+def _how(metavar: str, help_text: str, read: Callable[[str], float | str] = str, aliases: str = "") -> Choice:
     return Choice(group=OPERATION, metavar=metavar, help=help_text, read=read, aliases=aliases)
 
 
@@ -265,7 +265,7 @@ def _count_steps(question: PlanQuestion, phase: "TrainingPhase", operation: "Ope
 
 # ---- operation --------------------------------------------------------------------------------------------
 
-Readers = Mapping[str, Callable[[str], Any]]
+Readers = Mapping[str, Callable[[str], float]]
 
 
 def _read_pairs(option: str, text: str, readers: Readers, needed: bool = False) -> dict[str, Any]:

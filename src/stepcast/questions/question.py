@@ -76,12 +76,12 @@ TRAINING = "training run"
 ABOUT_TRAINING = ("tokens", "price", "currency")
 
 
-def _read_by(option: str, meaning: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _read_by(option: str, meaning: Callable[[str], object]) -> Callable[[str], object]:
     """Return *meaning* with errors that name the *option* before the wrong word."""
 
-    def read(value: Any) -> Any:
+    def read(text: str) -> object:
         try:
-            return meaning(value)
+            return meaning(text)
         except ValueError as error:
             message = str(error)
             named = f"{option} {message}" if message.startswith(("'", "selective: ")) else message
@@ -97,7 +97,7 @@ def _read_stage_layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _exchange(name: str, kind: type) -> Callable[[str], Any]:
+def _exchange(name: str, kind: type) -> Callable[[str], object]:
     """Return what an exchange is predicted as."""
     return lambda word: kind(PREDICTED_AS[name].get(word, word))
 

@@ -76,16 +76,16 @@ def read_gpu_counts(text: str) -> tuple[int, ...]:
 def _axis(
     name: str,
     help_text: str,
-    read: Callable[[str], Any],
+    read: Callable[[str], int | str],
     values: Sequence[str] = (),
-    means: Callable[[Any], Any] = lambda value: value,
+    means: Callable[[Any], object] = lambda value: value,
 ) -> Choice:
     """Return the choice of the values that a search may try of the choice *name* of a prediction."""
 
-    def read_several(text: str) -> tuple[Any, ...]:
+    def read_several(text: str) -> tuple[int | str, ...]:
         words = tuple(dict.fromkeys(read(word) for word in text.split(",")))
         for word in words if values else ():
-            check_known(word, values)
+            check_known(str(word), values)
         return words
 
     step = CHOICES[name]
@@ -183,7 +183,7 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
 AXES = {name: choice for name, choice in choices_of(SearchQuestion).items() if choice.sets == "axis"}
 
 
-def _read_axis(option: str, entry: str) -> tuple[str, tuple[Any, ...]]:
+def _read_axis(option: str, entry: str) -> tuple[str, tuple[int | str, ...]]:
     """Read ``tp=8`` or ``tp=4,8``."""
     word, equals, values = entry.partition("=")
     name = word.replace("-", "_")

@@ -25,7 +25,7 @@ from stepcast.serve.shell import shell
 from stepcast.views.document import Page, asset, body_of, policy, render
 from stepcast.views.text import message
 
-Report = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, str]], None]
 """Called with the progress of a search, or with nothing; raises a KeyboardInterrupt to end it."""
 Pause = Callable[[], None]
 """Called between the parts of a long answer."""
@@ -216,7 +216,7 @@ class _Routes:
     async def _search(self, choices: FormChoices) -> AsyncIterator[str]:
         loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), False
 
-        def report(progress: dict[str, Any]) -> None:
+        def report(progress: dict[str, str]) -> None:
             if gone:
                 raise KeyboardInterrupt
             if progress:
