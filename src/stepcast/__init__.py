@@ -79,7 +79,6 @@ if TYPE_CHECKING:
 
 # Public name -> module and name there, loaded at first use, so that `import stepcast` alone is fast.
 PUBLIC = {
-    "AnalysisResult": ("stepcast.analyze.result", "AnalysisResult"),
     "AnalyzeChoices": ("stepcast.questions.measured", "AnalyzeChoices"),
     "Calibration": ("stepcast.cost.calibration", "Calibration"),
     "Cluster": ("stepcast.hardware", "Cluster"),
@@ -97,7 +96,6 @@ PUBLIC = {
     "PredictChoices": ("stepcast.questions.question", "PredictChoices"),
     "Prediction": ("stepcast.forecast.prediction", "Prediction"),
     "ReplayChoices": ("stepcast.questions.measured", "ReplayChoices"),
-    "ReplayResult": ("stepcast.analyze.replay", "ReplayResult"),
     "SearchChoices": ("stepcast.questions.search", "SearchChoices"),
     "SearchCounts": ("stepcast.searching.result", "SearchCounts"),
     "ReplayResult": ("stepcast.analyze.replay", "ReplayResult"),
