@@ -188,7 +188,7 @@ def steps() -> None:
             print(
                 f"GPT-3 175B, {gpus:,} GPUs, 4:1, {routing}: {own_s:.2f} s for a step of {step_s:.3f} s; "
                 f"{len(run.shared.traffic.flows):,} flows as {len(run.system.flows.amount):,}, "
-                f"{run.shared.program.tasks:,} tasks, {run.found.solved:,} times rates",
+                f"{run.shared.program.tasks:,} tasks, {run.fluid_times.solved:,} times rates",
                 flush=True,
             )
 

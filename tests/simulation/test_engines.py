@@ -52,7 +52,7 @@ def test_folded_agrees_with_the_event_simulator(plan: Plan) -> None:
 def test_programs_run_together_end_as_each_by_itself(many: list[Plan]) -> None:
     programs = [plan.program() for plan in many]
     alone = [simulate(program).makespan_s for program in programs]
-    assert makespans_together([(program, program.priced()) for program in programs]) == (alone, {})
+    assert makespans_together([(program, program.price_costs()) for program in programs]) == (alone, {})
 
 
 def test_more_calls_than_run_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_more_calls_than_run_together_at_once(monkeypatch: pytest.MonkeyPatch) -
     programs = [random_plan(random.Random(seed)).program() for seed in range(12)]
     assert sum(program.calls for program in programs) > 16
     alone = [simulate(program).makespan_s for program in programs]
-    assert makespans_together([(program, program.priced()) for program in programs]) == (alone, {})
+    assert makespans_together([(program, program.price_costs()) for program in programs]) == (alone, {})
 
 
 @settings(max_examples=100, deadline=None)

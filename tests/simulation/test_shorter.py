@@ -28,7 +28,7 @@ def told_s(sizes: ShortSchedules, lengths_s: list[float], message_s: float) -> f
     both = pair_programs(program_of(sizes.short, lengths_s, message_s), sizes)
     if both is None:
         return None
-    prices = both.short.priced()
+    prices = both.short.price_costs()
     run = [(both.short, prices), (both.longer, prices)]
     (short_s, longer_s), moves_s = makespans_together(run, {1: both.watched})
     return both.end_s(short_s, longer_s, moves_s.get(1))

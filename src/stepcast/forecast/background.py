@@ -92,16 +92,16 @@ def _repeat_job(network: Network, job: Neighbour) -> list[Repeating]:
     seats = seats_on(network.cluster, job.nodes, prediction.workload.layout.gpus)
     shared = share_step(prediction.step, prediction.pricer, network, seats)
     times, traffic = prediction.times, shared.traffic
-    found: list[tuple[Repeating, float]] = []
+    sent: list[tuple[Repeating, float]] = []
     for kind, number in enumerate(traffic.kind_set.tolist()):
         tasks = np.flatnonzero(shared.task_kind == kind)
         flows = _outside_flows(network, traffic.sets[number].times(len(tasks)))
         if len(tasks) and len(flows):
             start_s, end_s = float(times.start_s[tasks].min()), float(times.end_s[tasks].max())
-            again = Repeating(job.name, flows, end_s - start_s, prediction.step_s, job.start_s + start_s)
-            found.append((again, float(flows.bytes_on.sum())))
-    most = max((size for _, size in found), default=0.0)
-    return [again for again, size in found if size >= LEAST * most]
+            repeating = Repeating(job.name, flows, end_s - start_s, prediction.step_s, job.start_s + start_s)
+            sent.append((repeating, float(flows.bytes_on.sum())))
+    most = max((size for _, size in sent), default=0.0)
+    return [repeating for repeating, size in sent if size >= LEAST * most]
 
 
 def _outside_flows(network: Network, flows: FlowSet) -> FlowSet:

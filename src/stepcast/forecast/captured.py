@@ -43,7 +43,7 @@ class CapturedSharding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a captured program is distributed. What it computes for its batch is one micro-batch."""
+    """The distribution of a captured program. One micro-batch is what it computes for its batch."""
 
     dp: int = 1
     pp: int = 1
@@ -177,7 +177,7 @@ def stage_memory(
     """Return what each stage holds at its fullest moment."""
     memory, overhead = captured.memory, framework_of(captured).overhead
     held_by, in_flight = copy_tied_parameters(captured, begins), _count_in_flight(spread)
-    found = []
+    stages = []
     for stage, own in enumerate(stage_ranges(len(captured.parts), begins)):
         parts = held_by[own.start : own.stop]
         share = _parameter_share(captured, parts)
@@ -186,7 +186,7 @@ def stage_memory(
         else:
             moments = _list_moments(parts, _find_units(captured, own), spread, in_flight[stage], memory.update * share)
             moment = max(moments, key=lambda each: each.total)
-        found.append(
+        stages.append(
             StageMemory(
                 stage=stage,
                 parameters=memory.parameters * share / spread.ways,
@@ -200,7 +200,7 @@ def stage_memory(
                 capacity=cluster.gpu.memory_bytes,
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 class _MemoryMoment(NamedTuple):
@@ -237,9 +237,9 @@ def _list_moments(
     gathered = 2.0 * max((_sum_parameters(parts, unit) for unit in units), default=0) if spread.ways > 1 else 0.0
     before, reduced = 0.0, every  # saved by layers before; gradients of this layer and later ones
     for unit in units:
-        fresh = float(sum(parts[at].gradient_bytes for at in unit)) if spread.ways > 1 else 0.0
-        for at in unit:
-            part = parts[at]
+        fresh = float(sum(parts[index].gradient_bytes for index in unit)) if spread.ways > 1 else 0.0
+        for index in unit:
+            part = parts[index]
             held = (in_flight - 1) * saved + before
             gradients = every if accumulates else 0.0
             yield _peak(gradients, held, part.kept_bytes, part.forward_peak_bytes, gathered)
@@ -258,7 +258,7 @@ def _peak(gradients: float, held: float, kept: int, peak: int, others: float) ->
 
 
 def _sum_parameters(parts: Sequence[LayerPart], unit: range) -> int:
-    return sum(parts[at].parameter_bytes for at in unit)
+    return sum(parts[index].parameter_bytes for index in unit)
 
 
 def _complete_report(
@@ -281,7 +281,7 @@ def _complete_report(
         "micro_batch": captured.batch,
         "global_batch": captured.batch * batches,
         "precision": str(captured.precision),
-        "begins": [layers[at].name for at in begins],
+        "begins": [layers[index].name for index in begins],
         **dict(captured.facts),
         "seq": captured.tokens // captured.batch,
     }

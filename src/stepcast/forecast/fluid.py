@@ -105,7 +105,7 @@ class _FlowBuilder:
         """Return the program with its flows and those of *others*, and the owner of each set of flows."""
         program = self.program
         waits = waits_of(program)
-        seconds = program.priced(self.step.prices)
+        seconds = program.price_costs(self.step.prices)
         cost, lane = program.task_costs(), program.task_lanes()
         rank = program.rank[program.task_calls()]
         peer = _find_peers(rank, waits, self.step.schedule.stages)

@@ -1,4 +1,4 @@
-"""How a workload is run: the options, and what follows from the workload where they are unset."""
+"""The options of a run, and what follows from the workload where they are unset."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True)
 class Options:
-    """How a workload is run; None follows from the workload."""
+    """The options of a run; those that are None follow from the workload."""
 
     schedule: Schedule | str | None = None
     gpus: int | None = None

@@ -200,7 +200,7 @@ def _describe_sharing(fluid: "FluidStep") -> list[str]:
     most = sorted(slowed.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{group} up to {times:.2f} times as long" for group, times in most)
     notes = [f"engine fluid: communication shared the network: {listed or 'nothing was slowed by it'}"]
-    times = fluid.run.found
+    times = fluid.run.fluid_times
     if not times.exact:
         notes.append(
             f"engine fluid: from {format_seconds(times.near_from_s)} on, changes of rates below "
@@ -230,7 +230,7 @@ def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
 
     def run_ends(step: Step) -> tuple[float, float]:
         ends = (replace(step.prices, seconds=seconds) for seconds in (pricer.low_s, pricer.high_s))
-        low_s, high_s = makespans_s(step.program, np.stack([step.program.priced(end) for end in ends])).tolist()
+        low_s, high_s = makespans_s(step.program, np.stack([step.program.price_costs(end) for end in ends])).tolist()
         return low_s, high_s
 
     if steady:
@@ -345,15 +345,15 @@ class PreparedStep:
 class PickledStep:
     """A step that was run before its prediction was pickled; one of very many micro-batches has no tasks."""
 
-    found: tuple[Step, Run] | None
+    result: tuple[Step, Run] | None
     steady: None = None
     pair: None = None
     fluid: None = None
 
     def _get(self) -> tuple[Step, Run]:
-        if self.found is None:
+        if self.result is None:
             raise ValueError("a step of so many micro-batches is pickled without its tasks: predict it again")
-        return self.found
+        return self.result
 
     @property
     def step(self) -> Step:
@@ -540,8 +540,8 @@ class Prediction:
         return critical_path(self.step.program, self.times)
 
 
-def _unpickle(found: tuple[Step, Run] | None, fields: Mapping[str, Any], known: Mapping[str, object]) -> Prediction:
-    prediction = Prediction(PickledStep(found), **fields)
+def _unpickle(result: tuple[Step, Run] | None, fields: Mapping[str, Any], known: Mapping[str, object]) -> Prediction:
+    prediction = Prediction(PickledStep(result), **fields)
     # They are computed when first asked for, and were.
     prediction.__dict__.update(known)
     return prediction

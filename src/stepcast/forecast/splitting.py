@@ -73,9 +73,9 @@ def cut_stages(captured: Captured, seconds: Sequence[float], stages: int) -> lis
                 if known is None or (round(slowest, 12), moved) < (round(known[0], 12), known[1]):
                     following[end] = (slowest, moved, [*before[2], borders[end]])
         best = following
-    found = best[count - 1]
-    assert found is not None
-    return found[2][:-1]
+    chosen = best[count - 1]
+    assert chosen is not None
+    return chosen[2][:-1]
 
 
 def stage_ranges(total: int, begins: Sequence[int]) -> list[range]:

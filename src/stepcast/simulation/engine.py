@@ -44,7 +44,7 @@ def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
 
     ProgramError if calls wait for each other in a circle.
     """
-    prices = program.priced() if seconds is None else seconds
+    prices = program.price_costs() if seconds is None else seconds
     fold = program.fold
     maps = fold.maps(prices[program.op_costs])
     plan = program.table.plan(fold.read, fold.chain_outputs)

@@ -164,7 +164,7 @@ def list_once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issu
 
 @dataclass(frozen=True)
 class LoweringTerms:
-    """How pieces are made of ops, apart from the ops themselves."""
+    """The terms under which ops become pieces."""
 
     lanes: Lanes
     alone: frozenset[Channel] = frozenset()  # groups of one rank, which do not communicate

@@ -65,7 +65,7 @@ LOCAL: Cost = "local"
 
 
 class Passage(NamedTuple):
-    """How the message of a slot comes to its stage and leaves it: not at all (None), LOCAL, or at a cost."""
+    """The way of a slot's message to its stage and from it: none (None), LOCAL, or at a cost."""
 
     action: SlotAction
     comes: Cost

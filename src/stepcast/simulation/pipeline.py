@@ -105,7 +105,7 @@ def _name_kind(kind: PipelineCall) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PipelineTemplate(CallTable):
-    """The calls of a pipeline without their segments: ``kinds`` describes the segment that each number stands for."""
+    """The calls of a pipeline without their segments: ``kinds`` describes the segment of each number."""
 
     kinds: tuple[PipelineCall, ...] = ()
     chunks: int = 1

@@ -188,7 +188,7 @@ class CallTable:
 
     @cached_property
     def levels(self) -> IntArray:
-        """For each call the number of calls on the longest chain that leads to it.
+        """The level of each call: the number of calls on the longest chain that leads to it.
 
         ProgramError if calls wait for each other in a circle.
         """
@@ -338,7 +338,7 @@ class Program:
 
     @property
     def op_costs(self) -> IntArray:
-        """For each op of all pieces, piece by piece, the index of its cost."""
+        """The index of the cost of each op of all pieces, piece by piece."""
         return self._numbered_costs[1]
 
     @cached_property
@@ -356,13 +356,13 @@ class Program:
 
     @cached_property
     def cost_of(self) -> dict[Piece, IntArray]:
-        """For each piece the index of the cost of each op."""
+        """The indices of the costs of the ops of each piece."""
         ends = np.cumsum([len(piece.cost) for piece in self.pieces])
         return dict(zip(self.pieces, np.split(self.op_costs, ends[:-1]), strict=True)) if len(ends) else {}
 
     @cached_property
     def chain_of(self) -> IntArray:
-        """For each segment the number of its chain; segments may differ in their names alone."""
+        """The number of the chain of each segment; segments may differ in their names alone."""
         number: dict[object, int] = {}
         return np.array([number.setdefault(segment.chain, len(number)) for segment in self.segments], np.int64)
 
@@ -393,7 +393,7 @@ class Program:
         """The way from the durations of ``op_costs`` to the matrices of the chains."""
         return fold_of(len(self.lanes), self.shapes, self.chains, self.has_delays)
 
-    def priced(self, price: Callable[[Cost], float] | None = None) -> FloatArray:
+    def price_costs(self, price: Callable[[Cost], float] | None = None) -> FloatArray:
         """Return the price of each cost in whole ticks; without *price* costs are seconds."""
         if price is not None:
             return in_ticks(np.array([price(cost) for cost in self.costs], np.float64))
@@ -497,7 +497,7 @@ class Program:
 
     def task_durations_s(self, seconds: FloatArray | None = None) -> FloatArray:
         """Return the duration of every task: the array to change for jitter or slow ranks, then run unfolded."""
-        return self.per_task(self.segment_seconds(self.priced() if seconds is None else seconds))
+        return self.per_task(self.segment_seconds(self.price_costs() if seconds is None else seconds))
 
     def per_task(self, per_segment: Sequence[NDArray[Number]]) -> NDArray[Number]:
         """Return values of the ops of each segment as values of every task."""
@@ -516,7 +516,7 @@ class Program:
 
     def lane_busy_s(self, seconds: FloatArray | None = None) -> FloatArray:
         """Return ranks x lanes: the time in which each lane runs an op."""
-        seconds = self.priced() if seconds is None else seconds
+        seconds = self.price_costs() if seconds is None else seconds
         busy_s: dict[Piece, FloatArray] = {}
         for piece, cost in self.cost_of.items():
             used = piece.shape.lane != NO_LANE

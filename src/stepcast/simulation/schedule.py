@@ -19,7 +19,7 @@ class ScheduleError(ValueError):
 
 
 class SlotAction(IntEnum):
-    """What a slot does. A backward is either whole (B) or split into its two halves (I, then W)."""
+    """The action of a slot. A backward is either whole (B) or split into its two halves (I, then W)."""
 
     FORWARD = 0
     BACKWARD = 1

@@ -89,7 +89,7 @@ def _alternate(forwards: list[Slot], backwards: list[Slot], warm_up: int) -> tup
 
 
 def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """As many forwards ahead as 1F1B; stage s delays s weight gradients, so memory is that of 1F1B."""
+    """Run as many forwards ahead as 1F1B; stage s delays s weight gradients, so memory is that of 1F1B."""
     orders = (_split_backwards(micro_batches, stages - stage, stage) for stage in range(stages))
     return Schedule("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 

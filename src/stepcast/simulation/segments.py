@@ -107,7 +107,7 @@ class Shape:
 
     @cached_property
     def level(self) -> IntArray:
-        """For each op the number of ops on the longest chain that leads to it."""
+        """The level of each op: the number of ops on the longest chain that leads to it."""
         level = [-1] * self.first_op
         for nodes in self.waits:
             level.append(1 + max([level[node] for node in nodes]))
@@ -223,7 +223,7 @@ class Segment:
 
     @cached_property
     def output_places(self) -> list[tuple[int, int]]:
-        """For each output the index of its piece, repeats counted, and its port there."""
+        """The index of the piece of each output, repeats counted, and its port there."""
         places, index = [], 0
         for piece, repeat in self.chain:
             places += [(index, port) for port in range(len(piece.shape.outputs))]

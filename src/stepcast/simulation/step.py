@@ -195,7 +195,7 @@ class Step:
     @cached_property
     def seconds(self) -> FloatArray:
         """The price of each of the program's costs."""
-        seconds = self.program.priced(self.prices)
+        seconds = self.program.price_costs(self.prices)
         if self.prices.ahead and self.prices.issue_s is not None:
             # A host that issues one step after the other is ahead by what the GPU had left to do when it had issued the
             # step before. Then kernels run one after the other, or the host without a pause, whichever takes longer.
@@ -379,7 +379,7 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool) -> _OnceOps:
 
 
 class _RoundSegments:
-    """What runs once per step, in rounds that begin where stages must meet."""
+    """Makes the rounds of what runs once per step, which begin where stages must meet."""
 
     def __init__(self, factory: PieceFactory, slow_stages: Mapping[int, float]) -> None:
         self.factory, self.slow_stages = factory, slow_stages

@@ -71,7 +71,7 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
         ready=np.arange(program.ranks),
     )
     if duration_s is None:
-        duration_s = np.concatenate([np.zeros(0), *program.segment_seconds(program.priced())])
+        duration_s = np.concatenate([np.zeros(0), *program.segment_seconds(program.price_costs())])
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
     if kernel:
         finished = kernel(tables, scratch, duration_s, start_s, end_s)
@@ -222,7 +222,7 @@ def simulate_jitter(step: Step, jitter: float, runs: int, seed: int = 0) -> Step
         raise ValueError(f"jitter must be within 0 and 10 and runs at least 1, not {jitter} and {runs}")
     JITTERED.check(step.program.written_tasks * runs)
     program = step.program.written_out
-    base_s = program.task_durations_s(program.priced(step.prices))
+    base_s = program.task_durations_s(program.price_costs(step.prices))
     computing = program.task_lanes() == COMPUTE
     sigma = np.sqrt(np.log1p(jitter**2))
     noise = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stepcast.ir.flows import FlowError, FlowSet, Links, Repeating, join_flows
 from stepcast.simulation.fluid.engine import find_classes, merge_entries
-from stepcast.simulation.fluid.observed import binned
+from stepcast.simulation.fluid.observed import bin_rates
 from stepcast.simulation.fluid.run import Precision, rates, transfers
 from stepcast.simulation.program import in_ticks
 from tests.simulation.fluid.networks import flows_of, links_of, networks
@@ -165,7 +165,7 @@ def test_a_ring_of_nodes_is_one_class() -> None:
 
 def test_spans_fill_the_bins_they_touch() -> None:
     edges_s = np.linspace(0.0, 4.0, 5)
-    found = binned(np.array([0, 0, 1]), np.array([0.5, 3.0, 1.0]), np.array([3.5, 9.0, 1.5]), np.ones(3), 2, edges_s)
+    found = bin_rates(np.array([0, 0, 1]), np.array([0.5, 3.0, 1.0]), np.array([3.5, 9.0, 1.5]), np.ones(3), 2, edges_s)
     assert found.tolist() == [[0.5, 1.0, 1.0, 1.5], [0.0, 0.5, 0.0, 0.0]]
 
 

@@ -135,12 +135,12 @@ class Traffic:
 
     @cached_property
     def classes(self) -> "TrafficClasses":
-        found, flows = self.flow_classes, self.flows
-        _, first_flow = np.unique(found.flow, return_index=True)
-        _, first_link = np.unique(found.link, return_index=True)
+        groups, flows = self.flow_classes, self.flows
+        _, first_flow = np.unique(groups.flow, return_index=True)
+        _, first_link = np.unique(groups.link, return_index=True)
         amount = (busiest_bytes(flows) / flows.weight)[first_flow]
         capacity = self.links.capacity_bytes_per_s[first_link]
-        return TrafficClasses(self.set_of[first_flow], amount, capacity, merge_entries(found, flows))
+        return TrafficClasses(self.set_of[first_flow], amount, capacity, merge_entries(groups, flows))
 
     def most_wanted(self) -> FloatArray:
         """Return for each class of links the most that is asked of one link: in each place the most of one set."""
@@ -265,11 +265,11 @@ class FluidRun:
 
     shared: SharedProgram
     system: FluidSystem
-    found: FluidTimes
+    fluid_times: FluidTimes
 
     @cached_property
     def times(self) -> Times:
-        return Times(self.found.start_s, self.found.end_s)
+        return Times(self.fluid_times.start_s, self.fluid_times.end_s)
 
     @property
     def makespan_s(self) -> float:

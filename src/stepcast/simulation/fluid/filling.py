@@ -77,25 +77,25 @@ class Scratch(NamedTuple):
 
 def push(keys: Column, items: Column, size: int, key: float, item: int) -> None:
     """Add to a heap of *size*; of equal keys the lower item comes first."""
-    at = size
-    while at > 0:
-        up = (at - 1) >> 1
+    index = size
+    while index > 0:
+        up = (index - 1) >> 1
         if keys[up] < key or (keys[up] == key and items[up] <= item):
             break
-        keys[at] = keys[up]
-        items[at] = items[up]
-        at = up
-    keys[at] = key
-    items[at] = item
+        keys[index] = keys[up]
+        items[index] = items[up]
+        index = up
+    keys[index] = key
+    items[index] = item
 
 
 def drop(keys: Column, items: Column, size: int) -> None:
     """Remove the first item of a heap of *size*."""
     last = size - 1
     key, item = keys[last], items[last]
-    at = 0
+    index = 0
     while True:
-        child = 2 * at + 1
+        child = 2 * index + 1
         if child >= last:
             break
         right = child + 1
@@ -103,31 +103,31 @@ def drop(keys: Column, items: Column, size: int) -> None:
             child = right
         if key < keys[child] or (key == keys[child] and item <= items[child]):
             break
-        keys[at] = keys[child]
-        items[at] = items[child]
-        at = child
-    keys[at] = key
-    items[at] = item
+        keys[index] = keys[child]
+        items[index] = items[child]
+        index = child
+    keys[index] = key
+    items[index] = item
 
 
 def advance_link(scratch: Scratch, size: int, link: int, key: float) -> int:
     """Put *link* into the heap of links, or forward in it to a lower *key*; return the size of the heap."""
     heap, place, keys = scratch.heap, scratch.heap_place, scratch.key
-    at = place[link]
-    if at < 0:
-        at = size
+    index = place[link]
+    if index < 0:
+        index = size
         size += 1
     keys[link] = key
-    while at > 0:
-        up = (at - 1) >> 1
+    while index > 0:
+        up = (index - 1) >> 1
         other = heap[up]
         if keys[other] < key or (keys[other] == key and other <= link):
             break
-        heap[at] = other
-        place[other] = at
-        at = up
-    heap[at] = link
-    place[link] = at
+        heap[index] = other
+        place[other] = index
+        index = up
+    heap[index] = link
+    place[link] = index
     return size
 
 
@@ -139,9 +139,9 @@ def drop_link(scratch: Scratch, size: int) -> int:
     size -= 1
     link = heap[size]
     key = keys[link]
-    at = 0
+    index = 0
     while True:
-        child = 2 * at + 1
+        child = 2 * index + 1
         if child >= size:
             break
         other = heap[child]
@@ -152,12 +152,12 @@ def drop_link(scratch: Scratch, size: int) -> int:
                 other = right
         if key < keys[other] or (key == keys[other] and link <= other):
             break
-        heap[at] = other
-        place[other] = at
-        at = child
+        heap[index] = other
+        place[other] = index
+        index = child
     if size > 0:
-        heap[at] = link
-        place[link] = at
+        heap[index] = link
+        place[link] = index
     return size
 
 
@@ -418,19 +418,19 @@ def solve(net: Net, now: Live, scratch: Scratch, mark: int, touched: int, fresh:
     """
     links = now.links
     changed = size = 0
-    for at in range(fresh):
-        changed = mark_changed(now, scratch, scratch.fresh[at], mark, changed)
-    for at in range(touched):
-        link = scratch.touched[at]
+    for index in range(fresh):
+        changed = mark_changed(now, scratch, scratch.fresh[index], mark, changed)
+    for index in range(touched):
+        link = scratch.touched[index]
         row = link * PER_LINK
         links[row + SHORT] = 1 if now.wanted[link] > links[row + CAPACITY] * (1 + SAME) else 0
-    for at in range(touched):
-        link = scratch.touched[at]
+    for index in range(touched):
+        link = scratch.touched[index]
         if links[link * PER_LINK + SHORT] == 0 and links[link * PER_LINK + HELD] > 0:
             before = changed
             changed = release_all(net, now, scratch, link, mark, changed)
-            for each in range(before, changed):
-                size = queue_links(net, now, scratch, scratch.flows[each], link, NEVER, near, size)
+            for number in range(before, changed):
+                size = queue_links(net, now, scratch, scratch.flows[number], link, NEVER, near, size)
         key = link_key(now, link, near)
         if key < scratch.key[link]:
             size = advance_link(scratch, size, link, key)
@@ -439,10 +439,10 @@ def solve(net: Net, now: Live, scratch: Scratch, mark: int, touched: int, fresh:
         row = link * PER_LINK
         key = scratch.key[link]
         size = drop_link(scratch, size)
-        found = link_key(now, link, near)
-        if found > key * (1 + EXACT):  # others took less of it than expected
-            if found < NEVER:
-                size = advance_link(scratch, size, link, found)
+        new_key = link_key(now, link, near)
+        if new_key > key * (1 + EXACT):  # others took less of it than expected
+            if new_key < NEVER:
+                size = advance_link(scratch, size, link, new_key)
             continue
         if scratch.visit_mark[link] != mark:
             scratch.visit_mark[link] = mark
@@ -468,8 +468,8 @@ def solve(net: Net, now: Live, scratch: Scratch, mark: int, touched: int, fresh:
                 size = advance_link(scratch, size, link, key)
         else:
             changed, size = settle_link(net, now, scratch, link, fair, mark, near, changed, size)
-    for at in range(changed):
-        flow = scratch.flows[at]
+    for index in range(changed):
+        flow = scratch.flows[index]
         if now.flows[flow * PER_FLOW + HOLDER] == RISES:
             hold(net, now, flow, now.flows[flow * PER_FLOW + BOUND], FREE)
     return changed

@@ -101,8 +101,8 @@ def end_task(work: FluidWork, state: State, task: int) -> None:
         task = stack[height]
         counts[LEFT] -= 1
         end_s = state.end_s[task]
-        for at in range(work.next_first[task], work.next_first[task + 1]):
-            following = work.next_task[at]
+        for index in range(work.next_first[task], work.next_first[task + 1]):
+            following = work.next_task[index]
             if end_s > state.start_s[following]:
                 state.start_s[following] = end_s
             state.missing[following] -= 1
@@ -120,8 +120,8 @@ def end_task(work: FluidWork, state: State, task: int) -> None:
 def start_roots(work: FluidWork, state: State, roots: Column) -> None:
     """Start *roots*, the tasks that wait for none, and repeating traffic."""
     counts = state.counts
-    for at in range(len(roots)):
-        task = roots[at]
+    for index in range(len(roots)):
+        task = roots[index]
         if work.kind[task] < 0:
             state.end_s[task] = state.start_s[task] + work.own_s[task]
             end_task(work, state, task)
@@ -129,8 +129,8 @@ def start_roots(work: FluidWork, state: State, roots: Column) -> None:
             push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[task], task)
             counts[STARTS] += 1
             counts[COMING] += 1
-    for at in range(len(work.period_s)):
-        task = work.tasks + at
+    for index in range(len(work.period_s)):
+        task = work.tasks + index
         push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[task], task)
         counts[STARTS] += 1
 
@@ -164,11 +164,11 @@ def begin_first(net: Net, now: Live, scratch: Scratch, work: FluidWork, state: S
 
 def log_rate(now: Live, state: State, log: Log, flow: int, to_s: float) -> None:
     if len(log.flow) > 0:
-        at = state.counts[LOGGED]
-        log.flow[at] = flow
-        log.from_s[at] = state.pace[flow * PER_PACE + SINCE_S]
-        log.to_s[at] = to_s
-        log.level[at] = state.pace[flow * PER_PACE + SPEED] * now.flows[flow * PER_FLOW + BOUND]
+        index = state.counts[LOGGED]
+        log.flow[index] = flow
+        log.from_s[index] = state.pace[flow * PER_PACE + SINCE_S]
+        log.to_s[index] = to_s
+        log.level[index] = state.pace[flow * PER_PACE + SPEED] * now.flows[flow * PER_FLOW + BOUND]
         state.counts[LOGGED] += 1
 
 
@@ -219,8 +219,8 @@ def retire_flows(
 def update_ends(now: Live, scratch: Scratch, state: State, log: Log, count: int, now_s: float) -> None:
     """Update the ends of *count* flows from their new levels."""
     counts = state.counts
-    for at in range(count):
-        flow = scratch.flows[at]
+    for index in range(count):
+        flow = scratch.flows[index]
         row = flow * PER_PACE
         level, bound = now.flows[flow * PER_FLOW + LEVEL], now.flows[flow * PER_FLOW + BOUND]
         speed = 1.0

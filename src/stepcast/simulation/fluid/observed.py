@@ -43,7 +43,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
     )
     message_s = np.zeros(0) if lanes.receives else _message_waits_s(times, waits, rank_of, lane_of, step)
     by_rank = np.split(np.arange(program.tasks), program.task_start[program.rank_start[1:-1]])
-    found = []
+    stages = []
     for stage in range(step.schedule.stages):
         own = by_rank[stage]
         computing = own[lane_of[own] == COMPUTE]
@@ -73,7 +73,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
         optimizer_s = float(seconds[is_optimizer[computing] > 0].sum())
         compute_s = float(seconds.sum()) - optimizer_s
         bubble = times.makespan_s - compute_s - optimizer_s - host_s - sum(exposed.values())
-        found.append(
+        stages.append(
             StageTime(
                 stage=stage,
                 compute_s=compute_s,
@@ -84,7 +84,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
                 communication_s=total,
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _find_gaps(computing: IntArray, times: Times) -> _ComputeGaps:
@@ -100,7 +100,7 @@ def _busy_s(tasks: IntArray, times: Times, gaps: _ComputeGaps) -> FloatArray:
     at_s = np.ravel(np.column_stack([start_s, end_s]))
     busy_s = np.concatenate([[0.0], np.cumsum(end_s - start_s)])
     before = np.ravel(np.column_stack([busy_s[:-1], busy_s[1:]]))
-    until, since = (np.interp(each, at_s, before) for each in (gaps.to_s, gaps.from_s))
+    until, since = (np.interp(moment_s, at_s, before) for moment_s in (gaps.to_s, gaps.from_s))
     return np.asarray(until - since, np.float64)
 
 
@@ -121,15 +121,15 @@ def _message_waits_s(times: Times, waits: Pairs, rank_of: IntArray, lane_of: Int
     same = (place > 0) & (rank_of[computing[place - 1]] == rank_of[first])
     free_s = np.where(same, times.end_s[computing[place - 1]], 0.0)
     taken_s = np.minimum(times.end_s[sent] - free_s, times.end_s[sent] - times.start_s[sent])
-    found = np.zeros(len(lane_of))
-    np.maximum.at(found, first, np.clip(taken_s, 0.0, None))
-    return found
+    waits_s = np.zeros(len(lane_of))
+    np.maximum.at(waits_s, first, np.clip(taken_s, 0.0, None))
+    return waits_s
 
 
 # Rates that hold for a while, summed over bins of time.
 
 
-def binned(
+def bin_rates(
     row: IntArray, from_s: FloatArray, to_s: FloatArray, rate: FloatArray, rows: int, edges_s: FloatArray
 ) -> FloatArray:
     """Return rows x bins: the time integral of the *rate* of each span in the bins that it touches."""
@@ -268,13 +268,13 @@ class Observed:
     def level_s(self) -> FloatArray:
         """Classes of flows x bins: the time integral of their levels."""
         run, traffic = self.run, self.run.shared.traffic
-        classes, found = traffic.classes, run.found
-        total = binned(
-            run.system.class_of[found.flow], found.from_s, found.to_s, found.level, len(classes.amount), self.edges_s
+        classes, fluid = traffic.classes, run.fluid_times
+        total = bin_rates(
+            run.system.class_of[fluid.flow], fluid.from_s, fluid.to_s, fluid.level, len(classes.amount), self.edges_s
         )
         of_set, from_s, to_s, pace = self._unslowed
         if len(of_set):
-            per_set = binned(of_set, from_s, to_s, pace, len(traffic.sets), self.edges_s)
+            per_set = bin_rates(of_set, from_s, to_s, pace, len(traffic.sets), self.edges_s)
             total += classes.amount[:, None] * per_set[classes.set_of]
         return total
 
@@ -289,9 +289,9 @@ class Observed:
         fixed[run.system.fixed] = True
         tasks = np.flatnonzero(fixed[run.shared.task_kind])
         kind = run.shared.task_kind[tasks]
-        until_s = run.found.end_s[tasks] - run.shared.tail_s[tasks]
+        until_s = run.fluid_times.end_s[tasks] - run.shared.tail_s[tasks]
         pace = (traffic.kind_scale / traffic.kind_alone_s)[kind]
-        return traffic.kind_set[kind], run.found.start_s[tasks], until_s, pace
+        return traffic.kind_set[kind], run.fluid_times.start_s[tasks], until_s, pace
 
     @cached_property
     def bytes_in(self) -> FloatArray:
@@ -329,9 +329,9 @@ class Observed:
         return self._by_tier(self.share_in, np.maximum)
 
     def _by_tier(self, values: FloatArray, join: np.ufunc) -> FloatArray:
-        found = np.zeros((len(self.links.tiers), self.bins))
-        join.at(found, self.class_tier, values)
-        return found
+        joined = np.zeros((len(self.links.tiers), self.bins))
+        join.at(joined, self.class_tier, values)
+        return joined
 
     @cached_property
     def link_bytes(self) -> FloatArray:
@@ -372,17 +372,17 @@ class Observed:
     def _full_s(self, at: int, entries: IntArray) -> float:
         """Return how long a link of class *at* was full, from the rates of all that crosses it."""
         run, classes = self.run, self.run.shared.traffic.classes
-        found = run.found
+        fluid = run.fluid_times
         flow, _, bytes_on = classes.entries
         use = np.zeros(len(classes.amount))
         use[flow[entries]] = bytes_on[entries] / classes.amount[flow[entries]]
-        takes = use[run.system.class_of[found.flow]] * found.level
+        takes = use[run.system.class_of[fluid.flow]] * fluid.level
         of_set, from_s, to_s, pace = self._unslowed
         bytes_of_set = np.bincount(classes.set_of[flow[entries]], bytes_on[entries], len(run.shared.traffic.sets))
         takes = np.concatenate([takes, bytes_of_set[of_set] * pace])
         mine = takes > 0
-        starts = np.concatenate([found.from_s, from_s])[mine]
-        times = np.concatenate([starts, np.concatenate([found.to_s, to_s])[mine]])
+        starts = np.concatenate([fluid.from_s, from_s])[mine]
+        times = np.concatenate([starts, np.concatenate([fluid.to_s, to_s])[mine]])
         change = np.concatenate([takes[mine], -takes[mine]])
         order = np.argsort(times, kind="stable")
         taken = np.cumsum(change[order])[:-1]
@@ -394,22 +394,22 @@ class Observed:
         """The operations of the step by owner and kind, the most slowed first."""
         run, shared = self.run, self.run.shared
         number: dict[TrafficOwner, int] = {}
-        of_set = np.array([number.setdefault(each, len(number)) for each in self.who], np.int64)
+        of_set = np.array([number.setdefault(owner, len(number)) for owner in self.who], np.int64)
         tasks = np.flatnonzero(shared.task_kind >= 0)
         row = of_set[shared.traffic.kind_set[shared.task_kind[tasks]]]
         tail_s = (shared.tail_s - shared.still_s)[tasks]
-        took = run.found.end_s[tasks] - run.found.start_s[tasks] - tail_s
+        took = run.fluid_times.end_s[tasks] - run.fluid_times.start_s[tasks] - tail_s
         alone = shared.duration_s[tasks] - tail_s
         slowest = np.ones(len(number))
         np.maximum.at(slowest, row, took / np.maximum(alone, 1e-300))
         counts = np.bincount(row, minlength=len(number))
-        sums = [np.bincount(row, each, len(number)) for each in (alone, took)]
-        found = [
+        sums = [np.bincount(row, seconds, len(number)) for seconds in (alone, took)]
+        operations = [
             OperationTimes(who, int(counts[at]), float(sums[0][at]), float(sums[1][at]), float(slowest[at]))
             for who, at in number.items()
             if counts[at]
         ]
-        return tuple(sorted(found, key=lambda each: -each.slowdown))
+        return tuple(sorted(operations, key=lambda operation: -operation.slowdown))
 
     def _tier_facts(self, at: int, tier: str) -> dict[str, object]:
         mine = self.links.tier == at
@@ -431,6 +431,6 @@ class Observed:
             "step_s": self.step_s,
             "links": len(self.links),
             "tiers": [self._tier_facts(at, tier) for at, tier in enumerate(self.links.tiers)],
-            "hottest": [each.facts() for each in self.hottest(most)],
-            "operations": [each.facts() for each in self.operations],
+            "hottest": [link.facts() for link in self.hottest(most)],
+            "operations": [operation.facts() for operation in self.operations],
         }

@@ -217,7 +217,7 @@ class RepeatingTraffic:
 
 @dataclass(frozen=True)
 class Precision:
-    """How far changes of rates are followed."""
+    """The limits up to which changes of rates are followed."""
 
     near: float = 1e-3  # when *patience* is used up, changes of levels of links below this share are not followed
     patience: int = 5_000_000  # rates of flows that are solved exactly
