@@ -220,8 +220,10 @@ def test_the_architecture_page_lists_the_same_packages() -> None:
     assert {told.pop(package).strip() for package in ("cli", "library")} == {"everything"}
     assert {package: set(words.replace(",", " ").split()) for package, words in told.items()} == MAY_IMPORT
     assert set(told) | {"cli", "library", "data", "version"} == {
-        path.stem for path in PACKAGE.iterdir() if path.stem[0] != "_"
-    } - {"py"}
+        path.stem
+        for path in PACKAGE.iterdir()
+        if path.stem[0] != "_" and (path.suffix == ".py" or path.name == "data" or any(path.glob("*.py")))
+    }
 
 
 def imported_modules(path: Path, names: set[str]) -> set[str]:
@@ -251,3 +253,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
             break
         imports = {name: others - leaves for name, others in imports.items() if name not in leaves}
     assert not imports, f"import each other, or modules that do: {sorted(imports)}"
+
+
+def test_class_names_are_unique() -> None:
+    """One name means one thing, also for classes that are private to a module."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -111,7 +111,7 @@ def _ask(args: argparse.Namespace) -> int:
     workers = args.workers or _cores()
     if args.limit is None:
         check_many(spec, workers)
-    watching = _Watching()
+    watching = _SweepWatch()
     try:
         with Interruptible():
             found = sweep(
@@ -145,7 +145,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Watching:
+class _SweepWatch:
     def __init__(self) -> None:
         self.last, self.answered = 0.0, 0
 

@@ -103,7 +103,7 @@ def records_of(*paths: str) -> list[Record]:
 def compare_records(records: Iterable[Record]) -> PublishedRows:
     """Compare rows with their predictions; rows with the same prediction share it."""
     memories: list[MemoryRow] = []
-    predicted: dict[tuple[Model, Strategy, Framework, Cluster], PredictedStep] = {}
+    predicted: dict[tuple[Model, Strategy, Framework, Cluster], PublishedPrediction] = {}
     records = list(correct_records(records, load_corrections()))
 
     def compare(record: Record) -> ScoredRow:
@@ -149,18 +149,18 @@ def measure_step_s(setup: Setup) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictedStep:
+class PublishedPrediction:
     """Seconds of a step, and the ends of its 90 % interval."""
 
     step_s: float
     ends: tuple[float, float] | None
 
 
-def predict_step(setup: Setup) -> PredictedStep:
+def predict_step(setup: Setup) -> PublishedPrediction:
     """Return the predicted step of a setup, scaled to the published batch."""
     prediction = predict(setup.model, setup.cluster, setup.strategy, setup.framework)
     step_s = prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
-    return PredictedStep(step_s, prediction.band.around(step_s) if prediction.band else None)
+    return PublishedPrediction(step_s, prediction.band.around(step_s) if prediction.band else None)
 
 
 def _memory_row(setup: Setup) -> MemoryRow:
