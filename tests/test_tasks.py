@@ -107,7 +107,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         "plain eager PyTorch",
         "predict llama-3.2-1b --gpu h200 --framework torch",
         0,
-        ("issued one by one",),
+        ("plain kernels, eager",),
     ),
     ("fine-tuning", "8-bit optimizer", "predict llama-3.1-8b --gpu h100 --optimizer adamw:8bit", 0, ("memory  ",)),
     (

@@ -127,7 +127,7 @@ class MismatchedCall(msgspec.Struct, frozen=True):
 
 
 class LateRank(msgspec.Struct, frozen=True):
-    """How often a rank was the last to arrive, and how long the others waited for it."""
+    """The number of times a rank arrived last, and how long the others waited for it."""
 
     rank: int
     last: int

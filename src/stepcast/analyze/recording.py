@@ -15,7 +15,7 @@ from stepcast.ir.layout import Layout
 
 
 class TimePart(StrEnum):
-    """What a rank spends its time on."""
+    """The parts into which the time of a rank is divided."""
 
     COMPUTE = "compute"
     OPTIMIZER = "optimizer"

@@ -1,4 +1,4 @@
-"""What all analyses share: the base of their results, slow ranks, bus bandwidth and medians."""
+"""Shared parts of all analyses: the base of their results, slow ranks, bus bandwidth and medians."""
 
 from collections.abc import Iterable, Mapping
 from statistics import median

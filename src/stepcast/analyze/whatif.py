@@ -52,7 +52,7 @@ class GpuChange:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a change may need and a trace does not state: another GPU, and communication that was not measured."""
+    """Facts that a change may need and a trace does not contain: another GPU, unmeasured communication."""
 
     gpu: Callable[[str], GpuChange] | None = None
     all_reduce_s: AllReduceTime | None = None

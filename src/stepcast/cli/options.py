@@ -78,7 +78,7 @@ def add_question(
 
 
 def add_choice(parser: Any, name: str, choice: Choice, usual: object, **known: Any) -> None:
-    """Add the option of a choice whose default is *usual*; *known* are further arguments for argparse."""
+    """Add the option of a choice whose default is *usual*; *known* are more arguments for argparse."""
     known = {"help": choice.help.replace("%", "%%") or None, "default": usual, **known}
     if choice.deniable:
         known["action"] = argparse.BooleanOptionalAction

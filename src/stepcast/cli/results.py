@@ -40,14 +40,14 @@ def show_prediction(
     args: argparse.Namespace,
     asked: dict[str, Any],
     changes: "Callable[[], list[ChangeFacts]]" = list,
-    **further: Any,
+    **extra_facts: Any,
 ) -> None:
-    """Print the report, and write or draw what was asked for; *further* facts are the verb's own.
+    """Print the report, and write or draw what was asked for; *extra_facts* are the verb's own.
 
-    *changes* tells what other choices would do.
+    *changes* are predictions with one choice changed.
     """
     found = {**asked, "command": args.command, "version": __version__, **prediction.report.facts()}
-    found |= {name: value for name, value in further.items() if value is not None}
+    found |= {name: value for name, value in extra_facts.items() if value is not None}
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:

@@ -150,6 +150,6 @@ def open_closed_streams() -> None:
 
 
 def discard_output() -> None:
-    """Discard further output, so that the interpreter does not complain about it at its end."""
+    """Discard all output from now on, so that the interpreter does not complain about it at its end."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -83,7 +83,7 @@ def _trial_s(spec: Spec) -> float:
 
 
 def digest(name: str, value: Any) -> str:
-    """Return what a word stands for: models, clusters, frameworks and files by their contents."""
+    """Return the digest that identifies a word: models, clusters, frameworks and files by their contents."""
     loaders: dict[str, Callable[[str], object]] = {
         "model": load_model,
         "cluster": load_cluster,

@@ -120,7 +120,7 @@ class StageMaker:
         return self._block_units[key]
 
     def _next_token_unit(self) -> Unit:
-        """Return one further token; the head's unit holds the module's weights, which all of them share."""
+        """Return one MTP layer; the head's unit holds the module's weights, which all of them share."""
         blocks = tuple(
             layer
             for block in self.model.next_token_blocks

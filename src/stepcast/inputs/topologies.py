@@ -1,4 +1,4 @@
-"""How nodes and their network are wired, as NCCL, nvidia-smi and Slurm describe it."""
+"""The wiring of nodes and networks as described by NCCL, nvidia-smi and Slurm."""
 
 import re
 from collections import Counter

@@ -325,7 +325,7 @@ def _multiple(number: int, step: int) -> int:
 
 def _further(model: Model, strategy: Strategy) -> str:
     if strategy.further_tokens and not model.next_token_layers:
-        return f"{model.name} has no module that predicts further tokens: leave them out"
+        return f"{model.name} has no multi-token prediction (MTP) module: leave --mtp-layers out"
     return ""
 
 

@@ -30,7 +30,7 @@ class Model(Architecture):
 
     @property
     def parameters(self) -> int:
-        """All weights, tied ones once, prediction modules for further tokens left out."""
+        """All weights, tied ones once, without multi-token prediction modules."""
         return self.parameters_of(range(self.layers), embedding=True, head=True)
 
     @property

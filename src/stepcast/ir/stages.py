@@ -46,7 +46,7 @@ def spread_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int
 
     So do Llama 3 (2024, section 3.3.2), torchtitan and Megatron-Core
     (account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split), where the loss, then the
-    embedding too, may have a piece to itself. Each further token that is predicted has a block and a head
+    embedding too, may have a piece to itself. Each MTP layer has a block and a head
     in the last piece.
     """
     if count == 1:

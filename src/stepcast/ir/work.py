@@ -86,7 +86,7 @@ class Attention:
 
 
 class ElementwiseKind(StrEnum):
-    """Kernels that are bound by memory, told apart because their efficiency differs."""
+    """Kernels that are bound by memory, distinguished because their efficiency differs."""
 
     ADD = "add"
     MUL = "mul"

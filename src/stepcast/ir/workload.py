@@ -68,9 +68,9 @@ class Role(StrEnum):
     SHARED_DOWN = "shared experts down"
     EXPERTS_SUM = "experts sum"
     EXPERTS_POST_NORM = "experts post norm"
-    FURTHER_EMBEDDING_NORM = "further embedding norm"
-    FURTHER_NORM = "further norm"
-    FURTHER_PROJECTION = "further projection"
+    FURTHER_EMBEDDING_NORM = "mtp embedding norm"
+    FURTHER_NORM = "mtp norm"
+    FURTHER_PROJECTION = "mtp projection"
     FINAL_NORM = "final norm"
     HEAD_PROJECTION = "head projection"
     HEAD = "head"
@@ -102,7 +102,7 @@ class Phase(StrEnum):
 class Op:
     """One thing to do. A non-blocking op overlaps the ops that follow it.
 
-    *name* tells it apart within its layer; the layer's only computation needs none. *after* names
+    *name* identifies it within its layer; the layer's only computation needs none. *after* names
     non-blocking ops, of this layer or one that ran before, that must have finished first: for each name
     the latest op so called. An *early* op was issued when the step began: it waits for nothing but those of
     its group before it. *kernels* is how many an eager host issues for it; *host_reads* says that such a host
@@ -386,7 +386,7 @@ UNSTATED = Manner()
 class Workload:
     """One training step. One Stage means that every stage runs the same; else one per stage and chunk.
 
-    With chunks (vpp > 1) the order is model order: stage i's chunk c stands at c * pp + i.
+    With chunks (vpp > 1) the order is model order: chunk c of stage i is at index c * pp + i.
     """
 
     stages: tuple[Stage, ...]

@@ -24,7 +24,7 @@ MEMORY_EFFICIENCY = 0.85  # share of the peak bandwidth that element-wise kernel
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the cost of a step needs of a cluster."""
+    """The facts of a cluster that determine the cost of a step."""
 
     name: str
     matrix_flops: float  # fp32

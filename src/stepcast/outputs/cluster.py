@@ -27,7 +27,7 @@ def write(wiring: Wiring) -> bytes:
     # NICs are left out where nobody states how fast they are.
     has_unknown_nics = known.node.nic is None and wiring.nic_bytes_per_s is None
     tables: dict[str, dict[str, object]] = {
-        "": {"base": base, "description": f"as {wiring.told_by} tells it", "nodes": wiring.nodes},
+        "": {"base": base, "description": f"as described by {wiring.told_by}", "nodes": wiring.nodes},
         "node": {"gpus": wiring.gpus, "nics": None if has_unknown_nics else wiring.nics},
         "node.nic": {"bandwidth": _rate(wiring.nic_bytes_per_s)},
         "node.fabric": {},

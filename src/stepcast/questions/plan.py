@@ -329,7 +329,7 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
         stragglers = Stragglers(*(slow[name] for name in readers))
     can_fail = failures.per_s(1, 1, 1) > 0
     if question.spares is None and can_fail:
-        assumptions.append("another node stands in at once for one that breaks (--spares)")
+        assumptions.append("a spare node replaces a broken one at once (--spares)")
     if question.shrink and question.spares is None:
         raise ValueError("--shrink has no effect: a spare node is always available; use --spares 0 or more")
     return Operation(

@@ -1,4 +1,4 @@
-"""What a search minimises, what it finds, and why the best candidate is the best."""
+"""The objectives of a search, its result, and the reasons why rank 1 wins."""
 
 import math
 import time
@@ -51,7 +51,7 @@ class SimulatedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchCounts:
-    """What became of the candidates."""
+    """The number of candidates by outcome."""
 
     considered: int
     illegal: int
@@ -128,7 +128,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrediction:
-    """What an objective knows of a simulated candidate."""
+    """The facts of a simulated candidate that an objective uses."""
 
     prediction: Prediction
     memory_bytes: float

@@ -97,7 +97,7 @@ def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Twice as far ahead, which leaves no bubble when F = I = W; a stage holds up to 2 * stages - 1.
 
-    That takes 2 * stages - 1 micro-batches. With fewer, running further ahead only delays the backwards: the surplus
+    That takes 2 * stages - 1 micro-batches. With fewer, more forward passes ahead only delay the backwards: the surplus
     over ZB-H1 is then what the micro-batches beyond one per stage allow.
     """
     spare = max(0, micro_batches - stages)

@@ -1,4 +1,4 @@
-"""Steps of many micro-batches, computed from a short pipeline and what each further period of it adds.
+"""Steps of many micro-batches, computed from a short pipeline and what each additional period of it adds.
 
 In (max, +) a pipeline that repeats itself settles: from some period on, every time in it is that of the period before
 plus the same number. Once two periods in a row differ by one number alone, all later ones do, because what does not
@@ -158,7 +158,7 @@ def find_steady_step(
 
 
 def added_s(short: Run, longer: Run, micro_batches: int, period: int) -> float | None:
-    """Return what each further *period* adds to a step of so many *micro_batches*; None if it has not settled.
+    """Return what each additional *period* adds to a step of so many *micro_batches*; None if it has not settled.
 
     *longer* is the run of one period more.
     """

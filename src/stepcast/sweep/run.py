@@ -13,7 +13,7 @@ from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store
 
 Digest = Callable[[str, Any], str]
-"""Return what a word stands for: the digest of the model, cluster or file that it names, else the word."""
+"""Return the identity of a word: the digest of the model, cluster or file that it names, else the word."""
 
 KEY_BYTES = 16
 
@@ -52,7 +52,7 @@ def sweep(
         spec: the points.
         folder: the folder of the store.
         answer: the function that answers points.
-        digest: the function that returns what a word stands for.
+        digest: the function that returns the identity of a word.
         program: the version of everything else that an answer depends on.
         engine: the name of an engine.
         workers: the number of workers.

@@ -314,7 +314,7 @@ def _loaded(name: str, overrides: tuple[str, ...]) -> Cluster:
 def row_route(row: TableRow, own_entry: bool = True) -> Route:
     """Return the row's ranks on its cluster, started as its source started them.
 
-    Where a run stays in a node and nothing is said of its processes, one drives all GPUs: a run of several
+    If a run stays in a node and its processes are not stated, one process drives all GPUs: a run of several
     needs a launcher, which its source would show.
     """
     cluster = match_hardware(row, own_entry).cluster

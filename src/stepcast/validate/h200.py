@@ -2,7 +2,7 @@
 
 All were measured in plain PyTorch or with torch.compile, weights, gradients and the moments of a fused AdamW
 in one format, without clipping, on one batch of random tokens that are its targets too. Where such a model's
-head is its embedding, drawn with unit variance as PyTorch does, it tells each token from the first step on:
+head is its embedding, initialised with unit variance as in PyTorch, it predicts each token from the first step on:
 the loss and all gradients are zero (tools/measure_updates.py: 8.4 ps for each weight updated, as in these
 rows, where gradients that are not zero take 5.2 to 5.5).
 """

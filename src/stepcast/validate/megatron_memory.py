@@ -339,7 +339,7 @@ def _command(test: MemoryCase) -> str:
         model = _said_model(test.model)
         said = predict_words(test.profile, test.model, gpu, test.strategy, test.framework)
     except NoOptionError as error:
-        return f"cannot be said: {error}"
+        return f"cannot be expressed: {error}"
     words = ["stepcast", "predict", "--model", model, "--cluster", CLUSTERS[gpu], *said, "--explain-memory"]
     return shlex.join(words)
 

@@ -1,4 +1,4 @@
-"""What a row of NeuSight's fp32 operator set ran, and the time the model gives it.
+"""Rows of NeuSight's fp32 operator set and their predicted times.
 
 Their linear and bmm multiply (m, n) by (n, k): the grids of the recorded kernels cover m by k. A time they
 report holds the kernel and what their measuring adds, and never falls below a least time of the host.
@@ -89,7 +89,7 @@ FP32 = DType.FP32
 
 @dataclass(frozen=True, slots=True)
 class NeusightShape:
-    """What the configuration says; *inner* is the width of all heads together."""
+    """The sizes in a configuration; *inner* is the width of all heads together."""
 
     layers: int
     hidden: int

@@ -261,7 +261,7 @@ def split_phases_s(prediction: Prediction) -> dict[str, float]:
 def unseen_share(model: Model, tokens: int) -> float:
     """Return the share of weights that a benchmark of a few steps never gives a gradient.
 
-    They are the rows of an embedding whose tokens are not among *tokens* drawn evenly, the same in every step; a
+    They are the rows of an embedding whose tokens are not among *tokens* sampled uniformly, the same in every step; a
     tied embedding has gradients as the head.
     """
     if model.tied:

@@ -34,7 +34,7 @@ def measure_megatron_traces(folder: str) -> Measurements:
     """Compare every run folder under *folder*, or *folder* itself where it holds one run.
 
     Rows are replays from durations alone, which can be wrong. The figures are of two others: the recording as
-    ``stepcast replay`` runs it, which repeats what the clocks said, so that its error shows no more than
+    ``stepcast replay`` runs it, which repeats what the clocks recorded, so that its error shows no more than
     contradictions between ranks; and runs laid out anew from what a micro-batch takes on each stage and a
     typical message, as a change of the schedule lays them out.
     """

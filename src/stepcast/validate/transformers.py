@@ -62,7 +62,7 @@ WORDS = {
 COMMAND = "command"
 NOTES = (
     "steps of transformers 5.17 in PyTorch 2.11 on one H200, after seconds of the same",
-    "settings are told apart below; phases are those of the GPU's own clock",
+    "settings are listed separately below; phases are those of the GPU's own clock",
 )
 
 
@@ -82,7 +82,7 @@ def config_words(record: Record, folder: Path) -> str:
 
 
 class Setting:
-    """What a row ran, and the options of ``predict`` that say the same."""
+    """The setting of a row, and the options of ``predict`` that mean the same."""
 
     def __init__(self, record: Record, folder: Path) -> None:
         words = setting_words(record)

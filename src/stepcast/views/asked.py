@@ -1,4 +1,4 @@
-"""What was asked, at the head of an answer: whoever finds the result knows what it is of."""
+"""The question at the head of an answer, so that a saved result explains itself."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from stepcast.units import format_short_count
 Facts = Mapping[str, Any]
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
 ISSUED = {
-    "graphs": "as captured graphs",
-    "partial-graphs": "as partial graphs",
-    "eager": "issued one by one",
-    "blocking": "issued one by one, each waited for",
+    "graphs": "CUDA graphs",
+    "partial-graphs": "partial CUDA graphs",
+    "eager": "eager",
+    "blocking": "eager, waiting for each kernel",
 }
 
 
@@ -28,7 +28,7 @@ def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
     if facts.get("cluster"):
         pairs.append(("cluster", _cluster(facts, strategy)))
     if facts.get("framework"):
-        how = f": {facts['kernels']} kernels {ISSUED[facts['execution']]}" if facts.get("execution") else ""
+        how = f": {facts['kernels']} kernels, {ISSUED[facts['execution']]}" if facts.get("execution") else ""
         pairs.append(("framework", f"{facts['framework']}{how}"))
     if strategy:
         pairs.append(("layout", _layout(strategy)))

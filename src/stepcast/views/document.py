@@ -32,7 +32,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Where a page comes from."""
+    """The origin of a page: its command and version."""
 
     verb: str
     command: str = ""

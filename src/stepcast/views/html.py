@@ -243,7 +243,7 @@ def _exposure(part: ui.ExposureBars) -> Markup | None:
 
 
 def _heat_map(part: ui.HeatMap) -> Markup | None:
-    """Return cells from left to right over the span, neighbours of one shade drawn as one."""
+    """Return cells from left to right over the span, with neighbours of one shade merged."""
     if not part.rows or part.span_s <= 0:
         return None
     rows = [_heat_row(name, shares, part.span_s) for name, shares in part.rows]

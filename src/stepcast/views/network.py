@@ -88,7 +88,7 @@ def _figures(facts: Facts, costs: str, used: bool) -> list[ui.Figure]:
         at_capacity = link["full_s"] / step_s if step_s else 0.0
         use = f"mean use {format_percent(link['share'])}, at capacity "
         use += f"{format_percent(at_capacity) if at_capacity else '0 %'} of the step"
-        alike = f" ({link['alike']:,} alike)" if link["alike"] > 1 else ""
+        alike = f" ({link['alike']:,} equal links)" if link["alike"] > 1 else ""
         mood = ui.Mood.BAD if _sharing_cost(facts) >= COSTLY else ui.Mood.NEUTRAL
         name = link["link"]
         figures.append(ui.Figure("busiest link", name, use, line=f"{name}{alike}: {use}", mood=mood))
@@ -110,7 +110,7 @@ def _tiers(tiers: Sequence[Facts]) -> ui.Table:
 
 def _link_name(link: Facts) -> str:
     others = link["alike"] - 1
-    return f"{link['link']}, and {others:,} alike" if others else str(link["link"])
+    return f"{link['link']}, and {others:,} equal ones" if others else str(link["link"])
 
 
 def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
@@ -129,7 +129,7 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
         share, tip = format_percent(link["share"]), f"{link['link']}: {', '.join(tips)}"
         bars.append(ui.Bar(_link_name(link), amounts, share, at_capacity, tip))
     columns: dict[str, ui.Source] = {
-        **ui.columns("busiest_links=link alike=alike, mean_use=share"),
+        **ui.columns("busiest_links=link links=alike, mean_use=share"),
         "at capacity": lambda link: format_percent(link["full_s"] / step_s) if step_s else "-",
         "used by": lambda link: _users_words(link["users"]),
     }

@@ -262,7 +262,7 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
     near = [row for row in front if row["step_s"] <= high_s]
     lead = "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
     if left := len(simulated) - len(shown):
-        lead += f" {left:,} slower ones are not drawn."
+        lead += f" {left:,} slower ones are not shown."
     return ui.Scatter(
         PARETO,
         x,

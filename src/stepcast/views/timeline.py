@@ -230,7 +230,7 @@ def timeline_section(
     usual = "as it was measured" if timeline.measured else "as simulated, one rank for all that do the same"
     lead = f"{data['of']:,} spans, {what or usual}."
     if data["count"] < data["of"]:
-        lead += f" More than {MOST_SLICES:,}: runs of the shortest are drawn as one; --trace writes them all."
+        lead += f" More than {MOST_SLICES:,}: runs of the shortest are merged; --trace writes them all."
     links_shown = [tag("a", words, href=name) for words, name in links]
     tools = tag(
         "div",

@@ -23,7 +23,7 @@ def validate_view(
 ) -> ui.View:
     """Return the view of the facts of each set.
 
-    *points* are its rows, or as many as can be told apart; *absent* are lines about sets that are not at hand.
+    *points* are its rows, or as many as can be distinguished; *absent* are lines about sets that are not at hand.
     """
     sets = facts["sets"]
     compared = {name: board for name, board in sets.items() if board["rows"]}
@@ -126,6 +126,6 @@ def _chart(points: Sequence[PointFacts], board: Facts, unit: str) -> ui.Scatter:
         legend=(("compute", "within 10 %"), ("tp", "more than 10 % off")),
         log=True,
         square=True,
-        note=f"{left_out:,} rows are not drawn, evenly picked; the worst are." if left_out > 0 else "",
+        note=f"{left_out:,} evenly picked rows are not shown; the worst are." if left_out > 0 else "",
         shown=ui.Shown.PAGE,
     )

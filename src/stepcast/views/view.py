@@ -35,7 +35,7 @@ def format_by_name(name: str, value: Any) -> str:
 
 
 class Shown(Enum):
-    """Where a figure or a part appears."""
+    """The places in which a figure or a part appears."""
 
     ALWAYS = auto()
     DETAIL = auto()  # on the page, and in text with --verbose
@@ -323,7 +323,7 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scatter(Part):
-    """Lines and dots, drawn in this order, within two axes."""
+    """Lines and dots, in this order, within two axes."""
 
     x: Axis
     y: Axis
@@ -369,7 +369,7 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Remarks(Part):
-    """Sentences with their evidence; *none* is said where there are none."""
+    """Sentences with their evidence; *none* is shown if there are none."""
 
     remarks: Sequence[Remark]
     none: str = ""

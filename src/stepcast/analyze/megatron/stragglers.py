@@ -199,7 +199,7 @@ def _sum_operations(works: Sequence[_RoleWork]) -> dict[str, ComparedWork]:
 
 @dataclass(slots=True)
 class _RoleTime:
-    """How often and how long a rank computed in one role, and for how many tokens."""
+    """The number and duration of a rank's computations in one role, and their tokens."""
 
     count: int = 0
     total_s: float = 0.0

@@ -283,7 +283,7 @@ def _find_running(nodes: Nodes, warnings: list[str]) -> BoolArray:
 
 @dataclass(slots=True)
 class _NodeWaits:
-    """Which communication the next op waits for (blocking), and which nodes wait for others by name."""
+    """The communication that the next op waits for (blocking), and the nodes that wait for others by name."""
 
     blocking: bytearray
     after: dict[int, tuple[int, ...]]

@@ -51,7 +51,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class NotModelled:
-    """What is predicted instead of a key that is switched on, or (*off*) of one that is switched off.
+    """A key that is not modelled, with what is predicted if it is switched on, or (*off*) switched off.
 
     A key with a value in *unless* is predicted as it is.
     """

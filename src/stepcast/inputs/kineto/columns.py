@@ -127,7 +127,7 @@ DECODER = msgspec.json.Decoder(CommArgs)
 
 @dataclass(frozen=True)
 class Communicators:
-    """Whose trace it is and the process groups it names."""
+    """The rank of a trace and the process groups it names."""
 
     rank: int
     world_size: int = 0

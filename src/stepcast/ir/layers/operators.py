@@ -326,7 +326,7 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
 
 
 def eager_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) -> Ops:
-    """Return an RMS norm as transformers runs it, a kernel for each operation of
+    """Return an RMS norm as transformers runs it, with a kernel for each operation of this code:
 
         x = x.to(float32); x = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps); return weight * x.to(input_dtype)
 

@@ -247,7 +247,7 @@ MLPERF_NOTES = (
 def measure_mlperf(*folders: str) -> Measurements:
     """Compare the runs in ``training_runs.csv`` of *folders*, or in these files.
 
-    Layouts that were worked out from a log alone are told apart; GPUs that the catalogue lacks are left out.
+    Layouts that were worked out from a log alone are listed separately; GPUs that the catalogue lacks are left out.
     """
     records = records_of(*folders)
     known = [record for record in records if (record.get("gpu_in_catalogue") or "1") != "0"]

@@ -391,7 +391,7 @@ class Setup:
             word, model = self._said_model()
             said = predict_words(self.profile, model, self.cluster.gpu.name, self.strategy, self.framework)
         except NoOptionError as error:
-            return f"cannot be said: {error}"
+            return f"cannot be expressed: {error}"
         words = ["stepcast", "predict", "--model", word, *machine, *said]
         scaled = self.strategy.global_batch != self.run.global_batch
         note = f"  # times {self.run.global_batch}/{self.strategy.global_batch}" if scaled else ""

@@ -1,0 +1,107 @@
+"""The language of help, reports, pages, documentation and docstrings: plain English in the field's own terms."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "stepcast"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+RETIRED_WORDS = re.compile(
+    r"\b(told|tells|said|beside|lies|stands|habits?|meanwhile|alike|drawn|further|forwarding)\b", re.IGNORECASE
+)
+RETIRED_PHRASES = (
+    "what layers keep", "states whole", "likely within", "nine times in ten", "eight of ten", "an average stage spends",
+    "cannot be better", "work done again", "waits for its host", "wait for their host", "grown over steps",
+    "issued one by one", "in all (", "GPUs in all", "nodes in all", "change the cluster, as", "of a GPU-hour",
+    "stay out of fp8", "by the norm of all", "what to make least", "one file, without a network", "within that band",
+    "less memory, more time", "to see one of them", "one each ", "as uncertain as", "nothing said otherwise",
+    "as usual", "chunks of a stage", "answered at once", "who has it may ask", "the first is first", "none beats it",
+    "under the slope", "a head sorts", "is no configuration that", "change nothing here", "the house on one page",
+    "ten minutes lead", "none of their times", "where? give", "fill what is left out",
+)  # fmt: skip
+OPENERS = re.compile(r"(What|Of|Whose|Which|Where|How|That|As|Than)\b(?!-)")
+
+
+CODE = re.compile(r"`[^`]*`")
+
+
+def retired(text: str) -> set[str]:
+    """Return the retired words and phrases in *text*."""
+    lowered = " ".join(text.split()).lower()
+    found = {match[0].lower() for match in RETIRED_WORDS.finditer(lowered)}
+    return found | {phrase for phrase in RETIRED_PHRASES if phrase.lower() in lowered}
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the strings of a module that people may read: all with a space, docstrings apart."""
+    tree = ast.parse(path.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and _opens(node)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
+        if is_text and id(node) not in docstrings and not node.value.startswith(FORMER_SPELLINGS):
+            yield node.lineno, node.value
+
+
+def _opens(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    first = node.body[0] if node.body else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and docstring of every function and class of a module, and of the module itself."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and _opens(node):
+            yield getattr(node, "name", path.stem), ast.get_docstring(node) or ""
+
+
+def ends_sentence(text: str) -> bool:
+    """Return True if the first paragraph ends like a sentence, or is a command."""
+    first = text.split("\n\n")[0].strip()
+    return first[-1] in ".:?!" or first.startswith("``")
+
+
+# Former spellings are accepted and not shown in help; JSON keys keep their names.
+FORMER_SPELLINGS = ("deep-ep forwarding flex", "further-tokens mtp-num-layers", "busiest_links=link links=alike")
+
+
+PACKAGES = sorted(path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.rglob("*.py")))
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((SOURCE / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_strings_avoid_retired_words(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(words))}: {text[:80]!r}"
+        for path in modules(package)
+        for line, text in prose(path)
+        if (words := retired(text))
+    ]
+    assert not wrong, f"{len(wrong)} strings\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_are_sentences(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} {name}: {text.splitlines()[0]}"
+        for path in modules(package)
+        for name, text in docstrings(path)
+        if text and (OPENERS.match(text) or not ends_sentence(text) or RETIRED_WORDS.search(text))
+    ]
+    assert not wrong, f"{len(wrong)} docstrings\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_avoid_retired_words(path: Path) -> None:
+    wrong = [f"{number}: {', '.join(sorted(words))}: {line[:90]}"
+             for number, line in enumerate(path.read_text().splitlines(), 1) if (words := retired(CODE.sub("", line)))]  # fmt: skip
+    assert not wrong, f"{len(wrong)} lines\n" + "\n".join(wrong)
