@@ -163,8 +163,16 @@ def _figures(facts: Facts) -> list[ui.Figure]:
     figures += [
         ui.text_line("step", format_seconds(facts["step_s"])),
         ui.text_line(read_interval(facts).words, f"{interval} ({interval_source(band)})"),
+    ]
+    if memory is not None:
+        figures.append(ui.text_line("memory", memory_words(memory)))
+        figures += [ui.text_line(name, words) for name, words in remedy_pairs(facts)]
+    largest = max(step_shares(facts), key=lambda share: share.amount)
+    share = format_percent(largest.amount / step_s)
+    figures += [
+        ui.text_line("bottleneck", f"{largest.name} ({share} of the step)"),
         ui.text_line("GPUs", f"{facts['gpus']:,}"),
-        ui.text_line("schedule", f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"),
+        ui.text_line("schedule", _schedule_words(facts)),
     ]
     if facts["tokens_per_s"] is not None:
         flops, mfu = f"{facts['tflops_per_gpu']:,.1f} TFLOP/s per GPU", format_percent(facts["mfu"])
@@ -177,11 +185,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
         ]
     if memory is not None:
         allocated, reserved = format_bytes(memory["allocated"]), format_bytes(memory["reserved"])
-        figures += [
-            ui.text_line("memory", memory_words(memory)),
-            ui.text_line("allocator", f"{allocated} allocated, {reserved} reserved"),
-        ]
-        figures += [ui.text_line(name, words) for name, words in remedy_pairs(facts)]
+        figures.append(ui.text_line("allocator", f"{allocated} allocated, {reserved} reserved"))
         if host := memory.get("host"):
             node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
             figures.append(ui.text_line("host memory", f"{node} of {capacity} per node"))
@@ -191,6 +195,14 @@ def _figures(facts: Facts) -> list[ui.Figure]:
         tokens = f"{format_short_count(training['tokens'])} tokens"
         figures.append(ui.Figure(tokens, f"{training['days']:,.1f} days", hours))
     return figures
+
+
+def _schedule_words(facts: Facts) -> str:
+    """Return the pipeline schedule and its micro-batches, or the gradient accumulation steps without a pipeline."""
+    count = facts["micro_batches"]
+    if len(facts["stages"]) == 1:
+        return f"no pipeline, {count:,} gradient accumulation step{'' if count == 1 else 's'}"
+    return f"{facts['schedule']}, {micro_batches_words(count)}"
 
 
 def _jitter(jitter: Facts | None) -> ui.Remarks | None:
