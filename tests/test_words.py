@@ -37,27 +37,26 @@ def retired(text: str) -> set[str]:
     return found | {phrase for phrase in RETIRED_PHRASES if phrase.lower() in lowered}
 
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and text of the strings of a module that people may read: all with a space, docstrings apart."""
     tree = ast.parse(path.read_text())
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and _opens(node)}
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED))
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
-        if is_text and id(node) not in docstrings and not node.value.startswith(FORMER_SPELLINGS):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)) or id(node) in docstrings:
+            continue
+        if " " in node.value.strip() and not node.value.startswith(FORMER_SPELLINGS):
             yield node.lineno, node.value
-
-
-def _opens(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    first = node.body[0] if node.body else None
-    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:
     """Yield name and docstring of every function and class of a module, and of the module itself."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and _opens(node):
+        if isinstance(node, DOCUMENTED):
             yield getattr(node, "name", path.stem), ast.get_docstring(node) or ""
 
 

@@ -85,7 +85,7 @@ def test_what_predict_writes_takes_as_long_when_read_back(
     assert run(capsys, "convert", out, again, "--to", "chakra")[0] == 0
     assert read(again) == read(out)
     status, _, err = run(capsys, "convert", out, out, "--to", "chakra")
-    assert (status, "is a file to read" in err) == (2, True)
+    assert (status, "is a file that is read" in err) == (2, True)
 
 
 def test_the_files_are_as_astra_sim_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,7 +214,7 @@ def test_what_is_read_is_not_written_over_by_any_name(
     ("command", "told"),
     [
         ("convert - w.txt --to json < w.txt", "w.txt: is the file to read"),
-        ("show w.txt >> w.txt", "goes into a file to read"),
+        ("show w.txt >> w.txt", "goes to a file that is read"),
         ("convert w.txt out --to json > out", "out: is the file into which this prints"),
     ],
 )
