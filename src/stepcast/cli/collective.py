@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"""
         kind KIND             {", ".join(kinds)}
         --size SIZE           size of the whole buffer, e.g. 1GiB; with --sweep the largest
-        --ranks N             number of participating GPUs
+        --gpus, --ranks N     number of participating GPUs
         --cluster C           cluster: a name from 'stepcast list clusters', or a TOML file
         --set
         --place
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """,
         kind={"choices": kinds, "type": _kind},
         size=_size,
-        ranks={"required": True},
+        ranks={"required": True, "dest": "ranks"},
         cluster={"required": True},
         algorithm=ALGORITHMS,
         imbalance=1.0,

@@ -40,7 +40,7 @@ from stepcast.questions.numbers import (
 )
 from stepcast.questions.question import CHOICES, DEFAULT_FRAMEWORK, PRECISIONS, SCHEDULES, PredictQuestion
 from stepcast.questions.rules import CURRENCY, PRICE, check_rules
-from stepcast.questions.settle import name_cluster
+from stepcast.questions.settle import name_cluster, suggest_larger
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     settled = SettledSearch(question, *values, *limits, tuple(assumptions))
     most, wanted = settled.joined_cluster.gpus, max(gpus)
     if most is not None and wanted > most:
-        raise ValueError(f"--gpus {wanted:,}: cluster {cluster.name} has {most:,} GPUs")
+        raise ValueError(f"--gpus {wanted:,}: cluster {cluster.name} has {most:,} GPUs{suggest_larger(cluster)}")
     if settled.is_mixed and gpus != (most,):
         raise ValueError(
             f"--gpus {wanted:,}: cluster {cluster.name} has two kinds of GPUs; use all {most:,}, or at most the "

@@ -234,11 +234,12 @@ def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[s
             f"number of GPUs of {cluster.name} missing: use --gpus 64, --nodes 8, or --dp with --tp, --cp and --pp"
         )
     if cluster.gpus is not None and gpus > cluster.gpus:
-        raise ValueError(f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{_larger(cluster)}")
+        raise ValueError(f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{suggest_larger(cluster)}")
     return gpus
 
 
-def _larger(cluster: Cluster) -> str:
+def suggest_larger(cluster: Cluster) -> str:
+    """Return the end of a message about too many GPUs: clusters with the same GPU and any number of nodes."""
     from stepcast.hardware.catalog import clusters_of
 
     others = [name for name in clusters_of(cluster.gpu.name) if name not in (cluster.name, "pcie-node")]
