@@ -1,4 +1,4 @@
-"""Sixty tasks in six roles: the command that a person would type first, and what it must answer.
+"""Seventy tasks in seven roles: the command that a person would type first, and what it must answer.
 
 A task passes where the first command already answers: its words are understood, and what it prints holds what
 was asked for. Where no answer exists, the one line that comes instead must say how to get one.
@@ -251,13 +251,66 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     ),
     ("research", "keep a run", f"{P8} --gpus 16 --tp 2 --save run.toml", 0, ("step  ",)),
     ("research", "how far off?", "help validate", 0, ("stepcast validate --set h200",)),
+    # ---- who comes with the words of other tools
+    (
+        "newcomer",
+        "the arguments of a Trainer",
+        "predict llama-3.1-8b --cluster h100 --gpus 8 --gradient-accumulation-steps 4 --per-device-train-batch-size 2",
+        0,
+        ("4 gradient accumulation steps", "micro-batches of 2"),
+    ),
+    (
+        "newcomer",
+        "an all-reduce over 64 GPUs",
+        "collective allreduce --size 1GB --gpus 64 --cluster dgx-h100",
+        0,
+        ("bus bandwidth",),
+    ),
+    (
+        "newcomer",
+        "more GPUs than one node has",
+        "search mixtral-8x7b --gpu h100 --gpus 16 --batch-size 64",
+        2,
+        ("--cluster dgx-h100",),
+    ),
+    (
+        "newcomer",
+        "an instance type of AWS",
+        "predict llama-3.1-70b --cluster p5.48xlarge --nodes 4 --fsdp --activation-checkpointing",
+        0,
+        ("32 h100-sxm", "recompute full"),
+    ),
+    (
+        "newcomer",
+        "DeepEP",
+        "predict deepseek-v3 --gpus 2048 --cluster dgx-h800 --ep 64 --pp 16 --dispatcher deepep",
+        0,
+        ("671B parameters",),
+    ),
+    ("newcomer", "Ulysses", f"{P8} --gpus 8 --cp 4 --cp-comm ulysses", 0, ("cp 4",)),
+    ("newcomer", "a GPU without bf16", "predict gpt2 --gpu t4", 0, ("no bf16 matrix units",)),
+    (
+        "newcomer",
+        "a DeepSpeed file alone",
+        "predict --config examples/configs/deepspeed-zero3.json --cluster h100",
+        2,
+        ("use --model",),
+    ),
+    (
+        "newcomer",
+        "what does the run cost?",
+        "plan llama-2-7b --cluster a100 --gpus 8 --tokens 1T --price 2",
+        0,
+        ("$", "days", "GPU-hours"),
+    ),
+    ("newcomer", "a misspelt dispatcher", f"{P8} --gpus 8 --dispatcher deepp", 2, ("did you mean deepep",)),
 ]
 
 
-def test_sixty_tasks_in_six_roles() -> None:
+def test_ten_tasks_in_each_role() -> None:
     roles = [role for role, *_ in TASKS]
     assert {role: roles.count(role) for role in dict.fromkeys(roles)} == dict.fromkeys(dict.fromkeys(roles), 10)
-    assert len(TASKS) == 60
+    assert len(TASKS) == 70
 
 
 @pytest.mark.parametrize(
