@@ -101,7 +101,7 @@ def test_text_names_the_remedies_or_that_there_is_none(capsys: pytest.CaptureFix
     _, out, _ = run(capsys, *LLAMA_8B, "--gpus", "8", "--micro-batch", "4")
     told = " ".join(out.split())
     assert ": DOES NOT FIT (90 % interval " in told
-    assert " reserved to fit --sharding zero-" in told
+    assert "GiB) to fit --sharding zero-" in told
     _, out, _ = run(capsys, "predict", "--model", "llama-3.1-405b", "--cluster", "dgx-b200", "--gpus", "1")
     assert "give more of them" in " ".join(out.split())
 

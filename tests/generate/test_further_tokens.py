@@ -67,5 +67,5 @@ def test_time_and_memory_grow_on_the_last_stage_alone() -> None:
 
 def test_models_without_such_a_module_are_refused() -> None:
     check(DEEPSEEK, FURTHER)
-    with pytest.raises(StrategyError, match="has no module that predicts further tokens"):
+    with pytest.raises(StrategyError, match="has no multi-token prediction"):
         check(LLAMA, Strategy(Layout(), 1, 1, 4096, further_tokens=1))

@@ -195,7 +195,7 @@ def _bars(part: ui.Bars) -> Markup | None:
         rows.append(BarRow(bar.label, pieces, value, part.marks, bar.strong))
     known = [(kind, words) for kind, words in part.kinds.items() if kind in used]
     commands = [tag("li", tag("code", command)) for command in part.commands]
-    below = tag("details", tag("summary", "Their commands"), tag("ol", commands)) if commands else None
+    below = tag("details", tag("summary", "Commands"), tag("ol", commands)) if commands else None
     return join((legend(known) if known else None, draw_bars(rows, part.most, part.show, part.unit), below))
 
 

@@ -78,10 +78,10 @@ def step_view(
 ) -> ui.View:
     """Return the view of a StepReport.
 
-    *changes* are predictions with one choice made otherwise; *explain_memory* adds the memory of each stage
+    *changes* are predictions with one option changed; *explain_memory* adds the memory of each stage
     to the text.
     """
-    lead = "Communication counts where no computation hides it; the parts sum to the step."
+    lead = "Only exposed communication counts; the parts sum to the step."
     return ui.View(
         f"{format_seconds(facts['step_s'])} per step: {subject(facts)}",
         _headline(facts),
@@ -96,9 +96,9 @@ def step_view(
             _critical_path(facts),
             _jitter(facts.get("jitter")),
             ui.FactList(
-                "What was asked",
+                "Question and sources",
                 _run_pairs(facts),
-                lead="From measured to roofline: where each price comes from, the least trusted of its kind.",
+                lead="Sources of the cost estimates: the least certain of each kind, from measured to roofline.",
                 shown=ui.Shown.PAGE,
             ),
             ui.timeline_chart(timeline),
@@ -349,7 +349,7 @@ def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
         share = format_percent(stage["total"] / capacity)
         bars.append(ui.Bar(label, amounts, format_bytes(stage["total"]), share))
     lead = (
-        f"A GPU of each stage at its fullest moment, against {format_bytes(capacity)} (the line): "
+        f"Peak memory of one GPU of each stage; the line is its capacity, {format_bytes(capacity)}: "
         f"{format_bytes(abs(capacity - memory['total']))} {'free' if memory['fits'] else 'missing'} on stage "
         f"{memory['stage']}."
     )
@@ -379,7 +379,7 @@ def _memory_table(memory: Facts) -> ui.Table:
     names = [name for name in stages[0] if name not in ("stage", "total")]
     used = [name for name in names if any(stage[name] for stage in stages)]
     small = [name for name in used if name not in STATED]
-    note = f"GiB of each GPU at its fullest moment; it has {memory['capacity'] / GIB:.2f}"
+    note = f"GiB per GPU at the peak; capacity {memory['capacity'] / GIB:.2f}"
 
     def listed(groups: Mapping[str, Sequence[str]], narrow: ui.Table | None) -> ui.Table:
         rows = [
@@ -413,7 +413,7 @@ def _run_pairs(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
-    """Return predictions with one choice made otherwise, or what each part could save at most."""
+    """Return predictions with one option changed, or what each part could save at most."""
     title, step_s = "What to change", facts["step_s"] or 1.0
     if changes:
         return _changes(facts["step_s"], changes)
@@ -431,7 +431,7 @@ def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
 
 def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
     ordered = sorted(changes, key=lambda change: (not change["fits"], change["step_s"]))
-    bars = [ui.Bar("as asked", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
+    bars = [ui.Bar("this run", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
     for change in ordered:
         kind = "bad" if not change["fits"] else "good" if change["step_s"] < step_s else "hidden"
         notes = [ui.signed_percent(change["step_s"] / step_s - 1)]
@@ -453,9 +453,9 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
         bars,
         {"good": "faster, and fits", "hidden": "slower", "bad": "does not fit"},
         max(step_s, *(change["step_s"] for change in ordered)),
-        marks=[("capacity", step_s, "as asked")],
+        marks=[("capacity", step_s, "this run")],
         commands=[change["command"] for change in ordered],
-        lead=f"{verdict} Each row is a prediction of its own, with one choice made otherwise.",
+        lead=f"{verdict} Each row is a prediction of its own, with one option changed.",
         shown=ui.Shown.PAGE,
     )
 
