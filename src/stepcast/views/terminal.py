@@ -11,6 +11,7 @@ from stepcast.views.text import GAP, bullet, facts, parts_table, table, visible
 
 # From idle to the capacity of a link, in ten steps that any terminal shows.
 SHADES = " .:-=+*#%@"
+MOST_COMMANDS = 3
 
 
 def render_text(view: ui.View, width: int, verbose: bool = True) -> str:
@@ -137,9 +138,11 @@ def _remarks(part: ui.Remarks, width: int) -> str:
 
 
 def _commands(part: ui.Commands, width: int) -> str:
-    lines = [visible(command) for command in part.commands]
+    lines = [visible(command) for command in part.commands[:MOST_COMMANDS]]
     if part.numbered:
         lines = [f"{number:>3}  {line}" for number, line in enumerate(lines, 1)]
+    if left := len(part.commands) - len(lines):
+        lines.append(f"     and {left} more with --html or --json")
     return "\n".join([f"{_within_sentence(part.title)}:", *lines])
 
 
