@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stepcast.ir.framework import Framework as Framework
     from stepcast.ir.layout import Layout as Layout
     from stepcast.ir.model import Model as Model
+    from stepcast.ir.strategy import Sharding as Sharding
     from stepcast.ir.strategy import Strategy as Strategy
     from stepcast.ir.timeline import Timeline as Timeline
     from stepcast.ir.workload import Workload as Workload
@@ -102,6 +103,7 @@ PUBLIC = {
     "SearchResult": ("stepcast.searching.result", "SearchResult"),
     "SearchWatch": ("stepcast.searching.result", "SearchWatch"),
     "SimulatedCandidate": ("stepcast.searching.result", "SimulatedCandidate"),
+    "Sharding": ("stepcast.ir.strategy", "Sharding"),
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "TrainingPhase": ("stepcast.goodput.plan", "TrainingPhase"),

@@ -139,7 +139,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     estimate = steady or fluid
     stages = estimate.stage_times() if estimate else stage_times(prediction.step, prediction.run)
     count = len(stages)
-    parts = dict.fromkeys(PARTS, 0.0)
+    parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     totals: dict[str, float] = defaultdict(float)
     exposed: dict[str, float] = defaultdict(float)
     for stage in stages:
