@@ -47,7 +47,7 @@ def main() -> None:
         away = folder / "away"
         away.mkdir()
         shown = run(python, "-m", "stepcast", "demo", cwd=away)
-        assert "What stepcast understood" in shown, shown
+        assert "The example files" in shown, shown
         step = json.loads(run(python, "-m", "stepcast", *PREDICT, cwd=away))
         assert step["memory_bytes"]["fits"], step
         sets = run(python, "-m", "stepcast", "validate", "--help", cwd=away)
