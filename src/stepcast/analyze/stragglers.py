@@ -1,4 +1,4 @@
-"""The cost of slow workers: the steps of a job simulated with some operations as long as usual.
+"""The cost of slow workers: the steps of a job simulated with some operations at their typical time.
 
 The rules are those of "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI
 2025; github.com/ByteDance-Seed/StragglerAnalysis). Operations of a worker follow one another in streams; messages end
@@ -48,7 +48,7 @@ class StragglerResult(AnalysisResult, frozen=True, kw_only=True):
 
     step_s: float
     undelayed_s: float  # without the gaps that the host leaves between operations
-    ideal_s: float  # with every operation as long as usual
+    ideal_s: float  # with every operation at its typical time
     steps: int
     dp: int
     pp: int
@@ -324,7 +324,7 @@ class StragglerJob:
         return {kind: self._slowdown_by(self._mask(kinds=[kind])) for kind in kinds}
 
     def _recovered(self, mask: BoolArray) -> float:
-        """Return the share of the loss that is gone if the operations of *mask* are as usual."""
+        """Return the share of the loss that is gone if the operations of *mask* take their typical time."""
         undelayed_s = float(self.undelayed_s.mean())
         lost_s = undelayed_s - float(self.ideal_s.mean())
         left_s = float(self.simulate_s(np.where(mask, self.usual_s, self.recorded_s)).mean())

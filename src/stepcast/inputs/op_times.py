@@ -86,7 +86,7 @@ class MeasuredOperators(Sequence[OperatorTime]):
 
 
 class OperatorRows:
-    """Collects rows, by the slab where all is as usual, else one by one."""
+    """Collects rows: a slab at once if all its cells are plain, else row by row."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns

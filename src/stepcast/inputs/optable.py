@@ -226,7 +226,7 @@ def read(source: Source) -> Workload:
 
 
 class _OperatorTable:
-    """Turns rows into columns, by the slab where all is as usual, else one by one, to name the line that is wrong."""
+    """Turns rows into columns: a slab at once if all its cells are plain, else row by row, to name the wrong line."""
 
     def __init__(self, table: SlabTable) -> None:
         self._table = table
@@ -240,7 +240,7 @@ class _OperatorTable:
         self.columns.add(self._plain(slab) or self._checked(slab, first_line))
 
     def _plain(self, slab: str) -> OperatorColumns | None:
-        """Return all rows of *slab* at once, None where some cell is not as usual and must be looked at."""
+        """Return all rows of *slab* at once, or None if some cell is not plain and needs a check."""
         if len(slab) < FEW_CHARACTERS:
             return None
 

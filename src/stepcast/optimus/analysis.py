@@ -11,7 +11,7 @@ from stepcast.optimus.program import PredictedStep, predict_step
 from stepcast.units import format_seconds
 
 UNEXPLAINED = "unexplained"
-SLOW_LAYER = 1.25  # a stage whose layers take this many times as long as usual is a straggler
+SLOW_LAYER = 1.25  # a stage whose layers take this many times the median is a straggler
 # The log times forward passes alone: with this share of CPU launch overhead they say little about the GPU.
 LAUNCH_BOUND_SHARE = 0.2
 

@@ -126,7 +126,7 @@ def _overlapped(
 def _own_work_s(matched_events: Mapping[Key, list[RankEvent]], alone_s: Mapping[CallSite, float]) -> dict[int, float]:
     """Return the overlapped work of each event.
 
-    It shows if a rank comes last and still leaves after the transfer; elsewhere it is assumed as long as usual, but
+    It shows if a rank comes last and still leaves after the transfer; elsewhere its typical time is assumed, but
     not longer than the rank was there.
     """
     overlapping = [events for events in matched_events.values() if _call_site(events[0]) in alone_s]

@@ -20,7 +20,7 @@ there are any.
 from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.group import Group
 from stepcast.ir.layers.attention_core import (
     context_saved_bytes,
@@ -372,15 +372,19 @@ def _rotate_gradient(sizes: Sizes, width: int, name: str = "") -> Ops:
 RotaryStep = tuple[str, ElementwiseKind, int, float]
 
 
+def _rotary_widths(sizes: Sizes, width: int) -> tuple[DType, int, int]:
+    """Return the format of rotated elements, how many of *width* are rotated, and the half of these."""
+    turned = max(1, round(width * sizes.model.position.share))
+    return FP32 if sizes.casts_activations else sizes.stored, turned, max(1, turned // 2)
+
+
 def _eager_rotate(sizes: Sizes, width: int, name: str) -> Ops:
     """Return the rotary embedding of *width* elements of every token as transformers runs it, a kernel for
     each operation of ``q * cos + cat((-q2, q1)) * sin``, where q1 and q2 are the halves of each head
     (models/llama/modeling_llama.py, apply_rotary_pos_emb). Queries and keys have tokens and heads swapped,
     which their kernels feel. Autocast leaves the angles, and so the result, in fp32.
     """
-    dtype, position = FP32 if sizes.casts_activations else sizes.stored, sizes.model.position
-    turned = max(1, round(width * position.share))
-    half = max(1, turned // 2)
+    dtype, turned, half = _rotary_widths(sizes, width)
     steps: list[RotaryStep] = [
         ("cos", K.STRIDED, turned, 1),
         ("negate", K.BROADCAST, half, 1),
@@ -391,7 +395,7 @@ def _eager_rotate(sizes: Sizes, width: int, name: str) -> Ops:
     if sizes.model.attention_sinks:  # each half by itself: models/gpt_oss/modeling_gpt_oss.py
         steps = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
         steps += [("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2), ("join", K.JOIN, turned, 1)]
-    if position.tailed:
+    if sizes.model.position.tailed:
         steps.append(("tail", K.JOIN, width, 1))
     ops = [
         stream_op(f"{name}rotary {step}", kind, sizes.tokens, columns, reads, 1, dtype)
@@ -403,10 +407,8 @@ def _eager_rotate(sizes: Sizes, width: int, name: str) -> Ops:
 
 
 def _eager_rotate_gradient(sizes: Sizes, width: int, name: str) -> Ops:
-    """Return what autograd makes of it."""
-    dtype, position = FP32 if sizes.casts_activations else sizes.stored, sizes.model.position
-    turned = max(1, round(width * position.share))
-    half = max(1, turned // 2)
+    """Return the operations of autograd for the gradient of ``_eager_rotate``."""
+    dtype, turned, half = _rotary_widths(sizes, width)
     steps: list[RotaryStep] = [
         ("sin", K.STRIDED, turned, 1),
         ("negate", K.BROADCAST, half, 1),
@@ -416,13 +418,13 @@ def _eager_rotate_gradient(sizes: Sizes, width: int, name: str) -> Ops:
         ("first half", K.BROADCAST, half, 1),
         ("add", K.ADD, turned, 2),
         ("cos", K.STRIDED, turned, 1),
-        ("sum", K.ADD if position.tailed else K.STRIDED, turned, 2),
+        ("sum", K.ADD if sizes.model.position.tailed else K.STRIDED, turned, 2),
     ]
     if sizes.model.attention_sinks:
         steps = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
         steps += [("negate", K.BROADCAST, half, 1), ("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2)]
         steps.append(("join", K.COPY, turned, 1))
-    if position.tailed:
+    if sizes.model.position.tailed:
         steps += [
             ("tail fill", K.FILL, width, 0),
             ("tail", K.BROADCAST, max(1, width - turned), 1),
