@@ -41,7 +41,7 @@ class _CapturedFile(msgspec.Struct):
     batch: int
     precision: DType
     compiled: bool
-    memory: CapturedMemory
+    memory: dict[str, int]
     works: list[list[object]]
     layers: list[_CapturedLayer]
     body: list[tuple[list[int], int]]
@@ -71,13 +71,14 @@ def read(source: Source) -> Captured:
     body = tuple(Block(tuple(_item(layers, number) for number in numbers), times) for numbers, times in file.body)
     stage = Stage(body, epilogue=tuple(_item(layers, number) for number in file.epilogue))
     try:
+        memory = CapturedMemory(**file.memory)
         parts = tuple(LayerPart(*row) for row in file.parts)  # type: ignore[arg-type]
     except TypeError as error:
         raise FormatError(f"no captured program: {error}", source.path) from None
     return Captured(
         workload=Workload((stage,), name=file.name, source="captured", warnings=tuple(file.warnings)),
         parts=parts,
-        memory=file.memory,
+        memory=memory,
         parameters=file.parameters,
         tokens=file.tokens,
         batch=file.batch,
