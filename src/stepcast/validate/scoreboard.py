@@ -339,6 +339,14 @@ MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
         ),
         ("mlperf", "MLPerf Training runs of language models", "published.comparison:measure_mlperf", "mlperf"),
         (
+            "operators",
+            "public tables of operators on ten GPUs (needs --data, or ../shared/data)",
+            "operators:measure_operators",
+            "operators",
+            (),
+            True,
+        ),
+        (
             "megatron-memory",
             "peak memory of Megatron-LM's functional tests",
             "megatron_memory:measure_peak_memory",

@@ -1,0 +1,133 @@
+"""Tables of measured operators in the layout of NVIDIA's aiconfigurator: one row per call, csv (also gzip) or parquet.
+
+The columns are the source's own and differ by table; a row names its device, and sizes and latency are numbers.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepcast.inputs.rows import csv_rows, shorten
+from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+# Names of the public tables -> names of ours, which a file may also have.
+PUBLIC_NAMES = {
+    "gemm_perf": "gemm",
+    "context_attention_perf": "attention_prefill",
+    "generation_attention_perf": "attention_decode",
+    "context_mla_perf": "mla_prefill",
+    "generation_mla_perf": "mla_decode",
+    "moe_perf": "experts",
+    "nccl_perf": "nccl",
+    "custom_allreduce_perf": "custom_allreduce",
+    "computescale_perf": "quantize_scale",
+    "scale_matrix_perf": "quantize_matrix",
+    "mamba2_perf": "mamba2",
+    "gdn_perf": "gated_delta_net",
+    "wideep_deepep_normal_perf": "deepep",
+    "wideep_deepep_ll_perf": "deepep_low_latency",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTable:
+    """Rows of one table, a column of text per name; *numbers* are the positions of the rows in their file."""
+
+    name: str
+    columns: Mapping[str, TextArray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def take(self, rows: BoolArray) -> "OperatorTable":
+        return OperatorTable(self.name, {name: column[rows] for name, column in self.columns.items()})
+
+    def split(self, names: Sequence[str]) -> Iterator["OperatorTable"]:
+        """Yield the rows that have the same words in the columns *names*, those that exist."""
+        known = [self.columns[name] for name in names if name in self.columns]
+        if not known or not len(self):
+            yield self
+            return
+        labels = np.char.add(known[0], "")
+        for column in known[1:]:
+            labels = np.char.add(np.char.add(labels, "\0"), column)
+        for label in np.unique(labels):
+            yield self.take(labels == label)
+
+    def word(self, *names: str) -> str:
+        """Return the word that the rows share in the first of the columns *names* that exists; blank without one."""
+        return next((str(self.columns[name][0]) for name in names if name in self.columns), "")
+
+    def numbers(self, name: str, default: float | None = None) -> FloatArray:
+        """Return a column of numbers; ValueError where it is missing (and there is no *default*) or holds others."""
+        if name not in self.columns:
+            if default is None:
+                raise ValueError(f"{self.name}: the column {name} is missing")
+            return np.full(len(self), default)
+        try:
+            values: FloatArray = self.columns[name].astype(np.float64)
+        except ValueError:
+            raise ValueError(f"{self.name}: {name} holds something that is no number") from None
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            raise ValueError(f"{self.name}: {name} holds a number that is negative or not finite")
+        return values
+
+    def counts(self, name: str, default: float | None = None) -> FloatArray:
+        """Return a column of sizes, which are at least 1."""
+        values = self.numbers(name, default)
+        if not (values >= 1).all():
+            raise ValueError(f"{self.name}: {name} holds a size below 1")
+        return values
+
+
+def find_operator_tables(place: str) -> list[str]:
+    """Return the files of tables in a folder and the folders below it, or the one file *place*."""
+    if not os.path.isdir(place):
+        return [place]
+    walked = (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names)
+    return sorted(path for path in walked if path.endswith(ENDINGS))
+
+
+def read_operator_table(path: str) -> OperatorTable:
+    """Read one table; FormatError where it is none."""
+    stem = os.path.basename(path)
+    for ending in ENDINGS:
+        stem = stem.removesuffix(ending)
+    columns = _read_parquet(path) if path.endswith(".parquet") else _read_csv(path)
+    return OperatorTable(PUBLIC_NAMES.get(stem, stem), columns)
+
+
+def _read_csv(path: str) -> dict[str, TextArray]:
+    rows = csv_rows(Source(path))
+    names = next(rows, [])
+    cells = []
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(names):
+            raise FormatError(f"has {len(row)} columns; expected {len(names)}", path, number)
+        cells.append(row)
+    if len(set(names)) < len(names):
+        raise FormatError(f"header repeats a name: {shorten(','.join(names))}", path, 1)
+    return {
+        name: np.array(column, dtype=np.str_) for name, column in zip(names, zip(*cells, strict=True), strict=False)
+    }
+
+
+def _read_parquet(path: str) -> dict[str, TextArray]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            f"{path}: parquet needs pyarrow: pip install 'stepcast[parquet]', or convert it to csv"
+        ) from None
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise FormatError(f"is no parquet file: {error}", path) from None
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        columns[name] = np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=np.str_)
+    return columns

@@ -1,0 +1,278 @@
+"""The operators set: public tables of measured operators on ten GPUs, each row compared with its cost.
+
+Rows of one GPU that share their words (format, kernel, phase) are compared at once, by the function that
+``COMPARISONS`` names for their table. Tables are short bursts at locked clocks: costs are those of operators alone.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcast.cost.attention import AttentionSizes, attention_seconds
+from stepcast.cost.collectives import collective_s, route_of
+from stepcast.cost.fits import default_fit
+from stepcast.cost.matmul import matmul_seconds
+from stepcast.cost.memory_bound import stream_seconds
+from stepcast.hardware import Gpu, load_cluster, load_gpu, resolve
+from stepcast.hardware.catalog import clusters_of
+from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
+from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
+from stepcast.ir.dtype import DType
+from stepcast.ir.progress import report_progress
+from stepcast.ir.work import CollectiveKind
+from stepcast.units import MIB, MS, US
+from stepcast.validate.scoreboard import MeasuredColumns, Measurements
+
+SIDE = 1024  # sides of products from which the hardware, not the launch, decides
+
+
+class ComparedOperators(NamedTuple):
+    """Measured and predicted seconds of rows; *sizes* are their size classes, *dtype* the format they share."""
+
+    measured_s: FloatArray
+    predicted_s: FloatArray
+    dtype: str
+    sizes: TextArray
+
+    def take(self, rows: BoolArray) -> "ComparedOperators":
+        return ComparedOperators(self.measured_s[rows], self.predicted_s[rows], self.dtype, self.sizes[rows])
+
+
+Comparison = Callable[[OperatorTable, Gpu], Iterator[ComparedOperators]]
+
+
+def measure_operators(*places: str) -> Measurements:
+    """Return the rows of all tables in *places* with their costs; rows without one are counted with the reason."""
+    pieces: list[tuple[str, str, ComparedOperators]] = []
+    skipped: Counter[str] = Counter()
+    paths = [path for place in places for path in find_operator_tables(place)]
+    for path in report_progress(paths):
+        table = read_operator_table(path)
+        if table.name not in COMPARISONS:
+            skipped[f"{table.name}: no table of this set; known are {', '.join(COMPARISONS)}"] += len(table)
+            continue
+        words, compare = COMPARISONS[table.name]
+        for rows in table.split(("system", "device", "kernel_source", *words)):
+            try:
+                gpu = gpu_of(rows)
+                for compared in compare(rows, gpu):
+                    timed = (compared.measured_s > 0) & np.isfinite(compared.predicted_s)
+                    pieces.append((table.name, gpu.name, compared.take(timed)))
+                    if not timed.all():
+                        skipped[f"{table.name}: measured as 0 s, or without a cost"] += int((~timed).sum())
+            except ValueError as error:
+                skipped[f"{table.name}: {error}"] += len(rows)
+    return _join(pieces, skipped)
+
+
+def _join(pieces: list[tuple[str, str, ComparedOperators]], skipped: Mapping[str, int]) -> Measurements:
+    lengths = [len(compared.measured_s) for _, _, compared in pieces]
+
+    def repeat(words: list[str]) -> TextArray:
+        return np.repeat(np.array(words, dtype=np.str_), lengths)
+
+    tables, gpus = repeat([table for table, _, _ in pieces]), repeat([gpu for _, gpu, _ in pieces])
+    formats = repeat([compared.dtype for _, _, compared in pieces])
+    sizes = np.concatenate([compared.sizes for _, _, compared in pieces]) if pieces else tables
+    empty: FloatArray = np.empty(0)
+    measured_s = np.concatenate([empty, *(compared.measured_s for _, _, compared in pieces)])
+    predicted_s = np.concatenate([empty, *(compared.predicted_s for _, _, compared in pieces)])
+    kinds = np.char.add(np.char.add(tables, " "), formats)
+    tags = {
+        "table": tables,
+        "gpu": gpus,
+        "dtype": formats,
+        "size": sizes,
+        "table by gpu": np.char.add(np.char.add(kinds, " on "), gpus),
+        "table by size": np.char.add(np.char.add(tables, " "), sizes),
+    }
+    columns = MeasuredColumns(
+        measured_s, predicted_s, tags, lambda index: f"{tables[index]} {formats[index]} on {gpus[index]}, row {index}"
+    )
+    return Measurements(columns, skipped)
+
+
+SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200",
+           "b300_sxm": "b300", "rtx_pro_6000_server": "rtx-pro-6000", "b60": "arc-pro-b60"}  # fmt: skip
+
+
+def gpu_of(rows: OperatorTable) -> Gpu:
+    """Return the GPU of rows by the system or the device that they name."""
+    system = rows.word("system")
+    name = SYSTEMS.get(system, system) or rows.word("device")
+    return load_gpu(name)
+
+
+def label_sizes(values: FloatArray, edges: Mapping[str, float]) -> TextArray:
+    """Return the size class of each value: the first of *edges* (name -> upper end) that it is below."""
+    index = np.searchsorted(np.array(list(edges.values())), values, side="right")
+    return np.array(list(edges), dtype=np.str_)[np.minimum(index, len(edges) - 1)]
+
+
+# ---- products and quantisation -------------------------------------------------------------------------
+
+FORMATS = {"bfloat16": DType.BF16, "fp8": DType.FP8, "fp8_block": DType.FP8, "nvfp4": DType.NVFP4, "sq": DType.INT8,
+           "int8_wo": DType.BF16, "int4_wo": DType.BF16, "half": DType.FP16,
+           "w4a16_mxfp4": DType.BF16, "w4a8_mxfp4_mxfp8": DType.MXFP8}  # fmt: skip
+
+
+def format_of(word: str, gpu: Gpu) -> DType:
+    """Return the format in which *gpu* multiplies; without matrix units of a scaled one, numbers are widened."""
+    if word not in FORMATS:
+        raise ValueError(f"unknown format {word!r}; known are {', '.join(FORMATS)}")
+    dtype = FORMATS[word]
+    return dtype if dtype in gpu.matrix_flops else DType.BF16
+
+
+def compare_products(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    """Yield linear layers; those in narrow formats quantise their input first."""
+    word, fit = rows.word("dtype", "gemm_dtype"), default_fit()
+    dtype = format_of(word, gpu)
+    m, n, k = (rows.counts(side) for side in "mnk")
+    seconds = matmul_seconds(m, n, k, np.ones(len(rows)), dtype, gpu, fit)
+    if dtype.scaled:
+        seconds = seconds + stream_seconds("quantize", m, k, m * k * 2.0, m * k * dtype.bytes, gpu, fit)
+    sizes = np.where(np.minimum(np.minimum(m, n), k) >= SIDE, f"sides from {SIDE}", f"a side below {SIDE}")
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), word, sizes)
+
+
+def compare_quantisation(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    m, k = rows.counts("m"), rows.counts("k")
+    seconds = stream_seconds("quantize", m, k, m * k * 2.0, m * k, gpu, default_fit())
+    sizes = label_sizes(m * k, {"below 1 M elements": 2.0**20, "from 1 M elements": np.inf})
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), rows.word("quant_dtype"), sizes)
+
+
+# ---- attention -----------------------------------------------------------------------------------------
+
+
+def compare_attention(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    batch, heads, width = rows.counts("batch_size"), rows.counts("num_heads"), rows.counts("head_dim")
+    kv_heads, queries = rows.counts("num_key_value_heads"), rows.counts("isl")
+    keys = queries + rows.numbers("step", 0.0)
+    sizes = AttentionSizes(batch, queries, keys, heads, kv_heads, width, width)
+    prefill = rows.name == "attention_prefill"
+    dtype = DType.FP8 if rows.word("attn_dtype") == "fp8" else DType.BF16
+    seconds = attention_seconds(sizes, prefill, False, dtype, gpu, default_fit())
+    labels = label_sizes(keys, {"context below 1,024": 1024, "context from 1,024": np.inf})
+    name = f"{rows.word('attn_dtype')}, cache {rows.word('kv_cache_dtype')}"
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), name, labels)
+
+
+LATENT, ROTARY, HEAD = 512, 64, 128
+
+
+def compare_mla(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    batch, heads, queries = rows.counts("batch_size"), rows.counts("num_heads"), rows.counts("isl")
+    keys, one = queries + rows.numbers("step", 0.0), np.ones(len(rows))
+    if prefill := rows.name == "mla_prefill":
+        sizes = AttentionSizes(batch, queries, keys, heads, heads, one * (HEAD + ROTARY), one * HEAD)
+    else:
+        sizes = AttentionSizes(batch, one, keys, heads, one, one * (LATENT + ROTARY), one * LATENT)
+    seconds = attention_seconds(sizes, prefill, False, DType.BF16, gpu, default_fit())
+    labels = label_sizes(keys, {"context below 1,024": 1024, "context from 1,024": np.inf})
+    name = f"{rows.word('mla_dtype')}, cache {rows.word('kv_cache_dtype')}"
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), name, labels)
+
+
+# ---- what runs along the sequence ----------------------------------------------------------------------
+
+
+def compare_convolution(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    tokens, width = rows.counts("num_tokens"), rows.counts("d_model")
+    moved = tokens * width * 2.0
+    seconds = stream_seconds("convolution", tokens, width, moved, moved, gpu, default_fit())
+    labels = label_sizes(tokens, {"below 1,024 tokens": 1024, "from 1,024 tokens": np.inf})
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), rows.word("kernel_source"), labels)
+
+
+# ---- experts -------------------------------------------------------------------------------------------
+
+
+def compare_experts(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    """Yield fused experts of one rank: two grouped products of the tokens that it gets."""
+    word, fit = rows.word("moe_dtype"), default_fit()
+    dtype = format_of(word, gpu)
+    tokens, hidden, inner, top_k, experts, tp, ep = (
+        rows.counts(name)
+        for name in ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    )
+    groups, inner = np.maximum(1.0, experts / ep), np.maximum(1.0, inner / tp)
+    assigned = np.maximum(1.0, tokens * top_k / ep / groups)
+    active = np.minimum(groups, np.maximum(1.0, tokens * top_k / ep))
+    up = matmul_seconds(assigned, 2.0 * inner, hidden, active, dtype, gpu, fit, grouped=True)
+    down = matmul_seconds(assigned, hidden, inner, active, dtype, gpu, fit, grouped=True)
+    labels = label_sizes(tokens, {"below 256 tokens": 256, "from 256 tokens": np.inf})
+    name = f"{word}, {rows.word('distribution')}"
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(up + down), name, labels)
+
+
+def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    """Yield dispatch and combine, in the normal and the low-latency mode: an all-to-all of the tokens' copies."""
+    tokens, hidden, top_k = rows.counts("num_token"), rows.counts("hidden_size"), rows.counts("num_topk")
+    nodes = rows.numbers("node_num")
+    cluster = load_cluster((clusters_of(gpu.name) or [gpu.name])[0])
+    labels = label_sizes(tokens, {"below 256 tokens": 256, "from 256 tokens": np.inf})
+    low = rows.name == "deepep_low_latency"
+    for phase, element_bytes in (("dispatch", 1.0), ("combine", 2.0)):
+        if low:
+            measured_us = rows.numbers(f"{phase}_avg_t_us")
+        else:
+            measured_us = rows.numbers(f"{phase}_transmit_us") + rows.numbers(f"{phase}_notify_us")
+        predicted_s = np.empty(len(rows))
+        for count in np.unique(nodes):
+            mine = nodes == count
+            route = route_of(resolve(cluster, range(int(count) * cluster.node.gpus)), cluster)
+            moved = tokens[mine] * hidden[mine] * element_bytes * np.minimum(top_k[mine], float(route.ranks))
+            predicted_s[mine] = collective_s(CollectiveKind.ALL_TO_ALL, moved, route)
+        yield ComparedOperators(measured_us * US, predicted_s, phase, labels)
+
+
+# ---- collectives inside a node -------------------------------------------------------------------------
+
+COLLECTIVES = {"all_gather": CollectiveKind.ALL_GATHER, "all_reduce": CollectiveKind.ALL_REDUCE,
+               "reduce_scatter": CollectiveKind.REDUCE_SCATTER, "alltoall": CollectiveKind.ALL_TO_ALL}  # fmt: skip
+
+
+def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    """Yield collectives of NCCL inside a node, or the custom all-reduces of inference engines."""
+    kind = COLLECTIVES.get(rows.word("op_name") or "all_reduce")
+    if kind is None:
+        raise ValueError(f"unknown collective {rows.word('op_name')!r}")
+    element_bytes = 1.0 if rows.word("nccl_dtype") == "int8" else 2.0
+    sizes_bytes = rows.numbers("message_size") * element_bytes
+    ranks, cluster = int(rows.word("num_gpus")), load_cluster(gpu.name)
+    route = route_of(resolve(cluster, range(ranks), active_per_node=min(ranks, cluster.domain_gpus)), cluster)
+    predicted_s = collective_s(kind, sizes_bytes, route)
+    labels = label_sizes(sizes_bytes, {"below 1 MiB": MIB, "from 1 MiB": np.inf})
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, f"{kind} of {ranks}", labels)
+
+
+class TableComparison(NamedTuple):
+    """The columns whose words the rows that are compared at once share, and the function that compares them."""
+
+    words: tuple[str, ...]
+    compare: Comparison
+
+
+ATTENTION_WORDS = ("attn_dtype", "mla_dtype", "kv_cache_dtype")
+COMPARISONS: dict[str, TableComparison] = {
+    "gemm": TableComparison(("dtype", "gemm_dtype"), compare_products),
+    "gemm_small": TableComparison(("dtype", "gemm_dtype"), compare_products),
+    "quantize_scale": TableComparison(("quant_dtype",), compare_quantisation),
+    "quantize_matrix": TableComparison(("quant_dtype",), compare_quantisation),
+    "attention_prefill": TableComparison(ATTENTION_WORDS, compare_attention),
+    "attention_decode": TableComparison(ATTENTION_WORDS, compare_attention),
+    "mla_prefill": TableComparison(ATTENTION_WORDS, compare_mla),
+    "mla_decode": TableComparison(ATTENTION_WORDS, compare_mla),
+    "mamba2": TableComparison(("phase",), compare_convolution),
+    "gated_delta_net": TableComparison(("phase",), compare_convolution),
+    "experts": TableComparison(("moe_dtype", "distribution"), compare_experts),
+    "experts_small": TableComparison(("moe_dtype", "distribution"), compare_experts),
+    "deepep": TableComparison((), compare_deepep),
+    "deepep_low_latency": TableComparison((), compare_deepep),
+    "nccl": TableComparison(("op_name", "nccl_dtype", "num_gpus", "lib_version"), compare_collectives),
+    "custom_allreduce": TableComparison(("allreduce_dtype", "num_gpus", "implementation"), compare_collectives),
+}
