@@ -1,11 +1,10 @@
 """Sets of times: unions, overlaps and gaps of intervals, as array operations."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 
 
 @dataclass(frozen=True, eq=False)

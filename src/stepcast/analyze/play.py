@@ -6,7 +6,7 @@ dependencies explain a run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import TypeGuard
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.simulation.engine import simulate, task_times

@@ -7,10 +7,11 @@ one for each forward, backward, message and final operation, so that a run can b
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 
 

@@ -6,7 +6,6 @@ changes bring more together than the links can carry, it takes longer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import Any
@@ -35,6 +34,7 @@ from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.hardware.path import resolve
 from stepcast.ir.arrays import IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import FAMILIES, Group
 from stepcast.ir.ranks import RankGrid, grid_of

@@ -8,7 +8,6 @@ together, some time after the last of them began; the rest of a recorded time is
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -18,6 +17,7 @@ import numpy as np
 
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import WorkerSteps
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"

@@ -6,7 +6,7 @@ the fault is close to the measurement, the fault explains it. Nothing is looked 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from stepcast.cost.collectives import bus_factor, price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route, sweep_s
 from stepcast.hardware import Cluster, Fabric, FabricKind, Link
 from stepcast.ir.arrays import BoolArray, FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.units import GB, US, format_percent
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from stepcast.analyze.changes import (
     AllReduceTime,
@@ -22,6 +21,7 @@ from stepcast.analyze.recording import Recording
 from stepcast.analyze.result import bus_factor
 from stepcast.cost.collectives import price, route_of
 from stepcast.hardware import Cluster, group_path, load_gpu
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of

@@ -6,7 +6,7 @@ predictions decides whether the logs identify it: no rule here depends on a clus
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from stepcast.analyze.sweeps import MeasuredSweep
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.units import US
 
 NEAR = 0.05  # an error beyond this counts by its size alone

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from stepcast.cost.compute import compute_price, step_load, work_class
 from stepcast.cost.fits import default_fit
 from stepcast.generate.workload import generate
 from stepcast.hardware import Gpu, load_cluster
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model

@@ -1,8 +1,9 @@
 """The verbs: a summary, a paragraph and two examples of each, and its page in the docs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from inspect import cleandoc
+
+from stepcast.ir.dataclass import dataclass
 
 VERB_TEXTS = """
 predict: forecast a training step: time, breakdown, memory [predict]

@@ -7,7 +7,7 @@ points are enough and cannot be followed one by one.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,7 @@ from stepcast.cost.rates import Number
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Compute
 
 PIVOT_S = 1e-3  # the slope turns around this time, where only the factor counts

@@ -6,13 +6,13 @@ process node; the table of the fit holds it per architecture and number format.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, PowerFit
 from stepcast.cost.rates import Number, Rates
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 
 LEAST_SLOWDOWN = 1.02  # the difference between two measurements of the same

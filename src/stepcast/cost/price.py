@@ -1,8 +1,9 @@
 """The price of an operator: its seconds, and where the number came from."""
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
+
+from stepcast.ir.dataclass import dataclass
 
 
 class PriceSource(StrEnum):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache, partial
 
 from stepcast.cost.collectives import (
@@ -19,6 +19,7 @@ from stepcast.cost.collectives import (
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout

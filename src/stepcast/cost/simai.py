@@ -10,11 +10,12 @@ formula's number is given.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from functools import lru_cache
 
 from stepcast.hardware.catalog import load_fit
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload

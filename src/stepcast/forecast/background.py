@@ -6,7 +6,6 @@ once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from stepcast.forecast.fluid import share_step
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_on
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, FlowSpread, Pattern, Repeating
 
 WITHIN = ("NVLink", "PCIe", "sockets")  # tiers of a node, which no other job has

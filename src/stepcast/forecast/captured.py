@@ -1,7 +1,7 @@
 """Predictions of a captured program on one GPU or many: data and tensor parallel, sharded, cut into stages."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from stepcast.forecast.splitting import (
 )
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, LayerPart
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind

@@ -1,7 +1,7 @@
 """A step whose communication shares the network: its operations as flows over the links of its cluster."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import ceil
 
@@ -14,6 +14,7 @@ from stepcast.hardware import Cluster, Place
 from stepcast.hardware.cluster import NetworkKind
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Repeating
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout

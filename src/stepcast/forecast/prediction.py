@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
 from stepcast.hardware import Cluster
 from stepcast.ir.band import Band
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.group import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport

@@ -5,11 +5,12 @@ user.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from typing import Any, NamedTuple
 
 from stepcast.frameworks.words import overlap_words, recompute_word
 from stepcast.ir.band import Residual
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Modules
 from stepcast.ir.layout import Layout

@@ -15,8 +15,9 @@ Source: github.com/aliyun/aicb, ``workload_generator/SimAI_training_workload_gen
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy, StrategyError

@@ -1,12 +1,13 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
 
 from stepcast.generate.data import Buckets, broadcast_ops, fill_buckets, gather_ops, issue_buckets, reduce_ops
 from stepcast.generate.update import copy_op, own_parameters, send_gradients
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import HostWay

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from stepcast.goodput.process import Shortage
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.units import DAY, GB, MINUTE, parse_duration_s
 

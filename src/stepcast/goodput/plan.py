@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -11,6 +11,7 @@ from stepcast.goodput.operation import Operation
 from stepcast.goodput.process import RunProcess, TimeSplit, best_interval_s, daly_s, expect_split, young_s
 from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import DaysFacts, PhaseFacts, PlanFacts
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR
 

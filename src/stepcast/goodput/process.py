@@ -16,10 +16,11 @@ the job stops and no other node breaks. Erlang's formula gives that share of tim
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 
 
 class Shortage(StrEnum):

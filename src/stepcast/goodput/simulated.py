@@ -1,13 +1,13 @@
 """Runs simulated with random failures, many at once: the spread around the mean of the closed form."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.goodput.process import RunProcess, Shortage, check_progress, expect_split
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import INTERRUPTIONS
 
 MOST_FAILURES = 100_000  # in one run; with more, its mean is known well enough

@@ -1,12 +1,13 @@
 """A cluster: one kind of node, the network between them, and the constants of its collective library."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import prod
 
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.tables import Amount, Count, Portion, Positive, Ratio, Share, Whole
 from stepcast.units import US
 

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from stepcast.inputs.source import FormatError, parse_toml
+from stepcast.ir.dataclass import dataclass
 
 
 class CatalogError(ValueError):

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.tables import Amount, Count, Positive
 
 # Where a format has no matrix units of its own, the work runs in the first of these the GPU has. bf16 on

@@ -8,7 +8,6 @@ GPU's share of its node's NICs is nics / gpus.
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import groupby, pairwise
@@ -16,6 +15,7 @@ from math import lcm
 from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.ranks import Copies, RankGrid
 

@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import eq
 from typing import overload
 
@@ -17,6 +17,7 @@ import numpy as np
 from stepcast.inputs.rows import Cells, SlabTable, open_table, parse_amount, parse_count, shorten
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import FloatArray, Int32Array, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, elementwise

@@ -5,13 +5,13 @@ The columns are the source's own and differ by table; a row names its device, an
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.inputs.rows import csv_rows, shorten
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
+from stepcast.ir.dataclass import dataclass
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 # Names of the public tables -> names of ours, which a file may also have.

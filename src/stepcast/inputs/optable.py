@@ -12,7 +12,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar, overload
@@ -22,6 +22,7 @@ import numpy as np
 from stepcast.inputs.rows import Cells, SlabTable, draft_of, open_table, parse_amount, parse_count, shorten
 from stepcast.inputs.simai import KINDS, SUFFIXES
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Direction, Recorded, Transfer

@@ -12,7 +12,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import LENGTHS, OPTIMUS
 from stepcast.ir.measured import BatchTime, LayerTimes, RunLog

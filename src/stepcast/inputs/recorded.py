@@ -2,12 +2,12 @@
 
 import os
 import statistics
-from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
 
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RESULT
 from stepcast.ir.measured import CollectiveLog
 

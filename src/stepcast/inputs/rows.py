@@ -4,7 +4,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from stepcast.inputs.chakra.protobuf import WORD, ByteView
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import COLUMNS
 
 LARGEST_COUNT = 2**63 - 1

@@ -10,11 +10,11 @@ The body between the once-per-step lines is written out for every micro-batch; i
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepcast.inputs.rows import parse_amount, parse_count, shorten
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES

@@ -10,12 +10,12 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """Architecture: the shape of a decoder-only language model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Self
 
 from stepcast.ir.check import require, require_amounts, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import LAYERS, WIDTH
 from stepcast.ir.model_parts import (
     HYBRID_BLOCKS,

@@ -1,8 +1,9 @@
 """Error bands of predictions, and corrections fitted to measured runs."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import BandFacts
 
 LEVEL = 0.9

@@ -1,8 +1,7 @@
 """A captured program: the work of one step, and the memory it takes."""
 
-from dataclasses import dataclass
-
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul

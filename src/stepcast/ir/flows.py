@@ -1,13 +1,14 @@
 """Links and flows: columns of bytes on directed links. Nothing here knows what the bytes are for."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 
 
 class FlowError(ValueError):

@@ -4,10 +4,10 @@ The values here are those of the profile ``megatron-core``; ``data/frameworks`` 
 each is documented.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.optimizer import ADAM, Optimizer
 from stepcast.ir.strategy import Sharding, Strategy

@@ -1,9 +1,9 @@
 """Layout: the ways in which each kind of parallelism splits the work."""
 
-from dataclasses import dataclass
 from math import prod
 
 from stepcast.ir.check import require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
 from stepcast.ir.limits import CHUNKS, CONTEXT, GPUS
 

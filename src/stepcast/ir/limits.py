@@ -4,7 +4,7 @@ A limit exists where a small input could state, or become, more than the machine
 none. Each is far beyond what real runs have; docs/limits.md lists them.
 """
 
-from dataclasses import dataclass
+from stepcast.ir.dataclass import dataclass
 
 MIB = 2**20
 

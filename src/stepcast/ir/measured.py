@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.check import require, require_amounts, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import CollectiveKind, Compute

@@ -1,11 +1,11 @@
 """Model: an architecture with its weights, counted exactly."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layers.ends import embedding_weights, final_weights, head_weights
 from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer

@@ -1,9 +1,9 @@
 """The parts of a Model."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.dataclass import dataclass
 
 
 class Activation(StrEnum):

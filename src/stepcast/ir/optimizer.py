@@ -8,10 +8,10 @@
 - adafactor: of the second moment of a matrix the sums of its rows and columns (Shazeer and Stern 2018).
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 
 

@@ -5,12 +5,12 @@ tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
 from stepcast.ir.layout import Layout
 

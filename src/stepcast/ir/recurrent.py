@@ -3,9 +3,8 @@
 Their sizes in a model, and their kernels as works: shapes and floating-point operations.
 """
 
-from dataclasses import dataclass
-
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import Hybrid
 

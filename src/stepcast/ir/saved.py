@@ -5,9 +5,8 @@ recomputed module frees the tensors that ``generate.recompute`` makes anew and k
 while its half of the layer runs backward.
 """
 
-from dataclasses import dataclass
-
 from stepcast.ir.architecture import Architecture
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor

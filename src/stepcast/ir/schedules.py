@@ -5,9 +5,10 @@ is known of it follows from the row.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from stepcast.ir.dataclass import dataclass
 
 
 class ScheduleKind(StrEnum):

@@ -1,9 +1,9 @@
 """The layers of each pipeline stage."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.strategy import Strategy, StrategyError

@@ -1,11 +1,12 @@
 """StepReport: the result of simulating one training step."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, cast
 
 from stepcast.ir.band import LEVEL, Band, Residual
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
 
 # Parts of a step, in the order in which they are shown.

@@ -1,9 +1,9 @@
 """Strategy: the spread of a model over GPUs and the choices of its run."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import SCHEDULES, Pairs

@@ -5,7 +5,7 @@ Millions of spans are ordinary, so a Timeline keeps columns, not objects; a Span
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work
 

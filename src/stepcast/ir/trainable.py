@@ -1,8 +1,8 @@
 """The weights of a stage that a rank holds, and those it trains: all of them, or with LoRA the adapters alone."""
 
 from collections import Counter
-from dataclasses import dataclass
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layers.ends import embedding_weights, head_weights
 from stepcast.ir.layers.kinds import adapter_shard
 from stepcast.ir.model import Model, next_token_shard, next_token_weights, range_shard

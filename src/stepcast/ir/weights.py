@@ -9,11 +9,11 @@ position embeddings, routers and the down-projections of latent attention are on
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
+from stepcast.ir.dataclass import dataclass
 
 
 class WeightPart(StrEnum):

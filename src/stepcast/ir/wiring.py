@@ -1,6 +1,6 @@
 """The wiring of a node, or of the network of a cluster, as files of other tools describe it."""
 
-from dataclasses import dataclass
+from stepcast.ir.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

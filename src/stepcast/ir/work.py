@@ -5,11 +5,11 @@ after an all-gather, before a reduce-scatter, and on both sides of an all-reduce
 """
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import get_args
 
 from stepcast.ir.check import require_amounts, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan

@@ -17,11 +17,12 @@ import math
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from itertools import accumulate
 
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout

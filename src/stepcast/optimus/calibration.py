@@ -8,7 +8,6 @@ is reported.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from statistics import fmean, median, pstdev
@@ -21,6 +20,7 @@ from stepcast.inputs.optimus_log import read_step_lengths
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import RunLog
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model, model_names

@@ -7,7 +7,6 @@ micro-batches are large. Times follow from the machine, except for four named co
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from stepcast.cost.collectives import price, route_of
 from stepcast.hardware import Cluster, resolve
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import CollectiveKind
 from stepcast.optimus.plan import OptimusPlan, StagePlan
 

@@ -18,13 +18,13 @@ whenever something small occupies the last one. No formula shows that.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
 from stepcast.cost.memory import StageMemory
 from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import PositionKind
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.units import MIB

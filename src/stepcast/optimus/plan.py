@@ -5,11 +5,11 @@ A plan has no measured times: it is all that a prediction may know of a run.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.ir.model import Model

@@ -7,13 +7,14 @@ during the backward of the last micro-batch: the earlier ones run under Distribu
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.analyze.intervals import union_of
+from stepcast.ir.dataclass import dataclass
 from stepcast.optimus.cost import BUCKET_PASSES, FP32_BYTES, Constants, Machine, PassWork, StageWork, stage_work
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.simulation.engine import simulate, task_times

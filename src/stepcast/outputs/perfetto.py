@@ -7,11 +7,11 @@ being inside it, so such slices of a lane get more threads.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer, Work
 

@@ -1,9 +1,10 @@
 """Every format stepcast writes, in one plain table."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
+
+from stepcast.ir.dataclass import dataclass
 
 NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep", "OperatorTimes": "table of operator times"}
 # The command that makes one kind of document from another.

@@ -7,13 +7,14 @@ runs, axes of sweeps, fields of the app and printed commands all follow from it.
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from inspect import get_annotations
 from typing import Any, Self, TypeVar
 
 import msgspec
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.questions.numbers import ValueSpellingError
 
 

@@ -4,9 +4,10 @@ import datetime
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, read_choices

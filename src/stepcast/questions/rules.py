@@ -7,9 +7,9 @@ A choice that differs from its default and cannot change the answer is
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.questions.choices import option_of
 from stepcast.questions.question import AUTOCASTS, MODULES

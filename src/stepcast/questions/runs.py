@@ -5,13 +5,14 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.frameworks.profile import DECISIONS, Profile
 from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.frameworks.words import overlap_words, recompute_word
 from stepcast.inputs.source import Source, read_toml
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy

@@ -4,13 +4,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, missing_features
 from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout

@@ -1,6 +1,6 @@
 """Settle a question: the one place where defaults are filled in and rules about choices are applied."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.frameworks.words import recompute_word
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.source import FormatError, read_toml
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import nsmallest
 
 import numpy as np
@@ -12,6 +12,7 @@ from stepcast.forecast.options import TooManySlotsError
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.searching.bounds import BoundedCandidates
 from stepcast.searching.crew import WorkerPool
 from stepcast.searching.result import (

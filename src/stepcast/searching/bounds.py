@@ -15,7 +15,6 @@ ones are computed on demand. No candidate can be faster than either:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from stepcast.cost.memory.states import orientations, piece_states
 from stepcast.cost.power import cool_load
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.limits import PRICED

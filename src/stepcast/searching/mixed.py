@@ -8,7 +8,7 @@ speed, process the layers of all micro-batches.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import nsmallest
 
 import numpy as np
@@ -21,6 +21,7 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import Link
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import SCHEDULES, PiecePlacement

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import Framework
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Strategy

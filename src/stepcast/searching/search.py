@@ -1,7 +1,7 @@
 """Search from the library; refinements of the best candidates, and what would make the best one faster."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster, Place
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.model import Model
 from stepcast.ir.stages import pieces

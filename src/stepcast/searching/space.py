@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, TypedDict, TypeVar, cast
@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar, cast
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layers.attention_core import recomputes_in_vain

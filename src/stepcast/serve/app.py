@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from queue import SimpleQueue
@@ -19,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.serve.fields import PREDICT, SEARCH, FieldError, FormChoices, read_form
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell

@@ -5,10 +5,10 @@ of a request is used as a path or as an option.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from stepcast.frameworks.catalog import framework_names
 from stepcast.hardware import cluster_names
+from stepcast.ir.dataclass import dataclass
 from stepcast.models.catalog import model_names
 from stepcast.questions.choices import option_of
 from stepcast.questions.question import CHOICES, PRECISIONS

@@ -7,11 +7,11 @@ so each distinct entry is computed once: a layer that repeats comes to the same 
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.limits import OPS_TOLD
 from stepcast.simulation.engine import Run, piece_maps

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.work import COMMUNICATING, COMPUTING, Collective, Communication, HostCopy, HostUpdate, Work
 from stepcast.simulation.segments import Cost

@@ -6,13 +6,13 @@ times of single tasks are computed afterwards, and only when asked for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.simulation.fold import Chain, Fold, lanes_read
 from stepcast.simulation.program import CallPlan, Program, Times, level_bounds
 from stepcast.simulation.segments import Piece, Shape

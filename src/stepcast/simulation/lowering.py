@@ -7,11 +7,11 @@ with the same ``OpFeatures`` and filled with the costs of each.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from typing import NamedTuple
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import COMMUNICATING, Collective, group_of

@@ -1,11 +1,11 @@
 """Messages between stages: the ops around the segment of a call that send and receive."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 from stepcast.simulation.segments import NO_LANE, Cost, ProgramError, Segment, TimedOp
 

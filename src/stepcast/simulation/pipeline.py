@@ -7,7 +7,7 @@ schedule alone: it is a ``PipelineTemplate``, built once with array operations a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.fold import distinct
 from stepcast.simulation.messages import (

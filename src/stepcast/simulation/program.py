@@ -5,7 +5,7 @@ and one program runs with any number of price lists. This module does not know w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import TypeVar
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import TASKS
 from stepcast.simulation.fold import Chain, Fold, fold_of
 from stepcast.simulation.segments import NO_LANE, Cost, Piece, ProgramError, Segment, Shape

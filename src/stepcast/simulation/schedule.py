@@ -5,12 +5,12 @@ visits them in that order forward and in the opposite order backward.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
 from stepcast.ir.check import require_counts
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.schedules import PiecePlacement
 
 

@@ -8,7 +8,7 @@ free at 0. This module does not know what ops do.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeAlias
@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
+from stepcast.ir.dataclass import dataclass
 
 Cost: TypeAlias = Hashable
 """Seconds as a plain number, or a key that a price list knows."""

@@ -6,7 +6,6 @@ move with them only falls behind. So a short run proves what a long one takes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.simulation.breakdown import StageTime, stage_times

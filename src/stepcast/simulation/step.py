@@ -1,7 +1,7 @@
 """One training step as a program: the pipeline's slots, and what runs once before and after them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Collective, group_of

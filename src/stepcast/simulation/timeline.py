@@ -1,11 +1,11 @@
 """The tasks of a simulated step as a Timeline, and its critical path."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, Int32Array, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
 from stepcast.simulation.fold import distinct

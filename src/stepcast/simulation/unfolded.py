@@ -6,13 +6,13 @@ and only when it is used; without numba the same function runs in Python.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import JITTERED
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Program, Times

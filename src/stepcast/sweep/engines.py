@@ -11,10 +11,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.sweep.spec import Words
 
 if TYPE_CHECKING:

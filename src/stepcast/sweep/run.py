@@ -3,11 +3,11 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.sweep.engines import Answer, ChunkPace, EngineSetting, PointChunk, load_engine
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store

@@ -8,12 +8,12 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from random import Random
 from typing import Any
 
 from stepcast.inputs.source import FormatError, parse_toml
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import EXPRESSION, POINTS
 
 Words = dict[str, Any]

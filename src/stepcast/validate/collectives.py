@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from itertools import pairwise
@@ -21,6 +21,7 @@ from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import folder_files, read
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes

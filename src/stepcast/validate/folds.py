@@ -7,7 +7,7 @@ at a time and writes what it found to ``data/fits/folds.toml``. The digest there
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from stepcast.cost.compute import compute_price
@@ -15,6 +15,7 @@ from stepcast.cost.fits import ComputeFit, compute_fit, merge_tables
 from stepcast.cost.power import Load
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Compute
 
 # Lists of kernels, priced.

@@ -6,7 +6,6 @@ report holds the kernel and what their measuring adds, and never falls below a l
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.rows import csv_rows
 from stepcast.inputs.source import Source
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate.folds import GpuFold, load_folds, price_kernels

@@ -8,7 +8,7 @@ of the measured time; a positive error is a prediction that is too slow.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -18,6 +18,7 @@ import numpy as np
 from stepcast.forecast.prediction import Prediction
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 

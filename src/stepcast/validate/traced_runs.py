@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.optimus_log import LOG_END, find_gpustat, read_gpustat, read_logs
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files, read
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import RunLog
 from stepcast.ir.timeline import Timeline
 from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped

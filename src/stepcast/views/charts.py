@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.views.markup import Child, Markup, join, tag
 from stepcast.views.view import Axis
 

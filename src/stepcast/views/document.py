@@ -3,13 +3,14 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.views.asked import asked_pairs
 from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, join, tag, text

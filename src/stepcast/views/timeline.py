@@ -3,12 +3,13 @@
 import base64
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.step import PART_OF_GROUP
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.charts import swatch

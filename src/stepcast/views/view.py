@@ -1,10 +1,11 @@
 """The vocabulary of answers; the docstring of the package lists it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 

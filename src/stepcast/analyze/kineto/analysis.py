@@ -6,7 +6,6 @@ holds whatever the clocks of the hosts say.
 """
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
 import msgspec
@@ -16,6 +15,7 @@ from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_t
 from stepcast.analyze.recorded import RecordedResult
 from stepcast.analyze.result import AnalysisResult, bus_factor, find_slow, list_ranks
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 from stepcast.units import format_seconds

@@ -6,7 +6,6 @@ without marks the time from the first work on the GPU to the last.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +13,7 @@ import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 

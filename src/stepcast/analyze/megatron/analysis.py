@@ -1,7 +1,6 @@
 """A measured Megatron-LM step: time by part, communication, waits, stragglers and the critical path."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
@@ -31,6 +30,7 @@ from stepcast.analyze.play import (
 )
 from stepcast.analyze.recording import Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.ranks import members
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds

@@ -6,10 +6,11 @@ of its group, and a send meets the receive of the same micro-batch on the next s
 
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import MODEL, Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members, neighbour

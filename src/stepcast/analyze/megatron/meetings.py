@@ -7,12 +7,13 @@ from both sides; within the bounds the ends of a meeting, which nearly coincide,
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import NamedTuple
 
 from stepcast.analyze.megatron.events import Key, RankEvent
 from stepcast.analyze.recording import Meeting
+from stepcast.ir.dataclass import dataclass
 
 # Host clocks differ by the uptime of their machines. Anything below this is the delay of a launch.
 SAME_CLOCK_S = 5e-3

@@ -6,7 +6,6 @@ for experts, whose work depends on the tokens that they receive.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean, median
 
 import msgspec
@@ -15,6 +14,7 @@ from stepcast.analyze.changes import scale_to_tokens, seconds_per_token
 from stepcast.analyze.megatron.events import OPTIMIZER, TraceOperation, exchanges
 from stepcast.analyze.play import RankParts
 from stepcast.analyze.recording import BlockKind, Join, Local, RankRecord, Recording, TimePart
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members

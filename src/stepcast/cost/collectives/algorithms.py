@@ -13,10 +13,10 @@ src/include/comm.h (bytes per thread) and src/enqueue.cc (chunks).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from stepcast.cost.collectives.route import Protocol, Route
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, US
 

@@ -6,7 +6,6 @@ has started every kernel, and a caller may add its own time.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from stepcast.cost.collectives import algorithms as curves
 from stepcast.cost.collectives.algorithms import PASSES, ROUNDS, ZERO, Curve, pair_protocols, protocols
 from stepcast.cost.collectives.route import Protocol, Route
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import CollectiveKind
 

@@ -1,9 +1,9 @@
 """The memory of one pipeline piece: states, activations of one micro-batch, and the loss at its end."""
 
-from dataclasses import dataclass
 from itertools import groupby
 
 from stepcast.cost.memory.states import Collected, States, collected_bytes, gradient_bytes, piece_states
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.model import Model

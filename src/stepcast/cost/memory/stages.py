@@ -14,7 +14,7 @@ recomputed, and all of it where everything is (15 of these steps measured both w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from stepcast.cost.memory.states import keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.band import LEVEL
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
 from stepcast.ir.model import Model

@@ -5,9 +5,8 @@ two moments. ZeRO 1 splits the last over data-parallel ranks, ZeRO 2 the gradien
 all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gathers it in training precision.
 """
 
-from dataclasses import dataclass
-
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Framework, Kernels, Offloaded
 from stepcast.ir.layout import Layout

@@ -6,7 +6,7 @@ Links are numbered in blocks, as many as an array of some shape has places, so t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from math import ceil, prod
@@ -15,6 +15,7 @@ import numpy as np
 
 from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, NetworkRouting, Topology
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import Links
 
 LinkNamer = Callable[..., str]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
@@ -14,6 +14,7 @@ from stepcast.inputs.chakra.protobuf import Value, row_hashes
 from stepcast.inputs.kineto.process_groups import group_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import GATHERS, Collective, Direction, Recorded, Transfer, Work

@@ -8,7 +8,7 @@ those that are damaged, are decoded one by one.
 import heapq
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from stepcast.inputs.chakra.protobuf import (
 )
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import Int32Array, IntArray, UIntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import CollectiveKind
 
 NONE = -1

@@ -6,13 +6,14 @@ three lists: it has no effect on time or memory, it is understood but not modell
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
 from stepcast.inputs.source import FormatError, read_toml
+from stepcast.ir.dataclass import dataclass
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
 # A variable that the file does not set, or a value that a tool works out by itself.

@@ -4,7 +4,7 @@ import math
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import cache
 
@@ -14,6 +14,7 @@ import numpy as np
 from stepcast.inputs.kineto.process_groups import collective_named, dtype_named, group_named, parse_ranks
 from stepcast.inputs.kineto.stream import TraceEvent
 from stepcast.ir.arrays import Int32Array
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder

@@ -7,11 +7,12 @@ shapes, tp and layers from the exact parameter count of a stage. A file name suc
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, TypeVar
 
 from stepcast.inputs.megatron.lines import RankEvidence, check_same_run, common_hints
 from stepcast.inputs.source import FormatError
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members

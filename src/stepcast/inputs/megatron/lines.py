@@ -8,10 +8,11 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.source import FormatError
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, SpanKind

@@ -14,9 +14,10 @@ The facts about transformers are those of version 5.17: integrations/sdpa_attent
 models/*/modeling_*.py.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.group import Group

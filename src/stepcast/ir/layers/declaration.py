@@ -1,10 +1,10 @@
 """LayerKind: the declaration of a kind of layer half, from which parameters, memory, FLOPs and work follow."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.strategy import RecomputeModule

@@ -16,10 +16,10 @@ reports to within a thousandth, and the backward's peak to within 4 % unless the
 the GPU (tests/cost/test_memory_mamba.py). Megatron-LM's selective recomputation frees none of it by default.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 from stepcast.ir.architecture import Architecture
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters

@@ -7,9 +7,10 @@ all-gather, and the backward gathers the input of the first matmul again for its
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group

@@ -1,8 +1,9 @@
 """Sizes that one rank sees of a model under a strategy: tokens, heads and widths after every split."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stepcast.ir.architecture import Architecture
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.sharding import ShardingPlan, plan_of

@@ -14,8 +14,9 @@ forward writes to memory anyway counts half as much as one that it does not.
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
 from stepcast.pytorch.capture.kernels import LOOKUPS, POINTWISE, bytes_of, pad_product, pass_over, works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stepcast.inputs.source import Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import CONFIG
 from stepcast.pytorch.capture.emulation import META, EmulatedGpu, with_known_values
 from stepcast.pytorch.capture.tracer import CaptureError

@@ -12,9 +12,10 @@ attention, e for the elements of all else; + where the result is summed; - for w
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stepcast.ir.captured import Tie
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Elementwise, ElementwiseKind
 from stepcast.pytorch.capture.kernels import works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace

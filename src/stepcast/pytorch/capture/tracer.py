@@ -10,7 +10,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import META, VALUES
 
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32

@@ -6,13 +6,13 @@ launches and waves decide, to large ones, where the peak does.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.power import ALONE
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 

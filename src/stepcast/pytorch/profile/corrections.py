@@ -1,7 +1,7 @@
 """Fit the corrections of a calibration to measured points, and measure how much they help."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from stepcast.cost.fits import ATTENTION, ComputeFit
 from stepcast.cost.power import ALONE, energy_seen
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.measure import MeasuredPoints

@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Protocol
 
 from stepcast.cost.calibration import LOOKS, CalibrationError, Correction
 from stepcast.inputs.source import parse_toml
+from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.profile.cases import Case, Operator
 
 CollectiveRow = Mapping[str, str | int | float]  # kind, ranks, size_bytes, seconds

@@ -10,11 +10,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
 
 from stepcast.inputs.recorded import FLIGHT, STEPS
+from stepcast.ir.dataclass import dataclass
 from stepcast.outputs.files import write_file
 from stepcast.pytorch.load import load_torch
 

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of

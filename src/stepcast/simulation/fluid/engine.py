@@ -5,7 +5,6 @@ is the folded engine's, bit for bit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray, IntArray, UIntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Links, join_flows
 from stepcast.simulation.fluid.filling import SAME, Net
 from stepcast.simulation.fluid.run import (

@@ -1,13 +1,13 @@
 """The use of links while a step ran, how that slowed its communication, and the breakdown of its time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import Links
 from stepcast.ir.group import Channel, Group
 from stepcast.simulation.breakdown import StageTime, round_bubble_s

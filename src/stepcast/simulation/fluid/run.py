@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowError, FlowSet, Links
 from stepcast.simulation.fluid import kernel as codes
 from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK, Column, Live, Net, Scratch

@@ -1,7 +1,7 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from stepcast.cost.band import kind_of
@@ -11,6 +11,7 @@ from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
 from stepcast.inputs.rows import csv_records
 from stepcast.inputs.source import Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model

@@ -7,11 +7,12 @@ where the source says so. A row that does not hold the published value is left a
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from stepcast.ir.dataclass import dataclass
 from stepcast.units import TFLOPS
 
 Record = Mapping[str, str | None]

@@ -6,7 +6,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout

@@ -1,0 +1,157 @@
+"""The decorator ``dataclass`` of the standard library, without the code that it compiles for each class.
+
+The standard decorator compiles five or more functions for every class when it is imported, which was a quarter of the
+time of ``stepcast predict``. Here methods are shared functions, except ``__init__``: it is compiled when the first
+instance is made, and most classes of a command never have one. Classes behave the same: ``fields``, ``replace``,
+``asdict``, ``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order`` and ``unsafe_hash`` are not
+supported.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+    import dataclasses
+    from operator import attrgetter
+    from reprlib import recursive_repr
+    from types import MemberDescriptorType
+
+    def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
+        """Add the methods of a dataclass to a class."""
+        if cls is None:
+            return lambda cls: dataclass(cls, frozen=frozen, slots=slots, eq=eq, kw_only=kw_only)
+        own = set(cls.__dict__)
+        own_hash = "__hash__" in own and not (cls.__dict__["__hash__"] is None and "__eq__" in own)
+        cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+        fields = dataclasses.fields(cls)
+        if "__init__" not in own:
+            _add_init(cls, fields, frozen, slots)
+        if "__repr__" not in own:
+            _add_repr(cls, [field.name for field in fields if field.repr])
+        if eq and "__eq__" not in own:
+            _add_eq(cls, [field.name for field in fields if field.compare])
+        if eq and not own_hash:
+            hashed = [field.name for field in fields if (field.compare if field.hash is None else field.hash)]
+            _add_hash(cls, hashed if frozen else None)
+        if frozen:
+            _freeze(cls, frozenset(field.name for field in fields))
+            if slots and not {"__getstate__", "__setstate__"} & own:
+                cls.__getstate__, cls.__setstate__ = _get_state, _set_state
+        return cls
+
+    def _add_init(cls, fields, frozen, slots):
+        def compile_init():
+            init = _compile_init(cls, fields, frozen, slots)
+            cls.__init__ = init
+            return init
+
+        def __init__(self, *values, **named):  # noqa: N807
+            compile_init()(self, *values, **named)
+
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+        __init__.compile = compile_init
+        cls.__init__ = __init__
+        cls.__signature__ = _Signature()
+
+    class _Signature:
+        """Lets ``inspect.signature`` see the arguments of an ``__init__`` that was not compiled yet."""
+
+        def __get__(self, instance, owner):
+            compile_init = getattr(owner.__init__, "compile", None)
+            if compile_init is None:
+                return None
+            compile_init()
+            import inspect
+
+            return inspect.signature(owner)
+
+    def _compile_init(cls, fields, frozen, slots):
+        """Return ``__init__``. Frozen instances are filled through their slots or their dictionary."""
+        names = {"MISSING": dataclasses.MISSING}
+        arguments, keywords, body = [], [], []
+        in_dict = frozen and any(not isinstance(getattr(cls, each.name, None), MemberDescriptorType) for each in fields)
+        if in_dict:
+            body.append("values = self.__dict__")
+        for field in fields:
+            name, value = field.name, field.name
+            has_factory, has_default = (
+                each is not dataclasses.MISSING for each in (field.default_factory, field.default)
+            )
+            names[f"_default_{name}"] = field.default_factory if has_factory else field.default
+            if has_factory:
+                made = f"_default_{name}()"
+                value = f"{made} if {name} is MISSING else {name}" if field.init else made
+            elif not field.init:
+                if not (slots and has_default):
+                    continue
+                value = f"_default_{name}"
+            if field.init:
+                default = "=MISSING" if has_factory else f"=_default_{name}" if has_default else ""
+                (keywords if field.kw_only else arguments).append(name + default)
+            slot = getattr(cls, name, None)
+            if not frozen:
+                body.append(f"self.{name} = {value}")
+            elif isinstance(slot, MemberDescriptorType):
+                names[f"_set_{name}"] = slot.__set__
+                body.append(f"_set_{name}(self, {value})")
+            else:
+                body.append(f"values[{name!r}] = {value}")
+        if hasattr(cls, "__post_init__"):
+            body.append("self.__post_init__()")
+        listed = ", ".join(["self", *arguments, *(["*", *keywords] if keywords else ())])
+        exec(f"def __init__({listed}):\n " + "\n ".join(body or ["pass"]), names)
+        init = names["__init__"]
+        init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+        return init
+
+    def _add_repr(cls, names):
+        @recursive_repr()
+        def __repr__(self):  # noqa: N807
+            listed = ", ".join([f"{name}={getattr(self, name)!r}" for name in names])
+            return f"{self.__class__.__qualname__}({listed})"
+
+        cls.__repr__ = __repr__
+
+    def _add_eq(cls, names):
+        values = _values_of(names)
+
+        def __eq__(self, other):  # noqa: N807
+            return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+
+        cls.__eq__ = __eq__
+
+    def _add_hash(cls, names):
+        if names is None:
+            cls.__hash__ = None
+            return
+        values = _values_of(names)
+        cls.__hash__ = lambda self: hash(values(self))
+
+    def _values_of(names):
+        """Return the function that gives the values of an instance as a tuple."""
+        if len(names) > 1:
+            return attrgetter(*names)
+        return lambda self: tuple([getattr(self, name) for name in names])
+
+    def _freeze(cls, names):
+        def refuse(self, name):
+            if type(self) is cls or name in names:
+                raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+        def __setattr__(self, name, value):  # noqa: N807
+            refuse(self, name)
+            super(cls, self).__setattr__(name, value)
+
+        def __delattr__(self, name):  # noqa: N807
+            refuse(self, name)
+            super(cls, self).__delattr__(name)
+
+        cls.__setattr__, cls.__delattr__ = __setattr__, __delattr__
+
+    def _get_state(self):
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+    def _set_state(self, state):
+        for field, value in zip(dataclasses.fields(self), state, strict=True):
+            object.__setattr__(self, field.name, value)
