@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "forecast",
         "goodput",
         "searching",
+        "results",
         "views",
     },
     "sweep": {"units", "ir", "inputs", "outputs"},

@@ -14,6 +14,7 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
     "predict, simulate": (answers.StepAnswer,),
     "search": (answers.SearchAnswer,),
     "plan": (answers.PlanAnswer,),
+    "predict, search or plan with several values": (answers.AlternativesAnswer,),
     "network": (answers.NetworkAnswer,),
     "compare": (answers.CompareAnswer,),
     "op": (answers.OperatorAnswer, answers.OperatorSweepAnswer),

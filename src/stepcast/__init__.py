@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy as Strategy
     from stepcast.ir.timeline import Timeline as Timeline
     from stepcast.ir.workload import Workload as Workload
+    from stepcast.library import alternatives as alternatives
     from stepcast.library import analyze as analyze
     from stepcast.library import compare as compare
     from stepcast.library import plan as plan
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from stepcast.library import search as search
     from stepcast.models.catalog import load_model as load_model
     from stepcast.pytorch.record.recorder import record as record
+    from stepcast.questions.alternatives import Alternatives as Alternatives
     from stepcast.questions.measured import AnalyzeChoices as AnalyzeChoices
     from stepcast.questions.measured import ReplayChoices as ReplayChoices
     from stepcast.questions.plan import PlanChoices as PlanChoices
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
 
 # Public name -> module and name there, loaded at first use, so that `import stepcast` alone is fast.
 PUBLIC = {
+    "Alternatives": ("stepcast.questions.alternatives", "Alternatives"),
     "AnalyzeChoices": ("stepcast.questions.measured", "AnalyzeChoices"),
     "Calibration": ("stepcast.cost.calibration", "Calibration"),
     "Cluster": ("stepcast.hardware", "Cluster"),
@@ -108,6 +111,7 @@ PUBLIC = {
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "TrainingPhase": ("stepcast.goodput.plan", "TrainingPhase"),
     "Workload": ("stepcast.ir.workload", "Workload"),
+    "alternatives": ("stepcast.library", "alternatives"),
     "analyze": ("stepcast.library", "analyze"),
     "compare": ("stepcast.library", "compare"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
+    from stepcast.questions.alternatives import Alternatives
     from stepcast.questions.measured import AnalyzeChoices, ReplayChoices
     from stepcast.questions.plan import PlanChoices
     from stepcast.questions.question import PredictChoices
@@ -241,6 +242,23 @@ def plan(
         given = read_choices(PlanQuestion, words)
         file = read_run_file(None, None if config is None else fspath(config), ignore_unknown=ignore_unknown)
         return settle_plan(ask_with_file(PlanQuestion, given, file)).answer()
+
+
+def alternatives(verb: str, **choices: Any) -> "Alternatives":
+    """Answer ``predict``, ``search`` or ``plan`` for several clusters, frameworks or numbers of GPUs.
+
+    Args:
+        verb: ``"predict"``, ``"search"`` or ``"plan"``.
+        choices: the keywords of that function, with lists for ``cluster``, ``gpu``, ``framework`` or ``gpus``, such as
+            ``alternatives("plan", model="llama-3.1-8b", cluster=["dgx-h100", "dgx-h200"], gpus=64, tokens="1T")``.
+    """
+    from stepcast.questions.alternatives import VERBS, answer_alternatives
+    from stepcast.questions.choices import build_question
+
+    if verb not in VERBS:
+        raise ValueError(f"{verb!r} has no alternatives; use {', '.join(VERBS)}")
+    with _in_python_words(verb):
+        return answer_alternatives(build_question(VERBS[verb], choices))
 
 
 def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResult":

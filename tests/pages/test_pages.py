@@ -66,6 +66,7 @@ PLAN = [
 VALIDATE = ["validate", "--set", "h200", "--data", "rows"]
 VERBS = {
     "predict": PREDICT,
+    "alternatives": [*PREDICT[:4], "dgx-h100,dgx-h200", *PREDICT[5:], "--tokens", "1T", "--price", "auto"],
     "simulate": ["simulate", str(EXAMPLES / "simai-gpt-13b.txt"), "--cluster", "dgx-h100"],
     "analyze a rank": ["analyze", MEGATRON],
     "analyze a profile": ["analyze", str(EXAMPLES / "kineto-llama-1b.json.gz")],

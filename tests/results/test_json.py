@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[type, list[str]]] = {
     "simulate": (answers.StepAnswer, VERBS["simulate"]),
     "search": (answers.SearchAnswer, VERBS["search"]),
     "plan": (answers.PlanAnswer, VERBS["plan"]),
+    "alternatives": (answers.AlternativesAnswer, VERBS["alternatives"]),
     "network": (answers.NetworkAnswer, VERBS["network"]),
     "compare": (answers.CompareAnswer, VERBS["compare"]),
     "op": (answers.OperatorAnswer, VERBS["op"]),

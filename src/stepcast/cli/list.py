@@ -1,4 +1,4 @@
-"""``stepcast list formats|gpus|clusters|models|frameworks|failures``."""
+"""``stepcast list formats|gpus|clusters|models|frameworks|failures|prices``."""
 
 import argparse
 from collections.abc import Callable
@@ -95,6 +95,12 @@ def _models() -> list[Facts]:
     ]
 
 
+def _prices() -> list[Facts]:
+    from stepcast.questions.prices import list_prices
+
+    return list_prices()
+
+
 LISTED: dict[str, Callable[[], list[Facts]]] = {
     "formats": _formats,
     "gpus": _gpus,
@@ -102,4 +108,5 @@ LISTED: dict[str, Callable[[], list[Facts]]] = {
     "models": _models,
     "frameworks": _frameworks,
     "failures": _failures,
+    "prices": _prices,
 }

@@ -8,6 +8,7 @@ of one name are read by the same reader in every verb, listed in ``TYPES``.
 import argparse
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def add_choice(parser: Any, name: str, choice: Choice, usual: object, **known: A
     else:
         known |= {"metavar": choice.metavar} if choice.metavar else {}
         known |= {"choices": choice.values} if choice.values else {}
-        known |= {"type": choice.read} if choice.read is not str else {}
+        known |= {"type": choice.parse} if choice.several else {"type": choice.read} if choice.read is not str else {}
         known |= {"action": "append"} if usual == () else {}
         known |= {"default": []} if usual == () and known["default"] == () else {}
     parser.add_argument(option_of(name), dest=name, **known)
@@ -143,7 +144,7 @@ def add_options(parser: Any, table: str, **settings: Any) -> None:
     for row in _rows(table):
         name = row[2:].replace("-", "_")
         if row not in SHARED and name in CHOICES.keys() - settings.keys():
-            add_choice(parser, name, CHOICES[name], DEFAULTS[name])
+            add_choice(parser, name, replace(CHOICES[name], several=False), DEFAULTS[name])
             continue
         match = ROW.fullmatch(SHARED.get(row, row))
         assert match, f"no option: {row!r}"

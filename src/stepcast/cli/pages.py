@@ -2,13 +2,17 @@
 
 import argparse
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
+from stepcast.questions.choices import option_of
 from stepcast.version import __version__
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
+    from stepcast.questions.choices import Question
+    from stepcast.questions.search import Watching
     from stepcast.views.document import About
     from stepcast.views.view import View
 
@@ -30,6 +34,27 @@ def show_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> N
     """Write the page of an answer if ``--html`` asks for it, then print the answer."""
     write_view(args, view)
     print_view(args, view, verbose)
+
+
+# Output of one answer, which several have none of.
+SINGLE = ("output", "trace", "save", "to_workload", "gantt", "critical_path", "jitter", "explain_memory", "emit")
+
+
+def show_alternatives(args: argparse.Namespace, question: "Question", watching: "Watching" = nullcontext) -> int:
+    """Answer a question with several clusters, frameworks or numbers of GPUs; return the exit status."""
+    from stepcast.cli.streams import show_status
+    from stepcast.questions.alternatives import answer_alternatives
+    from stepcast.views.alternatives import alternatives_view
+
+    for name in SINGLE:
+        if getattr(args, name, None):
+            raise ValueError(f"{option_of(name)} is for a single answer: name one cluster and framework")
+    try:
+        answer = answer_alternatives(question, watching)
+    finally:
+        show_status("")
+    show_view(args, alternatives_view({**answer.facts(), "command": args.command, "version": __version__}))
+    return 0 if any(row["fits"] is not False for row in answer.rows) else 1
 
 
 def write_view(args: argparse.Namespace, view: "View") -> None:

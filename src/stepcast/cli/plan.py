@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import write_file
-from stepcast.cli.pages import show_view
+from stepcast.cli.pages import show_alternatives, show_view
+from stepcast.questions.choices import several_of
 from stepcast.questions.plan import PlanQuestion, SettledPlan, settle_plan
 from stepcast.version import __version__
 from stepcast.views.text import visible
@@ -33,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.outputs.plain import table_bytes
     from stepcast.views.plan import plan_view
 
+    if several_of(args.question):
+        return show_alternatives(args, args.question)
     settled = settle_plan(args.question)
     print_notes(dict.fromkeys(note for step in settled.steps if step for note in step.notes))
     facts = {**plan_facts(settled, settled.answer()), "command": args.command, "version": __version__}

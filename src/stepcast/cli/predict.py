@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_notes, write_file, write_files
+from stepcast.cli.pages import show_alternatives
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.rules import check_applicable
+from stepcast.questions.choices import several_of
 from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_seconds
 
@@ -41,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.captured:
         return _run_captured(args)
+    if several_of(args.question):
+        return show_alternatives(args, args.question)
     from stepcast.ir.framework import Execution
     from stepcast.questions.changes import find_neighbours, find_remedies
     from stepcast.questions.runs import run_facts, save_run, training_facts, write_command
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         args,
         run_facts(settled),
         lambda: find_neighbours(settled, args.command),
-        training=training_facts(args.question, settled.strategy, prediction.step_s),
+        training=training_facts(settled.question, settled.strategy, prediction.step_s),
         remedies=None if fits else find_remedies(settled, prediction.step_s),
         config=args.run_file.facts(write_command(settled)) if args.run_file else None,
     )

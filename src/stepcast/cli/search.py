@@ -1,7 +1,6 @@
 """``stepcast search --model M --cluster C --gpus N --global-batch B ...``"""
 
 import argparse
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import write_file
-from stepcast.cli.pages import show_view
+from stepcast.cli.pages import show_alternatives, show_view
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
-from stepcast.questions.choices import option_of
+from stepcast.questions.choices import option_of, several_of
 from stepcast.questions.search import SearchQuestion, SettledSearch, settle_search
 from stepcast.units import format_seconds
 from stepcast.version import __version__
@@ -29,7 +28,6 @@ WRITTEN = (".csv", ".parquet", ".json")
 EVERY_S = 0.1
 # If nothing fits, these multiples of the GPUs are tried.
 MORE_GPUS = (2, 4, 8, 16)
-FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         if question.model is not None:
             raise ValueError(f"{args.name}: --model names the model already; leave one of them out")
         question = question.change({"model": args.name})
+    if several_of(question):
+        return show_alternatives(args, question, _Watching)
     settled = settle_search(question)
     try:
         result = settled.answer(watching=_Watching)
@@ -274,31 +274,8 @@ def _row(
         "free_bytes": asked.cluster.gpu.memory_bytes - candidate.memory_bytes,
         "breakdown_s": dict(report.breakdown_s),
         **{name: training.get(name) for name in ("days", "gpu_hours", "cost", "currency")},
-        "command": _command(asked, candidate),
+        "command": asked.command(candidate),
     }
-
-
-def _command(asked: SettledSearch, candidate: "SimulatedCandidate") -> str:
-    """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
-    from stepcast.questions.runs import predict_words, strategy_facts
-
-    question = asked.question
-    place = ["--model", str(question.model), "--cluster", str(question.cluster)]
-    place += [word for entry in question.set for word in ("--set", entry)]
-    if not candidate.kinds:
-        gpu = asked.cluster.gpu.name
-        words = predict_words(asked.profile, asked.model, gpu, candidate.strategy, candidate.framework)
-        if str(candidate.options.place) != "even":
-            words += ["--place", str(candidate.options.place)]
-        return shlex.join(["stepcast", "predict", *place, *words])
-    facts = strategy_facts(candidate.strategy)
-    words = ["--framework", question.framework, "--gpus", str(candidate.gpus), "--seq", str(asked.seq)]
-    words += ["--global-batch", str(asked.global_batch), "--top", "1"]
-    for name in FIXED:
-        words += ["--fix", f"{name.replace('_', '-')}={facts[name]}"]
-    if facts["tp"] > 1:
-        words += ["--fix", f"sequence-parallel={'yes' if facts['sequence_parallel'] else 'no'}"]
-    return shlex.join(["stepcast", "search", *place, *words])
 
 
 def _changes(asked: SettledSearch) -> Iterator[tuple[str, SettledSearch]]:
@@ -333,6 +310,6 @@ def _find_change(asked: SettledSearch, deadline: float) -> dict[str, Any] | None
                 **strategy_facts(best.strategy),
                 "step_s": best.step_s,
                 "memory_bytes": best.memory_bytes,
-                "command": _command(changed, best),
+                "command": changed.command(best),
             }
     return None

@@ -39,6 +39,14 @@ class Choice:
     sets: str = ""
     means: Callable[[Any], object] = lambda value: value
     write: Callable[[Any], str] = str
+    # Several values, separated by commas, ask for one answer each.
+    several: bool = False
+
+    def parse(self, text: str) -> Any:
+        """Read the text of a value, or of several values as a tuple."""
+        if self.several and "," in text and not os.path.exists(text):
+            return tuple(self.read(word.strip()) for word in text.split(","))
+        return self.read(text)
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +97,18 @@ def defaults_of(kind: type[Question]) -> Mapping[str, Any]:
     return {name: defaults[name] for name in choices_of(kind)}
 
 
+def several_of(question: Question) -> list[str]:
+    """Return the choices of *question* that have several values, each of which asks for an answer."""
+    choices = choices_of(type(question)).items()
+    return [name for name, choice in choices if choice.several and isinstance(getattr(question, name), tuple)]
+
+
+def refuse_several(question: Question) -> None:
+    """Raise a ValueError if *question* asks for several answers where one is given."""
+    for name in several_of(question):
+        raise ValueError(f"{option_of(name)} has several values: only predict, search and plan compare them")
+
+
 # Choices that state one quantity in different terms: one that is given replaces the others.
 EXCLUSIVE = ({"global_batch", "accumulation"}, {"gpus", "nodes", "dp"}, {"shard", "replicate"})
 
@@ -130,7 +150,7 @@ def read_choices(kind: type[Question], given: Mapping[str, object]) -> dict[str,
             continue
         name, value = resolve_name(kind, word, value)
         if name in NOUNS and not isinstance(value, str | os.PathLike):
-            values[name] = value
+            values[name] = tuple(value) if isinstance(value, list) else value
             continue
         plain = os.fspath(value) if isinstance(value, os.PathLike) else value
         values[name] = read_choice(name, choices_of(kind)[name], defaults_of(kind)[name], plain)
@@ -149,7 +169,7 @@ def read_choice(name: str, choice: Choice, default: object, value: object) -> An
         raise ValueError(f"{name}: expected a value, not {value!r}")
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     try:
-        read = choice.read(text)
+        read = choice.parse(text)
     except ValueSpellingError as error:
         raise ValueError(f"{name}: {error}") from None
     if choice.values and not isinstance(read, tuple):
@@ -226,7 +246,7 @@ def spell_choices(choices: Mapping[str, object]) -> list[str]:
         elif isinstance(value, tuple | list):
             words += [f"{option_of(name)}={entry}" for entry in value]
         elif value is not None:
-            words.append(f"{option_of(name)}={value}")
+            words.append(f"{option_of(name)}={f'{value:.15g}' if isinstance(value, float) else value}")
     return words
 
 

@@ -87,8 +87,10 @@ LONGEST_CURRENCY = 8
 FOREIGN = re.compile(r"eur|gbp|\u20ac|\u00a3")
 
 
-def price(text: str) -> float:
-    """Read the price of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``."""
+def price(text: str) -> float | str:
+    """Read the price of a GPU-hour: ``2.5``, ``2.5/gpu-hour``, or ``auto`` for that of the catalogue."""
+    if text.strip().lower() == "auto":
+        return "auto"
     if match := FOREIGN.search(text.lower()):
         raise ValueSpellingError(f"{text!r}: give the number here and --currency {match[0].upper()}")
     return amount(PRICED.sub("", text.strip().lower().lstrip("$")))

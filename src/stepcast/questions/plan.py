@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
-from stepcast.questions.choices import Choice, read_choices
+from stepcast.questions.choices import Choice, read_choices, refuse_several
 from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate
+from stepcast.questions.prices import settle_price
 from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, StepChoices
 from stepcast.questions.rules import CURRENCY, check_rules
 from stepcast.questions.settle import SettledRun, settle
@@ -69,8 +70,9 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
         help="measured step time in seconds (instead of --model and --cluster)")] = None
     stage: Annotated[tuple[str, ...], Choice(group=RUN, metavar="KEY=VALUE,...", help="a stage of the run, in order: "
         "tokens or steps, and the options that change, e.g. tokens=1T,global-batch=2048,seq=4096; may repeat")] = ()
-    price: Annotated[float | None, Choice(group=RUN, metavar="X", help="price per GPU-hour, e.g. 2.5 (default: none, "
-        "no cost is reported)", read=CHOICES["price"].read, aliases=CHOICES["price"].aliases)] = None
+    price: Annotated[float | str | None, replace(CHOICES["price"], group=RUN, help="price per GPU-hour, e.g. 2.5, one "
+        "for each cluster that is compared, or auto: from 'stepcast list prices' (default: none, no cost is "
+        "reported)")] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = DEFAULT_CURRENCY
     pue: Annotated[float, Choice(group=RUN, metavar="X", read=_read_pue,
         help="power usage effectiveness: energy of the building over that of the machines (default: 1)")] = 1.0
@@ -138,11 +140,13 @@ class SettledPlan:
         from stepcast.goodput.plan import plan
 
         asked = self.question
-        return plan(self.phases, self.operation, asked.price, asked.pue, asked.runs, asked.seed, asked.currency)
+        price = asked.price if isinstance(asked.price, float) else None
+        return plan(self.phases, self.operation, price, asked.pue, asked.runs, asked.seed, asked.currency)
 
 
 def settle_plan(question: PlanQuestion) -> SettledPlan:
     """Return the run that *question* means; a DoesNotFitError if it needs more memory than the GPUs have."""
+    refuse_several(question)
     measured = question.step_s is not None
     if not measured and (question.model is None or (question.cluster or question.gpu) is None):
         raise ValueError("a plan needs a step: use --model and --cluster, or --step-s with a measured time")
@@ -159,6 +163,10 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
     steps = [settle(stage.step) if stage.step_s is None else None for stage in stages]
     warnings = _check_memory(steps, question.allow_oom)
     assumptions = list(dict.fromkeys(note for step in steps if step for note in step.assumptions))
+    if (first := steps[0]) is not None:
+        question = settle_price(question, first.cluster, assumptions)
+    elif question.price == "auto":
+        raise ValueError("--price auto needs --cluster; give the price as a number with --step-s")
     operation = _build_operation(question, steps[-1], assumptions)
     phases = [_build_phase(stage, step, operation) for stage, step in zip(stages, steps, strict=True)]
     return SettledPlan(question, steps, phases, operation, tuple(assumptions), tuple(warnings))

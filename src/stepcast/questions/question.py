@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from stepcast.frameworks.words import (
@@ -135,10 +136,10 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         help="model: a name from 'stepcast list models', or a Hugging Face config.json",
         aliases="model-name arch architecture model-name-or-path hf-model model-id")] = None
     cluster: Annotated["Cluster | str | None", Choice(group=WHAT, metavar="C",
-        help="cluster: a name from 'stepcast list clusters', a GPU (one node of it), or a TOML file",
-        aliases="system machine hardware platform cluster-name")] = None
+        help="cluster: a name from 'stepcast list clusters', a GPU (one node of it), or a TOML file; A,B compares "
+        "them (predict, search, plan)", several=True, aliases="system machine hardware platform cluster-name")] = None
     gpu: Annotated[str | None, Choice(group=WHAT, metavar="G",
-        help="GPU, instead of --cluster: a single one, or --gpus of them in one node",
+        help="GPU, instead of --cluster: a single one, or --gpus of them in one node", several=True,
         aliases="gpu-type gpu-name accelerator device")] = None
     set: Annotated[tuple[str, ...], Choice(group=WHAT, metavar="KEY=VALUE",
         help="override a cluster field, e.g. node.nics=4", aliases="override overrides")] = ()
@@ -147,9 +148,9 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         "(default: even)", values=PLACES)] = "even"
     framework: Annotated["Framework | str | None", Choice(group=WHAT, metavar="F",
         help="framework whose defaults fill unset options: a name from 'stepcast list frameworks', or a TOML file "
-        f"(default: {DEFAULT_FRAMEWORK})", aliases="software backend stack trainer library")] = None
-    gpus: Annotated[int | None, _ranks("total number of GPUs",
-        "num-gpus ngpus n-gpus gpu-count world-size nproc devices num-devices")] = None
+        f"(default: {DEFAULT_FRAMEWORK})", several=True, aliases="software backend stack trainer library")] = None
+    gpus: Annotated[int | None, replace(_ranks("total number of GPUs",
+        "num-gpus ngpus n-gpus gpu-count world-size nproc devices num-devices"), several=True)] = None
     nodes: Annotated[int | None, _ranks("number of nodes (instead of --gpus)",
         "nnodes num-nodes hosts servers")] = None
     dp: Annotated[int | None, _ranks("data-parallel replicas, of tp x cp x pp GPUs each (instead of --gpus)",
@@ -318,8 +319,9 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     tokens: Annotated[float | None, Choice(group=TRAINING, metavar="N",
         help="tokens to train on, e.g. 15T: also report days and GPU-hours", read=positive(parse_count),
         aliases="train-tokens total-tokens num-tokens training-tokens")] = None
-    price: Annotated[float | None, Choice(group=TRAINING, metavar="X", help="price per GPU-hour (with --tokens)",
-        read=read_price,
+    price: Annotated[float | str | None, Choice(group=TRAINING, metavar="X", several=True,
+        help="price per GPU-hour (with --tokens), one for each cluster that is compared, or auto: from 'stepcast list "
+        "prices'", read=read_price,
         aliases="cost-per-gpu-hour gpu-price price-per-gpu-hour gpu-hour-price usd-per-gpu-hour")] = None
     currency: Annotated[str, Choice(group=TRAINING, metavar="C",
         help=f"currency of --price, a symbol or a code (default: {DEFAULT_CURRENCY})",

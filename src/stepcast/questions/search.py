@@ -1,6 +1,7 @@
 """The question of ``stepcast search``, and the search that it means."""
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,7 @@ from stepcast.questions.choices import (
     read_recompute,
     read_schedule,
     read_sharding,
+    refuse_several,
 )
 from stepcast.questions.numbers import (
     MOST_LAYERS,
@@ -39,13 +41,14 @@ from stepcast.questions.numbers import (
     positive,
     share,
 )
+from stepcast.questions.prices import settle_price
 from stepcast.questions.question import CHOICES, DEFAULT_FRAMEWORK, PRECISIONS, SCHEDULES, PredictQuestion
 from stepcast.questions.rules import CURRENCY, PRICE, check_rules
 from stepcast.questions.settle import name_cluster, suggest_larger
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
-    from stepcast.searching.result import SearchResult, SearchWatch
+    from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
     from stepcast.searching.space import CandidateSpace
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
@@ -53,6 +56,7 @@ SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
 OVERLAPPING = ("usual", "none", "tensor", "experts")
 MOST_GPU_COUNTS = 64
+FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
 MOST_ROWS = 1000
 MOST_WORKERS = 1024
 Counts = tuple[int, ...] | None
@@ -124,7 +128,7 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
         help="global batch size in tokens, e.g. 4M (instead of --global-batch)", read=positive(parse_count))] = None
     seq: Annotated[int | None, Choice(group=WHAT, metavar="N", read=CHOICES["seq"].read,
         help=CHOICES["seq"].help, aliases=CHOICES["seq"].aliases)] = None
-    framework: Annotated[str, Choice(group=WHAT, metavar="F", aliases=CHOICES["framework"].aliases,
+    framework: Annotated[str, Choice(group=WHAT, metavar="F", several=True, aliases=CHOICES["framework"].aliases,
         help="framework whose defaults fill unset options, and whose features are searched (default: "
         f"{DEFAULT_FRAMEWORK})")] = DEFAULT_FRAMEWORK
     any_framework: Annotated[bool, Choice(group=WHAT,
@@ -160,7 +164,7 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     top: Annotated[int, Choice(group=AIM, metavar="K", read=count(1, MOST_ROWS), aliases="top-k limit best",
         help="number of strategies to rank (default: 10)")] = 10
     tokens: Annotated[float | None, replace(CHOICES["tokens"], group=AIM)] = None
-    price: Annotated[float | None, replace(CHOICES["price"], group=AIM)] = None
+    price: Annotated[float | str | None, replace(CHOICES["price"], group=AIM)] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=AIM)] = DEFAULT_CURRENCY
     time: Annotated[float | None, Choice(group=AIM, metavar="T", read=positive(parse_duration_s),
         help="time limit, e.g. 60s; then the best so far is reported (default: none)")] = None
@@ -270,6 +274,28 @@ class SettledSearch:
             return result
         return refine_best(result, self.model, self.cluster, question.objective, self.capacity_bytes)
 
+    def command(self, candidate: "SimulatedCandidate") -> str:
+        """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
+        from stepcast.questions.runs import predict_words, strategy_facts
+
+        question = self.question
+        place = ["--model", str(question.model), "--cluster", str(question.cluster)]
+        place += [word for entry in question.set for word in ("--set", entry)]
+        if not candidate.kinds:
+            gpu = self.cluster.gpu.name
+            words = predict_words(self.profile, self.model, gpu, candidate.strategy, candidate.framework)
+            if str(candidate.options.place) != "even":
+                words += ["--place", str(candidate.options.place)]
+            return shlex.join(["stepcast", "predict", *place, *words])
+        facts = strategy_facts(candidate.strategy)
+        words = ["--framework", question.framework, "--gpus", str(candidate.gpus), "--seq", str(self.seq)]
+        words += ["--global-batch", str(self.global_batch), "--top", "1"]
+        for name in FIXED:
+            words += ["--fix", f"{name.replace('_', '-')}={facts[name]}"]
+        if facts["tp"] > 1:
+            words += ["--fix", f"sequence-parallel={'yes' if facts['sequence_parallel'] else 'no'}"]
+        return shlex.join(["stepcast", "search", *place, *words])
+
     def _space(self) -> "CandidateSpace":
         """Return the candidates; raise a ValueError if there are none."""
         from stepcast.searching.space import SearchAxes, build_space, useful_recomputes
@@ -332,12 +358,15 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     """Return the search that *question* means; the framework and the model fill what it leaves open."""
     from stepcast.searching.best import MEMORY_RESERVE
 
+    refuse_several(question)
     check_rules((PRICE, CURRENCY), question.given, {"tokens": question.tokens, "price": question.price})
     place = name_cluster(PredictQuestion(model=question.model, cluster=question.cluster, gpu=question.gpu))
     model = load_model(question.model) if isinstance(question.model, str) else question.model
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place
     assert model is not None
-    profile, assumptions = load_profile(question.framework), []
+    assumptions: list[str] = []
+    profile = load_profile(question.framework)
+    question = settle_price(question, cluster, assumptions)
     seq, gpus = question.seq, question.gpus
     if seq is None:
         seq = min(model.max_seq, profile.defaults.seq)

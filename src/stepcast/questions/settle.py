@@ -27,8 +27,9 @@ from stepcast.ir.optimizer import Optimizer, parse_optimizer
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import build_question, option_of
+from stepcast.questions.choices import build_question, option_of, refuse_several
 from stepcast.questions.numbers import check_multiple
+from stepcast.questions.prices import settle_price
 from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PREDICTED_AS, PredictQuestion
 from stepcast.questions.rules import PREDICT, Facts, check_rules
 
@@ -72,12 +73,14 @@ class SettledRun:
 def settle(question: PredictQuestion) -> SettledRun:
     """Return the run that *question* means; the framework and the model fill what it leaves open."""
     assumptions: list[str] = []
+    refuse_several(question)
     question = msgspec.structs.replace(question, cluster=name_cluster(question))
     model = load_model(question.model) if isinstance(question.model, str) else question.model
     cluster = question.cluster
     cluster = load_cluster(cluster, question.set) if isinstance(cluster, str) else cluster
     assert model is not None
     assert cluster is not None
+    question = settle_price(question, cluster, assumptions)
     gpus = _count_gpus(question, cluster, assumptions)
     question = msgspec.structs.replace(question, gpus=gpus)
     corrections = question.calibration

@@ -231,6 +231,68 @@ class SearchAnswer(AskedFacts):
     warnings: NotRequired[list[str]]
 
 
+class AlternativeFacts(SearchedFacts):
+    """One of several clusters, frameworks or numbers of GPUs with its answer."""
+
+    name: str
+    cluster: str
+    gpu: str
+    framework: str
+    global_batch: int
+    seq: int
+    step_s: float
+    low_s: float
+    high_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    memory_bytes: float | None
+    free_bytes: float | None
+    fits: bool | None
+    price: float | None
+    days: float | None
+    gpu_hours: float | None
+    cost: float | None
+    currency: str | None
+    energy_mwh: float | None
+    goodput: float | None
+    command: str
+
+
+class WinnerFacts(TypedDict):
+    """The best alternative under an objective; ``clear``: beyond our error of both steps."""
+
+    objective: str
+    name: str
+    value: float
+    second: str
+    advantage: float
+    clear: bool
+
+
+class BreakEvenFacts(TypedDict):
+    """The price per GPU-hour at which an alternative costs as much as the cheapest."""
+
+    name: str
+    against: str
+    price: float | None
+    break_even_price: float
+
+
+class AlternativesAnswer(TypedDict):
+    """``predict``, ``search`` and ``plan`` with several values; ``failed``: why a combination has no answer."""
+
+    verb: str
+    model: str
+    rows: list[AlternativeFacts]
+    failed: dict[str, str]
+    winners: list[WinnerFacts]
+    break_even: list[BreakEvenFacts]
+    assumptions: list[str]
+    warnings: list[str]
+    command: NotRequired[str]
+    version: NotRequired[str]
+
+
 class IntervalDaysFacts(TypedDict):
     """The days of a run at the ends of the step's interval."""
 

@@ -400,6 +400,13 @@ CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
         "sharding": lambda row: row["defaults"]["sharding"],
         "recompute": lambda row: row["defaults"]["recompute"],
     },
+    "prices": {
+        "gpu": "gpu",
+        "price per GPU-hour": ("price", lambda row: f"${row['price']:.2f}"),
+        "range": ("low", lambda row: f"${row['low']:.2f} to ${row['high']:.2f}"),
+        "as of": "date",
+        "source": "source",
+    },
     "failures": {
         "failures": "failures",
         "gpu h": _hours("gpu_s"),

@@ -1,0 +1,248 @@
+"""One question with several clusters, frameworks or numbers of GPUs: an answer each, and the best by objective."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from stepcast.hardware import Cluster
+from stepcast.questions.choices import AnyQuestion, Question, choices_of, defaults_of, several_of, spell_choices
+from stepcast.questions.plan import PlanQuestion, settle_plan
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.runs import strategy_facts, training_facts
+from stepcast.questions.search import SearchQuestion, Watching, settle_search
+from stepcast.questions.settle import settle
+from stepcast.results.answers import AlternativeFacts, AlternativesAnswer, BreakEvenFacts, WinnerFacts
+
+if TYPE_CHECKING:
+    from stepcast.ir.step import StepReport
+    from stepcast.ir.strategy import Strategy
+
+MOST_ALTERNATIVES = 64
+# Objective -> the key of a row and whether less of it is better.
+OBJECTIVES: Mapping[str, tuple[str, bool]] = {
+    "step time": ("step_s", True),
+    "throughput per GPU": ("tokens_per_s_per_gpu", False),
+    "days": ("days", True),
+    "cost": ("cost", True),
+    "energy": ("energy_mwh", True),
+}
+
+
+def split_question(question: AnyQuestion) -> list[AnyQuestion]:
+    """Return a question for each combination of the several values; prices go with the clusters, one for each."""
+    names = [name for name in several_of(question) if name != "price"]
+    combinations = [dict(zip(names, values, strict=True)) for values in product(*(getattr(question, n) for n in names))]
+    if len(combinations) > MOST_ALTERNATIVES:
+        raise ValueError(f"{len(combinations)} alternatives are more than {MOST_ALTERNATIVES}; use a sweep")
+    prices = getattr(question, "price", None)
+    if isinstance(prices, tuple):
+        places = next((getattr(question, name) for name in ("cluster", "gpu") if name in names), ())
+        if len(prices) != len(places):
+            raise ValueError(f"--price has {len(prices)} values for {len(places) or 'a single'} cluster: one for each")
+        of_place = dict(zip(places, prices, strict=True))
+        combinations = [{**row, "price": of_place[row.get("cluster", row.get("gpu"))]} for row in combinations]
+    return [question.change(row) for row in combinations]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The answers to one question with several values; ``facts()`` is their JSON."""
+
+    verb: str
+    model: str
+    rows: tuple[AlternativeFacts, ...]
+    failed: Mapping[str, str]  # why a combination has no answer
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def winners(self) -> list[WinnerFacts]:
+        """The best row under each objective that at least two rows answer; one that does not fit never wins."""
+        usable = [row for row in self.rows if row["fits"] is not False]
+        winners: list[WinnerFacts] = []
+        for objective, (key, less) in OBJECTIVES.items():
+            if objective == "step time" and not self.has_one_batch:
+                continue
+            ranked = sorted((row for row in usable if row.get(key) is not None), key=lambda row: _score(row, key, less))
+            if len(ranked) < 2:
+                continue
+            best, second = ranked[:2]
+            ratio = max(best[key] / second[key], second[key] / best[key])  # type: ignore[literal-required]
+            # Costs, days and throughput are as uncertain as the step that they follow from.
+            margin = best["high_s"] / best["step_s"] * second["step_s"] / second["low_s"]
+            winners.append(
+                {
+                    "objective": objective,
+                    "name": best["name"],
+                    "value": float(best[key]),  # type: ignore[literal-required]
+                    "second": second["name"],
+                    "advantage": ratio - 1,
+                    "clear": ratio > margin,
+                }
+            )
+        return winners
+
+    @property
+    def has_one_batch(self) -> bool:
+        """True if the steps of all rows train on the same tokens, so that their times compare."""
+        return len({(row["global_batch"], row["seq"]) for row in self.rows}) == 1
+
+    @property
+    def break_even(self) -> list[BreakEvenFacts]:
+        """The price per GPU-hour at which each row would cost as much as the cheapest."""
+        priced = [row for row in self.rows if row["cost"] is not None and row["gpu_hours"] and row["fits"] is not False]
+        if len(priced) < 2:
+            return []
+        cheapest = min(priced, key=lambda row: row["cost"] or 0.0)
+        return [
+            {
+                "name": row["name"],
+                "against": cheapest["name"],
+                "price": row["price"],
+                "break_even_price": (cheapest["cost"] or 0.0) / (row["gpu_hours"] or 1.0),
+            }
+            for row in priced
+            if row is not cheapest
+        ]
+
+    def facts(self) -> AlternativesAnswer:
+        return {
+            "verb": self.verb,
+            "model": self.model,
+            "rows": list(self.rows),
+            "failed": dict(self.failed),
+            "winners": self.winners,
+            "break_even": self.break_even,
+            "assumptions": list(self.assumptions),
+            "warnings": []
+            if self.has_one_batch
+            else ["the alternatives have different global batches: compare throughput or days, not step times"],
+        }
+
+    def _repr_html_(self) -> str:
+        from stepcast.views.alternatives import alternatives_view
+        from stepcast.views.html import render_notebook
+
+        return render_notebook(alternatives_view(self.facts()), self.verb)
+
+
+def _score(row: Mapping[str, Any], key: str, less: bool) -> float:
+    return float(row[key]) if less else -float(row[key])
+
+
+def answer_alternatives(question: Question, watching: Watching = nullcontext) -> Alternatives:
+    """Answer *question* for each combination of its several values; the reasons of those that cannot run are kept."""
+    questions = split_question(question)
+    rows: list[Any] = []
+    failed: dict[str, str] = {}
+    assumptions: dict[str, None] = {}
+    answer = _ANSWERS[type(question)]
+    for name, single in zip(_name_rows(questions), questions, strict=True):
+        try:
+            row, notes = answer(single, watching)
+        except ValueError as error:
+            failed[name] = str(error)
+            continue
+        rows.append({"name": name, **row})
+        assumptions |= dict.fromkeys(notes)
+    if not rows:
+        raise ValueError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
+    model = getattr(question, "model", None)
+    named = str(getattr(model, "name", model))
+    verb = next(name for name, kind in VERBS.items() if kind is type(question))
+    return Alternatives(verb, named, tuple(rows), failed, tuple(assumptions))
+
+
+def _name_rows(questions: Sequence[Question]) -> list[str]:
+    """Return the names of rows: the values in which the questions differ."""
+    names = [
+        name
+        for name, choice in choices_of(type(questions[0])).items()
+        if choice.several and name != "price" and len({str(getattr(each, name)) for each in questions}) > 1
+    ]
+    return [", ".join(_describe(name, getattr(each, name)) for name in names) for each in questions]
+
+
+def _describe(name: str, value: object) -> str:
+    return f"{value:,} GPUs" if name == "gpus" and isinstance(value, int) else str(getattr(value, "name", value))
+
+
+Row = tuple[dict[str, Any], Sequence[str]]
+
+
+def _predict_row(question: PredictQuestion, _: Watching) -> Row:
+    run = settle(question)
+    training = training_facts(run.question, run.strategy, run.prediction.step_s) or {}
+    row = _step_row(run.cluster, run.framework.name, run.strategy, run.prediction.report)
+    words = spell_choices(_given(question))
+    row |= {**_money(training, run.question), "command": shlex.join(["stepcast", "predict", *words])}
+    return row, run.assumptions
+
+
+def _search_row(question: SearchQuestion, watching: Watching) -> Row:
+    from stepcast.forecast.predict import predict
+
+    settled = settle_search(question)
+    result = settled.answer(top=1, watching=watching)
+    if not result.best:
+        raise ValueError("nothing fits" if result.counts.complete else "nothing found in the time given")
+    best = result.best[0]
+    values = settled.model, settled.joined_cluster, best.strategy, best.framework, best.options
+    row = _step_row(settled.cluster, settled.profile.name, best.strategy, predict(*values).report)
+    training = training_facts(settled.question, best.strategy, best.step_s) or {}
+    return {**row, **_money(training, settled.question), "command": settled.command(best)}, settled.assumptions
+
+
+def _plan_row(question: PlanQuestion, _: Watching) -> Row:
+    settled = settle_plan(question)
+    facts, step = settled.answer().facts(), settled.steps[-1]
+    if step is None:
+        raise ValueError("a measured step (--step-s) is that of one cluster")
+    row = _step_row(step.cluster, step.framework.name, step.strategy, step.prediction.report)
+    whole = {"days": facts["days"]["median"], **{name: facts[name] for name in ("gpu_hours", "cost", "currency")}}
+    run = {"energy_mwh": facts["energy_mwh"], "goodput": facts["goodput"]}
+    words = spell_choices(_given(question))
+    command = {"command": shlex.join(["stepcast", "plan", *words])}
+    return {**row, **_money(whole, settled.question), **run, **command}, settled.assumptions
+
+
+def _given(question: Question) -> dict[str, object]:
+    values = {name: getattr(question, name) for name in defaults_of(type(question))}
+    return {name: value for name, value in values.items() if value != defaults_of(type(question))[name]}
+
+
+def _step_row(cluster: Cluster, framework: str, strategy: "Strategy", report: "StepReport") -> dict[str, Any]:
+    memory, reached = report.memory_bytes or {}, report.throughput
+    assert reached is not None
+    gpus = strategy.layout.gpus
+    return {
+        "cluster": cluster.name,
+        "gpu": cluster.gpu.name,
+        "framework": framework,
+        **{name: value for name, value in strategy_facts(strategy).items() if name in AlternativeFacts.__annotations__},
+        "global_batch": strategy.global_batch,
+        "seq": strategy.seq,
+        "step_s": report.step_s,
+        "low_s": report.low_s,
+        "high_s": report.high_s,
+        "tokens_per_s_per_gpu": reached.tokens_per_s / gpus,
+        "mfu": reached.mfu,
+        "memory_bytes": memory.get("total"),
+        "free_bytes": memory["capacity"] - memory["total"] if memory else None,
+        "fits": memory.get("fits"),
+    }
+
+
+def _money(training: Mapping[str, Any], question: Question) -> dict[str, Any]:
+    known = {name: training.get(name) for name in ("days", "gpu_hours", "cost", "currency")}
+    return {**known, "price": getattr(question, "price", None), "energy_mwh": None, "goodput": None}
+
+
+_ANSWERS: Mapping[type[Question], Callable[[Any, Watching], Row]] = {
+    PredictQuestion: _predict_row,
+    SearchQuestion: _search_row,
+    PlanQuestion: _plan_row,
+}
+VERBS: Mapping[str, type[Question]] = {"predict": PredictQuestion, "search": SearchQuestion, "plan": PlanQuestion}

@@ -1,0 +1,127 @@
+"""The view of several clusters, frameworks or numbers of GPUs: one table, and what wins under which objective."""
+
+from collections.abc import Callable, Mapping
+
+from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
+from stepcast.views import view as ui
+from stepcast.views.search import strategy_words
+
+Facts = ui.Facts
+VALUES: Mapping[str, Callable[[Facts, float], str]] = {
+    "step time": lambda _, value: format_seconds(value),
+    "throughput per GPU": lambda _, value: f"{value:,.0f} tokens/s",
+    "days": lambda _, value: format_duration(value * DAY),
+    "cost": lambda row, value: format_money(value, row["currency"]),
+    "energy": lambda _, value: f"{value:,.0f} MWh",
+}
+# Objectives in the order in which one becomes the headline.
+HEADLINES = ("cost", "days", "throughput per GPU", "step time")
+
+
+def alternatives_view(facts: Facts) -> ui.View:
+    """Return the view of alternatives, the winner under the first objective that money or time gives as headline."""
+    rows, winners = facts["rows"], {winner["objective"]: winner for winner in facts["winners"]}
+    by_name = {row["name"]: row for row in rows}
+    for objective in HEADLINES:
+        if objective in winners:
+            best = winners[objective]
+            value = VALUES[objective](by_name[best["name"]], best["value"])
+            words = f"with {best['name']}: the best {objective} of {len(rows)} alternatives"
+            break
+    else:
+        best, value, words = {"name": rows[0]["name"]}, format_seconds(rows[0]["step_s"]), "per step"
+    number, _, unit = value.partition(" ")
+    row = by_name[best["name"]]
+    about = (facts["model"], f"{row['gpus']:,} {row['gpu']}: {strategy_words(row)}")
+    return ui.View(
+        f"{best['name']}: {facts['model']}",
+        ui.Headline(number, f"{unit} {words}".strip(), about),
+        [
+            ui.text_line("answer", f"{best['name']}: {value} {words.partition(': ')[2]}"),
+            *(_winner_figure(winner, by_name) for winner in facts["winners"]),
+            *_failures(facts),
+        ],
+        [
+            _table(rows, ui.Shown.TEXT),
+            _table(rows, ui.Shown.PAGE),
+            _steps(rows),
+            _break_even(facts),
+            ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
+        ],
+        facts,
+        assumptions=facts["assumptions"],
+        warnings=facts["warnings"],
+    )
+
+
+def _winner_figure(winner: Facts, rows: Mapping[str, Facts]) -> ui.Figure:
+    value = VALUES[winner["objective"]](rows[winner["name"]], winner["value"])
+    certain = "" if winner["clear"] else ", within our error"
+    note = f"{winner['name']}, {format_percent(winner['advantage'])} ahead of {winner['second']}{certain}"
+    return ui.Figure(f"best {winner['objective']}", value, note, mood=ui.Mood.GOOD)
+
+
+def _failures(facts: Facts) -> list[ui.Figure]:
+    return [ui.Figure(name, "no answer", problem, mood=ui.Mood.BAD) for name, problem in facts["failed"].items()]
+
+
+def _fit_words(row: Facts) -> str:
+    if row["memory_bytes"] is None:
+        return "-"
+    return f"{format_bytes(row['memory_bytes'])}{'' if row['fits'] else ', does not fit'}"
+
+
+def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
+    """Return all figures of each alternative; columns that no row fills are left out."""
+    columns: dict[str, ui.Source] = {"alternative": "name"}
+    on_page: dict[str, ui.Source] = {"GPUs": "gpus,", "layout": strategy_words}
+    interval: dict[str, ui.Source] = {
+        "90 % interval": ("high_s", lambda row: f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}")
+    }
+    columns |= on_page if shown is ui.Shown.PAGE else {}
+    columns |= {"step": "step_s", **(interval if shown is ui.Shown.PAGE else {})}
+    columns |= {
+        "tokens/s/GPU": ("tokens_per_s_per_gpu", lambda row: f"{row['tokens_per_s_per_gpu']:,.0f}"),
+        "MFU": "mfu",
+        "memory": ("memory_bytes", _fit_words),
+    }
+    optional: dict[str, tuple[str, Callable[[Facts], str]]] = {
+        "time": ("days", lambda row: format_duration(row["days"] * DAY)),
+        "GPU-hours": ("gpu_hours", lambda row: f"{row['gpu_hours']:,.0f}"),
+        "price": ("price", lambda row: format_money(row["price"], row["currency"])),
+        "cost": ("cost", lambda row: format_money(row["cost"], row["currency"])),
+        "energy": ("energy_mwh", lambda row: f"{row['energy_mwh']:,.0f} MWh"),
+        "goodput": ("goodput", lambda row: format_percent(row["goodput"])),
+    }
+    for head, (key, show) in optional.items():
+        if any(row[key] is not None for row in rows) and (head not in ("GPU-hours", "price") or shown is ui.Shown.PAGE):
+            columns[head] = (key, _or_dash(key, show))
+    return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))
+
+
+def _or_dash(key: str, show: Callable[[Facts], str]) -> Callable[[Facts], str]:
+    return lambda row: "-" if row[key] is None else show(row)
+
+
+def _steps(rows: list[Facts]) -> ui.Bars:
+    bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, format_seconds(row["step_s"])) for row in rows]
+    most_s = max(row["step_s"] for row in rows)
+    return ui.Bars("Step time", bars, {"compute": "step"}, most_s, shown=ui.Shown.PAGE)
+
+
+def _break_even(facts: Facts) -> ui.Table | None:
+    if not facts["break_even"]:
+        return None
+    currency = facts["rows"][0]["currency"]
+    cells = [
+        (
+            row["name"],
+            format_money(row["price"], currency),
+            format_money(row["break_even_price"], currency),
+            row["against"],
+        )
+        for row in facts["break_even"]
+    ]
+    heads = ("alternative", "price per GPU-hour", "break-even price", "against")
+    lead = "At its break-even price an alternative costs as much as the cheapest one."
+    return ui.plain_table("Break-even prices", heads, cells, lead=lead)
