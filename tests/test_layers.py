@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"units", "ir", "hardware", "frameworks", "models", "questions", "views"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "outputs", "generate", "cost", "simulation", "views"},
+    "generation": {"units", "ir", "hardware", "cost"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "views"},
     "questions": {
         "units",
@@ -42,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "frameworks",
         "cost",
         "forecast",
+        "generation",
         "goodput",
         "searching",
         "results",
@@ -61,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "simulation",
         "analyze",
         "forecast",
+        "generation",
         "questions",
         "optimus",
         "pytorch",
@@ -73,6 +76,8 @@ MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
 MAY_OPEN_FILES = (
     "hardware/catalog.py",
     "frameworks/catalog.py",
+    "generation/engine.py",
+    "generation/lengths.py",
     "goodput/catalog.py",
     "views/document.py",
     "views/glossary.py",

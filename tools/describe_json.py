@@ -15,6 +15,7 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
     "search": (answers.SearchAnswer,),
     "plan": (answers.PlanAnswer,),
     "predict, search or plan with several values": (answers.AlternativesAnswer,),
+    "generate": (answers.GenerationAnswer,),
     "network": (answers.NetworkAnswer,),
     "compare": (answers.CompareAnswer,),
     "op": (answers.OperatorAnswer, answers.OperatorSweepAnswer),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
     from stepcast.frameworks.catalog import load_framework as load_framework
+    from stepcast.generation.forecast import GenerationForecast as GenerationForecast
     from stepcast.goodput.operation import Operation as Operation
     from stepcast.goodput.operation import load_failures as load_failures
     from stepcast.goodput.plan import Plan as Plan
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from stepcast.library import compare as compare
     from stepcast.library import plan as plan
     from stepcast.library import predict as predict
+    from stepcast.library import predict_generation as predict_generation
     from stepcast.library import predict_many as predict_many
     from stepcast.library import replay as replay
     from stepcast.library import rows as rows
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from stepcast.models.catalog import load_model as load_model
     from stepcast.pytorch.record.recorder import record as record
     from stepcast.questions.alternatives import Alternatives as Alternatives
+    from stepcast.questions.generation import GenerateChoices as GenerateChoices
     from stepcast.questions.measured import AnalyzeChoices as AnalyzeChoices
     from stepcast.questions.measured import ReplayChoices as ReplayChoices
     from stepcast.questions.plan import PlanChoices as PlanChoices
@@ -88,6 +91,8 @@ PUBLIC = {
     "Cluster": ("stepcast.hardware", "Cluster"),
     "AnalysisResult": ("stepcast.analyze.result", "AnalysisResult"),
     "Comparison": ("stepcast.analyze.compare", "Comparison"),
+    "GenerateChoices": ("stepcast.questions.generation", "GenerateChoices"),
+    "GenerationForecast": ("stepcast.generation.forecast", "GenerationForecast"),
     "FormatError": ("stepcast.inputs.source", "FormatError"),
     "Framework": ("stepcast.ir.framework", "Framework"),
     "Layout": ("stepcast.ir.layout", "Layout"),
@@ -121,6 +126,7 @@ PUBLIC = {
     "plan": ("stepcast.library", "plan"),
     "record": ("stepcast.pytorch.record.recorder", "record"),
     "predict": ("stepcast.library", "predict"),
+    "predict_generation": ("stepcast.library", "predict_generation"),
     "predict_many": ("stepcast.library", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),
     "replay": ("stepcast.library", "replay"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
     from stepcast.forecast.options import Options
     from stepcast.forecast.prediction import Prediction
+    from stepcast.generation.forecast import GenerationForecast
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Plan, TrainingPhase
     from stepcast.hardware import Cluster
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
     from stepcast.questions.alternatives import Alternatives
+    from stepcast.questions.generation import GenerateChoices
     from stepcast.questions.measured import AnalyzeChoices, ReplayChoices
     from stepcast.questions.plan import PlanChoices
     from stepcast.questions.question import PredictChoices
@@ -259,6 +261,23 @@ def alternatives(verb: str, **choices: Any) -> "Alternatives":
         raise ValueError(f"{verb!r} has no alternatives; use {', '.join(VERBS)}")
     with _in_python_words(verb):
         return answer_alternatives(build_question(VERBS[verb], choices))
+
+
+def predict_generation(
+    model: "Model | str | None" = None, cluster: "Cluster | str | None" = None, **choices: "Unpack[GenerateChoices]"
+) -> "GenerationForecast":
+    """Forecast serving at a concurrency, or a batch of responses; ``.facts()`` is the JSON of ``stepcast generate``.
+
+    Args:
+        model: a name from ``stepcast list models``, a config.json, or a Model.
+        cluster: a name from ``stepcast list clusters``, a TOML file, or a Cluster.
+        choices: the options of ``stepcast generate``, such as ``tp=4, prompt_length=1024, concurrency=64``.
+    """
+    from stepcast.questions.choices import build_question
+    from stepcast.questions.generation import GenerateQuestion, answer_generation
+
+    with _in_python_words("predict_generation"):
+        return answer_generation(build_question(GenerateQuestion, {"model": model, "cluster": cluster, **choices}))
 
 
 def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResult":

@@ -113,6 +113,7 @@ PARAMETERS = {
     "qwen3-next-80b-a3b": 79_674_391_296,
     "glm-4.5": 352_797_829_024,
     "glm-4.5-air": 106_852_251_264,
+    "minimax-m2": 228_689_764_864,
 }
 
 # Billions, total and active (embedding and head included), of models known by rounded counts.
@@ -146,6 +147,9 @@ ROUNDED = {
     "jamba-v0.1": ("51.6", "12.1"),
     "jamba-1.5-large": ("398.6", "94.1"),
     "qwen3-next-80b-a3b": ("79.7", "3.9"),
+    "qwen3.5-397b-a17b": ("396.3", "17.3"),
+    "qwen3.5-35b-a3b": ("34.7", "3.5"),
+    "glm-5": ("743.9", "41.8"),
     "llama-4-maverick": ("400.7", "17.2"),
     "mpt-7b": ("6.7", "6.7"),
     "qwen2-57b-a14b": ("57.4", "14.2"),
@@ -232,8 +236,8 @@ def test_cut_to_fewer_layers(text: str, layers: int) -> None:
 def test_unknown_names_get_a_hint() -> None:
     with pytest.raises(UnknownModelError, match=r"unknown model 'lama-3\.1-8b'.*did you mean llama-3\.1-8b"):
         load_model("lama-3.1-8b")
-    with pytest.raises(UnknownModelError, match=r"did you mean qwen3-235b-a22b"):
-        load_model("qwen3-235b")  # left off before its end, though qwen3-32b is as near
+    with pytest.raises(UnknownModelError, match=r"did you mean qwen3-next-80b-a3b"):
+        load_model("qwen3-next-80b")  # left off before its end
     with pytest.raises(UnknownModelError, match="no such file; 'stepcast list models' has"):
         load_model("zzzzzz")
     with pytest.raises(UnknownModelError, match="cannot be cut to 99"):

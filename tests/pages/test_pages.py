@@ -78,6 +78,7 @@ VERBS = {
     "search": SEARCH,
     "network": ["network", *PREDICT[1:]],
     "plan": PLAN,
+    "generate": ["generate", "llama-3.1-8b", "--cluster", "dgx-h100", "--requests", "64"],
     "validate": VALIDATE,
     "op": ["op", "matmul", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", "h200"],
     "op sweep": ["op", "attention", "--heads", "8", "--head-dim", "128", "--gpu", "h200", "--sweep"],

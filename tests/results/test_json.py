@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[type, list[str]]] = {
     "search": (answers.SearchAnswer, VERBS["search"]),
     "plan": (answers.PlanAnswer, VERBS["plan"]),
     "alternatives": (answers.AlternativesAnswer, VERBS["alternatives"]),
+    "generate": (answers.GenerationAnswer, VERBS["generate"]),
     "network": (answers.NetworkAnswer, VERBS["network"]),
     "compare": (answers.CompareAnswer, VERBS["compare"]),
     "op": (answers.OperatorAnswer, VERBS["op"]),

@@ -20,6 +20,11 @@ plan: days, cost, energy and failures of a whole training run [plan]
     Reports the days, GPU-hours, cost and energy of a whole training run, with failures, checkpoints and repairs.
     $ plan --model llama-3.1-8b --cluster dgx-h100 --gpus 64 --tokens 1T
     $ plan --step-s 12 --gpus 1024 --steps 100000 --failures none
+generate: serving and rollouts of a model: time per token, throughput, memory [generate]
+    Forecasts the generation of text by vLLM, SGLang or TensorRT-LLM: time to first token, time per output token,
+    throughput and the concurrency that fits; or the time of a batch of responses to completion, with its long tail.
+    $ generate llama-3.1-70b --cluster dgx-h100 --tp 4 --concurrency 64
+    $ generate qwen3-8b --cluster dgx-h100 --gpus 8 --requests 2048 --response-length lognormal:mean=4000,max=16k
 sweep: run many predictions, searches or plans, locally or on a cluster, resumable [sweep]
     Answers every point of a specification (models x clusters x sizes x strategies) and stores the answers in
     one database. A killed sweep resumes with the same command.
@@ -108,6 +113,7 @@ OTHER_VERBS = {
         "predict": "estimate forecast run-model",
         "search": "optimize optimise tune autotune find best recommend",
         "plan": "cost budget",
+        "generate": "inference infer rollout decode",
         "show": "inspect info describe cat",
         "compare": "diff",
         "replay": "what-if whatif",

@@ -119,8 +119,8 @@ def _convert(key: str, value: object) -> object:
 FOLDER = Path(__file__).parents[1] / "data" / "models"
 INDEX = "index"
 
-# Fine-tuned checkpoints have the architecture of their base.
-TUNED = re.compile(r"(hf|base|instruct|chat|it|pt)$")
+# Fine-tuned and quantised checkpoints have the architecture of their base.
+TUNED = re.compile(r"(hf|base|instruct|chat|it|pt|nvfp4|fp4|fp8)$")
 CUT = re.compile(r"^(.+?)[-_ ]+(?:l(\d+)|(\d+)[-_ ]?(?:l|layers?))$", re.IGNORECASE)
 SIZED = re.compile(r"^(.+?):(\w+\s*=[^/\\]*)$")  # a name and sizes of its own
 

@@ -618,3 +618,54 @@ class ListAnswer(TypedDict, total=False):
     models: list[dict[str, object]]
     frameworks: list[dict[str, object]]
     failures: list[dict[str, object]]
+
+
+class EngineLayoutFacts(TypedDict):
+    """The layout of generation engines."""
+
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    replicas: int
+
+
+class RunningFacts(TypedDict):
+    """The sequences that run at a time."""
+
+    time_s: float
+    running: float
+
+
+class GenerationAnswer(TypedDict):
+    """``generate``: serving at a concurrency, or a batch of responses."""
+
+    model: str
+    cluster: str
+    gpu: str
+    gpus: int
+    engine: str
+    layout: EngineLayoutFacts
+    weights: str
+    kv_cache: str
+    prompt: str
+    response: str
+    concurrency: int | None
+    requests: int | None
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    decode_step_s: float | None
+    prefill_s: float
+    batch_s: float | None
+    tail_s: float | None
+    mean_batch: float
+    waiting: float
+    concurrency_that_fits: int
+    memory_bytes: dict[str, float]
+    curve: list[RunningFacts]
+    assumptions: list[str]
+    warnings: list[str]
+    command: str
+    version: str

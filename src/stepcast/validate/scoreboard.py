@@ -353,5 +353,6 @@ MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
             "megatron_memory:measure_peak_memory",
             "megatron-memory",
         ),
+        ("serving", "serving with vLLM, SGLang and TensorRT-LLM", "serving:measure_serving", "serving"),
     )
 }

@@ -1,0 +1,168 @@
+"""A copy of a model for generation: its layout on GPUs, its number formats, and its memory."""
+
+from dataclasses import dataclass
+
+from stepcast.generation.engine import EngineProfile
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.check import require
+from stepcast.ir.dtype import DType
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import LayerParts, Mixer
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLayout:
+    """The GPUs of an engine: *tp* ranks share attention and dense weights, *dp* groups of them serve different
+    sequences but share the experts (attention data parallelism), *ep* of the tp x dp ranks hold different experts,
+    *pp* pipeline stages. *replicas* engines run independently.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "ep", "replicas"):
+            value = getattr(self, name)
+            require(type(value) is int and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
+        require(self.width % self.ep == 0, f"ep {self.ep} does not divide tp x dp = {self.width}")
+
+    @property
+    def width(self) -> int:
+        """GPUs of one pipeline stage."""
+        return self.tp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        return self.width // self.ep
+
+    @property
+    def engine_gpus(self) -> int:
+        return self.width * self.pp
+
+    @property
+    def gpus(self) -> int:
+        return self.engine_gpus * self.replicas
+
+    def __str__(self) -> str:
+        parts = [f"{name} {getattr(self, name)}" for name in ("tp", "pp", "dp", "ep", "replicas")]
+        return ", ".join(part for part in parts if not part.endswith(" 1")) or "one GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFormats:
+    """Number formats of dense weights, routed experts and the KV cache; *bits* of int4 weights are 4.5 with scales."""
+
+    dense: DType = DType.BF16
+    experts: DType = DType.BF16
+    cache: DType = DType.BF16
+    int4: bool = False  # weights alone in 4 bits (AWQ, GPTQ); products run in bf16
+
+    def weight_bytes(self, experts: bool) -> float:
+        """Return the bytes of one quantised weight with its scales, of which fp8 has one for 128 x 128 weights."""
+        dtype = self.experts if experts else self.dense
+        scales = {DType.NVFP4: 1 / 16, DType.FP4: 1 / 32, DType.MXFP8: 1 / 32}.get(dtype, 0.0)
+        return 0.5 + 1 / 32 if self.int4 else dtype.bytes + scales
+
+
+def cache_bytes_per_token(model: Model, block: LayerParts, tp: int, cache: DType) -> float:
+    """Return the bytes that one token adds to one rank's KV cache in a layer; 0 where the layer has a state instead.
+
+    Latent attention stores its compressed vector and the shared rotary key on every rank (DeepSeek-V2, 2024,
+    section 2.1), and sparse attention the keys of its indexer in fp8 with a scale of four bytes.
+    """
+    if block.mixer is not Mixer.ATTENTION:
+        return 0.0
+    if (latent := model.latent) is not None:
+        indexer = latent.index_dim + 4 if latent.top_keys else 0
+        return (latent.kv_rank + latent.rope_dim) * cache.bytes + indexer
+    return 2.0 * -(-model.kv_heads // tp) * model.head_dim * cache.bytes
+
+
+def state_bytes(model: Model, block: LayerParts, tp: int) -> float:
+    """Return the bytes of a sequence's state in a recurrent layer on one rank: fp32, convolution inputs bf16."""
+    if block.mixer is Mixer.DELTA and (delta := model.delta) is not None:
+        state = delta.value_heads * delta.key_dim * delta.value_dim * 4 + delta.channels * (delta.conv - 1) * 2
+        return state / tp
+    if block.mixer is Mixer.MAMBA and (hybrid := model.hybrid) is not None:
+        convolved = (hybrid.inner + 2 * hybrid.groups * hybrid.state) * (hybrid.conv - 1) * 2
+        return (hybrid.inner * hybrid.state * 4 + convolved) / tp
+    if block.mixer is Mixer.SELECTIVE and (selective := model.selective) is not None:
+        return selective.inner * (selective.state * 4 + 3 * 2) / tp
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationMemory:
+    """The memory of the fullest GPU of an engine, and the tokens and sequences that fit into its cache."""
+
+    weight_bytes: float
+    reserved_bytes: float
+    cache_bytes: float
+    token_bytes: float  # of the cache, of layers without a window
+    window_bytes: tuple[tuple[int, float], ...]  # (window, bytes per token) of layers with one
+    sequence_bytes: float  # recurrent states
+    gpu_bytes: float
+
+    def held_bytes(self, tokens: float) -> float:
+        """Return the cache of a sequence of *tokens*."""
+        windows = sum(min(window, tokens) * size for window, size in self.window_bytes)
+        return tokens * self.token_bytes + windows + self.sequence_bytes
+
+    def sequences_that_fit(self, tokens: float) -> float:
+        """Return how many sequences of a mean of *tokens* the cache of one attention rank holds."""
+        return self.cache_bytes / max(self.held_bytes(tokens), 1.0)
+
+
+def generation_memory(
+    model: Model,
+    layout: GenerationLayout,
+    formats: GenerationFormats,
+    gpu: Gpu,
+    engine: EngineProfile,
+    memory_share: float | None = None,
+) -> GenerationMemory:
+    """Return the memory of an engine's GPUs; the cache gets what weights and reserved memory leave."""
+    stages = range(0, model.layers, -(-model.layers // layout.pp))
+    weights = cache = states = 0.0
+    windows: dict[int, float] = {}
+    for start in stages:
+        layers = range(start, min(start + stages.step, model.layers))
+        shard = model.shard_of(
+            layers, tp=layout.tp, ep=layout.ep, expert_tp=layout.expert_tp, embedding=start == 0, head=True
+        )
+        dense = shard.dense - shard.unquantised
+        stage_weights = (
+            dense * formats.weight_bytes(experts=False)
+            + shard.experts * formats.weight_bytes(experts=True)
+            + shard.unquantised * DType.BF16.bytes
+        )
+        stage_cache, stage_states, stage_windows = 0.0, 0.0, dict[int, float]()
+        for layer in layers:
+            block = model.blocks[layer]
+            size = cache_bytes_per_token(model, block, layout.tp, formats.cache)
+            stage_states += state_bytes(model, block, layout.tp)
+            if block.window is None:
+                stage_cache += size
+            else:
+                stage_windows[block.window] = stage_windows.get(block.window, 0.0) + size
+        if stage_weights > weights:
+            weights = stage_weights
+        if stage_cache + sum(stage_windows.values()) + stage_states >= cache + sum(windows.values()) + states:
+            cache, states, windows = stage_cache, stage_states, stage_windows
+    share = engine.memory_share if memory_share is None else memory_share
+    reserved = engine.reserved_gib * GIB
+    free = share * gpu.memory_bytes - weights - reserved
+    return GenerationMemory(
+        weight_bytes=weights,
+        reserved_bytes=reserved,
+        cache_bytes=max(free, 0.0),
+        token_bytes=cache,
+        window_bytes=tuple(sorted(windows.items())),
+        sequence_bytes=states,
+        gpu_bytes=gpu.memory_bytes,
+    )

@@ -1,0 +1,144 @@
+"""The question of ``stepcast generate``: a model, an engine, its GPUs and the requests."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+from stepcast.questions.choices import Choice, Question, read_word
+from stepcast.questions.numbers import count, gpu_count, share
+from stepcast.questions.question import CHOICES, WHAT
+
+if TYPE_CHECKING:
+    from stepcast.generation.forecast import GenerationForecast
+    from stepcast.generation.lengths import Lengths
+    from stepcast.generation.placement import GenerationFormats
+    from stepcast.hardware import Cluster
+    from stepcast.ir.model import Model
+
+ENGINE_LAYOUT = "parallelism of one engine (replicas use the remaining GPUs)"
+REQUESTS = "requests"
+ENGINES = ("vllm", "sglang", "trtllm")
+WEIGHTS = ("bf16", "fp8", "nvfp4", "int4")
+read_engine = read_word({"trtllm": "tensorrt-llm trt-llm tensorrt", "vllm": "v-llm"})
+LENGTH_HELP = (
+    "in tokens: 2048, uniform:500-1500, lognormal:mean=3000,cv=0.8,max=8192 (or normal, exponential), or a file with "
+    "one length a line"
+)
+
+
+class GenerateQuestion(Question, frozen=True, kw_only=True):
+    """A question about generation."""
+
+    # fmt: off
+    model: Annotated[str | None, Choice(group=WHAT, metavar="M", help=CHOICES["model"].help)] = None
+    cluster: Annotated[str | None, Choice(group=WHAT, metavar="C", help=CHOICES["cluster"].help,
+        aliases=CHOICES["cluster"].aliases)] = None
+    set: Annotated[tuple[str, ...], Choice(group=WHAT, metavar="KEY=VALUE", help=CHOICES["set"].help,
+        aliases=CHOICES["set"].aliases)] = ()
+    engine: Annotated[str, Choice(group=WHAT, metavar="E", read=read_engine, aliases="backend",
+        help="generation engine: vllm, sglang, trtllm, or a TOML file (default: vllm)")] = "vllm"
+    gpus: Annotated[int | None, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases="num-gpus world-size",
+        help="total number of GPUs (default: those of one engine)")] = None
+    tp: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases=CHOICES["tp"].aliases,
+        help="tensor-parallel ranks (default: 1)")] = 1
+    pp: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases=CHOICES["pp"].aliases,
+        help="pipeline-parallel ranks (default: 1)")] = 1
+    ep: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases=CHOICES["ep"].aliases,
+        help="expert-parallel ranks, among the tp x dp ranks (default: 1)")] = 1
+    dp: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases="attention-dp",
+        help="groups of tp ranks that serve different sequences and share the experts (default: 1)")] = 1
+    weights: Annotated[str, Choice(group=ENGINE_LAYOUT, values=WEIGHTS, aliases="quantization",
+        help="number format of weights: bf16, fp8, nvfp4 or int4 (weights alone) (default: bf16)")] = "bf16"
+    kv_cache: Annotated[str | None, Choice(group=ENGINE_LAYOUT, values=("bf16", "fp8"), aliases="kv-cache-dtype",
+        help="number format of the KV cache (default: bf16)")] = None
+    memory_share: Annotated[float | None, Choice(group=ENGINE_LAYOUT, metavar="X", read=share,
+        aliases="gpu-memory-utilization mem-fraction-static",
+        help="share of GPU memory for weights and cache (default: that of the engine)")] = None
+    prompt_length: Annotated[str, Choice(group=REQUESTS, metavar="L", aliases="isl input-length input-len",
+        help=f"prompt length {LENGTH_HELP} (default: 1024)")] = "1024"
+    response_length: Annotated[str, Choice(group=REQUESTS, metavar="L", aliases="osl output-length output-len",
+        help="response length, likewise (default: 1024)")] = "1024"
+    concurrency: Annotated[int | None, Choice(group=REQUESTS, metavar="N", read=count(1, 10**7),
+        aliases="max-concurrency",
+        help="clients that each send the next request after the last one (default: 16, without --requests)")] = None
+    requests: Annotated[int | None, Choice(group=REQUESTS, metavar="N", read=count(1, 10**6), aliases="num-prompts",
+        help="generate a batch of N requests to completion, as a rollout does")] = None
+    group: Annotated[int, Choice(group=REQUESTS, metavar="N", read=count(1, 10**5), aliases="n num-generations",
+        help="with --requests: responses that share one prompt, which is prefilled once (default: 1)")] = 1
+    # fmt: on
+
+
+class GenerateChoices(TypedDict, total=False):
+    """Choices of ``stepcast.generate``."""
+
+    set: list[str] | tuple[str, ...] | str | None
+    engine: str | os.PathLike[str] | None
+    gpus: int | None
+    tp: int | None
+    pp: int | None
+    ep: int | None
+    dp: int | None
+    weights: str | None
+    kv_cache: str | None
+    memory_share: float | None
+    prompt_length: str | int | None
+    response_length: str | int | None
+    concurrency: int | None
+    requests: int | None
+    group: int | None
+
+
+def load_nouns(
+    model: "Model | str | None", cluster: "Cluster | str | None", changes: tuple[str, ...]
+) -> "tuple[Model, Cluster]":
+    """Return the model and the cluster of a question, which both are needed."""
+    from stepcast.hardware import load_cluster
+    from stepcast.models.catalog import load_model
+
+    if model is None:
+        raise ValueError("no model given: use --model NAME")
+    if cluster is None:
+        raise ValueError("no cluster given: use --cluster NAME")
+    found = load_model(model) if isinstance(model, str) else model
+    return found, load_cluster(cluster, changes) if isinstance(cluster, str) else cluster
+
+
+def formats_of(weights: str, cache: str | None) -> "GenerationFormats":
+    """Return the number formats that the words of options mean."""
+    from stepcast.generation.placement import GenerationFormats
+    from stepcast.ir.dtype import DType
+
+    dtype = DType.BF16 if weights == "int4" else DType(weights)
+    return GenerationFormats(dtype, dtype, DType(cache or "bf16"), weights == "int4")
+
+
+def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
+    """Return the forecast that *question* asks for."""
+    from stepcast.generation.engine import load_engine
+    from stepcast.generation.forecast import GenerationTask, forecast_generation
+    from stepcast.generation.placement import GenerationLayout
+
+    if question.requests is not None and question.concurrency is not None:
+        raise ValueError("--concurrency and --requests exclude each other: steady clients, or a batch to completion")
+    if question.group > 1 and question.requests is None:
+        raise ValueError("--group has no effect without --requests")
+    model, cluster = load_nouns(question.model, question.cluster, question.set)
+    one = GenerationLayout(tp=question.tp, pp=question.pp, dp=question.dp, ep=question.ep)
+    gpus = question.gpus or one.engine_gpus
+    if gpus % one.engine_gpus:
+        raise ValueError(f"--gpus {gpus} is not a multiple of the {one.engine_gpus} GPUs of one engine")
+    layout = GenerationLayout(one.tp, one.pp, one.dp, one.ep, gpus // one.engine_gpus)
+    prompt, response = _lengths("prompt", question.prompt_length), _lengths("response", question.response_length)
+    clients = 16 if question.requests is None and question.concurrency is None else question.concurrency
+    task = GenerationTask(prompt, response, clients, question.requests, question.group)
+    formats = formats_of(question.weights, question.kv_cache)
+    engine = load_engine(question.engine)
+    return forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share)
+
+
+def _lengths(what: str, text: str) -> "Lengths":
+    from stepcast.generation.lengths import parse_lengths
+
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise ValueError(f"--{what}-length: {error}") from None

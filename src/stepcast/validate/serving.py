@@ -1,0 +1,156 @@
+"""The serving set: measured time to first token and time per output token of vLLM, SGLang and TensorRT-LLM.
+
+Rows have the columns of aiconfigurator's ``silicon_sample.csv``. The concurrency is in the text of the source.
+"""
+
+import csv
+import gzip
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from stepcast.generation.engine import load_engine
+from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory
+from stepcast.generation.steady import SteadyServing, split_serving, steady_serving
+from stepcast.generation.steps import StepTimes, step_times
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.dtype import DType
+from stepcast.ir.progress import report_progress
+from stepcast.models.catalog import load_model
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of
+
+FILE = "serving_runs.csv.gz"
+CLUSTERS = {"h100_sxm": "dgx-h100", "h200_sxm": "hgx-h200", "b200_sxm": "dgx-b200", "b300_sxm": "dgx-b300",
+            "gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "a100_sxm": "dgx-a100"}  # fmt: skip
+FORMATS = {"": DType.BF16, "bf16": DType.BF16, "fp8": DType.FP8, "fp8_block": DType.FP8, "nvfp4": DType.NVFP4}
+SIZES = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+SHARED = ("backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_mode", "moe_quant_mode",
+          "prefill_num_workers", "decode_num_workers",
+          *(f"{pool}{size}" for pool in ("", "prefill_", "decode_") for size in SIZES))  # fmt: skip
+PARTS = ("agg tpot", "agg ttft", "disagg tpot", "disagg ttft")
+DIFFERENT = 0.1  # times that differ by less are not ranked
+
+ServingRow = Mapping[str, str]
+
+
+def read_rows(path: Path) -> list[ServingRow]:
+    """Return the rows of a table, compressed or plain."""
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def concurrency_of(row: ServingRow, layout: GenerationLayout) -> float:
+    """Return the clients of a run, which its source states; else its batch on every attention rank."""
+    if stated := re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source", "")):
+        return float(stated[1])
+    if row.get("batch_size"):
+        return float(row["batch_size"]) * layout.dp
+    raise ValueError("states no concurrency")
+
+
+def layout_of(row: ServingRow, pool: str, cluster: Cluster) -> GenerationLayout:
+    """Return the layout that the columns of *pool* describe.
+
+    Some dumps multiply tensor and expert parallel sizes, of which both span the same GPUs: 64 and 8 x 8 for
+    an engine on one node of 8. Where the experts' sizes span more ranks than attention, it is data parallel.
+    """
+    tp, pp, dp, expert_tp, ep = (int(float(row.get(f"{pool}{size}") or 0)) or 1 for size in SIZES)
+    if tp * dp > cluster.node.gpus and expert_tp == ep and tp * dp == expert_tp * ep:
+        tp, dp = (expert_tp, 1) if tp > 1 else (1, expert_tp)
+    elif expert_tp * ep > tp * dp and expert_tp * ep % tp == 0:
+        dp = expert_tp * ep // tp
+    return GenerationLayout(tp=tp, pp=pp, dp=dp, ep=ep if tp * dp % ep == 0 else 1)
+
+
+@lru_cache(maxsize=32)
+def _cluster(system: str) -> Cluster:
+    if system not in CLUSTERS:
+        raise ValueError(f"system {system!r} is not known")
+    return load_cluster(CLUSTERS[system])
+
+
+def predict_group(rows: Sequence[ServingRow]) -> SteadyServing:
+    """Return the prediction of rows that differ in their concurrency alone."""
+    row = rows[0]
+    model, cluster, engine = load_model(row["model_path"]), _cluster(row["system"]), load_engine(row["backend"])
+    dense, experts = (FORMATS[row[f"{part}_quant_mode"]] for part in ("gemm", "moe"))
+    formats = GenerationFormats(dense, experts, DType.BF16 if dense is DType.BF16 else DType.FP8)
+    prompt, output = float(row["isl"]), float(row["osl"])
+
+    def times(pool: str) -> StepTimes:
+        layout = layout_of(row, pool, cluster)
+        return step_times(model, cluster, layout, formats, engine)
+
+    steps = times("decode_" if row["mode"] == "disagg" else "")
+    memory = generation_memory(model, steps.layout, formats, cluster.node.gpu, engine)
+    clients = np.array([concurrency_of(each, steps.layout) for each in rows])
+    if row["mode"] != "disagg":
+        return steady_serving(steps, memory, clients, prompt, output)
+    workers = (float(row["prefill_num_workers"] or 1), float(row["decode_num_workers"] or 1))
+    return split_serving(times("prefill_"), steps, memory, workers, clients, prompt, output)
+
+
+def _pairs_right(cases: Mapping[tuple[str, ...], list[tuple[float, float]]]) -> Iterator[bool]:
+    """Yield for each two cases of a group that differ enough whether their order was predicted."""
+    for members in cases.values():
+        for (measured, predicted), (other, other_predicted) in combinations(members, 2):
+            if abs(np.log(measured / other)) > np.log1p(DIFFERENT):
+                yield (measured > other) == (predicted > other_predicted)
+
+
+def measure_serving(folder: str) -> Measurements:
+    """Return measured and predicted times of the serving runs in *folder*."""
+    place = Path(folder)
+    files = [place] if place.is_file() else [path for path in (place / FILE, place / FILE[:-3]) if path.is_file()]
+    if not files:
+        raise ValueError(f"{folder}: has no {FILE}")
+    groups: dict[tuple[str, ...], list[ServingRow]] = {}
+    for row in read_rows(files[0]):
+        groups.setdefault(tuple(row.get(key) or "" for key in SHARED), []).append(row)
+    scored: list[ScoredRow] = []
+    skipped: Counter[str] = Counter()
+    ranked: dict[str, dict[tuple[str, ...], list[tuple[float, float]]]] = {"concurrency": {}, "tp": {}}
+    for members in report_progress(groups.values()):
+        try:
+            predicted = predict_group(members)
+        except (ValueError, KeyError) as error:
+            skipped[str(error)] += len(members)
+            continue
+        for index, row in enumerate(members):
+            tags = {"mode": row["mode"], "engine": row["backend"], "model": row["model_path"].rsplit("/", 1)[-1],
+                    "system": row["system"]}  # fmt: skip
+            workers = "" if row["mode"] == "agg" or row["prefill_num_workers"] else "workers not stated, 1 assumed"
+            for quantity, seconds in (("ttft", predicted.ttft_s[index]), ("tpot", predicted.tpot_s[index])):
+                measured = float(row[f"silicon_{quantity}_ms"] or 0) / 1e3
+                if measured <= 0:
+                    skipped[f"no {quantity}"] += 1
+                    continue
+                own = {"quantity": quantity, "part": f"{row['mode']} {quantity}", "workers": workers}
+                scored.append(ScoredRow(row["id"], measured, float(seconds), {**own, **tags}))
+                if quantity == "tpot":
+                    pair = measured, float(seconds)
+                    version = row.get("backend_version", "")
+                    fixed = tuple(row.get(key) or "" for key in SHARED)
+                    ranked["concurrency"].setdefault((version, *fixed), []).append(pair)
+                    same = tuple(row.get(key) or "" for key in SHARED if not key.endswith(SIZES))
+                    clients = row.get("silicon_data_source", "").partition("silicon_concurrency=")[2].split(";")[0]
+                    ranked["tp"].setdefault((version, clients, *same), []).append(pair)
+    figures = {}
+    for name, cases in ranked.items():
+        if right := list(_pairs_right(cases)):
+            figures[f"order of time per output token by {name}: share of pairs right"] = float(np.mean(right))
+    notes = (
+        "requests follow one another at a fixed concurrency; prompt and output lengths are those stated",
+        "the KV cache is taken as fp8 where weights are fp8 or fp4: rows do not state it",
+        "speculative decoding (MTP) is not stated by any row; runs that used it are faster than predicted",
+    )
+    columns = columns_of(scored)
+    selections = {part: columns.tags["part"] == part for part in PARTS}
+    return Measurements(columns, skipped, selections, figures, notes)

@@ -1,0 +1,143 @@
+"""Generation: memory, batches and serving, against values that can be computed by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepcast
+from stepcast.generation.engine import engine_names, load_engine
+from stepcast.generation.lengths import Lengths, parse_lengths
+from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory
+from stepcast.generation.rollout import generate_batch
+from stepcast.generation.steps import step_times
+from stepcast.ir.dtype import DType
+from tests.cli.test_main import run, run_json
+
+LLAMA = ("generate", "llama-3.1-8b", "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "cache", "size"),
+    [
+        ("llama-3.1-8b", 1, "bf16", 32 * 2 * 8 * 128 * 2),
+        ("llama-3.1-8b", 8, "fp8", 32 * 2 * 1 * 128),
+        ("llama-3.1-70b", 16, "bf16", 80 * 2 * 1 * 128 * 2),  # a KV head is repeated where ranks outnumber heads
+        ("deepseek-v3", 8, "bf16", 61 * 576 * 2),  # the compressed vector, on every rank
+        ("deepseek-v3.2", 1, "fp8", 61 * (576 + 132)),
+        ("qwen3-next-80b-a3b", 1, "bf16", 12 * 2 * 2 * 256 * 2),  # a quarter of the layers
+    ],
+)
+def test_the_cache_of_a_token_is_exact(model: str, tp: int, cache: str, size: int) -> None:
+    cluster = stepcast.load_cluster("hgx-h200")
+    memory = generation_memory(
+        stepcast.load_model(model),
+        GenerationLayout(tp=tp),
+        GenerationFormats(cache=DType(cache)),
+        cluster.gpu,
+        load_engine("vllm"),
+    )
+    assert memory.token_bytes == size
+
+
+def test_windows_bound_the_cache() -> None:
+    model = stepcast.load_model("gpt-oss-120b")
+    gpu = stepcast.load_cluster("dgx-h100").gpu
+    formats = GenerationFormats(DType.BF16, DType.NVFP4)
+    memory = generation_memory(model, GenerationLayout(tp=2), formats, gpu, load_engine("vllm"))
+    row = 2 * 4 * 64 * 2 * 18
+    assert memory.held_bytes(4096) == 4096 * row + 128 * row
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_larger_batches_and_contexts_take_longer_and_engines_are_complete(name: str) -> None:
+    cluster, engine = stepcast.load_cluster("dgx-h100"), load_engine(name)
+    steps = step_times(
+        stepcast.load_model("qwen3-30b-a3b"), cluster, GenerationLayout(tp=2, ep=2), GenerationFormats(), engine
+    )
+    batch = np.array([1.0, 4.0, 16.0, 64.0, 256.0])
+    assert (np.diff(steps.decode_s(batch, np.full(5, 1024.0))) > 0).all()
+    assert (np.diff(steps.decode_s(np.full(5, 64.0), batch * 100)) > 0).all()
+    assert engine.sources
+
+
+def test_a_batch_obeys_its_limit_and_counts_its_tokens() -> None:
+    cluster = stepcast.load_cluster("dgx-h100")
+    steps = step_times(
+        stepcast.load_model("qwen3-8b"), cluster, GenerationLayout(), GenerationFormats(), load_engine("vllm")
+    )
+    responses = parse_lengths("lognormal:mean=600,cv=1,max=4096").draw(200)
+    prompts = np.full(200, 100.0)
+    rollout = generate_batch(steps, prompts, responses, 32, 4)
+    assert rollout.largest_batch == 32
+    assert rollout.tokens == responses.sum()
+    assert rollout.finish_s.max() == pytest.approx(rollout.seconds)
+    # More room is never slower, and one sequence after another is the sum of each alone.
+    assert generate_batch(steps, prompts, responses, 64, 4).seconds < rollout.seconds
+    single = [generate_batch(steps, prompts[i : i + 1], responses[i : i + 1], 1).seconds for i in range(3)]
+    assert generate_batch(steps, prompts[:3], responses[:3], 1).seconds == pytest.approx(sum(single), rel=0.01)
+
+
+def test_thousands_of_long_responses_are_few_events() -> None:
+    facts = stepcast.predict_generation(
+        "qwen3-8b", "dgx-h100", requests=2048, group=16, response_length="lognormal:mean=9000,cv=1,max=32k"
+    ).facts()
+    assert facts["batch_s"] > facts["tail_s"] > 0
+    assert facts["curve"][-1]["time_s"] == pytest.approx(facts["batch_s"])
+
+
+@pytest.mark.parametrize("shape", ["lognormal", "exponential", "uniform", "normal"])
+def test_lengths_keep_their_mean_after_the_cut(shape: str) -> None:
+    lengths = parse_lengths(f"{shape}:mean=900,max=1024,min=10").draw(4000)
+    assert lengths.mean() == pytest.approx(900, rel=0.01)
+    assert lengths.min() >= 10
+    assert lengths.max() <= 1024
+
+
+def test_lengths_of_a_file_and_ranges(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("100\n300\n\n500\n")
+    assert parse_lengths(str(file)).mean == 300
+    assert parse_lengths("uniform:500-1500").draw(1000).std() == pytest.approx(1000 / math.sqrt(12), rel=0.01)
+    assert parse_lengths("2k") == Lengths(2048.0)
+    file.write_text("100\nmany\n")
+    with pytest.raises(ValueError, match="line 2"):
+        parse_lengths(str(file))
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-5", "nan", "inf", "many", "lognormal:cv=1", "lognormal:mean=9,max=5", "uniform:9-5", "normal:x=1"]
+)
+def test_other_lengths_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_lengths(text)
+
+
+def test_the_command_and_its_twin_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = run_json(capsys, *LLAMA, "--concurrency", "32", "--tp", "2", "--gpus", "4")
+    twin = stepcast.predict_generation("llama-3.1-8b", "dgx-h100", concurrency=32, tp=2, gpus=4).facts()
+    assert {key: facts[key] for key in twin} == twin
+    assert facts["layout"]["replicas"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--tp", "3"), "does not divide the 32 attention heads"),
+        (("--ep", "2", "--tp", "2"), "0 experts"),
+        (("--dp", "2"), "use replicas"),
+        (("--requests", "5", "--concurrency", "5"), "exclude each other"),
+        (("--group", "4"), "no effect without --requests"),
+        (("--gpus", "3", "--tp", "2"), "not a multiple"),
+        (("--engine", "mine"), "unknown engine"),
+        (("--prompt-length", "1e9"), "prompt-length"),
+        (("--memory-share", "0.1"), "no sequence fits"),
+    ],
+)
+def test_questions_without_an_answer_are_refused(
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, *LLAMA, *words)
+    assert status != 0
+    assert problem in " ".join(err.split())
