@@ -18,6 +18,7 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
     "generate": (answers.GenerationAnswer,),
     "network": (answers.NetworkAnswer,),
     "compare": (answers.CompareAnswer,),
+    "gate": (answers.GateAnswer,),
     "op": (answers.OperatorAnswer, answers.OperatorSweepAnswer),
     "collective": (answers.CollectiveAnswer, answers.CollectiveSweepAnswer, answers.SharedCollectiveAnswer),
     "show": (

@@ -35,6 +35,7 @@ from stepcast.version import __version__ as __version__  # noqa: E402 - after Ct
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison as Comparison
+    from stepcast.analyze.gate import GateResult as GateResult
     from stepcast.analyze.replay import ReplayResult as ReplayResult
     from stepcast.analyze.result import AnalysisResult as AnalysisResult
     from stepcast.cost.calibration import Calibration as Calibration
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from stepcast.library import alternatives as alternatives
     from stepcast.library import analyze as analyze
     from stepcast.library import compare as compare
+    from stepcast.library import gate as gate
     from stepcast.library import plan as plan
     from stepcast.library import predict as predict
     from stepcast.library import predict_generation as predict_generation
@@ -95,6 +97,7 @@ PUBLIC = {
     "GenerationForecast": ("stepcast.generation.forecast", "GenerationForecast"),
     "FormatError": ("stepcast.inputs.source", "FormatError"),
     "Framework": ("stepcast.ir.framework", "Framework"),
+    "GateResult": ("stepcast.analyze.gate", "GateResult"),
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),
     "Operation": ("stepcast.goodput.operation", "Operation"),
@@ -119,6 +122,7 @@ PUBLIC = {
     "alternatives": ("stepcast.library", "alternatives"),
     "analyze": ("stepcast.library", "analyze"),
     "compare": ("stepcast.library", "compare"),
+    "gate": ("stepcast.library", "gate"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),
     "load_failures": ("stepcast.goodput.operation", "load_failures"),
     "load_framework": ("stepcast.frameworks.catalog", "load_framework"),

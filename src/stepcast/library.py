@@ -16,6 +16,7 @@ from stepcast.units import DEFAULT_CURRENCY
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
+    from stepcast.analyze.gate import GateResult
     from stepcast.analyze.replay import ReplayResult
     from stepcast.analyze.result import AnalysisResult
     from stepcast.cost.calibration import Calibration
@@ -321,6 +322,38 @@ def compare(
 
 def _step_facts(side: "Prediction | AnalysisResult | Path") -> Mapping[str, Any]:
     return analyze(side).facts() if isinstance(side, str | PathLike) else side.facts()
+
+
+def gate(
+    *measured: Path,
+    history: Path | None = None,
+    name: str = "default",
+    label: str = "",
+    accept: bool = False,
+    baseline: Path | None = None,
+    save: Path | None = None,
+    forecast: Path | None = None,
+    min_change: float = 0.01,
+) -> "GateResult":
+    """Return the verdict on the last of *measured* runs, as ``stepcast gate`` does; ``.failed`` is its exit status.
+
+    Args:
+        measured: logs, traces or folders of runs, one after the other.
+        history: a SQLite file with the runs before; the runs are added to it.
+        name: the history of one configuration within the file.
+        label: a name of the run, such as its commit.
+        accept: accept a regression as the new baseline.
+        baseline: a baseline that *save* wrote, or a measured run, instead of a history.
+        save: a file to write the runs to as a baseline.
+        forecast: the JSON of a forecast; a step slower than its interval fails.
+        min_change: the smallest regression that fails, as a share of the step.
+    """
+    from stepcast.cli.gate import GateOptions, gate_files
+
+    paths = [None if path is None else fspath(path) for path in (history, baseline, save, forecast)]
+    options = GateOptions(paths[0], name, label, accept, paths[1], paths[2], paths[3], min_change)
+    with _in_python_words("gate"):
+        return gate_files(_paths(measured), options)
 
 
 def rows(*answers: Any) -> list[dict[str, Any]]:

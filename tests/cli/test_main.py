@@ -101,8 +101,8 @@ def test_output_cut_short_by_the_reader_is_no_error() -> None:
         assert (command.stderr.read(), command.wait()) == (b"", 0)
 
 
-# Configurations of other tools, specifications of sweeps, background jobs and notebooks are not shown.
-ASIDE = ("configs", "sweeps", "network", "notebooks")
+# Configurations of other tools and of CI, specifications of sweeps, background jobs, notebooks and several runs are not shown.
+ASIDE = ("configs", "sweeps", "network", "notebooks", "ci", "gate")
 DOCUMENTS = [path for path in sorted(EXAMPLES.iterdir()) if path.name not in ASIDE]
 
 

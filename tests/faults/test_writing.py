@@ -35,6 +35,7 @@ WRITING = {
     "calibration": ["calibrate", "operators.csv", "--gpu", "h200", "-o"],
     "choices of plan": [*PLAN, "-o"],
     "found by search": [*SEARCH, "--top", "1", "-o"],
+    "baseline of gate": ["gate", str(EXAMPLES / "gate" / "night-1.log"), "--save"],
     "rows": ["validate", "--set", "h200", "--data", "rows", "-o"],
 }
 OPERATORS = "op,dtype,rows,cols,ms\n" + "".join(f"add,bf16,{2**at},4096,{2**at / 1e5}\n" for at in range(9, 13))

@@ -75,6 +75,7 @@ VERBS = {
     "replay": ["replay", MEGATRON],
     "replay changed": ["replay", MEGATRON, "--what-if", "compute=0.5x"],
     "compare": ["compare", MEGATRON, MEGATRON],
+    "gate": ["gate", *(str(EXAMPLES / "gate" / f"night-{night}.log") for night in (1, 2, 3, 4, 6, 7)), "--save", "base.json"],
     "search": SEARCH,
     "network": ["network", *PREDICT[1:]],
     "plan": PLAN,

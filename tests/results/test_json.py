@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[type, list[str]]] = {
     "generate": (answers.GenerationAnswer, VERBS["generate"]),
     "network": (answers.NetworkAnswer, VERBS["network"]),
     "compare": (answers.CompareAnswer, VERBS["compare"]),
+    "gate": (answers.GateAnswer, VERBS["gate"]),
     "op": (answers.OperatorAnswer, VERBS["op"]),
     "op sweep": (answers.OperatorSweepAnswer, VERBS["op sweep"]),
     "collective": (answers.CollectiveAnswer, VERBS["collective"]),

@@ -107,8 +107,8 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         if not isinstance(account.get("step_s"), int | float):
             raise ValueError(f"the {side} file does not say how long a step takes (step_s)")
     warnings = []
-    first, second = _identity(predicted), _identity(measured)
-    differences = _differences(first, second)
+    first, second = identity_of(predicted), identity_of(measured)
+    differences = differing_facts(first, second)
     same_run = not differences
 
     def row(name: str, left: float, right: float) -> ComparedRow:
@@ -167,7 +167,7 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     )
 
 
-def _identity(account: Facts) -> dict[str, object]:
+def identity_of(account: Facts) -> dict[str, object]:
     """Return the facts of an account about what ran, with the names of IDENTITY."""
     known: dict[str, object] = {}
     for place in (account, *(account.get(name) for name in ("layout", "configuration", "run"))):
@@ -184,7 +184,8 @@ def _identity(account: Facts) -> dict[str, object]:
     return known
 
 
-def _differences(first: Facts, second: Facts) -> list[RunDifference]:
+def differing_facts(first: Facts, second: Facts) -> list[RunDifference]:
+    """Return the facts on which two identities disagree."""
     names = [name for name in IDENTITY if name in first and name in second]
     # One model may have two names.
     shape = [name for name in SHAPE if name != "model"]

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.analyze.compare import compare, is_measured
 
-    sides = [(path, _read_facts(path)) for path in (args.predicted, args.measured)]
+    sides = [(path, read_facts(path)) for path in (args.predicted, args.measured)]
     sides.sort(key=lambda side: is_measured(side[1]))  # errors are those of the prediction
     (args.predicted, first), (args.measured, second) = sides
     found: Any = {"sides": [_side(path, side) for path, side in sides], **compare(first, second).facts()}
@@ -65,9 +65,9 @@ def _side(path: str, side: dict[str, Any]) -> dict[str, Any]:
     return {"file": path, "what": f"{what}: {name}" if name else what}
 
 
-def _read_facts(path: str) -> dict[str, Any]:
+def read_facts(path: str) -> dict[str, Any]:
     """Return the facts of the step in *path*: printed by a verb, or analyzed from a run."""
-    printed = _read_printed(path)
+    printed = read_printed(path)
     if printed is not None:
         return printed
     entry, document = read_measured([path], None)
@@ -79,7 +79,7 @@ def _read_facts(path: str) -> dict[str, Any]:
     return {"format": entry.name, **ANALYSES[entry.name][0](document, AnalyzeQuestion()).facts()}
 
 
-def _read_printed(path: str) -> dict[str, Any] | None:
+def read_printed(path: str) -> dict[str, Any] | None:
     """Read a JSON object with a step; return None for any other file."""
     import msgspec
 
@@ -130,7 +130,7 @@ def _play(path: str) -> "PlayedStep":
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.play import measured
 
-    if _read_printed(path) is not None:
+    if read_printed(path) is not None:
         raise ValueError(f"{path}: has no timeline; --trace needs two Megatron runs")
     entry, document = read_measured([path], None)
     if entry.name != "megatron":

@@ -76,7 +76,7 @@ def new_file(name: str) -> str:
 
 
 # Arguments of verbs that name files to write and files to read.
-WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file")
+WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file", "markdown", "junit")
 READ = (
     "what",
     "workload",
@@ -97,6 +97,8 @@ READ = (
     "failures",
     "schedule",
     "data",
+    "baseline",
+    "forecast",
 )
 
 

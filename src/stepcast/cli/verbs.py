@@ -63,6 +63,11 @@ compare: compare two steps, each predicted or measured [analyze]
     Compares two steps: predicted vs measured, or measured vs measured.
     $ compare predicted.json runs/gpt
     $ compare before.json after.json --json
+gate: fail CI if a run is slower than the runs before it, or than its forecast [gate]
+    Compares a measured run with a history or a baseline, with noise learnt from repeats, and names the part that
+    changed and the run it started with. The exit status is 1 for a regression.
+    $ gate examples/gate/night-1.log --history gate.sqlite
+    $ gate examples/gate/night-2.log --baseline examples/gate/night-1.log
 show: show the contents of a file of any known format [command-line]
     Shows the contents of a file of any known format, or an entry of the catalogue. Formats are detected by
     content, not by file name.
@@ -117,6 +122,7 @@ OTHER_VERBS = {
         "show": "inspect info describe cat",
         "compare": "diff",
         "replay": "what-if whatif",
+        "gate": "regression ci guard",
         "convert": "export",
         "validate": "accuracy verify",
         "profile": "measure benchmark",

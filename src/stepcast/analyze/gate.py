@@ -1,0 +1,327 @@
+"""A run against the runs before it: is it slower than noise explains, since when, and in which part of the step.
+
+The level of a series is the median of its baseline, its noise the median absolute deviation. Single runs are often
+outliers (a cold node, a shared link), so one slow run is only suspected: a regression needs two slow runs in
+succession, or three whose clipped deviations together are unlikely. ``tests/analyze/test_gate.py`` measures both error
+rates on histories with the noise of published MLPerf runs and of two traced jobs.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepcast.analyze.compare import RunDifference, differing_facts
+from stepcast.ir.arrays import FloatArray
+from stepcast.ir.facts import find_doubts
+from stepcast.units import format_bytes, format_seconds
+
+Facts = Mapping[str, Any]
+PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"
+
+STEP, MEMORY = "step", "peak memory"
+GATED = (STEP, MEMORY)  # the other measures explain
+RECENT = 3
+SETTLED = 5  # faster runs in succession that begin a new baseline
+FEWEST = 3  # runs of a baseline from which noise is learnt
+WINDOW = 50  # most runs of a baseline: older ones saw other drivers and nodes
+MAD_TO_SIGMA = 1.4826
+LEAST_NOISE = 0.001
+ASSUMED_NOISE = 0.01  # without repeats and without steps in the log
+ASSUMED_RUNS = 2
+FEW_RUNS = 3
+PAIR_SIGMA = 1.5  # two runs in succession
+TRIPLE_SIGMA = 1.9  # three runs together
+MIDDLE_SIGMA, LAST_SIGMA, CLIP_SIGMA = 0.8, 0.5, 3.0  # of three runs: their middle, the last, the most one counts
+SINGLE_SIGMA = 3.0  # a run without a history
+MIN_CHANGE = 0.01
+NOTED_SHARE = 0.002  # of the step, from which the change of a part explains anything
+
+
+class GateRun(msgspec.Struct, frozen=True):
+    """One run of a history: its measures (seconds, and bytes of memory) and the verdict on it."""
+
+    measures: dict[str, float]
+    identity: dict[str, Any] = {}
+    label: str = ""
+    status: str = NEW
+    since: int | None = None  # the run with which a regression began
+    baseline_from: int = 1
+    spread: float | None = None  # of the steps within the run, as a share
+
+
+class GatedMeasure(msgspec.Struct, frozen=True):
+    """One measure of the run against its baseline; changes and noise are shares of the baseline."""
+
+    name: str
+    value: float
+    baseline: float
+    change: float
+    noise: float
+    status: str
+    since: int | None = None
+
+    @property
+    def difference(self) -> float:
+        return self.value - self.baseline
+
+    @property
+    def texts(self) -> tuple[str, str, str, str]:
+        """Value, baseline, change and noise for people."""
+        show = format_bytes if self.name == MEMORY else format_seconds
+        return show(self.value), show(self.baseline), f"{self.change * 100:+.1f} %", f"{self.noise * 100:.1f} %"
+
+
+class ForecastCheck(msgspec.Struct, frozen=True):
+    """The step against a forecast and its interval."""
+
+    step_s: float
+    low_s: float | None
+    high_s: float | None
+    error: float  # of the forecast, as a share of the measured step
+    slower: bool
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one run; ``.facts()`` is its JSON."""
+
+    name: str
+    status: str
+    verdict: str
+    run: int
+    label: str
+    step_s: float
+    baseline_runs: int
+    baseline_from: int  # the first run of the baseline
+    min_change: float
+    since: int | None
+    measures: list[GatedMeasure]
+    trend: list[dict[str, Any]]  # run, label, step_s and status of each run of the history
+    forecast: ForecastCheck | None = None
+    warnings: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        return self.status == REGRESSION or bool(self.forecast and self.forecast.slower)
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = msgspec.to_builtins(self)
+        return {**facts, "failed": self.failed}
+
+    def _repr_html_(self) -> str:
+        from stepcast.views.gate import gate_view
+        from stepcast.views.html import render_notebook
+
+        return render_notebook(gate_view(self.facts()), "gate")
+
+
+def measures_of(facts: Facts) -> dict[str, float]:
+    """Return the measures of an account of a step: the step, its parts, its kinds of work, its peak memory."""
+    step_s = facts.get("step_s")
+    if not isinstance(step_s, int | float) or step_s <= 0:
+        raise ValueError("does not say how long a step takes; gate needs measured steps")
+    measures = {STEP: float(step_s)}
+    for name, seconds in {**facts.get("operations_s", {}), **facts.get("breakdown_s", {})}.items():
+        if not name.startswith("communication: ") and seconds:
+            measures[name] = float(seconds)
+    ranks = facts.get("ranks") or []
+    if ranks and isinstance(ranks[0], Mapping):  # Kineto
+        steps = sum(max(rank["steps"], 1) for rank in ranks)
+        for rank in ranks:
+            for name, seconds in rank["breakdown_s"].items():
+                if name != "compute":
+                    measures[name] = measures.get(name, 0.0) + seconds / steps
+        for row in facts.get("collectives", ()):
+            name = " ".join(filter(None, (row["group"], row["kind"])))
+            measures[name] = measures.get(name, 0.0) + row["total_s"] / steps
+    elif "bubble" not in measures and facts.get("bubble_s"):
+        measures["bubble"] = float(facts["bubble_s"])
+    if peak := facts.get("peak_memory_bytes"):
+        measures[MEMORY] = float(peak)
+    return measures
+
+
+def spread_of(facts: Facts) -> float | None:
+    """Return the noise of the steps within a run as a share of the step, where its log has several."""
+    low, high, step_s = (facts.get(name) for name in ("p10_s", "p90_s", "step_s"))
+    return (high - low) / 2.563 / step_s if low and high and step_s and facts.get("steps", 0) > FEWEST else None
+
+
+def judge(
+    history: Sequence[GateRun],
+    run: GateRun,
+    name: str = "default",
+    min_change: float = MIN_CHANGE,
+    strict: bool = False,
+) -> GateResult:
+    """Return the verdict on *run* after *history*; *strict* judges it alone, without waiting for a second slow run."""
+    number = len(history) + 1
+    earlier = history[-1] if history else None
+    if earlier and (differing := differing_facts(earlier.identity, run.identity)):
+        raise ValueError(_describe_differences(differing, name))
+    start = earlier.baseline_from if earlier else 1
+    regressed_since = earlier.since if earlier and earlier.status == REGRESSION else None
+    usable = _baseline_runs(history[start - 1 :], regressed_since - start if regressed_since else None)
+    measures = []
+    for measure, value in run.measures.items():
+        series = [*(past.measures.get(measure) for past in history[start - 1 :]), value]
+        row = _judge_measure(measure, series, usable, run.spread, min_change, strict)
+        if row.status in (REGRESSION, IMPROVED):
+            row = msgspec.structs.replace(row, since=regressed_since or start + _change_point(series))
+        measures.append(row)
+    gated = [row for row in measures if row.name in GATED]
+    order = (REGRESSION, SUSPECTED, IMPROVED, PASSED, NEW)
+    worst = min(gated, key=lambda row: order.index(row.status))
+    step = next(row for row in measures if row.name == STEP)
+    result = GateResult(
+        name=name,
+        status=worst.status,
+        verdict="",
+        run=number,
+        label=run.label,
+        step_s=step.value,
+        baseline_runs=sum(usable),
+        baseline_from=start,
+        min_change=min_change,
+        since=worst.since,
+        measures=measures,
+        trend=[
+            {"run": index, "label": past.label, "step_s": past.measures[STEP], "status": past.status}
+            for index, past in enumerate([*history, msgspec.structs.replace(run, status=worst.status)], 1)
+        ],
+    )
+    result = msgspec.structs.replace(result, verdict=_verdict(result, worst))
+    return msgspec.structs.replace(result, warnings=find_doubts(result.facts()))
+
+
+def _describe_differences(differing: Sequence[RunDifference], name: str) -> str:
+    words = "; ".join(f"{row.name} {row.predicted} vs {row.measured}" for row in differing)
+    return f"is not the run that {name!r} has a history of: {words}; use --name for another history"
+
+
+def _baseline_runs(history: Sequence[GateRun], end: int | None) -> list[bool]:
+    """Return which runs are the baseline: none of a regression, nor the last two, which the rules look at.
+
+    *end* is the index of the first run of a regression that goes on.
+    """
+    if end is None:
+        end = max(len(history) - (RECENT - 1), min(len(history), FEWEST))
+    return [index < end and past.status != REGRESSION for index, past in enumerate(history)]
+
+
+def _judge_measure(
+    name: str,
+    series: Sequence[float | None],
+    usable: Sequence[bool],
+    spread: float | None,
+    min_change: float,
+    strict: bool,
+) -> GatedMeasure:
+    """Judge the last value of *series*; of those before it the *usable* ones are its baseline."""
+    value = series[-1] or 0.0
+    known = np.array([past for past, use in zip(series, usable, strict=False) if use and past is not None][-WINDOW:])
+    level = float(np.median(known)) if len(known) else 0.0
+    if level <= 0:
+        return GatedMeasure(name, value, value, 0.0, spread or ASSUMED_NOISE, NEW)
+    noise = _noise(known / level, spread)
+    after = 1 + max(index for index, use in enumerate(usable) if use)
+    recent = [later / level - 1 for later in series[after:] if later is not None][-RECENT:]
+    status = _status(recent, noise, len(known), min_change, strict)
+    settled = [later / level - 1 for later in series[-SETTLED:] if later is not None]
+    if len(settled) == SETTLED and all(change < -max(min_change, noise) for change in settled):
+        status = IMPROVED
+    return GatedMeasure(name, value, level, value / level - 1, noise, status)
+
+
+def _noise(shares: FloatArray, spread: float | None) -> float:
+    """Return the standard deviation of a run by the median absolute deviation of the baseline.
+
+    Few runs may agree by chance, so that of the steps within the run counts as two more.
+    """
+    count = len(shares)
+    assumed = spread or ASSUMED_NOISE
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(shares - 1))) * (1 + 1.5 / count)
+    return max(float(np.sqrt((count * sigma**2 + ASSUMED_RUNS * assumed**2) / (count + ASSUMED_RUNS))), LEAST_NOISE)
+
+
+def _status(recent: Sequence[float], noise: float, baseline_runs: int, min_change: float, alone: bool) -> str:
+    """Return the status of the last of *recent* changes, each a share of the baseline."""
+    # Few runs know neither their level nor their noise well.
+    scores = [change / noise / (1 + FEW_RUNS / baseline_runs) for change in recent]
+    if alone:
+        if recent[-1] > max(min_change, SINGLE_SIGMA * noise):
+            return REGRESSION
+        return IMPROVED if recent[-1] < -max(min_change, SINGLE_SIGMA * noise) else PASSED
+    pair = len(recent) >= 2 and min(scores[-2:]) > PAIR_SIGMA and sum(recent[-2:]) / 2 > min_change
+    triple = False
+    if len(recent) == RECENT and median(recent) > min_change:
+        clipped = sum(max(-CLIP_SIGMA, min(score, CLIP_SIGMA)) for score in scores) / RECENT**0.5
+        triple = clipped > TRIPLE_SIGMA and scores[-1] > LAST_SIGMA and median(scores) > MIDDLE_SIGMA
+    if baseline_runs >= FEWEST and (pair or triple):
+        return REGRESSION
+    return SUSPECTED if recent[-1] > max(min_change, SINGLE_SIGMA * noise) else PASSED
+
+
+def _change_point(values: Sequence[float | None]) -> int:
+    """Return the index from which on the values are best explained by another level (least absolute deviations)."""
+    series = np.array([value for value in values if value is not None])
+    missing = len(values) - len(series)
+    costs = [
+        float(np.abs(series[:split] - np.median(series[:split])).sum())
+        + float(np.abs(series[split:] - np.median(series[split:])).sum())
+        for split in range(1, len(series))
+    ]
+    return missing + 1 + int(np.argmin(costs))
+
+
+def _verdict(result: GateResult, worst: GatedMeasure) -> str:
+    if worst.status == NEW:
+        return f"first run of {result.name!r}: step {format_seconds(result.step_s)}"
+    _, baseline, change, noise = worst.texts
+    words = f"{worst.name} {change} vs {baseline} (noise {noise})"
+    if worst.status == PASSED:
+        return f"{words}: within noise or below the smallest change of {result.min_change:.1%}"
+    causes = largest_changes(result, 1 if worst.change > 0 else -1)
+    if causes and worst.name == STEP:
+        words += ": " + ", ".join(f"{row.name} {row.texts[2]}" for row in causes[:2])
+    if worst.status == SUSPECTED:
+        return f"{words}; one slow run is no proof: run again"
+    return f"{words}, started with run {worst.since}" if result.baseline_runs > 1 else words
+
+
+def largest_changes(result: GateResult, sign: int) -> list[GatedMeasure]:
+    """Return the parts that changed in the direction of *sign* beyond their noise, the largest difference first."""
+    rows = [
+        row
+        for row in result.measures
+        if row.name not in GATED
+        and row.status != NEW
+        and sign * row.difference > NOTED_SHARE * result.step_s
+        and abs(row.change) > 2 * row.noise
+    ]
+    return sorted(rows, key=lambda row: -sign * row.difference)
+
+
+def check_forecast(result: GateResult, forecast: Facts) -> GateResult:
+    """Return the result with the step compared to a forecast: slower than its interval fails."""
+    step_s = forecast.get("step_s")
+    if not isinstance(step_s, int | float):
+        raise ValueError("the forecast does not say how long a step takes (step_s)")
+    interval = forecast.get("uncertainty") or {}
+    low_s, high_s = interval.get("low_s"), interval.get("high_s")
+    slower = result.step_s > (high_s if high_s is not None else step_s * (1 + result.min_change))
+    check = ForecastCheck(step_s, low_s, high_s, step_s / result.step_s - 1, slower)
+    limits = f" (90 % interval {format_seconds(low_s)} to {format_seconds(high_s)})" if low_s and high_s else ""
+    words = "slower than" if slower else "within" if low_s and result.step_s >= low_s else "no slower than"
+    verdict = f"{result.verdict}; {words} the forecast of {format_seconds(step_s)}{limits}"
+    return msgspec.structs.replace(result, forecast=check, verdict=verdict)
+
+
+def advance(run: GateRun, result: GateResult, accept: bool = False) -> GateRun:
+    """Return *run* as the history keeps it; an improvement, or a regression that is accepted, begins a new baseline."""
+    if result.since and (result.status == IMPROVED or accept):
+        return msgspec.structs.replace(run, status=PASSED if accept else IMPROVED, baseline_from=result.since)
+    since = result.since if result.status == REGRESSION else None
+    return msgspec.structs.replace(run, status=result.status, since=since, baseline_from=result.baseline_from)

@@ -1,0 +1,172 @@
+"""``stepcast gate MEASURED...``: is a run slower than the runs before it, or than its forecast; for CI."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepcast.cli.compare import read_facts, read_printed
+from stepcast.cli.options import add_options
+from stepcast.cli.output import new_file, write_file
+from stepcast.cli.pages import show_view
+from stepcast.inputs.source import Source
+from stepcast.ir.limits import RESULT
+
+if TYPE_CHECKING:
+    from stepcast.analyze.gate import GateResult, GateRun
+
+SLOWER = 1  # exit status of a regression
+BASELINE = "stepcast baseline"
+# The commit under test, as GitHub and GitLab name it.
+COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        """
+        measured MEASURED  a run: a log, a trace, or the folder of a run; several are runs one after the other
+        --history FILE     SQLite file with the runs before; this run is added to it
+        --name NAME        the history of one configuration within the file (default: default)
+        --label TEXT       name of this run in the history (default: the commit of GitHub or GitLab CI)
+        --accept           accept a regression: its first run begins a new baseline
+        --baseline FILE    a baseline that --save wrote, or a measured run, instead of a history
+        --save FILE        write the runs as a baseline
+        --forecast FILE    also compare with a forecast, the --json output of predict; slower than its interval fails
+        --min-change X     smallest regression that fails, as a share of the step (default: 0.01)
+        --markdown FILE    write the verdict as Markdown, for a pull request
+        --junit FILE       write the verdict as JUnit XML
+        --html
+        --json
+        """,
+        measured={"nargs": "+"},
+        history={"type": new_file},
+        name="default",
+        label="",
+        baseline={"default": None},
+        forecast={"default": None},
+        min_change={"type": _share, "default": 0.01},
+        markdown=new_file,
+        junit=new_file,
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"expected a share such as 0.02 or 2%, not {text!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """The options of a gate."""
+
+    history: str | None = None
+    name: str = "default"
+    label: str = ""
+    accept: bool = False
+    baseline: str | None = None
+    save: str | None = None
+    forecast: str | None = None
+    min_change: float = 0.01
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.outputs.gate import write_junit, write_markdown
+    from stepcast.views.gate import gate_view
+
+    names = GateOptions.__dataclass_fields__
+    result = gate_files(args.measured, GateOptions(**{name: getattr(args, name) for name in names}))
+    facts = result.facts()
+    if args.markdown:
+        rows = sorted(result.measures, key=lambda row: (row.name != "step", -abs(row.difference)))
+        write_file(args.markdown, write_markdown(facts, [(row.name, row.texts) for row in rows]))
+    if args.junit:
+        write_file(args.junit, write_junit(facts))
+    show_view(args, gate_view(facts))
+    return SLOWER if result.failed else 0
+
+
+def gate_files(measured: Sequence[str], options: GateOptions) -> "GateResult":
+    """Return the verdict on the last of *measured* runs; add all to the history, and write the baseline."""
+    import msgspec
+
+    from stepcast.analyze.gate import advance, check_forecast, judge
+    from stepcast.outputs.gate import add_runs, open_history, read_runs
+
+    if options.history and options.baseline:
+        raise ValueError("use --history or --baseline: the baseline is part of a history")
+    if not (options.history or options.baseline or options.save or options.forecast):
+        raise ValueError("nothing to compare with: use --history FILE, --baseline FILE, --save FILE or --forecast FILE")
+    if options.accept and not options.history:
+        raise ValueError("--accept has no effect without --history")
+    label = options.label or next((os.environ[name][:12] for name in COMMITS if os.environ.get(name)), "")
+    forecast = read_printed(options.forecast) if options.forecast else None
+    if options.forecast and forecast is None:
+        raise ValueError(f"{options.forecast}: is no forecast; expected the --json output of predict")
+    given = [_measure(path, label) for path in measured]
+    with ExitStack() as stack:
+        base, history = None, _read_baseline(options.baseline) if options.baseline else []
+        if options.history:
+            base = stack.enter_context(open_history(options.history))
+            history = [_decode(run, options.history) for run in read_runs(base, options.name)]
+        first = len(history) + 1
+        alone = not options.history and len(given) == 1
+        for path, one in zip(measured, given, strict=True):
+            try:
+                result = judge(history, one, options.name, options.min_change, strict=alone)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+            history.append(advance(one, result, options.accept and one is given[-1]))
+        if base is not None:
+            add_runs(base, options.name, first, history[first - 1 :])
+    if options.save:
+        saved = {"format": BASELINE, "name": options.name, "runs": given}
+        write_file(options.save, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
+    return check_forecast(result, forecast) if forecast else result
+
+
+def _measure(path: str, label: str) -> "GateRun":
+    from stepcast.analyze.compare import identity_of
+    from stepcast.analyze.gate import GateRun, measures_of, spread_of
+
+    facts = read_facts(path)
+    try:
+        measures = measures_of(facts)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    identity = {name: value for name, value in identity_of(facts).items() if name != "cluster"}
+    return GateRun(measures, identity, label, spread=spread_of(facts))
+
+
+def _read_baseline(path: str) -> "list[GateRun]":
+    """Return the runs of a baseline that ``--save`` wrote, or a measured run."""
+    import msgspec
+
+    if os.path.isfile(path) and BASELINE in (source := Source(path)).head[:200]:
+        try:
+            runs = msgspec.json.decode(source.data(RESULT))["runs"]
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: is not a complete baseline: {error}") from None
+        return [_decode(msgspec.json.encode(run), path) for run in runs]
+    return [_measure(path, "baseline")]
+
+
+def _decode(run: "bytes | str", path: str) -> "GateRun":
+    import msgspec
+
+    from stepcast.analyze.gate import STEP, GateRun
+
+    try:
+        decoded = msgspec.json.decode(run, type=GateRun)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}: holds a run that cannot be read: {error}") from None
+    if STEP not in decoded.measures:
+        raise ValueError(f"{path}: holds a run without a step")
+    return decoded

@@ -1,0 +1,128 @@
+"""The gate on histories of runs: slow runs are found soon, noise is not, and the part that changed is named."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import stepcast
+from stepcast.analyze.gate import IMPROVED, PASSED, REGRESSION, SUSPECTED, GateResult, GateRun, advance, judge
+from stepcast.cli.main import main
+from stepcast.ir.arrays import FloatArray
+
+# The noise of measured runs. Levels: of 118 MLPerf Training configurations (rounds 4.0 to 5.1), (p90 - p10) / 2.563 of
+# the step over their three to ten runs, at the quantiles 5 %, 15 %, ... 95 %. Residuals: of the steps of two traced
+# jobs of 64 and more GPUs (StragglerAnalysis), in units of their median absolute deviation.
+LEVELS = [0.00063, 0.00094, 0.00119, 0.0017, 0.00248, 0.00315, 0.00486, 0.00607, 0.00964, 0.02134]
+RESIDUALS = [
+    -8.32, -5.99, -5.03, -3.06, -2.79, -1.59, -1.55, -1.27, -1.2, -1.08, -1.07, -1.05, -1.05, -1.02, -1.02, -0.97, -0.84, -0.82, -0.75,
+    -0.72, -0.71, -0.64, -0.59, -0.53, -0.46, -0.41, -0.41, -0.31, -0.27, -0.21, -0.19, -0.17, -0.16, -0.07, -0.05, -0.04, -0.03, -0.02,
+    0.02, 0.03, 0.05, 0.05, 0.06, 0.09, 0.12, 0.16, 0.2, 0.24, 0.28, 0.34, 0.49, 0.51, 0.53, 0.54, 0.55, 0.55, 0.56, 0.6, 0.66, 0.69,
+    0.72, 0.75, 0.79, 0.87, 0.95, 0.96, 0.96, 1.01, 1.06, 1.14, 1.21, 1.34, 1.38, 1.53, 12.01, 12.47,
+]  # fmt: skip
+
+
+def play(steps_s: FloatArray) -> list[GateResult]:
+    """Return the verdict on each run of a history."""
+    history: list[GateRun] = []
+    results = []
+    for step_s in steps_s:
+        run = GateRun({"step": float(step_s)})
+        results.append(judge(history, run))
+        history.append(advance(run, results[-1]))
+    return results
+
+
+def test_regressions_of_3_percent_are_found_and_noise_is_not() -> None:
+    rng = np.random.default_rng(41)
+    found = alarms = runs = 0
+    for index in range(200):
+        steps_s = 1 + LEVELS[index % 10] * rng.choice(RESIDUALS, 43)
+        steps_s[40:] *= 1.03
+        results = play(steps_s)
+        alarms += sum(result.status == REGRESSION for result in results[:40])
+        runs += 40
+        found += any(result.status == REGRESSION for result in results[40:])
+    assert found >= 0.95 * 200
+    assert alarms <= 0.01 * runs
+
+
+NIGHTS = [str(Path("examples", "gate", f"night-{night}.log").resolve()) for night in range(1, 8)]
+
+
+def test_a_regression_names_its_part_and_its_first_run() -> None:
+    history: list[GateRun] = []
+    for number in range(1, 61):
+        slow = 1.38 if number >= 57 else 1.0
+        parts = {"matmul": 1.0 + 0.002 * (number % 3), "tp all-reduce": 0.108 * slow}
+        run = GateRun({"step": sum(parts.values()), **parts}, label=f"c{number}")
+        result = judge(history, run)
+        history.append(advance(run, result))
+    assert result.status == REGRESSION
+    assert result.since == 57
+    assert "tp all-reduce +38.0 %" in result.verdict
+    assert result.verdict.endswith("started with run 57")
+    assert [history[56 - 1].status, history[57 - 1].status, history[58 - 1].status] == [PASSED, SUSPECTED, REGRESSION]
+
+
+def test_an_outlier_is_suspected_and_forgotten() -> None:
+    steps_s = np.array([1.0, 1.001, 0.999, 1.0, 1.002, 1.2, 1.0, 1.001])
+    assert [result.status for result in play(steps_s)][-3:] == [SUSPECTED, PASSED, PASSED]
+
+
+def test_five_faster_runs_begin_a_new_baseline() -> None:
+    results = play(np.array([1.0, 1.001, 0.999, 1.0, 1.001] + [0.9, 0.901, 0.899, 0.9, 0.9] + [0.9] * 3 + [1.0] * 2))
+    assert results[9].status == IMPROVED
+    assert results[-3].baseline_from == 6
+    assert results[-1].status == REGRESSION
+
+
+def test_history_verdict_reports_and_acceptance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history, xml, markdown = (str(tmp_path / name) for name in ("gate.sqlite", "gate.xml", "gate.md"))
+    assert main(["gate", *NIGHTS[:6], "--history", history]) == 0
+    assert "run again" in capsys.readouterr().out
+    words = ["gate", NIGHTS[6], "--history", history, "--junit", xml, "--markdown", markdown, "--json"]
+    assert main(words) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["status"], facts["since"], len(facts["trend"])) == (REGRESSION, 6, 7)
+    assert ElementTree.parse(xml).getroot().attrib["failures"] == "1"
+    assert "started with run 6" in Path(markdown).read_text()
+    assert stepcast.gate(NIGHTS[6], history=history).failed
+    assert stepcast.gate(NIGHTS[6], history=history, accept=True).failed
+    assert not stepcast.gate(NIGHTS[6], history=history).failed
+
+
+def test_a_saved_baseline_judges_one_run_at_once(tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    stepcast.gate(*NIGHTS[:5], save=baseline)
+    assert not stepcast.gate(NIGHTS[1], baseline=baseline).failed
+    assert stepcast.gate(NIGHTS[5], baseline=baseline).status == REGRESSION
+    assert stepcast.gate(NIGHTS[5], baseline=baseline, min_change=0.2).status == PASSED
+
+
+def test_a_forecast_fails_slower_runs(tmp_path: Path) -> None:
+    forecast = tmp_path / "forecast.json"
+    forecast.write_text(json.dumps({"step_s": 2.0, "uncertainty": {"low_s": 1.9, "high_s": 2.25}}))
+    assert not stepcast.gate(NIGHTS[0], forecast=forecast).failed
+    result = stepcast.gate(NIGHTS[6], forecast=forecast)
+    assert result.failed
+    assert "slower than the forecast of 2.000 s" in result.verdict
+
+
+def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.sqlite"
+    other.write_bytes(b"SQLite format 3\0 but not really")
+    damaged = tmp_path / "baseline.json"
+    damaged.write_text('{"format": "stepcast baseline", "runs": [{"measures"')
+    for words, said in (
+        ([NIGHTS[0]], "nothing to compare with"),
+        ([NIGHTS[0], "--history", str(other)], "cannot be used as a history"),
+        ([NIGHTS[0], "--baseline", str(damaged)], "is not a complete baseline"),
+        ([NIGHTS[0], "--forecast", NIGHTS[0]], "is no forecast"),
+        ([NIGHTS[0], "--save", str(tmp_path / "b.json"), "--accept"], "no effect without --history"),
+        (["examples/nccl-8-h100.txt", "--save", str(tmp_path / "b.json")], "cluster"),
+    ):
+        assert main(["gate", *words]) == 2
+        assert said in capsys.readouterr().err
