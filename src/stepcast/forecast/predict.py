@@ -35,6 +35,7 @@ from stepcast.ir.framework import (
     Modules,
     SsmKernels,
 )
+from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.model import Model
@@ -47,7 +48,7 @@ from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute,
 from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send
-from stepcast.units import TFLOPS, format_bytes
+from stepcast.units import TFLOPS, US, format_bytes
 
 WELL_CHECKED_GPUS = 6144
 """The most GPUs of the published runs of many sources; a handful (Llama 3 405B, MegaScale, Nemotron-4) go on to 16,384
@@ -92,7 +93,8 @@ def _predict(
     workload = generate(model, strategy, framework)
     idle = strategy.zero_gradients == 1
     compute = compute_pricer(workload, cluster, calibration, framework.attention, idle)
-    options = apply_host_pace(_set_options(options, model, strategy, framework), calibration)
+    options = _set_options(options, model, strategy, framework, cluster.node.gpus)
+    options = apply_host_pace(options, calibration)
     prediction = run(workload, cluster, options, compute)
     return replace(
         prediction,
@@ -165,14 +167,15 @@ def manner_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_
     )
 
 
-def _set_options(options: Options, model: Model, strategy: Strategy, framework: Framework) -> Options:
+def _set_options(options: Options, model: Model, strategy: Strategy, framework: Framework, gpus: int = 0) -> Options:
+    """Return *options* with what follows from the run, on nodes of *gpus* GPUs."""
     experts = model.experts if framework.dispatcher is Dispatcher.DEEPEP else None
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
-        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else issue_s_of(framework),
+        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework, strategy, gpus),
         ahead=framework.runs_ahead,
         once_per_node=experts.routing if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
@@ -202,6 +205,19 @@ def issue_s_of(framework: Framework) -> IssueSeconds:
     if framework.listed_gathers:
         return _listed_issue_s
     return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
+
+
+def _issue_s(framework: Framework, strategy: Strategy, gpus: int) -> IssueSeconds:
+    """Return the seconds of issuing a work, those of the code around tensor-parallel collectives included."""
+    issue_s, layout = issue_s_of(framework), strategy.layout
+    more_us = framework.tensor_issue_us
+    if layout.pp > 1 and layout.gpus > gpus:
+        more_us += framework.crossing_issue_us * layout.tp
+    if not more_us or layout.tp == 1:
+        return issue_s
+    return lambda work, backward: (
+        issue_s(work, backward) + (more_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
+    )
 
 
 def _dispatch_s(modules: str, kind: str, work: Work, backward: bool) -> float:

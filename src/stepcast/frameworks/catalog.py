@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from stepcast.frameworks.profile import FILLED, Defaults, Preset, Profile
+from stepcast.frameworks.profile import BALANCED, FILLED, Defaults, Preset, Profile
 from stepcast.frameworks.words import overlap_of, overlap_words, recompute_of
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
@@ -103,10 +103,10 @@ def _overlap(value: Any) -> Any:
     return overlap_of(_words(value))
 
 
-def _read_filled(value: Any) -> str:
-    if value != FILLED:
-        raise ValueError(f"{value!r} is not known; expected {FILLED!r}")
-    return FILLED
+def _read_spread(value: Any) -> str:
+    if value not in (FILLED, BALANCED):
+        raise ValueError(f"{value!r} is not known; expected {FILLED!r} or {BALANCED!r}")
+    return str(value)
 
 
 def _software() -> dict[str, tuple[str, Read]]:
@@ -161,7 +161,7 @@ SETTINGS: Mapping[str, tuple[str, Read]] = {
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
     "overlap_experts": ("overlap_experts", _kind(bool)),
     "further_tokens": ("further_tokens", _count),
-    "stage_layers": ("stage_layers", _read_filled),
+    "stage_layers": ("stage_layers", _read_spread),
 }
 CONDITIONS: Mapping[str, Read] = {
     "model": _words,

@@ -6,6 +6,7 @@ user.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field, fields, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stepcast.frameworks.words import overlap_words, recompute_word
@@ -28,7 +29,8 @@ from stepcast.ir.strategy import (
 
 # Fields of the software that a user or a preset may set; all others are choices.
 DECISIONS = frozenset(each.name for each in fields(Framework)) - {"name"}
-FILLED = "filled"
+# Ways in which recipes spread layers over stages.
+FILLED, BALANCED = "filled", "by-cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,10 @@ def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapp
         "context": defaults.context,
         "further_tokens": settings.pop("further_tokens", 0) if model.next_token_layers else 0,
     }
-    if settings.pop("stage_layers", "") == FILLED:
-        choices["stage_layers"] = filled_stages(model.layers, layout.pp * layout.vpp)
+    if spread := settings.pop("stage_layers", ""):
+        count = layout.pp * layout.vpp
+        by_word = filled_stages(model.layers, count) if spread == FILLED else balanced_stages(model, count)
+        choices["stage_layers"] = by_word
     decisions = {name: value for name, value in settings.items() if name in DECISIONS}
     stored = DType.FP32 if given.get("autocast") else STORED_AS.get(precision, precision)
     if "gradient_dtype" in profile.as_trained:
@@ -265,3 +269,21 @@ def filled_stages(layers: int, pieces: int) -> tuple[int, ...]:
     first = share if layers > share * (pieces - 1) else share - 1
     last = layers - first - share * (pieces - 2)
     return (first, *(share,) * (pieces - 2), last) if last >= 0 else ()
+
+
+def balanced_stages(model: Model, count: int) -> tuple[int, ...]:
+    """Return the layers of stages that end where the matmuls so far exceed their share, the head's included.
+
+    So does nanotron (models/base.py, build_model). The head is in the last stage even where it alone exceeds a share:
+    nanotron then leaves that stage the loss, and sends it the logits.
+    """
+    if count == 1:
+        return ()
+    layer_cost = 4 * model.hidden * model.heads * model.head_dim + 3 * model.hidden * model.ffn
+    total_cost = model.layers * layer_cost + model.vocab * model.hidden
+    ends: list[int] = []
+    for layer in range(1, model.layers + 1):
+        if len(ends) < count - 1 and layer * layer_cost > total_cost * (len(ends) + 1) / count:
+            ends.append(layer)
+    ends += [model.layers] * (count - len(ends))
+    return tuple(end - start for start, end in pairwise([0, *ends]))

@@ -278,14 +278,17 @@ LATENT_SIZES = {
 ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES)
 # Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
 PADDED_GPT_VOCAB = 51200
+# Shares of a published parameter count, which may be rounded, by which one architecture is preferred to another.
+EXACT_PARAMETERS, CERTAINLY_ANOTHER = 0.0005, 0.002
 
 
 def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     """Return the model of a row with the columns of ``ALL_SIZES`` and params_b, any of which may be blank.
 
     A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
-    an MLP four times as wide (or of no given width) makes it a GPT, else it is a Llama. Missing layers
-    follow from params_b, which also separates tied from untied weights; missing heads are about 128 wide.
+    an MLP four times as wide (or of no given width) makes it a GPT unless params_b is that of a Llama, else it is a
+    Llama. Missing layers follow from params_b, which also separates tied from untied weights; missing heads are
+    about 128 wide.
     """
     sizes = {key: _whole(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
     try:
@@ -369,22 +372,34 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
     # By default the number of heads that divides hidden and comes closest to a width of 128.
     divisors = (heads for heads in range(1, min(hidden, 1024) + 1) if hidden % heads == 0)
     heads = sizes.get("heads") or min(divisors, key=lambda heads: abs(hidden / heads - 128))
+    llama = model_of(
+        name,
+        {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048), "hidden": hidden, "heads": heads}
+        | {"ffn": sizes.get("ffn", 4 * hidden)},
+    )
     if re.match(r"bloom", name, re.IGNORECASE):
-        base = replace(catalogue_model("bloom-176b"), ffn=4 * hidden)
+        bases = [replace(catalogue_model("bloom-176b"), ffn=4 * hidden)]
     elif sizes.get("ffn", 4 * hidden) == 4 * hidden:
-        base = replace(catalogue_model("megatron-22b"), ffn=4 * hidden, vocab=PADDED_GPT_VOCAB)
+        bases = [replace(catalogue_model("megatron-22b"), ffn=4 * hidden, vocab=PADDED_GPT_VOCAB), llama]
     else:
-        llama = {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048)}
-        base = model_of(name, llama | {"hidden": hidden, "heads": heads, "ffn": sizes["ffn"]})
-    single = _with_sizes(replace(base, layers=1), {"hidden": hidden, "heads": heads, **sizes, "layers": 1})
+        bases = [llama]
+    given = {"hidden": hidden, "heads": heads, **sizes, "layers": 1}
+    singles = [_with_sizes(replace(base, layers=1), given) for base in bases]
+    single = singles[0]
     published = None if _blank(columns, "params_b") else float(str(columns["params_b"])) * 1e9
     if "layers" in sizes:
-        model = single.with_layers(sizes["layers"])
         if not published:
-            return model
-        # Whether embedding and head are tied is rarely stated; the published parameter count decides.
-        other = replace(model, tied=not model.tied)
-        return min(model, other, key=lambda choice: abs(choice.parameters - published))
+            return single.with_layers(sizes["layers"])
+        # Gated MLPs, and whether embedding and head are tied, are rarely stated; the parameter count decides.
+        models = [
+            replace(model, tied=tied)
+            for model in (kind.with_layers(sizes["layers"]) for kind in singles)
+            for tied in (model.tied, not model.tied)
+        ]
+        nearest_first = sorted(models, key=lambda model: abs(model.parameters - published))
+        gpt = next(model for model in nearest_first if model.gated == single.gated)
+        exact = abs(nearest_first[0].parameters / published - 1) < EXACT_PARAMETERS
+        return nearest_first[0] if exact and abs(gpt.parameters / published - 1) > CERTAINLY_ANOTHER else gpt
     if published is None:
         raise UnknownModelError(f"model {name!r}: the row gives neither layers nor params_b")
     layer = single.parameters_of(range(1))

@@ -338,6 +338,12 @@ MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
             ("captured",),
             True,
         ),
+        (
+            "ultrascale",
+            "nanotron's sweep of strategies on 8 to 512 H100, ranked",
+            "ultrascale:measure_ultrascale",
+            "ultrascale",
+        ),
         ("mlperf", "MLPerf Training runs of language models", "published.comparison:measure_mlperf", "mlperf"),
         (
             "operators",

@@ -476,7 +476,7 @@ def _gathered_bytes(sizes: Sizes, linear: Linear, width: int | None = None, grad
 
 def _overlaps_gradients(sizes: Sizes) -> bool:
     """Return True if the backward's collectives overlap the gradients' matmuls, as in Megatron-LM."""
-    return sizes.fused and sizes.strategy.overlap.tensor_gradients
+    return sizes.strategy.overlap.tensor_gradients
 
 
 def column_layer(

@@ -110,7 +110,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
     def compare(record: Record) -> ScoredRow:
         setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
-            memories.append(_memory_row(setup))
+            memories.append(memory_row(setup))
         if setup.run.out_of_memory:
             raise NotComparableError("ran out of memory: compared for memory alone")
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
@@ -164,7 +164,8 @@ def predict_step(setup: Setup) -> PublishedPrediction:
     return PublishedPrediction(step_s, prediction.band.around(step_s) if prediction.band else None)
 
 
-def _memory_row(setup: Setup) -> MemoryRow:
+def memory_row(setup: Setup) -> MemoryRow:
+    """Return measured and predicted peak memory of a run, and whether it is predicted to fit."""
     run, framework = setup.run, setup.framework
     stages = memory(setup.model, setup.strategy, setup.cluster.gpu, framework)
     fullest = stages[0] if run.logged_by_first else max(stages, key=lambda stage: stage.total)

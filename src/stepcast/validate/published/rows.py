@@ -280,5 +280,5 @@ def read_run(record: Record) -> PublishedRun:
         derived=_text(record, "derived").lower() == "true",
         overlapped={name: on for column, name in OVERLAPS.items() if (on := _flag(record, column)) is not None},
         flags=tuple(_text(record, "flags").split()),
-        logged_by_first=bool(_text(record, "bench")),
+        logged_by_first=bool(_text(record, "bench")) or _text(record, "memory_of") == "first stage",
     )

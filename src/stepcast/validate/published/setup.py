@@ -53,6 +53,8 @@ CLUSTERS: tuple[tuple[str, str], ...] = (
     ("mi325x", "mi300x-node"),
     ("mi355x", "mi300x-node"),
 )
+# The same GPUs in nodes of AWS, whose network is EFA.
+EFA_NODES = {"dgx-a100": "aws-p4de", "dgx-h100": "aws-p5", "hgx-h200": "aws-p5en", "dgx-b200": "aws-p6-b200"}
 # H100 with HBM2e, 96 GB at 2.4 TB/s and 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
 HBM2E = ('gpu.memory="96 GB"', 'gpu.memory_bandwidth="2400 GB/s"')
 # A NIC on RoCE or Omni-Path whose rate is stated for the whole node.
@@ -83,6 +85,8 @@ def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     if name is None:
         raise NotComparableError(f"GPU {run.gpu!r} is not known")
     changes: list[str] = []
+    if "efa" in run.network.lower() and name in EFA_NODES:
+        name = EFA_NODES[name]
     if name == "dgx-a100" and (run.gpu_memory_gb == 40 or "40gb" in word):
         changes.append("gpu=a100-sxm-40gb")
     if name == "mi300x-node" and word != "mi300x":
@@ -180,6 +184,7 @@ SHARDINGS: tuple[tuple[str, Sharding], ...] = (
     ("zero3", Sharding.ZERO_3),
     ("zero-3", Sharding.ZERO_3),
     ("zero1", Sharding.ZERO_1),
+    ("zero0", Sharding.NONE),
     ("none", Sharding.NONE),
 )
 # Megatron-Core's recompute_modules, and what tables shorten them to.

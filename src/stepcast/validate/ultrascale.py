@@ -1,0 +1,145 @@
+"""The sweep behind Hugging Face's Ultra-Scale Playbook: step times, what fits into memory, and which strategy wins.
+
+A cell is a model on a number of GPUs with a batch: every strategy in it does the same work, so the one that we rank
+first should be the measured best. Its regret is how much longer it took than that.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcast.ir.arrays import FloatArray
+from stepcast.validate.published.comparison import DETAILS, MemoryRow, compare_records, memory_row, records_of
+from stepcast.validate.published.rows import Record
+from stepcast.validate.published.setup import read_setup
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, error_figures
+
+FILE = "runs.csv"
+CLEAN_MFU = 20.0
+"""Per cent of MFU from which single iterations repeat well; most slower ones waited for something else."""
+FEWEST_STRATEGIES = 5
+WITHIN = 0.1
+FAILED = "failed"
+NOTES = (
+    "times are single iterations: below 20 % of MFU they are noisy, and many took about a second per micro-batch",
+    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches, and some strategies ran with "
+    "larger micro-batches",
+)
+
+
+def measure_ultrascale(*folders: str) -> Measurements:
+    """Compare the runs in ``runs.csv`` of *folders*, or in these files."""
+    paths = [Path(folder) for folder in folders]
+    records = records_of(*(str(path / FILE if path.is_dir() else path) for path in paths))
+    records = [{**record, "memory_of": "first stage"} for record in records]
+    failed = [record for record in records if (record.get("status") or "").startswith(FAILED)]
+    timed = [record for record in records if not (record.get("status") or "").startswith(FAILED)]
+    compared = compare_records(timed)
+    by_id = {str(record["id"]): record for record in timed}
+    rows = [_label(row, by_id[row.name.split()[0]]) for row in compared.rows]
+    table = columns_of(rows)
+    clean = np.array([float(by_id[row.name.split()[0]].get("mfu_pct") or 0) >= CLEAN_MFU for row in rows], dtype=bool)
+    figures = {
+        **dict(rank_figures(rows)),
+        **dict(verdict_figures(compared.memory_rows, failed, timed)),
+        **dict(
+            error_figures(
+                "peak memory",
+                [(row.measured_bytes, row.predicted_bytes) for row in compared.memory_rows],
+                *("mean_abs_error", "median_abs_error", "mean_error"),
+            )
+        ),
+    }
+    skipped = {**compared.skipped, "failed: compared for memory alone": len(failed)}
+    selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean} if rows else {}
+    return Measurements(table, skipped, selections, figures, NOTES, details=DETAILS)
+
+
+def _label(row: ScoredRow, record: Record) -> ScoredRow:
+    tags = {name: row.tags[name] for name in ("parallelism", *DETAILS) if name in row.tags}
+    degrees = {f"{name} degree": str(record.get(name)) for name in ("tp", "pp")}
+    cell = f"{record.get('model')} on {record.get('num_gpus')}, batch {record.get('global_batch')}"
+    return ScoredRow(row.name, row.measured_s, row.predicted_s, {"cell": cell, **degrees, **tags}, row.ends)
+
+
+class CellRank(NamedTuple):
+    """The regret of our first choice in a cell, and the rank correlation of all its strategies."""
+
+    regret: float
+    correlation: float
+
+
+def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> CellRank:
+    """Return how well predictions rank the strategies of a cell."""
+    regret = float(measured_s[np.argmin(predicted_s)] / np.min(measured_s) - 1.0)
+    measured, predicted = (np.argsort(np.argsort(seconds)) for seconds in (measured_s, predicted_s))
+    return CellRank(regret, float(np.corrcoef(measured, predicted)[0, 1]))
+
+
+def rank_figures(rows: Iterable[ScoredRow]) -> Iterator[tuple[str, float]]:
+    """Yield regret and rank correlation over cells with enough strategies, and of each."""
+    cells: dict[str, list[ScoredRow]] = defaultdict(list)
+    for row in rows:
+        cells[row.tags["cell"]].append(row)
+    ranks = {
+        cell: rank_cell(np.array([row.measured_s for row in group]), np.array([row.predicted_s for row in group]))
+        for cell, group in sorted(cells.items())
+        if len(group) >= FEWEST_STRATEGIES
+    }
+    if not ranks:
+        return
+    regrets = np.array([rank.regret for rank in ranks.values()])
+    yield "regret: median of cells", float(np.median(regrets))
+    yield f"cells with a regret of at most {WITHIN:.0%}", float(np.mean(regrets <= WITHIN))
+    yield "rank correlation: mean of cells", float(np.mean([rank.correlation for rank in ranks.values()]))
+    for cell, rank in ranks.items():
+        yield f"regret: {cell}", rank.regret
+        yield f"rank correlation: {cell}", rank.correlation
+
+
+def verdict_figures(
+    ran: Iterable[MemoryRow], failed: Iterable[Record], timed: Iterable[Record]
+) -> Iterator[tuple[str, float]]:
+    """Yield the shares of runs that ran and are predicted to fit, and that failed and are predicted not to."""
+    fits = [row.fits for row in ran]
+    if fits:
+        yield "ran, predicted to fit", float(np.mean(fits))
+    larger = _largest_batches(timed)
+    refused, elsewhere = [], 0
+    for record in failed:
+        if _has_few_micro_batches(record) or larger.get(_strategy_key(record), 0) > int(record["micro_batch"] or 0):
+            elsewhere += 1
+        else:
+            refused.append(not _can_run(record))
+    if refused:
+        yield "failed, predicted not to fit", float(np.mean(refused))
+        yield "failed, not for lack of memory", elsewhere / (elsewhere + len(refused))
+
+
+def _can_run(record: Record) -> bool:
+    try:
+        return memory_row(read_setup(record)).fits
+    except ValueError:
+        return False
+
+
+def _strategy_key(record: Record) -> tuple[str | None, ...]:
+    """Return what a run shares with those that differ in their micro-batches alone."""
+    return tuple(record.get(name) for name in ("model", "seq", "num_gpus", "tp", "pp", "dp", "zero_fsdp", "recompute"))
+
+
+def _largest_batches(timed: Iterable[Record]) -> Mapping[tuple[str | None, ...], int]:
+    largest: dict[tuple[str | None, ...], int] = defaultdict(int)
+    for record in timed:
+        key = _strategy_key(record)
+        largest[key] = max(largest[key], int(record["micro_batch"] or 0))
+    return largest
+
+
+def _has_few_micro_batches(record: Record) -> bool:
+    """Return True if nanotron's 1F1B engine refuses the run (parallel/pipeline_parallel/engine.py)."""
+    batch, dp, micro_batch, pp = (int(record[name] or 0) for name in ("global_batch", "dp", "micro_batch", "pp"))
+    return batch < (pp - 1) * dp * micro_batch
