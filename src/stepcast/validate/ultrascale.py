@@ -25,7 +25,7 @@ WITHIN = 0.1
 FAILED = "failed"
 NOTES = (
     "times are single iterations: below 20 % of MFU they are noisy, and many took about a second per micro-batch",
-    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches, and some strategies ran with "
+    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches, and some ran with "
     "larger micro-batches",
 )
 
