@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "generation",
         "goodput",
         "searching",
+        "outputs",
         "results",
         "views",
     },

@@ -15,6 +15,7 @@ from stepcast.views.text import UNSEEN, bullet, message, visible
 
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
+    from stepcast.questions.emitting import EmittedConfig
 
 # Characters within strings of JSON; outside of them there are none.
 UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
@@ -211,3 +212,16 @@ def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
 def _read_identities() -> set[tuple[int, int]]:
     """Return the files that were read, as :func:`stepcast.outputs.files.file_identity` identifies them."""
     return {identity for path in _opened if (identity := file_identity(path))}
+
+
+def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> None:
+    """Write the configuration to its file, or print it."""
+    if emitted is None:
+        return
+    file = args.emit.partition("=")[2]
+    if file:
+        write_file(file, emitted.text.encode())
+    if args.json:
+        return
+    print(f"\nwrote {file}" if file else f"\n{emitted.text}", end="\n" if file else "")
+    print_notes(emitted.notes)

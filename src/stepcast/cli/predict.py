@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import print_notes, write_file, write_files
+from stepcast.cli.output import print_notes, show_emitted, write_file, write_files
 from stepcast.cli.pages import show_alternatives
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.rules import check_applicable
@@ -20,6 +20,7 @@ SAME_STEP = 0.01  # of a step: an exported workload that differs by more is repo
 if TYPE_CHECKING:
     from stepcast.ir.work import Work
     from stepcast.ir.workload import Workload
+    from stepcast.questions.emitting import EmittedConfig
     from stepcast.questions.settle import SettledRun
 
 
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         answer,
         """
         --captured FILE     a program that 'stepcast capture' wrote (instead of --model)
+        --emit TOOL[=FILE]  write the run as a configuration of megatron, torchtitan, nemo (also Megatron-Bridge),
+                            deepspeed or accelerate; without a file it is printed
         --save FILE.toml    write the run to a file, to predict it again
         --to-workload FILE  also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et
                             (.gz compresses)
@@ -64,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.save, save_run(settled))
     prediction = settled.prediction.noting(settled.assumptions, warnings)
     fits = prediction.fits
+    emitted = _emit(args, settled)
     show_prediction(
         prediction,
         args,
@@ -71,9 +75,22 @@ def run(args: argparse.Namespace) -> int:
         lambda: find_neighbours(settled, args.command),
         training=training_facts(settled.question, settled.strategy, prediction.step_s),
         remedies=None if fits else find_remedies(settled, prediction.step_s),
+        emitted=emitted and emitted.facts(),
         config=args.run_file.facts(write_command(settled)) if args.run_file else None,
     )
+    show_emitted(args, emitted)
     return DOES_NOT_FIT if args.require_fit and not fits else 0
+
+
+def _emit(args: argparse.Namespace, run: "SettledRun") -> "EmittedConfig | None":
+    """Return the configuration that ``--emit`` asks for."""
+    if not args.emit:
+        return None
+    from stepcast.questions.emitting import emit_config, read_emit
+
+    asked = {name: getattr(run.question, name) for name in ("model", "cluster", "set")}
+    values = run.model, run.cluster, run.strategy, run.framework
+    return emit_config(read_emit(args.emit)[0], *values, asked, run.prediction.step_s)
 
 
 def _run_captured(args: argparse.Namespace) -> int:

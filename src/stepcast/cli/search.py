@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import write_file
+from stepcast.cli.output import show_emitted, write_file
 from stepcast.cli.pages import show_alternatives, show_view
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from stepcast.ir.step import StepReport
+    from stepcast.questions.emitting import EmittedConfig
     from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
     from stepcast.views.view import View
 
@@ -37,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("output"),
         """
         -o, --output FILE  write the rows as .csv, .parquet or .json
+        --emit TOOL[=FILE]  write rank 1 as a configuration of megatron, torchtitan, nemo, deepspeed or accelerate;
+                           without a file it is printed
         --html
         --json
         """,
@@ -60,11 +63,23 @@ def run(args: argparse.Namespace) -> int:
     facts = {**search_facts(settled, result), "command": args.command, "version": __version__}
     if args.output:
         write_file(args.output, _build_document(args.output, facts))
-    view = result_view(facts, result)
-    show_view(args, view)
+    emitted = None
+    if args.emit and result.best:
+        emitted = _emit(args.emit, settled, result.best[0])
+        facts["emitted"] = emitted.facts()
+    show_view(args, result_view(facts, result))
+    show_emitted(args, emitted)
     if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
+
+
+def _emit(text: str, asked: SettledSearch, best: "SimulatedCandidate") -> "EmittedConfig":
+    from stepcast.questions.emitting import emit_config, read_emit
+
+    named = {name: getattr(asked.question, name) for name in ("model", "cluster", "set")}
+    values = asked.model, asked.cluster, best.strategy, best.framework
+    return emit_config(read_emit(text)[0], *values, named, best.step_s)
 
 
 def result_view(facts: dict[str, Any], result: "SearchResult") -> "View":

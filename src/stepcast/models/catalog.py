@@ -409,6 +409,9 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
 # Models of the sizes in a configuration: one of the catalogue, cut or not, or one of its own.
 
 
+PADDED_VOCAB = 1.05  # largest ratio of a padded vocabulary to the model's own
+
+
 def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) -> str:
     """Return what ``load_model`` takes for *sizes*, else for *names* that may be known; empty if neither is enough.
 
@@ -421,7 +424,15 @@ def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) ->
     layers = sizes.get("layers")
     complete = [name for name in same if catalogue_model(name).layers == layers]
     if complete:
-        name = min(complete, key=lambda name: (name not in hints, catalogue_model(name).max_seq < seq))
+        vocab = sizes.get("vocab")
+
+        def rank(name: str) -> tuple[bool, bool, bool]:
+            model = catalogue_model(name)
+            # A vocabulary may be padded to a multiple of the tensor-parallel ranks.
+            others = vocab is not None and not model.vocab <= vocab <= PADDED_VOCAB * model.vocab
+            return name not in hints, others, model.max_seq < seq
+
+        name = min(complete, key=rank)
         return _with_routing(name, catalogue_model(name), sizes)
     if same and layers and layers < catalogue_model(same[0]).layers:
         return _with_routing(f"{same[0]}-l{layers}", catalogue_model(same[0]), sizes)

@@ -150,7 +150,6 @@ def _is_model(name: str) -> bool:
 def _read_config(name: str, ignore_unknown: bool) -> RunFile:
     """Read a saved run, or a configuration of another tool."""
     from stepcast.inputs.configs.reader import read_config
-    from stepcast.models.catalog import model_words
 
     if name.endswith(".toml") and os.path.isfile(name) and isinstance(saved := read_toml(name).get(TABLE), dict):
         if len(saved) > MOST_OPTIONS:
@@ -165,6 +164,13 @@ def _read_config(name: str, ignore_unknown: bool) -> RunFile:
         ]
         more = f" and {len(keys) - 5} more" if keys[5:] else ""
         raise ValueError(f"{name}: {config.format} has no {', '.join(keys[:5])}{more}; --ignore-unknown leaves it out")
+    return run_of_config(config, name)
+
+
+def run_of_config(config: "RunConfig", name: str) -> RunFile:
+    """Return the run of a configuration that was read from the file *name*."""
+    from stepcast.models.catalog import model_words
+
     choices = {"framework": config.framework, **config.options}
     stem = os.path.basename(name).partition(".")[0]
     if model := model_words(config.sizes, [config.model, stem], int(config.options.get("seq", 0))):
@@ -249,11 +255,12 @@ def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, 
     for wanted, known in ((strategy, usual), (framework, settled.framework)):
         for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
             if getattr(wanted, name) != getattr(known, name):
-                words += _spell_field(name, getattr(wanted, name))
+                words += spell_field(name, getattr(wanted, name))
     return words
 
 
-def _spell_field(name: str, value: object) -> Iterator[str]:
+def spell_field(name: str, value: object) -> Iterator[str]:
+    """Yield the option that sets the field *name* of a Strategy or a Framework, and its value."""
     if name not in SETTERS or value is None or (name == "stage_layers" and not value):
         kind = "the framework" if name in DECISIONS else "the strategy"
         raise NoOptionError(f"no option sets {name} of {kind} to {value!r}")

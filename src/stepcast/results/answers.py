@@ -108,6 +108,15 @@ class RemedyFacts(TypedDict):
     verdict: str
 
 
+class EmittedFacts(TypedDict):
+    """A configuration of another tool; ``remaining``: options for what it has no key for."""
+
+    tool: str
+    text: str
+    remaining: list[str]
+    lost: list[str]
+
+
 class StepAnswer(AskedFacts, StepFacts):
     """``predict`` and ``simulate``: a simulated step."""
 
@@ -116,6 +125,7 @@ class StepAnswer(AskedFacts, StepFacts):
     jitter: NotRequired[JitterFacts]
     critical_path: NotRequired[list[PathFacts]]
     config: NotRequired[dict[str, object]]
+    emitted: NotRequired[EmittedFacts]
     trace: NotRequired[str]
 
 
@@ -229,6 +239,7 @@ class SearchAnswer(AskedFacts):
     change: LeastChangeFacts | None
     assumptions: list[str]
     warnings: NotRequired[list[str]]
+    emitted: NotRequired[EmittedFacts]
 
 
 class AlternativeFacts(SearchedFacts):

@@ -25,12 +25,13 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
     """Read the run that the configuration at *path* describes; its tool is recognised by its content."""
     path = os.fspath(path)
     try:
-        return _read_text(Source(path).text(DESCRIPTION), path)
+        return read_text(Source(path).text(DESCRIPTION), path)
     except FormatError as error:
         raise error.at(path) from None
 
 
-def _read_text(text: str, path: str) -> RunConfig:
+def read_text(text: str, path: str) -> RunConfig:
+    """Read a configuration from its *text*; the ending of *path* decides between TOML, YAML and arguments."""
     if path.endswith(".toml"):
         return _read_table(parse_toml(text))
     if text.lstrip().startswith("{"):

@@ -1,0 +1,410 @@
+"""Configurations of other tools for a run: Megatron-LM, NeMo and Megatron-Bridge, torchtitan, DeepSpeed, accelerate.
+
+Each writer is the inverse of its reader in ``inputs/configs``; ``questions/emitting.py`` reads every file back
+and names what the tool has no key for.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from stepcast.inputs.configs.megatron import LATENT, MODULES
+from stepcast.inputs.configs.megatron import SHARDINGS as MEGATRON_SHARDINGS
+from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
+from stepcast.inputs.configs.torchtitan import SCHEDULES as TITAN_SCHEDULES
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, LossKernel
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Activation, NormKind, PositionKind, QkNorm
+from stepcast.ir.strategy import ContextKind, RecomputeKind, Sharding, Strategy
+
+Value = str | int | float | bool | None
+Table = dict[str, "Value | Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedRun:
+    """The run to be written; *gpus_per_node* is that of its cluster."""
+
+    model: Model
+    strategy: Strategy
+    framework: Framework
+    gpus_per_node: int
+    title: str
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of a node that the run uses."""
+        return min(self.gpus_per_node, self.strategy.layout.gpus)
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.strategy.layout.gpus // self.per_node)
+
+
+# ---- Megatron-LM ------------------------------------------------------------------------------------------
+
+
+def megatron_arguments(run: EmittedRun) -> Table:
+    """Return the arguments of Megatron-LM's training scripts; True is a flag."""
+    return {**_megatron_model(run.model), **_megatron_layout(run), **_megatron_execution(run)}
+
+
+POSITIONS = {PositionKind.ROTARY: "rope", PositionKind.LEARNED: "learned_absolute", PositionKind.NONE: "none"}
+
+
+def _megatron_model(model: Model) -> Table:
+    arguments: Table = {
+        "num-layers": model.layers,
+        "hidden-size": model.hidden,
+        "ffn-hidden-size": model.ffn,
+        "num-attention-heads": model.heads,
+        "max-position-embeddings": model.max_seq,
+        "vocab-size": model.vocab,
+        "swiglu": model.gated and model.activation is Activation.SILU,
+        "squared-relu": model.activation is Activation.SQUARED_RELU,
+        "normalization": "RMSNorm" if model.norm.kind is NormKind.RMS else "LayerNorm",
+        "position-embedding-type": POSITIONS.get(model.position.kind),
+        "untie-embeddings-and-output-weights": not model.tied,
+        "disable-bias-linear": not model.biases.mlp,
+        "qk-layernorm": model.qk_norm is not QkNorm.NONE,
+    }
+    if model.latent is not None:
+        values = {name: getattr(model.latent, size.removeprefix("mla_")) for size, (name, _) in LATENT.items()}
+        arguments |= {"multi-latent-attention": True, **values}
+    else:
+        arguments |= {"kv-channels": model.head_dim}
+        if model.kv_heads != model.heads:
+            arguments |= {"group-query-attention": True, "num-query-groups": model.kv_heads}
+    if model.window is not None:
+        arguments["window-size"] = f"{model.window.size},0"
+    if (experts := model.experts) is not None:
+        arguments |= {
+            "num-experts": experts.count,
+            "moe-router-topk": experts.top_k,
+            "moe-ffn-hidden-size": experts.ffn,
+        }
+        if experts.shared_ffn:
+            arguments["moe-shared-expert-intermediate-size"] = experts.shared_ffn
+        if experts.first_dense:
+            arguments["moe-layer-freq"] = f"([0]*{experts.first_dense}+[1]*{model.layers - experts.first_dense})"
+        if experts.groups > 1:
+            arguments |= {"moe-router-num-groups": experts.groups, "moe-router-group-topk": experts.top_groups}
+    return arguments
+
+
+def _megatron_layout(run: EmittedRun) -> Table:
+    strategy, layout = run.strategy, run.strategy.layout
+    arguments: Table = {
+        "tensor-model-parallel-size": layout.tp,
+        "pipeline-model-parallel-size": layout.pp,
+        "context-parallel-size": layout.cp,
+        "expert-model-parallel-size": layout.ep if run.model.experts else None,
+        "expert-tensor-parallel-size": layout.expert_tp or None,
+        "seq-length": strategy.seq,
+        "micro-batch-size": strategy.micro_batch,
+        "global-batch-size": strategy.global_batch,
+        "sequence-parallel": strategy.sequence_parallel,
+    }
+    if layout.cp > 1:
+        kinds = {ContextKind.RING: "p2p", ContextKind.ALL_TO_ALL: "a2a", ContextKind.ALL_GATHER: "allgather"}
+        arguments["cp-comm-type"] = kinds.get(strategy.context)
+    if strategy.stage_layers:
+        arguments["pipeline-model-parallel-layout"] = _stage_layout(strategy.stage_layers)
+    elif layout.vpp > 1:
+        arguments["num-virtual-stages-per-pipeline-rank"] = layout.vpp
+    return arguments
+
+
+def _stage_layout(layers: tuple[int, ...]) -> str:
+    """Return stages as ``E|tt|...|L``: the embedding in the first, the loss in the last."""
+    stages = ["t" * count for count in layers]
+    stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+    return "|".join(stages)
+
+
+def _megatron_execution(run: EmittedRun) -> Table:
+    strategy, framework = run.strategy, run.framework
+    recompute, overlap, optimizer = strategy.recompute, strategy.overlap, framework.optimizer
+    names = {ours: theirs for theirs, ours in MODULES.items()}
+    wide = framework.gradient_dtype is DType.FP32
+    precision: dict[DType, Table] = {
+        DType.FP8: {"bf16": True, "fp8-format": "hybrid"},
+        DType.MXFP8: {"bf16": True, "fp8-format": "hybrid", "fp8-recipe": "mxfp8"},
+        DType.NVFP4: {"bf16": True, "fp4-format": "e2m1"},
+        DType.FP16: {"fp16": True},
+    }
+    arguments: Table = {
+        **precision.get(strategy.precision, {"bf16": True}),
+        **_megatron_sharding(strategy.sharding),
+        "overlap-grad-reduce": overlap.gradients,
+        "overlap-param-gather": overlap.parameters,
+        "tp-comm-overlap": overlap.tensor and strategy.layout.tp > 1,
+        "no-async-tensor-model-parallel-allreduce": strategy.layout.tp > 1 and not overlap.tensor_gradients,
+        "no-overlap-p2p-communication": strategy.layout.pp > 1 and not overlap.transfers,
+        "overlap-moe-expert-parallel-comm": overlap.experts,
+        "accumulate-allreduce-grads-in-fp32" if wide else "grad-reduce-in-bf16": True,
+        "attention-dropout": 0.1 if framework.dropout else 0.0,
+        "hidden-dropout": 0.1 if framework.dropout else 0.0,
+        "clip-grad": 1.0 if optimizer.clips else 0.0,
+        "mtp-num-layers": strategy.further_tokens or None,
+    }
+    if recompute.kind is RecomputeKind.SELECTIVE:
+        modules = " ".join(names[module] for module in recompute.modules if module in names)
+        arguments |= {"recompute-granularity": "selective", "recompute-modules": modules or None}
+    elif recompute.kind is not RecomputeKind.NONE:
+        method = "block" if recompute.kind is RecomputeKind.BLOCK else "uniform"
+        arguments |= {"recompute-granularity": "full", "recompute-method": method}
+        arguments["recompute-num-layers"] = recompute.layers or 1
+    if run.model.experts is not None:
+        sends_once = framework.dispatcher is not Dispatcher.ALL_TO_ALL  # to each node
+        arguments |= {"moe-token-dispatcher-type": "flex" if sends_once else "alltoall"}
+        arguments |= {"moe-enable-deepep": sends_once, "moe-expert-capacity-factor": strategy.expert_capacity}
+    if framework.loss in (LossKernel.COMPILED, LossKernel.ENGINE):
+        kind = "te" if framework.loss is LossKernel.ENGINE else "native"
+        arguments |= {"cross-entropy-loss-fusion": True, "cross-entropy-fusion-impl": kind}
+    if framework.bucket_bytes is not None:
+        arguments["ddp-bucket-size"] = framework.bucket_bytes // (4 if wide else 2)
+    if framework.execution in (Execution.GRAPHS, Execution.PARTIAL_GRAPHS):
+        arguments["enable-cuda-graph"] = True
+        full = framework.execution is Execution.GRAPHS and run.model.experts is not None
+        arguments["cuda-graph-scope"] = "full_iteration" if full else None
+    return arguments
+
+
+def _megatron_sharding(sharding: Sharding) -> Table:
+    names = {ours: theirs for theirs, ours in MEGATRON_SHARDINGS.items()}
+    if sharding is Sharding.ZERO_1:
+        return {"use-distributed-optimizer": True}
+    if sharding is Sharding.FSDP:
+        return {"use-torch-fsdp2": True}
+    if sharding is Sharding.NONE:
+        return {}
+    return {"use-distributed-optimizer": True, "data-parallel-sharding-strategy": names.get(str(sharding))}
+
+
+def write_megatron(run: EmittedRun) -> str:
+    """Return a launch script of Megatron-LM."""
+    lines = ["#!/bin/bash", f"# {run.title}"]
+    lines += [f"torchrun --nproc-per-node {run.per_node} --nnodes {run.nodes} pretrain_gpt.py \\"]
+    flags = [
+        f"    --{name}" if value is True else f"    --{name} {_quote(value)}"
+        for name, value in megatron_arguments(run).items()
+        if value is not None and value is not False
+    ]
+    return "\n".join([*lines, " \\\n".join(flags)]) + "\n"
+
+
+def _quote(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if set(text) & set("()[]*|") else text
+
+
+# ---- NeMo and Megatron-Bridge -----------------------------------------------------------------------------
+
+TRAIN_KEYS = ("micro-batch-size", "global-batch-size")
+DDP_KEYS = (
+    *("overlap-grad-reduce", "overlap-param-gather", "use-distributed-optimizer", "grad-reduce-in-fp32"),
+    "data-parallel-sharding-strategy",
+)
+
+
+def write_nemo(run: EmittedRun) -> str:
+    """Return the YAML of NeMo, or of Megatron-Bridge for its profile: Megatron's names with underscores."""
+    arguments = {name: value for name, value in megatron_arguments(run).items() if value is not None}
+    if arguments.pop("no-overlap-p2p-communication"):
+        arguments["overlap-p2p-comm"] = False
+    arguments.pop("no-async-tensor-model-parallel-allreduce")
+    arguments["grad-reduce-in-fp32"] = "accumulate-allreduce-grads-in-fp32" in arguments
+    for name in ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "bf16", "fp16"):
+        arguments.pop(name, None)
+    modules = arguments.get("recompute-modules")
+    if isinstance(modules, str):
+        arguments["recompute-modules"] = f"[{', '.join(modules.split())}]"
+    precision = "16-mixed" if run.strategy.precision is DType.FP16 else "bf16-mixed"
+    is_bridge = run.framework.name == "megatron-bridge"
+    tables: Table = {}
+    if not is_bridge:
+        tables["trainer"] = {"num_nodes": run.nodes, "devices": run.per_node, "precision": precision}
+    places = {"train": TRAIN_KEYS, "ddp": DDP_KEYS} if is_bridge else {}
+    moved = {name: table for table, names in places.items() for name in names}
+    for name, value in arguments.items():
+        table = tables.setdefault(moved.get(name, "model"), {})
+        assert isinstance(table, dict)
+        table[name.replace("-", "_")] = value
+    if is_bridge:
+        tables["mixed_precision"] = {"precision": precision} if run.strategy.precision is DType.FP16 else {"bf16": True}
+    return f"# {run.title}\n" + _write_yaml(tables)
+
+
+def _write_yaml(table: Table, indent: str = "") -> str:
+    lines = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            lines.append(f"{indent}{name}:\n{_write_yaml(value, indent + '  ')}")
+        elif value is not None:
+            text = value if isinstance(value, str) and value.startswith("[") else json.dumps(value)
+            lines.append(f"{indent}{name}: {text}\n")
+    return "".join(lines)
+
+
+# ---- torchtitan -------------------------------------------------------------------------------------------
+
+
+def write_torchtitan(run: EmittedRun) -> str:
+    """Return the TOML of a torchtitan job."""
+    strategy, layout = run.strategy, run.strategy.layout
+    shards = layout.dp * layout.cp if strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP) else 1
+    copies = layout.dp * layout.cp // (layout.shard or shards) if shards > 1 else layout.dp
+    split = (layout.shard or shards) // (layout.cp if shards > 1 else 1)
+    name, flavour = _titan_model(run.model.name)
+    schedules = {ours: theirs for theirs, ours in TITAN_SCHEDULES.items()}
+    fp8 = {DType.FP8: ["float8"], DType.MXFP8: ["mx"]}.get(strategy.precision, [])
+    tables: Table = {
+        "job": {"description": run.title},
+        "model": {"name": name, "flavor": flavour, "converters": json.dumps(fp8) if fp8 else None},
+        "optimizer": {"name": "AdamW"},
+        "training": {
+            "local_batch_size": strategy.micro_batch
+            if layout.pp == 1
+            else strategy.micro_batch * strategy.micro_batches,
+            "global_batch_size": strategy.global_batch,
+            "seq_len": strategy.seq,
+            "max_norm": 1.0 if run.framework.optimizer.clips else 0.0,
+            "enable_cpu_offload": True if strategy.offload.optimizer else None,
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": max(1, copies),
+            "data_parallel_shard_degree": max(1, split),
+            "tensor_parallel_degree": layout.tp,
+            "pipeline_parallel_degree": layout.pp,
+            "context_parallel_degree": layout.cp,
+            "expert_parallel_degree": layout.ep if run.model.experts else None,
+            "enable_async_tensor_parallel": True if strategy.overlap.tensor and layout.tp > 1 else None,
+        },
+        "activation_checkpoint": {"mode": str(strategy.recompute.kind)},
+        "compile": {"enable": run.framework.kernels is Kernels.COMPILED},
+    }
+    parallelism = tables["parallelism"]
+    assert isinstance(parallelism, dict)
+    if layout.pp > 1:
+        parallelism["pipeline_parallel_schedule"] = TITAN_NAMES.get(schedules.get(str(strategy.schedule), ""), "1F1B")
+        parallelism["pipeline_parallel_microbatch_size"] = strategy.micro_batch
+    if strategy.reshard is not None:
+        parallelism["fsdp_reshard_after_forward"] = "always" if strategy.reshard else "never"
+    if layout.cp > 1:
+        gathers = strategy.context is ContextKind.ALL_GATHER
+        parallelism["context_parallel_rotate_method"] = "allgather" if gathers else "alltoall"
+    return "\n".join(f"[{title}]\n{_write_toml(table)}" for title, table in tables.items() if isinstance(table, dict))
+
+
+# torchtitan's spelling of PyTorch's schedules.
+TITAN_NAMES = {
+    "1f1b": "1F1B",
+    "interleaved1f1b": "Interleaved1F1B",
+    "gpipe": "GPipe",
+    "interleavedzerobubble": "InterleavedZeroBubble",
+    "zbvzerobubble": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+
+
+def _titan_model(name: str) -> tuple[str, str]:
+    """Return torchtitan's name and flavour of a model of the catalogue."""
+    for pair, ours in FLAVOURS.items():
+        if ours == name:
+            return pair
+    for family, start in FAMILIES.items():
+        if name.startswith(start):
+            return family, name.removeprefix(start).upper()
+    raise ValueError(
+        f"torchtitan has no model {name}; it has {', '.join(sorted({*FLAVOURS.values(), *FAMILIES.values()}))}"
+    )
+
+
+def _write_toml(table: Table) -> str:
+    rows = {name: value for name, value in table.items() if value is not None}
+    return "".join(
+        f"{name} = {value if isinstance(value, str) and value.startswith('[') else json.dumps(value)}\n"
+        for name, value in rows.items()
+    )
+
+
+# ---- DeepSpeed and accelerate -----------------------------------------------------------------------------
+
+STAGES = {Sharding.NONE: 0, Sharding.ZERO_1: 1, Sharding.ZERO_2: 2, Sharding.ZERO_3: 3}
+
+
+def write_deepspeed(run: EmittedRun) -> str:
+    """Return DeepSpeed's JSON."""
+    strategy, layout = run.strategy, run.strategy.layout
+    if strategy.sharding not in STAGES:
+        raise ValueError(f"DeepSpeed has no {strategy.sharding}: predict with --sharding zero-3")
+    zero: Table = {"stage": STAGES[strategy.sharding], "overlap_comm": strategy.overlap.gradients}
+    if run.framework.bucket_bytes is not None:
+        zero["reduce_bucket_size"] = run.framework.bucket_bytes // 2
+    if strategy.offload.optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": strategy.offload.optimizer}
+    table: Table = {
+        "train_micro_batch_size_per_gpu": strategy.micro_batch,
+        "gradient_accumulation_steps": strategy.micro_batches,
+        "train_batch_size": strategy.global_batch,
+        "gradient_clipping": 1.0 if run.framework.optimizer.clips else 0.0,
+        "zero_optimization": zero,
+    }
+    if strategy.precision in (DType.BF16, DType.FP16):
+        table[str(strategy.precision)] = {"enabled": True}
+    if layout.tp > 1:
+        table["tensor_parallel"] = {"autotp_size": layout.tp}
+    if layout.pp > 1:
+        table["pipeline"] = {"stages": layout.pp}
+    return json.dumps(table, indent=2) + "\n"
+
+
+def write_accelerate(run: EmittedRun) -> str:
+    """Return accelerate's YAML: FSDP, DeepSpeed's ZeRO, or DDP."""
+    strategy, layout = run.strategy, run.strategy.layout
+    is_fsdp = strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
+    stage = 0 if is_fsdp else STAGES[strategy.sharding]
+    several = "MULTI_GPU" if layout.gpus > 1 else "NO"
+    narrow = strategy.precision in (DType.BF16, DType.FP16)
+    # Mixed precision of FSDP stores fp32 weights; without it the model keeps the precision it has.
+    is_mixed = not is_fsdp or run.framework.optimizer.master_weights or not narrow
+    table: Table = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if is_fsdp else "DEEPSPEED" if stage else several,
+        "mixed_precision": (str(strategy.precision) if narrow else "no") if is_mixed else None,
+        "num_machines": run.nodes,
+        "num_processes": layout.gpus,
+        "gradient_accumulation_steps": strategy.micro_batches,
+    }
+    if stage:
+        table["deepspeed_config"] = {
+            "zero_stage": stage,
+            "gradient_clipping": 1.0 if run.framework.optimizer.clips else 0.0,
+            "offload_optimizer_device": "cpu" if strategy.offload.optimizer else "none",
+        }
+    if is_fsdp:
+        table["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_sharding_strategy": "HYBRID_SHARD" if strategy.sharding is Sharding.HYBRID_FSDP else None,
+            "fsdp_reshard_after_forward": strategy.reshard,
+            "fsdp_activation_checkpointing": strategy.recompute.kind is RecomputeKind.FULL,
+            "fsdp_offload_params": bool(strategy.offload.optimizer),
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        }
+    if run.framework.kernels is Kernels.COMPILED:
+        table["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
+    parallel = {"tp": layout.tp, "cp": layout.cp}
+    if any(degree > 1 for degree in parallel.values()):
+        table["parallelism_config"] = {f"parallelism_config_{axis}_size": degree for axis, degree in parallel.items()}
+    return f"# {run.title}\n" + _write_yaml(table)
+
+
+WRITERS: Mapping[str, tuple[str, Callable[[EmittedRun], str]]] = {
+    "megatron": (".sh", write_megatron),
+    "torchtitan": (".toml", write_torchtitan),
+    "nemo": (".yaml", write_nemo),
+    "deepspeed": (".json", write_deepspeed),
+    "accelerate": (".yaml", write_accelerate),
+}

@@ -1,0 +1,148 @@
+"""``--emit TOOL[=FILE]``: a run as a configuration of another tool, read back to see that it asks for the same."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from stepcast.frameworks.words import overlap_words
+from stepcast.hardware import Cluster
+from stepcast.inputs.configs.reader import read_text
+from stepcast.ir.framework import Framework
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import Strategy
+from stepcast.outputs.configs import WRITERS, EmittedRun
+from stepcast.questions.choices import option_of, read_choices
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.runs import SET_BY_OTHERS, SETTERS, NoOptionError, ask_with_file, run_of_config, spell_field
+from stepcast.questions.settle import SettledRun, settle
+from stepcast.units import format_seconds
+from stepcast.version import __version__
+
+DEGREES = ("tp", "cp", "ep", "pp", "vpp", "expert_tp", "shard")
+BATCH = ("micro_batch", "global_batch", "seq")
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedConfig:
+    """A configuration, and the options of ``predict`` for what its tool has no key for."""
+
+    tool: str
+    text: str
+    remaining: tuple[str, ...]
+    lost: tuple[str, ...]
+    """Settings that neither the tool nor an option has."""
+
+    def facts(self) -> dict[str, Any]:
+        return {"tool": self.tool, "text": self.text, "remaining": list(self.remaining), "lost": list(self.lost)}
+
+    @property
+    def notes(self) -> list[str]:
+        """Return sentences about what the configuration alone does not say."""
+        notes = []
+        if self.remaining:
+            notes.append(f"{self.tool} has no key for all of it: predict --config needs {' '.join(self.remaining)} too")
+        if self.lost:
+            notes.append(f"{self.tool} does not say {', '.join(self.lost)}, so that its prediction differs")
+        return notes
+
+
+def read_emit(text: str) -> tuple[str, str]:
+    """Read ``TOOL`` or ``TOOL=FILE``."""
+    tool, _, file = text.partition("=")
+    if tool not in WRITERS:
+        raise ValueError(f"--emit {tool!r} is not known; expected one of {', '.join(WRITERS)}")
+    return tool, file
+
+
+def emit_config(
+    tool: str,
+    model: Model,
+    cluster: Cluster,
+    strategy: Strategy,
+    framework: Framework,
+    asked: Mapping[str, Any],
+    step_s: float,
+) -> EmittedConfig:
+    """Return the configuration of a run; *asked* has the model, the cluster and its overrides as they were named."""
+    ending, write = WRITERS[tool]
+    title = f"{model.name} on {strategy.layout.gpus:,} {cluster.gpu.name}: {format_seconds(step_s)} per step "
+    title += f"(stepcast {__version__})"
+    text = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title))
+    file = run_of_config(read_text(text, f"emitted{ending}"), f"emitted{ending}")
+    written_for = str(file.choices["framework"])
+    if not framework.name.startswith(written_for.partition("-")[0]):
+        raise ValueError(
+            f"--emit {tool} is a configuration of {written_for}, and the step was predicted for {framework.name}: "
+            f"use --framework {written_for}"
+        )
+    needed: dict[str, Any] = {name: value for name, value in asked.items() if value}
+    remaining: dict[str, Any] = {}
+    if written_for != framework.name:
+        remaining["framework"] = framework.name
+    for name, degree in (("gpus", strategy.layout.gpus), *((name, getattr(strategy, name)) for name in BATCH)):
+        if name not in file.choices and not (name == "global_batch" and "accumulation" in file.choices):
+            remaining[name] = degree
+    if "model" not in file.choices:
+        remaining["model"] = asked["model"]
+    needed.pop("model", None)
+    run = _ask(file, {**needed, **remaining})
+    if replace(run.model, name=model.name, max_seq=model.max_seq, source=model.source) != model:
+        remaining["model"] = asked["model"]
+    lost: list[str] = []
+    for _ in range(2):  # the second time with what the first has found
+        run = _ask(file, {**needed, **remaining})
+        lost = []
+        for name, value in _differences(run, strategy, framework):
+            if name in remaining or value is None:
+                lost.append(name.replace("_", " "))
+            else:
+                remaining[name] = value
+    words = [word for name, value in remaining.items() for word in _spell(name, value)]
+    return EmittedConfig(tool, text, tuple(words), tuple(lost))
+
+
+def _ask(file: Any, choices: Mapping[str, Any]) -> SettledRun:
+    given = read_choices(PredictQuestion, {name: value for name, value in choices.items() if value != ()})
+    return settle(ask_with_file(PredictQuestion, given, file))
+
+
+def _spell(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [option_of(name if value else f"no-{name}")]
+    return [option_of(name), str(value)]
+
+
+def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, Any]]:
+    """Return the choices in which *run* differs, each with its value; None where no option sets it."""
+    pairs: list[tuple[str, Any]] = [
+        (name, getattr(strategy.layout, name))
+        for name in DEGREES
+        if getattr(strategy.layout, name) != getattr(run.strategy.layout, name)
+    ]
+    batch = ((name, getattr(strategy, name)) for name in BATCH)
+    pairs += [(name, value) for name, value in batch if value != getattr(run.strategy, name)]
+    if strategy.precision is not run.strategy.precision:
+        pairs.append(("precision", str(strategy.precision)))
+    for wanted, known in ((strategy, run.strategy), (framework, run.framework)):
+        for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
+            if getattr(wanted, name) == getattr(known, name):
+                continue
+            if name == "overlap" and _acting_overlap(strategy, run) == _acting_overlap(run.strategy, run):
+                continue
+            try:
+                words = list(spell_field(name, getattr(wanted, name)))
+            except NoOptionError:
+                pairs.append((name, None))
+                continue
+            pairs.append((SETTERS[name], words[1] if len(words) > 1 else not words[0].startswith("--no-")))
+    return pairs
+
+
+def _acting_overlap(strategy: Strategy, run: SettledRun) -> set[str]:
+    """Return the kinds of communication that overlap and exist in this layout."""
+    layout = strategy.layout
+    absent = {"tensor", "tensor-gradients"} if layout.tp == 1 else set()
+    absent |= {"transfers"} if layout.pp == 1 else set()
+    absent |= {"experts"} if run.model.experts is None else set()
+    absent |= {"gradients", "parameters"} if layout.dp * layout.cp == 1 else set()
+    return set(overlap_words(strategy.overlap)) - absent

@@ -1,0 +1,97 @@
+"""``--emit``: a run written as a configuration of another tool reads back as the same run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli.main import main
+from stepcast.outputs.configs import WRITERS
+
+ENDINGS = {tool: ending for tool, (ending, _) in WRITERS.items()}
+RUNS = [
+    ("megatron", "llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2 --vpp 2"),
+    ("megatron", "gpt3-175b --cluster dgx-a100 --gpus 512 --tp 8 --pp 16 --recompute full"),
+    ("megatron", "mixtral-8x7b --cluster dgx-h100 --gpus 64 --ep 8 --dispatcher deepep --recompute selective:experts"),
+    (
+        "megatron",
+        f"deepseek-v3 --cluster dgx-h100 --gpus 1024 --ep 64 --pp 16 --precision fp8 --stage-layers 3,{'4,' * 14}2",
+    ),
+    ("megatron", "llama-3.1-8b --cluster dgx-h100 --gpus 32 --cp 4 --seq 65536 --sharding fsdp"),
+    ("megatron", "llama-3.1-405b --cluster dgx-b200 --gpus 256 --tp 8 --pp 8 --precision mxfp8 --sharding zero-3"),
+    ("nemo", "llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 4 --pp 4 --framework nemo"),
+    ("nemo", "qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --framework megatron-bridge --ep 8"),
+    ("torchtitan", "llama-3.1-70b --cluster dgx-h100 --gpus 128 --framework torchtitan --tp 8 --recompute full"),
+    ("torchtitan", "llama-3.1-8b --cluster dgx-h100 --gpus 64 --framework torchtitan --sharding hybrid-fsdp --shard 8"),
+    ("torchtitan", "llama-3.1-8b --cluster dgx-h100 --gpus 64 --framework torchtitan --pp 4 --global-batch 64 --cp 2"),
+    ("deepspeed", "llama-3.1-8b --cluster dgx-h100 --gpus 16 --framework deepspeed-transformers --sharding zero-3"),
+    (
+        "deepspeed",
+        "llama-2-13b --cluster dgx-a100 --gpus 8 --framework deepspeed-transformers --sharding zero-2 --accumulation 4 "
+        "--offload optimizer",
+    ),
+    ("accelerate", "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework transformers --sharding fsdp"),
+    ("accelerate", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --framework transformers --precision autocast-bf16"),
+    ("accelerate", "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework deepspeed-transformers --sharding zero-3"),
+]
+
+
+@pytest.mark.parametrize(("tool", "words"), RUNS)
+def test_a_configuration_reads_back_to_the_same_bits(
+    tool: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / f"run{ENDINGS[tool]}")
+    assert main(["predict", *words.split(), "--emit", f"{tool}={file}", "--json"]) == 0
+    wanted = json.loads(capsys.readouterr().out)
+    assert wanted["emitted"]["text"] == Path(file).read_text()
+    assert wanted["emitted"]["lost"] == []
+    cluster = words.split()[2]
+    assert main(["predict", "--config", file, "--cluster", cluster, *wanted["emitted"]["remaining"], "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert (read["step_s"], read["memory_bytes"]) == (wanted["step_s"], wanted["memory_bytes"])
+    assert read["breakdown_s"] == wanted["breakdown_s"]
+    assert not read["config"]["unknown"]
+
+
+def test_the_winner_of_a_search_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "best.sh")
+    words = ["llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "4", "--global-batch", "8", "--workers", "1"]
+    assert main(["search", *words, "--emit", f"megatron={file}", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)
+    assert main(["predict", "--config", file, "--cluster", "dgx-h100", *best["emitted"]["remaining"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == best["rows"][0]["step_s"]
+
+
+def test_without_a_file_the_configuration_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "llama-3.1-8b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "8",
+        "--framework",
+        "torchtitan",
+        "--vpp",
+        "2",
+        "--pp",
+        "2",
+        "--emit",
+        "torchtitan",
+    ]
+    assert main(["predict", *words]) == 0
+    captured = capsys.readouterr()
+    assert 'flavor = "8B"' in captured.out
+    assert "predict --config needs --vpp 2 too" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--emit torchtitan", "use --framework torchtitan"),
+        ("--emit jax", "expected one of megatron, torchtitan, nemo, deepspeed, accelerate"),
+        ("--framework deepspeed-transformers --sharding fsdp --emit deepspeed", "--sharding zero-3"),
+    ],
+)
+def test_what_cannot_be_written_says_why(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", *words.split()]) == 2
+    assert message in capsys.readouterr().err
