@@ -208,9 +208,9 @@ def test_a_call_that_reads_is_none(text: str) -> None:
 RUNS_OR_SENDS = {"pickle", "marshal", "shelve", "subprocess", "ctypes", "urllib", "http", "ssl", "requests", "runpy"}
 
 
-# record starts the job that a user names; the recorder's pickles are read by a reader that knows no class; and the
-# ``__init__`` of our own classes is compiled from the names of their fields, as the standard library does it.
-NEEDED = {"cli/record.py": "subprocess", "inputs/collective_logs.py": "pickle", "ir/dataclass.py": "exec"}
+# record starts the job that a user names; the ``__init__`` of our own classes is compiled from the names of their
+# fields, as the standard library does it.
+NEEDED = {"cli/record.py": "subprocess", "ir/dataclass.py": "exec"}
 
 
 @each_package

@@ -1,5 +1,5 @@
 """Build wheel and sdist, install the wheel in an empty environment, and run it there, away from the checkout:
-the demo and a prediction.
+the demo, and every verb that needs files of the package (catalogues, measurements, pages, the recorder's hook).
 """
 
 import json
@@ -12,19 +12,42 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-PREDICT = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", "--sharding", "fsdp", "--json")
+RUN = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8")
+PREDICT = ("predict", *RUN, "--sharding", "fsdp", "--json")
+# Commands, and words that each prints.
+COMMANDS = {
+    ("demo",): "The example files",
+    ("list", "models"): "llama-3.1-8b",
+    ("list", "gpus"): "h200",
+    ("list", "clusters"): "dgx-h100",
+    ("list", "frameworks"): "megatron-core",
+    ("predict", *RUN, "--html", "step.html"): "step",
+    ("search", *RUN, "--global-batch", "64", "--workers", "1", "--top", "2"): "step",
+    ("plan", "--gpus", "64", "--step-s", "2", "--steps", "1000", "--failures", "llama-3"): "goodput",
+    ("op", "matmul", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", "h200"): "us",
+    ("collective", "all-reduce", "--size", "64MB", "--cluster", "dgx-h100", "--gpus", "16"): "busbw",
+    ("validate", "--set", "h200"): "h200",
+    ("validate", "--help"): "measurement set",
+    ("completion", "bash"): "stepcast",
+}
+# A stand-in for PyTorch: the recorder's hook must start when its optimizers are imported.
+JOB = """
+import sys, sitecustomize
+assert any(type(finder).__name__ == "OptimizerFinder" for finder in sys.meta_path), sys.meta_path
+print("hooked by", sitecustomize.__file__)
+"""
 
 
-def run(*words: str | Path, cwd: Path | None = None) -> str:
-    """What a command printed; ends the program where it fails."""
+def run(*words: str | Path, cwd: Path | None = None, status: int = 0) -> str:
+    """Return what a command printed; end the program if its status is another."""
     done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode != status:
         sys.exit(f"{' '.join(map(str, words))} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
 def build(python: Path) -> Path:
-    """The wheel; made from the sdist, so that nothing is missing there either."""
+    """Return the wheel, built from the sdist, so that nothing is missing there either."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "build")
     run(python, "-m", "build", "--outdir", DIST, ROOT)
@@ -43,17 +66,30 @@ def main() -> None:
         folder = Path(name)
         wheel = build(environment(folder / "builder"))
         python = environment(folder / "empty")
-        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+        constraints = ROOT / "constraints.txt"
+        pinned = ["-c", constraints] if constraints.exists() else []
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pinned, wheel)
         away = folder / "away"
         away.mkdir()
-        shown = run(python, "-m", "stepcast", "demo", cwd=away)
-        assert "The example files" in shown, shown
+        for words, expected in COMMANDS.items():
+            shown = run(python, "-m", "stepcast", *words, cwd=away)
+            assert expected in shown, (words, shown)
+        assert (away / "step.html").stat().st_size > 10_000
         step = json.loads(run(python, "-m", "stepcast", *PREDICT, cwd=away))
         assert step["memory_bytes"]["fits"], step
-        sets = run(python, "-m", "stepcast", "validate", "--help", cwd=away)
-        assert "measurement set" in sets
+        try_record(python, away)
         size = wheel.stat().st_size / 1e6
-        print(f"{wheel.name}: {size:.1f} MB, installed and run: step {step['step_s']:.3f} s")
+        print(f"{wheel.name}: {size:.1f} MB, {len(COMMANDS) + 2} commands run: step {step['step_s']:.3f} s")
+
+
+def try_record(python: Path, away: Path) -> None:
+    """Run a job under ``record`` with a package named torch that is nothing but a name."""
+    (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").touch()
+    shown = run(python, "-m", "stepcast", "record", "-o", "run", "--", python, "-c", JOB, cwd=away, status=1)
+    assert "hooked by" in shown, shown
+    assert "pytorch/record/site/sitecustomize.py" in shown, shown
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
 
     path = tmp_path / "trace_0"
     path.write_bytes(pickle.dumps({"entries": [Evil()]}, protocol=2))
-    with pytest.raises(FormatError, match="plain values alone"):
+    with pytest.raises(FormatError, match="only plain values are read"):
         read(path)
 
 
@@ -204,5 +204,5 @@ def test_a_database_that_computes_its_rows_is_refused(tmp_path: Path) -> None:
         )
         base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1, 0, 7, 1)")
     base.close()
-    with pytest.raises(FormatError, match="no export of Nsight Systems"):
+    with pytest.raises(FormatError, match="has computed columns"):
         read(path)

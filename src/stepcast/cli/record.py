@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from stepcast.cli.options import add_options
@@ -13,6 +15,7 @@ from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views.text import facts, table, visible
 
 MOST = 1_000_000
+LONGEST_FIRST_LINE = 4096
 FLIGHT_CALLS = "2000"  # that the flight recorder keeps
 
 
@@ -42,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
         raise ValueError(f"{args.output_folder}: exists already; use a new folder")
     words = args.words[1:] if args.words[0] == "--" else args.words
+    _check_pytorch(words)
     status = subprocess.run(words, env=_environment(folder, args), check=False).returncode
     taken = [*_taken(args.flight_recorder, folder, FLIGHT), *_taken(args.inspector, folder, INSPECTOR)]
     found = _found(folder, args, status)
@@ -50,7 +54,33 @@ def run(args: argparse.Namespace) -> int:
         print_json(found)
     else:
         _show(found)
-    return 1 if status else 0
+    return 0 if found["ranks"] and not status else 1
+
+
+def _check_pytorch(words: Sequence[str]) -> None:
+    """Raise a ValueError before the job starts if its command cannot run, or if its Python has no PyTorch."""
+    program = shutil.which(words[0])
+    if program is None:
+        raise ValueError(f"{visible(words[0])}: no such program")
+    python = _interpreter(program)
+    if python is None:  # a launcher of its own: known only once it has ended
+        return
+    looking = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    if subprocess.run([*python, "-c", looking], capture_output=True, check=False).returncode == 1:
+        raise ValueError(
+            f"record needs PyTorch in the Python that runs the job ({visible(' '.join(python))}), which has none: "
+            "pip install torch there, or name another python"
+        )
+
+
+def _interpreter(program: str) -> list[str] | None:
+    """Return the command of the Python that runs *program*: itself, or the one that its first line names."""
+    if os.path.basename(program).startswith("python"):
+        return [program]
+    with open(program, "rb") as file:
+        first = file.readline(LONGEST_FIRST_LINE)
+    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
+    return words if words and "python" in os.path.basename(words[-1]) else None
 
 
 def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
@@ -103,7 +133,7 @@ def _found(folder: str, args: argparse.Namespace, status: int) -> dict[str, Any]
     if status:
         warnings.append(f"the job ended with status {status}")
     if not ranks:
-        warnings.append("no process finished an optimizer step of PyTorch: nothing was recorded")
+        warnings.append("nothing was recorded: no process finished an optimizer step of PyTorch within this job")
     elif len(traces) < len(ranks):
         warnings.append(
             f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "

@@ -1,21 +1,18 @@
 """Collectives that NCCL's flight recorder (PyTorch) and its Inspector wrote down.
 
 ``torch._C._distributed_c10d._dump_nccl_trace`` writes a pickle for each rank, ``_dump_nccl_trace_json`` the
-same as JSON (torch/csrc/distributed/c10d/FlightRecorder.hpp). A pickle is read without running any of its
-code. The Inspector writes a JSON object for each collective (NVIDIA/nccl, ext-profiler/inspector).
+same as JSON (torch/csrc/distributed/c10d/FlightRecorder.hpp). A pickle is read by a reader of our own, which takes
+plain values alone. The Inspector writes a JSON object for each collective (NVIDIA/nccl, ext-profiler/inspector).
 """
 
-import io
-import math
-import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
 
 import msgspec
 
+from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.limits import GPUS, RESULT
+from stepcast.ir.limits import GPUS, GROUP_RANKS, RESULT
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
 from stepcast.units import GB, MS, NS, US
 
@@ -23,17 +20,7 @@ ITEM_BYTES = {
     "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Byte": 1, "Char": 1,
     "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
 }  # fmt: skip
-UNREADABLE = (
-    *(pickle.UnpicklingError, msgspec.DecodeError, EOFError, ValueError, TypeError, KeyError, IndexError),
-    *(AttributeError, MemoryError, OverflowError, UnicodeDecodeError),
-)
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, text, lists and dictionaries; nothing that could run."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"names {module}.{name}, and plain values alone are read")
+MOST_BYTES = 2**63  # of a tensor
 
 
 def looks_like_flight_recorder(head: bytes) -> bool:
@@ -74,8 +61,8 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
 def _decode_dump(source: Source) -> dict[str, object]:
     data = source.raw(RESULT)
     try:
-        dump = _PlainUnpickler(io.BytesIO(data)).load() if data[:1] == b"\x80" else msgspec.json.decode(data)
-    except UNREADABLE as error:
+        dump = load_plain_pickle(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise FormatError(f"no dump of the flight recorder: {reason}", source.path) from None
     if not isinstance(dump, dict):
@@ -85,17 +72,22 @@ def _decode_dump(source: Source) -> dict[str, object]:
 
 def _group_members(config: object) -> dict[str, tuple[int, ...]]:
     members: dict[str, tuple[int, ...]] = {}
+    total = 0
     for name, entry in config.items() if isinstance(config, dict) else ():
         ranks = entry.get("ranks") if isinstance(entry, dict) else None
-        numbers = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks
-        if isinstance(numbers, list):
-            members[str(name)] = tuple(int(number) for number in numbers if str(number).isdigit())
+        if isinstance(ranks, str):
+            GROUP_RANKS.check(total + ranks.count(",") + 1)
+            ranks = [int(number) for number in re.findall(r"\b\d{1,18}\b", ranks)]
+        if isinstance(ranks, list):
+            total += len(ranks)
+            GROUP_RANKS.check(total)
+            members[str(name)] = tuple(number for number in ranks if isinstance(number, int) and number >= 0)
     return members
 
 
 def _recorded_call(entry: Mapping[str, object], rank: int, number: int) -> LoggedCollective:
     group = entry.get("process_group")
-    label = str(entry.get("profiling_name", ""))
+    label = _text_of(entry.get("profiling_name"))
     turn = entry.get("collective_seq_id", entry.get("record_id", number))
     milliseconds = entry.get("duration_ms")
     if not isinstance(milliseconds, int | float):
@@ -106,24 +98,32 @@ def _recorded_call(entry: Mapping[str, object], rank: int, number: int) -> Logge
     issued = entry.get("time_created_ns")
     return LoggedCollective(
         rank=rank,
-        group=str(group[0]) if isinstance(group, list | tuple) and group else str(entry.get("pg_name", "")),
+        group=_text_of(group[0] if isinstance(group, list | tuple) and group else entry.get("pg_name")),
         turn=int(turn) if isinstance(turn, int) else number,
         kind=label.partition(":")[2] or label,
         size_bytes=max(_total_bytes(entry, "input"), _total_bytes(entry, "output")),
-        state="completed" if entry.get("retired") is True else str(entry.get("state", "")),
+        state="completed" if entry.get("retired") is True else _text_of(entry.get("state")),
         issued_s=issued * NS if isinstance(issued, int | float) else None,
         seconds=milliseconds * MS if milliseconds is not None and milliseconds >= 0 else None,
     )
+
+
+def _text_of(value: object) -> str:
+    """Return a name or a number as text; nothing for other values, whose text may be very long."""
+    return str(value) if isinstance(value, str | int | float) else ""
 
 
 def _total_bytes(entry: Mapping[str, object], side: str) -> int:
     sizes, types = entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")
     total = 0
     for index, shape in enumerate(sizes if isinstance(sizes, list | tuple) else ()):
-        lengths = shape if isinstance(shape, list | tuple) else ()
         kind = types[index] if isinstance(types, list | tuple) and index < len(types) else "Float"
-        elements = math.prod(length for length in lengths if isinstance(length, int))
-        total += elements * ITEM_BYTES.get(str(kind), 4)
+        size = ITEM_BYTES.get(_text_of(kind), 4)
+        for length in shape if isinstance(shape, list | tuple) else ():
+            size *= length if isinstance(length, int) else 1
+            if not 0 <= size <= MOST_BYTES:
+                raise FormatError(f"{side}_sizes: a tensor of more than {MOST_BYTES:,} bytes, or fewer than none")
+        total += size
     return total
 
 

@@ -9,7 +9,7 @@ needed.
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -86,8 +86,9 @@ def recognise(source: Source) -> Format:
     if not source.head_bytes.strip():
         raise FormatError("is empty; expected a workload, trace, log or model file", source.path)
     for entry in FORMATS:
-        if entry.matches(source):
-            return entry
+        with suppress(RecursionError):  # nested too deeply to be looked at
+            if entry.matches(source):
+                return entry
     known = ", ".join(entry.name for entry in FORMATS)
     kind = "binary data" if b"\0" in source.head_bytes else "text"
     raise FormatError(f"{kind} of no known format; expected one of: {known}", source.path)
@@ -102,7 +103,7 @@ def read_sources(sources: Sequence[Source], entry: Format) -> Any:
         raise error.at(sources[0].path) from None
     except RecursionError:
         raise FormatError("is nested too deeply", sources[0].path) from None
-    except ValueError as error:  # a check that a document makes of itself
+    except (ValueError, ArithmeticError) as error:  # a check that a document makes of itself, or a number too large
         raise FormatError(str(error), sources[0].path) from None
 
 

@@ -68,7 +68,14 @@ OPTIMUS = Limit("stages times micro-batches of an OptimusPrime run", 100_000, "r
 SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some ten thousands")
 TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
+SHARED_VALUES = Limit(
+    "values that a pickle refers to again",
+    5_000_000,
+    "names of files and functions; a recorder of 20,000 calls has four",
+)
+GROUP_RANKS = Limit("ranks of all process groups", 2_000_000, "twenty groups of a hundred thousand")
 NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
+NSYS_DEVICES = Limit("devices of an Nsight Systems export", 1_024, "a node has up to 72")
 SLOTS = Limit("slots of a schedule that are run one by one", 2**18, "where there is no steady state to go by")
 OPS_TOLD = Limit(
     "ops of a stage without layers, times the calls of it that begin unlike",

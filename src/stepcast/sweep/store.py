@@ -7,9 +7,11 @@ specification reuses the answers that are still valid. ``points`` has a row for 
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from stepcast.ir.limits import MIB
 from stepcast.outputs.files import hold
 from stepcast.sweep.engines import AnsweredChunk
 from stepcast.sweep.spec import Words
@@ -40,6 +42,10 @@ COLUMNS = {
 }
 BATCH = 1000
 _WAIT_S = 30.0
+# Limits of a condition that somebody wrote (--where): operations of the database (usual ones take some tens for each
+# row, and a million rows two seconds), seconds, memory, and bytes of a text.
+OPERATIONS, OPERATIONS_PER_ROW, LOOK_EVERY = 20_000_000, 1_000, 10_000
+CONDITION_S, CONDITION_BYTES, LONGEST_TEXT = 15.0, 512 * MIB, 64 * 1024
 
 
 class Store:
@@ -164,6 +170,34 @@ class Store:
                 return [dict(zip(names, row, strict=True)) for row in cursor]
             finally:
                 self.base.set_authorizer(None)
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """Limit the time, the memory and the texts of queries with a condition that somebody wrote."""
+        until = time.monotonic() + CONDITION_S
+        left = (OPERATIONS + OPERATIONS_PER_ROW * self.counts()["points"]) // LOOK_EVERY
+
+        def is_over() -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0 or time.monotonic() > until
+
+        before = self.base.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        self.base.execute(f"PRAGMA hard_heap_limit = {CONDITION_BYTES}").fetchall()
+        self.base.execute("PRAGMA temp_store = MEMORY")
+        self.base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
+        self.base.set_progress_handler(is_over, LOOK_EVERY)
+        try:
+            yield
+        except MemoryError:
+            raise ValueError(f"the condition needs more than {CONDITION_BYTES // MIB:,} MiB") from None
+        except ValueError as error:
+            if str(error).endswith("interrupted"):
+                raise ValueError("the condition takes too long; use one that looks at each row alone") from None
+            raise
+        finally:
+            self.base.set_progress_handler(None, 0)
+            self.base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
 
     def columns(self) -> list[str]:
         """Return the columns of ``results``."""

@@ -28,11 +28,13 @@ def rows_of(
         order = f'"{sort}" IS NULL, "{sort}"{" DESC" if reverse else ""}, "position"'
     condition = f"WHERE ({where})" if where else ""
     limit = f"LIMIT {top}" if top is not None else ""
+    query = f"SELECT * FROM results {condition} ORDER BY {order} {limit}"
+    if where is None:
+        return store.rows(query)
     try:
-        return store.rows(f"SELECT * FROM results {condition} ORDER BY {order} {limit}")
+        with store.limited():
+            return store.rows(query)
     except ValueError as error:
-        if where is None:
-            raise
         raise ValueError(f"--where {where!r}: {error}; columns are {', '.join(known)}") from None
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from stepcast.inputs.configs import accelerate, megatron, nemo, torchtitan
 from stepcast.inputs.configs.keys import RunConfig
@@ -14,6 +15,7 @@ UNRECOGNISED = (
 )
 MOST_DEEP = 200
 MOST_UNFOLDED = 200_000
+LONGEST_NUMBER = 300  # digits; Python writes the largest float with 309
 TOOLS = (
     (torchtitan.looks_like, torchtitan.read),
     (accelerate.is_accelerate, accelerate.read_accelerate),
@@ -73,11 +75,20 @@ def _parse_json(text: str) -> dict[str, object]:
 def _parse_yaml(text: str) -> dict[str, object]:
     import yaml  # only for these files
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class ConfigLoader(safe):  # type: ignore[misc]
+        """Refuses long numbers: those of base 60 (1:30:00) take the square of their length."""
+
+        def construct_scalar(self, node: Any) -> Any:
+            if node.tag.endswith((":int", ":float")) and len(node.value) > LONGEST_NUMBER:
+                raise FormatError(f"has a number of more than {LONGEST_NUMBER} digits")
+            return super().construct_scalar(node)
+
     try:
-        _check_unfolded(yaml.parse(text, Loader=loader))
-        table = yaml.load(text, Loader=loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        _check_unfolded(yaml.parse(text, Loader=safe))
+        table = yaml.load(text, Loader=ConfigLoader)
+    except (yaml.YAMLError, RecursionError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(f"not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(table, dict):
         raise FormatError("holds no YAML mapping")

@@ -1,0 +1,45 @@
+"""Pickles of plain values are read as Python reads them, and nothing else is."""
+
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcast.inputs.plain_pickle import load_plain_pickle
+from stepcast.inputs.source import FormatError
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=300)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(0, 99), inner),
+    max_leaves=30,
+)
+
+
+@given(VALUES, st.sampled_from([2, 3, 4, 5]))
+def test_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
+    assert load_plain_pickle(pickle.dumps(value, protocol)) == value
+
+
+def test_shared_values_are_read() -> None:
+    frame = {"name": "step", "filename": "train.py", "line": 3}
+    value = {"entries": [{"frames": [frame, frame], "pg": ("0", "default")} for _ in range(100)]}
+    assert load_plain_pickle(pickle.dumps(value, 2)) == value
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
+    try:
+        load_plain_pickle(b"\x80\x02" + data)
+    except ValueError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("value", [{1}, b"bytes", 1 + 2j, range(3), {(1, 2): 3}, 2**64, Any])
+def test_other_values_are_refused(value: object) -> None:
+    with pytest.raises(FormatError):
+        load_plain_pickle(pickle.dumps(value, 4))
