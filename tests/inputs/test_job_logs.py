@@ -1,5 +1,6 @@
 """What jobs leave behind: logs of steps, of collectives, and databases of kernels."""
 
+import gzip
 import json
 import pickle
 import sqlite3
@@ -206,3 +207,16 @@ def test_a_database_that_computes_its_rows_is_refused(tmp_path: Path) -> None:
     base.close()
     with pytest.raises(FormatError, match="has computed columns"):
         read(path)
+
+
+def test_a_database_given_as_bytes_is_not_looked_for_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload has a name to show; a file of that name may exist."""
+    monkeypatch.chdir(tmp_path)
+    nsys(Path("given.sqlite"))
+    data = Path("given.sqlite").read_bytes()
+    Path("given.sqlite").write_bytes(b"something else that is private")
+    assert len(read_as_one([Source("given.sqlite", data)])[1]) == 6
+    Path("packed.sqlite.gz").write_bytes(gzip.compress(data))
+    assert len(read(Path("packed.sqlite.gz"))) == 6

@@ -1,5 +1,6 @@
 """Pickles of plain values are read as Python reads them, and nothing else is."""
 
+import contextlib
 import pickle
 from typing import Any
 
@@ -33,10 +34,8 @@ def test_shared_values_are_read() -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         load_plain_pickle(b"\x80\x02" + data)
-    except ValueError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize("value", [{1}, b"bytes", 1 + 2j, range(3), {(1, 2): 3}, 2**64, Any])

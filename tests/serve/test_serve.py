@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -355,6 +356,43 @@ def test_hostile_names_of_a_trace_are_text(kind: str, server: Server) -> None:
     assert "<script>" not in page
     assert "\x1b" not in page
     assert "\u202e" not in page
+
+
+def test_a_path_without_a_slash_is_refused_like_any_other(server: Server) -> None:
+    for path in ("foo", "*", "http://elsewhere/x", "foo/bar"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+            raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+            reply = raw.makefile("rb").read().decode()
+        assert reply.split()[1] in ("400", "403"), reply
+        assert "x-content-type-options: nosniff" in reply or reply.split()[1] == "400"
+
+
+def test_connections_that_ask_nothing_are_closed(server: Server) -> None:
+    """Half a request, or none: each holds a place until it is closed."""
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(20)]
+    for connection in idle[::2]:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost:")
+    assert [connection.recv(10) for connection in idle] == [b""] * 20
+    for connection in idle:
+        connection.close()
+
+
+def test_searches_do_not_keep_others_waiting(server: Server) -> None:
+    query = "cluster=dgx-h100&gpus=4096&global_batch=4096&seq=8192&top=50"
+    searches = []
+    for model in ("llama-3.1-405b", "deepseek-v3", "gpt3-175b"):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        path = f"/{server.token}/search?model={model}&{query}"
+        connection.request("GET", path, headers={"Host": f"127.0.0.1:{server.port}"})
+        searches.append((connection, connection.getresponse()))
+    try:
+        assert "timeline-data" in server.ask(f"/whole?{QUERY}&micro_batch=2").found["html"]
+        assert server.ask(f"/page?{QUERY}&micro_batch=2").status == 200
+        assert server.upload("rank7.txt", (ROOT / "examples" / "megatron-rank7.txt").read_bytes()).status == 200
+    finally:
+        for connection, answer in searches:
+            answer.close()
+            connection.close()
 
 
 # ---- how it starts -----------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError:
         raise ValueError("serve needs the extra web: pip install 'stepcast[web]'") from None
     from stepcast.serve.app import make_app
+    from stepcast.serve.guard import ImpatientProtocol
 
     gc.enable()  # commands disable it
     warnings.simplefilter("error", RuntimeWarning)
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
         limit_concurrency=1024,
+        http=ImpatientProtocol,
+        ws="none",
         h11_max_incomplete_event_size=65_536,
     )
     server = uvicorn.Server(config)

@@ -1,9 +1,11 @@
 """Answers of the local app, for the choices of its forms."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from stepcast.analyze.compare import compare
@@ -13,6 +15,7 @@ from stepcast.forecast.prediction import roofline
 from stepcast.hardware import cluster_names
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
+from stepcast.ir.children import follow_parent
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.changes import find_neighbours, find_remedies
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 0.1
+UPLOAD_S = 60.0
 
 
 class Verbs:
@@ -82,45 +86,12 @@ class Verbs:
         return Answer(page, {"title": page.title, "words": "", "step_s": found["step_s"]})
 
     def search(self, choices: FormChoices, report: Report) -> Answer:
-        """Search in another process, so that live answers do not wait for it and it can be ended."""
-        import multiprocessing
+        return _run_apart(_search, (choices,), report)
 
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=search_apart, args=(choices, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        try:
-            while True:
-                while not ours.poll(EVERY_S):
-                    report({})
-                kind, value = ours.recv()
-                if kind == "answer":
-                    return cast("Answer", value)
-                if kind == "mistake":
-                    raise ValueError(value)
-                report(value)
-        except EOFError:
-            raise ValueError("the search ended without an answer") from None
-        finally:
-            ours.close()
-            process.terminate()
-
-    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None) -> Answer:
+    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None, report: Report) -> Answer:
         if cluster is not None and cluster not in cluster_names():
             raise ValueError(f"unrecognised cluster {cluster[:40]!r}")
-        entry, document = read_as_one([Source(name, data) for name, data in given], None)
-        if entry.name not in ANALYSES:
-            raise ValueError(f"{given[0][0]}: {entry.name} is not a measured run")
-        question = AnalyzeQuestion(cluster=cluster)
-        found = {"format": entry.name, **ANALYSES[entry.name][0](document, question).facts()}
-        found["warnings"] = [*found["warnings"], *find_doubts(found)]
-        names = " ".join(name for name, _ in given)
-        line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
-        timeline = document if isinstance(document, Timeline) else None
-        view = ANALYSES[entry.name][1](found, timeline)
-        page = page_of(view, About("analyze", line, __version__))
-        return Answer(page, {"title": page.title, "words": "", "step_s": found.get("step_s")})
+        return _run_apart(_analyze, (given, cluster), report, UPLOAD_S)
 
 
 @cache
@@ -128,8 +99,66 @@ def verbs() -> Verbs:
     return Verbs()
 
 
-def search_apart(choices: FormChoices, pipe: "Connection") -> None:
-    """Search, and send the progress and the answer into *pipe*."""
+# ---- answers in a process of their own, which can be ended --------------------------------------------------
+
+Send = Callable[[dict[str, str]], None]
+
+
+def _run_apart(task: Callable[..., Answer], given: tuple[Any, ...], report: Report, most_s: float = inf) -> Answer:
+    """Return the answer of *task* from another process, so that other answers do not wait and it can be ended."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send_answer, args=(os.getpid(), task, given, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    until = time.monotonic() + most_s
+    try:
+        while True:
+            while not ours.poll(EVERY_S):
+                report({})
+                if time.monotonic() > until:
+                    raise ValueError(f"the answer takes longer than {most_s:.0f} s; use the command line")
+            kind, value = ours.recv()
+            if kind == "answer":
+                return cast("Answer", value)
+            if kind == "mistake":
+                raise ValueError(value)
+            report(value)
+    except EOFError:
+        raise ValueError("the work ended without an answer, perhaps because memory ran out") from None
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+
+
+def _send_answer(parent: int, task: Callable[..., Answer], given: tuple[Any, ...], pipe: "Connection") -> None:
+    """Send the progress and the answer of *task* into *pipe*."""
+    follow_parent(parent)
+    try:
+        pipe.send(("answer", task(*given, lambda progress: pipe.send(("progress", progress)))))
+    except MISTAKES as error:
+        pipe.send(("mistake", str(error) or type(error).__name__))
+
+
+def _analyze(given: Sequence[tuple[str, bytes]], cluster: str | None, send: Send) -> Answer:
+    entry, document = read_as_one([Source(name, data) for name, data in given], None)
+    if entry.name not in ANALYSES:
+        raise ValueError(f"{given[0][0]}: {entry.name} is not a measured run")
+    question = AnalyzeQuestion(cluster=cluster)
+    found = {"format": entry.name, **ANALYSES[entry.name][0](document, question).facts()}
+    found["warnings"] = [*found["warnings"], *find_doubts(found)]
+    names = " ".join(name for name, _ in given)
+    line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
+    timeline = document if isinstance(document, Timeline) else None
+    view = ANALYSES[entry.name][1](found, timeline)
+    page = page_of(view, About("analyze", line, __version__))
+    return Answer(page, {"title": page.title, "words": "", "step_s": found.get("step_s")})
+
+
+def _search(choices: FormChoices, send: Send) -> Answer:
     last = [0.0]
 
     def watch(counts: SearchCounts, best: SimulatedCandidate | None) -> None:
@@ -137,16 +166,12 @@ def search_apart(choices: FormChoices, pipe: "Connection") -> None:
         if now - last[0] >= EVERY_S:
             last[0] = now
             state = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            text = f"simulated {counts.simulated:,}, {counts.unseen:,} left; {state}"
-            pipe.send(("progress", {"words": text}))
+            send({"words": f"simulated {counts.simulated:,}, {counts.unseen:,} left; {state}"})
 
-    try:
-        # A single process, so that ending it ends all; live answers have the other cores.
-        asked = settle_search(build_question(SearchQuestion, {**dict(choices), "workers": 1}))
-        result = asked.answer(watching=lambda: nullcontext(watch))
-        found = search_facts(asked, result)
-        about = About("search", form_command("search", choices), __version__)
-        page = page_of(result_view(found, result), about)
-        pipe.send(("answer", Answer(page, {"title": page.title, "words": "", "step_s": None})))
-    except MISTAKES as error:
-        pipe.send(("mistake", str(error) or type(error).__name__))
+    # A single process, so that ending it ends all; live answers have the other cores.
+    asked = settle_search(build_question(SearchQuestion, {**dict(choices), "workers": 1}))
+    result = asked.answer(watching=lambda: nullcontext(watch))
+    found = search_facts(asked, result)
+    about = About("search", form_command("search", choices), __version__)
+    page = page_of(result_view(found, result), about)
+    return Answer(page, {"title": page.title, "words": "", "step_s": None})

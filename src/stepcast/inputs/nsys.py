@@ -1,6 +1,5 @@
 """SQLite exports of Nsight Systems (``nsys export --type sqlite``): kernels, copies and NVTX ranges."""
 
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.limits import GPUS, MIB, NSYS_DEVICES, NSYS_ROWS
+from stepcast.ir.limits import GPUS, MIB, NSYS_DEVICES, NSYS_ROWS, PIPE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.units import NS
 
@@ -25,14 +24,21 @@ def looks_like(head: bytes) -> bool:
 
 
 def read(source: Source) -> Timeline:
-    if not os.path.isfile(source.path):
-        raise FormatError("is a database, which is read from a file alone", source.path)
-    uri = f"{Path(source.path).resolve().as_uri()}?mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as database:
+        with closing(_open(source)) as database:
             return _ExportReader(database, source.path).read()
     except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:
         raise FormatError(f"no export of Nsight Systems: {error}", source.path) from None
+
+
+def _open(source: Source) -> sqlite3.Connection:
+    """Return the database of a file; one that was given as bytes, through a pipe or packed is read completely."""
+    if source.is_plain_file:
+        uri = f"{Path(source.path).resolve().as_uri()}?mode=ro&immutable=1"
+        return sqlite3.connect(uri, uri=True)
+    database = sqlite3.connect(":memory:")
+    database.deserialize(source.raw(PIPE))
+    return database
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
@@ -50,7 +56,8 @@ class _ExportReader:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_NAME)
         database.set_authorizer(_authorize)
         self.database, self.path = database, path
-        self.text_left = max(MOST_TEXT_BYTES, MOST_TEXT_TIMES * os.path.getsize(path))
+        pages, page_bytes = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        self.text_left = max(MOST_TEXT_BYTES, MOST_TEXT_TIMES * pages * page_bytes)
         self.builder = TimelineBuilder()
         self.devices: set[int] = set()
 

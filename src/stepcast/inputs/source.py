@@ -58,6 +58,14 @@ class Source:
         self._data = data
         self._progress = progress
 
+    @property
+    def is_plain_file(self) -> bool:
+        """Return True if the bytes are those of a file on disk, neither given, nor from a pipe, nor packed."""
+        if self._data is not None or not os.path.isfile(self.path):
+            return False
+        with open(self.path, "rb") as file:
+            return file.read(2) != GZIP_MAGIC
+
     def _open_raw(self) -> BinaryIO:
         if self._data is not None:
             return io.BytesIO(self._data)

@@ -1,12 +1,13 @@
 """Work over several processes: the same answers as from one, sooner."""
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from stepcast.ir.children import follow_parent
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -55,7 +56,7 @@ class WorkerPool(Generic[Item, Answer]):
             from concurrent.futures import ProcessPoolExecutor
             from multiprocessing import get_context
 
-            self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _start_worker, (self.task,))
+            self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _start_worker, (self.task, os.getpid()))
         return self
 
     def __exit__(
@@ -79,11 +80,11 @@ class WorkerPool(Generic[Item, Answer]):
             ) from None
 
 
-def _start_worker(task: Callable[..., object]) -> None:
-    """Store the task; interrupts are handled by the parent process."""
+def _start_worker(task: Callable[..., object], parent: int) -> None:
+    """Store the task, in a new process."""
     global _task
     _task = task
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent(parent)
 
 
 def _run_task(item: object) -> object:

@@ -26,10 +26,11 @@ from stepcast.views.document import Page, asset, body_of, policy, render
 from stepcast.views.text import message
 
 Report = Callable[[dict[str, str]], None]
-"""Called with the progress of a search, or with nothing; raises a KeyboardInterrupt to end it."""
+"""Called with the progress of an answer in another process, or with nothing; raises a LeftError to end it."""
 Pause = Callable[[], None]
 """Called between the parts of a long answer."""
 PAUSE_S = 0.002
+LOOK_EVERY_S = 0.5
 MOST_FILES = 512
 SAVED_ANSWERS = 512
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._ -]+")
@@ -61,7 +62,11 @@ class Answers(Protocol):
 
     def compare(self, first: FormChoices, second: FormChoices) -> Answer: ...
 
-    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None) -> Answer: ...
+    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None, report: Report) -> Answer: ...
+
+
+class LeftError(Exception):
+    """The client did not wait for its answer."""
 
 
 class Workers:
@@ -144,7 +149,8 @@ class _Routes:
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
         self.turns = Turns()
-        self.quick, self.slow = Workers(2), Workers(2)
+        # Searches and uploads run in processes; their threads wait for them, and no other answer waits for these.
+        self.quick, self.slow, self.uploads, self.searches = (Workers(2) for _ in range(4))
         self.predict = lru_cache(SAVED_ANSWERS)(self._predict_quickly)
 
     def _predict_quickly(self, choices: FormChoices) -> bytes:
@@ -193,11 +199,29 @@ class _Routes:
         except RefusedError as refused:
             return JSONResponse({"error": refused.why}, refused.status, {"connection": "close"})
         header, cluster = request.headers.get("x-files", ""), request.query_params.get("cluster") or None
+        gone = False
+
+        def report(_: dict[str, str]) -> None:
+            if gone:
+                raise LeftError
 
         def answer() -> bytes:
-            return _encode(self.answers.analyze(_read_files(header, data), cluster))
+            report({})
+            return _encode(self.answers.analyze(_read_files(header, data), cluster, report))
 
-        return await self._answer(answer, self.slow)
+        async def leave() -> None:
+            nonlocal gone
+            while not await request.is_disconnected():
+                await asyncio.sleep(LOOK_EVERY_S)
+            gone = True
+
+        leaving = asyncio.create_task(leave())
+        try:
+            return await self._answer(answer, self.uploads)
+        except LeftError:
+            return Response(status_code=499)
+        finally:
+            leaving.cancel()
 
     async def _answer(self, answer: Callable[[], bytes], pool: Workers) -> Response:
         try:
@@ -218,20 +242,21 @@ class _Routes:
 
         def report(progress: dict[str, str]) -> None:
             if gone:
-                raise KeyboardInterrupt
+                raise LeftError
             if progress:
                 loop.call_soon_threadsafe(events.put_nowait, ("progress", progress))
 
         def work() -> None:
             try:
+                report({})
                 event = ("done", self.answers.search(choices, report).facts())
-            except KeyboardInterrupt:
+            except LeftError:
                 return
             except MISTAKES as error:
                 event = ("failed", {"error": message(str(error))})
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self.slow.submit(work)
+        self.searches.submit(work)
         try:
             while True:
                 name, value = await events.get()

@@ -4,9 +4,12 @@ The app answers its own page on this machine. It refuses pages of other sites (O
 that were made to point here (Host), requests without the token of its URL, and requests that are too large.
 """
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -15,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_QUERY_BYTES = 16_384
+FIRST_REQUEST_S = 5.0  # from the connection to the end of the headers of its first request
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -35,6 +39,18 @@ class RefusedError(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status, self.why = status, why
+
+
+class ImpatientProtocol(H11Protocol):  # type: ignore[misc]
+    """A connection that is closed if it has made no request within some seconds."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(FIRST_REQUEST_S, self._close_without_request)
+
+    def _close_without_request(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
 
 class Guard:
@@ -100,10 +116,10 @@ class Guard:
             raise RefusedError(
                 413, f"more than {self.most_bytes // 2**20:,} MiB cannot be uploaded; use the command line"
             )
-        _, token, *rest = scope["path"].split("/", 2)
+        _, token, *rest = [*scope["path"].split("/", 2), ""] if scope["path"].startswith("/") else ("", "")
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             raise RefusedError(403, "the URL lacks its token: use the one that stepcast serve printed")
-        return "/" + (rest[0] if rest else "")
+        return f"/{rest[0]}"
 
     def _limit(self, receive: Receive) -> Receive:
         """Return *receive* with a limit on the size of the body, whatever its header says."""

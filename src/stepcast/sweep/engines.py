@@ -15,6 +15,7 @@ from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepcast.ir.children import follow_parent
 from stepcast.ir.dataclass import dataclass
 from stepcast.sweep.spec import Words
 
@@ -124,7 +125,7 @@ class _Worker:
 
         context = get_context("spawn")  # a forked process would share the driver's open store
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, answer), daemon=True)
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, answer, os.getpid()), daemon=True)
         self.process.start()
         theirs.close()
         self.chunk: PointChunk | None = None
@@ -203,9 +204,9 @@ def _divide_after_death(chunk: PointChunk, code: int | None, again: deque[PointC
         yield AnsweredChunk(chunk, [{"error": f"{DEATHS} workers died over this point ({how})"}], 0.0)
 
 
-def _serve(pipe: "Connection", answer: Answer) -> None:
+def _serve(pipe: "Connection", answer: Answer, driver: int) -> None:
     """Work until the driver ends, which closes its end of the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles it and ends the workers
+    follow_parent(driver)
     sys.stderr = io.StringIO()  # errors are sent, and the driver shows the progress
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")

@@ -29,6 +29,7 @@ from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
+from stepcast.ir.children import follow_parent
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
@@ -285,7 +286,7 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
     if count < 2:
         yield map
         return
-    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), follow_parent, (os.getpid(),)) as pool:
         yield pool.map
 
 

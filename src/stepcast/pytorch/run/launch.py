@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from stepcast.ir.children import follow_parent
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective
 from stepcast.pytorch.load import load_torch
@@ -34,7 +35,9 @@ def call_on_ranks(
         port = int(probe.getsockname()[1])
     answers = context.Queue()
     workers = [
-        context.Process(target=_call_as_rank, args=(function, rank, ranks, port, answers, args), daemon=True)
+        context.Process(
+            target=_call_as_rank, args=(os.getpid(), function, rank, ranks, port, answers, args), daemon=True
+        )
         for rank in range(ranks)
     ]
     for worker in workers:
@@ -57,10 +60,11 @@ def call_on_ranks(
 
 
 def _call_as_rank(
-    function: Callable[..., Any], rank: int, ranks: int, port: int, answers: Any, args: tuple[object, ...]
+    parent: int, function: Callable[..., Any], rank: int, ranks: int, port: int, answers: Any, args: tuple[object, ...]
 ) -> None:
     import torch
 
+    follow_parent(parent)
     warnings.simplefilter("ignore")  # torch.distributed is about to change some names
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     try:
