@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from stepcast.analyze.gate import GateResult as GateResult
     from stepcast.analyze.replay import ReplayResult as ReplayResult
     from stepcast.analyze.result import AnalysisResult as AnalysisResult
+    from stepcast.analyze.watch import WatchAlert as WatchAlert
+    from stepcast.analyze.watch import WatchedStep as WatchedStep
     from stepcast.cost.calibration import Calibration as Calibration
     from stepcast.forecast.options import Options as Options
     from stepcast.forecast.prediction import Prediction as Prediction
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from stepcast.library import replay as replay
     from stepcast.library import rows as rows
     from stepcast.library import search as search
+    from stepcast.library import watch as watch
     from stepcast.models.catalog import load_model as load_model
     from stepcast.pytorch.record.recorder import record as record
     from stepcast.questions.alternatives import Alternatives as Alternatives
@@ -118,6 +121,8 @@ PUBLIC = {
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "TrainingPhase": ("stepcast.goodput.plan", "TrainingPhase"),
+    "WatchAlert": ("stepcast.analyze.watch", "WatchAlert"),
+    "WatchedStep": ("stepcast.analyze.watch", "WatchedStep"),
     "Workload": ("stepcast.ir.workload", "Workload"),
     "alternatives": ("stepcast.library", "alternatives"),
     "analyze": ("stepcast.library", "analyze"),
@@ -137,6 +142,7 @@ PUBLIC = {
     "rows": ("stepcast.library", "rows"),
     "search": ("stepcast.library", "search"),
     "simulate": ("stepcast.forecast.simulate", "simulate"),
+    "watch": ("stepcast.library", "watch"),
 }
 __all__ = ["__version__", *PUBLIC]
 FORMER_NAMES = {"Phase": "TrainingPhase"}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepcast.analyze.gate import GateResult
     from stepcast.analyze.replay import ReplayResult
     from stepcast.analyze.result import AnalysisResult
+    from stepcast.analyze.watch import WatchAlert, WatchedStep
     from stepcast.cost.calibration import Calibration
     from stepcast.forecast.options import Options
     from stepcast.forecast.prediction import Prediction
@@ -354,6 +355,24 @@ def gate(
     options = GateOptions(paths[0], name, label, accept, paths[1], paths[2], paths[3], min_change)
     with _in_python_words("gate"):
         return gate_files(_paths(measured), options)
+
+
+def watch(
+    log: Path, forecast: Path | None = None, steps: int | None = None, idle_s: float | None = None
+) -> "Iterator[WatchedStep | WatchAlert]":
+    """Yield the steps and alerts of a running job's log, or of a folder of logs, as ``stepcast watch`` does.
+
+    Args:
+        log: the log of Megatron-LM, torchtitan, NeMo, DeepSpeed, the Trainer of transformers or MLPerf.
+        forecast: the JSON of a forecast to compare with.
+        steps: the steps of the run, if its log does not say.
+        idle_s: end after so many seconds without a line; 0 ends with the log; None never ends.
+    """
+    from stepcast.analyze.watch import StepWatch
+    from stepcast.cli.watch import read_forecast, watch_events
+
+    known = read_forecast(None if forecast is None else fspath(forecast))
+    return watch_events(fspath(log), StepWatch(known, steps), idle_s)
 
 
 def rows(*answers: Any) -> list[dict[str, Any]]:

@@ -306,9 +306,7 @@ def largest_changes(result: GateResult, sign: int) -> list[GatedMeasure]:
 
 def check_forecast(result: GateResult, forecast: Facts) -> GateResult:
     """Return the result with the step compared to a forecast: slower than its interval fails."""
-    step_s = forecast.get("step_s")
-    if not isinstance(step_s, int | float):
-        raise ValueError("the forecast does not say how long a step takes (step_s)")
+    step_s = float(forecast["step_s"])
     interval = forecast.get("uncertainty") or {}
     low_s, high_s = interval.get("low_s"), interval.get("high_s")
     slower = result.step_s > (high_s if high_s is not None else step_s * (1 + result.min_change))

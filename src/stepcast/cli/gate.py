@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepcast.cli.compare import read_facts, read_printed
+from stepcast.cli.compare import read_facts
 from stepcast.cli.options import add_options
 from stepcast.cli.output import new_file, write_file
 from stepcast.cli.pages import show_view
+from stepcast.cli.watch import read_forecast
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import RESULT
 
@@ -107,9 +108,7 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> "GateResult":
     if options.accept and not options.history:
         raise ValueError("--accept has no effect without --history")
     label = options.label or next((os.environ[name][:12] for name in COMMITS if os.environ.get(name)), "")
-    forecast = read_printed(options.forecast) if options.forecast else None
-    if options.forecast and forecast is None:
-        raise ValueError(f"{options.forecast}: is no forecast; expected the --json output of predict")
+    forecast = read_forecast(options.forecast)
     given = [_measure(path, label) for path in measured]
     with ExitStack() as stack:
         base, history = None, _read_baseline(options.baseline) if options.baseline else []

@@ -68,6 +68,11 @@ gate: fail CI if a run is slower than the runs before it, or than its forecast [
     changed and the run it started with. The exit status is 1 for a regression.
     $ gate examples/gate/night-1.log --history gate.sqlite
     $ gate examples/gate/night-2.log --baseline examples/gate/night-1.log
+watch: follow the log of a running job: drift, stragglers, slow links, expected finish [watch]
+    Follows the log of a running job, compares its steps with their start and with the forecast, and names drift,
+    stragglers, slow links and the expected finish.
+    $ watch train.log
+    $ watch examples/watch/megatron-timers.log --once
 show: show the contents of a file of any known format [command-line]
     Shows the contents of a file of any known format, or an entry of the catalogue. Formats are detected by
     content, not by file name.
@@ -123,6 +128,7 @@ OTHER_VERBS = {
         "compare": "diff",
         "replay": "what-if whatif",
         "gate": "regression ci guard",
+        "watch": "tail follow monitor",
         "convert": "export",
         "validate": "accuracy verify",
         "profile": "measure benchmark",

@@ -1,52 +1,31 @@
-"""Step times that training programs print: Megatron-LM, torchtitan, and MLPerf Training result logs."""
+"""Step times that training programs print: Megatron-LM, torchtitan, NeMo, DeepSpeed, Trainer, and MLPerf result logs.
+
+``StepLines`` reads line by line, from a finished log or from one that grows.
+"""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.measured import LoggedStep, StepLog
+from stepcast.ir.measured import LoggedStep, LoggedTimer, StepLog
 from stepcast.units import GIB, MIB, MS
 
-# Megatron-LM (megatron/training/training.py, training_log).
-ITERATION = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|")
-RANK_MEMORY = re.compile(r"\[Rank (\d+)\].*memory \(MB\)(.*)")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LINE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 
 
-def looks_like_megatron(head: str) -> bool:
-    return bool(ITERATION.search(head)) and "elapsed time per iteration" in head
+class ParsedStep(NamedTuple):
+    """A step as a line states it, the number of steps of the run, and what else the line says of the run."""
 
-
-def read_megatron(source: Source) -> StepLog:
-    steps: list[LoggedStep] = []
-    peaks: dict[int, float] = {}
-    total = 0
-    for line in source.each_line(errors="replace"):
-        if match := ITERATION.search(line):
-            values = _named_numbers(line[match.end() :])
-            total = int(match[2])
-            milliseconds = values.get("elapsed time per iteration (ms)", -1.0)
-            steps.append(
-                LoggedStep(
-                    step=int(match[1]),
-                    seconds=milliseconds * MS if milliseconds >= 0 else None,
-                    tflops_per_gpu=values.get("throughput per GPU (TFLOP/s/GPU)"),
-                    samples=int(values["global batch size"]) if "global batch size" in values else None,
-                    loss=values.get("lm loss"),
-                )
-            )
-        elif match := RANK_MEMORY.search(line):
-            values = _named_numbers(match[2].lstrip(" |"))
-            if "max allocated" in values:
-                peaks[int(match[1])] = max(peaks.get(int(match[1]), 0.0), values["max allocated"] * MIB)
-    if not steps:
-        raise FormatError("holds no iteration of Megatron-LM", source.path)
-    facts = {"iterations": total, "memory_bytes_by_rank": peaks}
-    return StepLog(tuple(steps), source.path, "Megatron-LM", max(peaks.values(), default=None), facts)
+    step: LoggedStep
+    total: int = 0
+    facts: Mapping[str, float] = {}
 
 
 def _named_numbers(text: str) -> dict[str, float]:
@@ -68,10 +47,36 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+# Megatron-LM (megatron/training/training.py, training_log; megatron/core/timers.py).
+ITERATION = re.compile(r"iteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
+RANK_MEMORY = re.compile(r"\[Rank (\d+)\].*memory \(MB\)(.*)")
+RANK_TIMES = "times across ranks (ms):"
+TIMER = re.compile(r"\s+([A-Za-z][\w-]*)(?: \.+)?:\s*(?:\((\d+\.?\d*), (\d+\.?\d*)\))?\s*$")
+TIMED_RANK = re.compile(r"\s+rank\s+(\d{1,7}): (\d+\.?\d*)\s*$")
+
+
+def parse_megatron(line: str) -> ParsedStep | None:
+    match = ITERATION.search(line)
+    if match is None or "elapsed time per iteration" not in line:
+        return None
+    values = _named_numbers(line[match.end() :])
+    milliseconds = values.get("elapsed time per iteration (ms)", -1.0)
+    step = LoggedStep(
+        step=int(match[1]),
+        seconds=milliseconds * MS if milliseconds >= 0 else None,
+        tflops_per_gpu=values.get("throughput per GPU (TFLOP/s/GPU)"),
+        samples=_whole(values.get("global batch size")),
+        loss=values.get("lm loss"),
+    )
+    return ParsedStep(step, int(match[2]))
+
+
 # torchtitan (torchtitan/components/metrics.py).
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-STEP = re.compile(r"\bstep:\s*(\d+)\s+loss:\s*([-0-9.einfa]+)")
-LINE_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+STEP = re.compile(r"\bstep:\s*(\d{1,15})\s+loss:\s*([-0-9.einfa]+)")
 FIELDS = {
     "memory": re.compile(r"memory:\s*([0-9.]+)\s*GiB"),
     "tps": re.compile(r"\btps:\s*([0-9,.]+)"),
@@ -80,46 +85,207 @@ FIELDS = {
 }
 
 
+def parse_torchtitan(line: str) -> ParsedStep | None:
+    match = STEP.search(line)
+    if match is None:
+        return None
+    fields = {name: pattern.search(line) for name, pattern in FIELDS.items()}
+    values = {name: _finite(field[1].replace(",", "")) for name, field in fields.items() if field}
+    memory, share = values.get("memory"), values.get("mfu")
+    step = LoggedStep(
+        step=int(match[1]),
+        tflops_per_gpu=values.get("tflops"),
+        tokens_per_s_per_gpu=values.get("tps"),
+        memory_bytes=None if memory is None else memory * GIB,
+        loss=_finite(match[2]),
+    )
+    return ParsedStep(step, facts={} if share is None else {"mfu": share / 100})
+
+
+# NeMo (nemo/lightning/pytorch/callbacks/progress_printer.py).
+NEMO = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|")
+
+
+def parse_nemo(line: str) -> ParsedStep | None:
+    match = NEMO.search(line)
+    if match is None:
+        return None
+    values = _named_numbers(line[match.end() :])
+    step = LoggedStep(
+        step=int(match[1]),
+        seconds=values.get("train_step_timing in s"),
+        tflops_per_gpu=values.get("TFLOPS_per_GPU"),
+        tokens_per_s_per_gpu=values.get("tokens_per_sec_per_gpu"),
+        samples=_whole(values.get("global_batch_size")),
+        memory_bytes=values.get("max_memory_allocated", values.get("peak_memory_usage")),
+        loss=values.get("reduced_train_loss"),
+    )
+    return ParsedStep(step, int(match[2]) + 1)
+
+
+# DeepSpeed (deepspeed/utils/timer.py, ThroughputTimer).
+DEEPSPEED = re.compile(r"(?:global_step=|\b\d+/)(\d{1,15}), RunningAvgSamplesPerSec=[^,]+, CurrSamplesPerSec=[^,]+")
+DEEPSPEED_PEAK = re.compile(r"MaxMemAllocated=(\d+\.?\d*)GB")
+
+
+def parse_deepspeed(line: str) -> ParsedStep | None:
+    match = DEEPSPEED.search(line)
+    if match is None:
+        return None
+    peak = DEEPSPEED_PEAK.search(line)
+    return ParsedStep(LoggedStep(int(match[1]), memory_bytes=float(peak[1]) * GIB if peak else None))
+
+
+# Trainer of transformers: the progress bar of tqdm, which states the time per step, smoothed.
+BAR = re.compile(r"\|\s*(\d{1,15})/(\d{1,15}) \[[\d:]+<[\d:?]+, +([0-9.]+)(s/it|it/s)")
+
+
+def parse_trainer(line: str) -> ParsedStep | None:
+    bars = [*BAR.finditer(line)]
+    match = bars[-1] if bars else None  # bars overwrite each other
+    value = _finite(match[3]) if match else None
+    if match is None or not value:
+        return None
+    return ParsedStep(LoggedStep(int(match[1]), value if match[4] == "s/it" else 1 / value), int(match[2]))
+
+
+PARSERS: Mapping[str, Callable[[str], ParsedStep | None]] = {
+    "Megatron-LM": parse_megatron,
+    "torchtitan": parse_torchtitan,
+    "NeMo": parse_nemo,
+    "DeepSpeed": parse_deepspeed,
+    "Trainer": parse_trainer,
+}
+
+
+class StepLines:
+    """Reads the lines of one log; *program* is set by the first line that a parser knows."""
+
+    def __init__(self, program: str = "") -> None:
+        self.program = program
+        self.total = 0
+        self.facts: dict[str, list[float]] = {}
+        self.peaks: dict[int, float] = {}
+        self._before: tuple[int, datetime] | None = None
+        self._in_timers = False
+        self._timer = ""
+        self._batch = 0
+
+    def feed(self, line: str) -> Iterator[LoggedStep | LoggedTimer]:
+        """Yield the step or the timers of a line."""
+        text = COLOUR.sub("", line)
+        if RANK_TIMES in text or "time across ranks (ms):" in text:
+            self._in_timers = True
+        elif self._in_timers and (match := TIMER.match(text)):
+            self._timer = match[1]
+            if match[2]:
+                yield LoggedTimer(match[1], float(match[2]) * MS, float(match[3]) * MS)
+        elif self._in_timers and (match := TIMED_RANK.match(text)) and self._timer:
+            seconds = float(match[2]) * MS
+            yield LoggedTimer(self._timer, seconds, seconds, int(match[1]))
+        elif match := RANK_MEMORY.search(text):
+            values = _named_numbers(match[2].lstrip(" |"))
+            rank = int(match[1])
+            self.peaks[rank] = max(self.peaks.get(rank, 0.0), values.get("max allocated", 0.0) * MIB)
+        elif MLPERF_MARK in text and self.program in ("", "MLPerf"):
+            yield from self._mlperf(text)
+        else:
+            yield from self._parse(text)
+
+    def _parse(self, text: str) -> Iterator[LoggedStep]:
+        for name in [self.program] if self.program else PARSERS:
+            parsed = PARSERS[name](text) if name in PARSERS else None
+            if parsed is not None:
+                self.program, self._in_timers = name, False
+                self.total = parsed.total or self.total
+                for fact, value in parsed.facts.items():
+                    self.facts.setdefault(fact, []).append(value)
+                yield self._with_time(parsed.step, text)
+                return
+
+    def _with_time(self, step: LoggedStep, text: str) -> LoggedStep:
+        """Return the step with its time; lines may be steps apart, and share the time since the one before."""
+        printed = LINE_TIME.search(text)
+        if step.seconds is not None or printed is None:
+            return step
+        try:
+            time, before = datetime.fromisoformat(printed[1].replace(",", ".")), self._before
+        except ValueError:
+            return step
+        self._before = (step.step, time)
+        if before is None or step.step <= before[0]:
+            return step
+        seconds = max(0.0, (time - before[1]).total_seconds()) / (step.step - before[0])
+        return step._replace(seconds=seconds or None)
+
+    def _mlperf(self, text: str) -> Iterator[LoggedStep]:
+        event = _mlperf_event(text)
+        if event is None:
+            return
+        self.program = "MLPerf"
+        value = event.get("value")
+        if event.get("key") == "global_batch_size" and isinstance(value, int):
+            self._batch = value
+        rate = value.get("throughput") if event.get("key") == "tracked_stats" and isinstance(value, dict) else None
+        if isinstance(rate, int | float) and rate > 0 and self._batch > 0:
+            metadata = event.get("metadata")
+            samples = _mlperf_samples(metadata if isinstance(metadata, dict) else {})
+            yield LoggedStep(max(samples, 0) // self._batch, self._batch / rate, samples=self._batch)
+
+
+def read_lines(source: Source, program: str) -> StepLog:
+    """Return the steps of a finished log."""
+    lines, steps = StepLines(program), []
+    for line in source.each_line(errors="replace"):
+        steps += [event for event in lines.feed(line) if isinstance(event, LoggedStep)]
+    if not steps:
+        raise FormatError(f"holds no step of {program}", source.path)
+    facts: dict[str, object] = {name: sorted(values)[len(values) // 2] for name, values in lines.facts.items()}
+    if program == "Megatron-LM":
+        facts |= {"iterations": lines.total, "memory_bytes_by_rank": {k: v for k, v in lines.peaks.items() if v}}
+    peaks = [step.memory_bytes for step in steps if step.memory_bytes is not None] + [*lines.peaks.values()]
+    return StepLog(tuple(steps), source.path, program, max(filter(None, peaks), default=None), facts)
+
+
+def looks_like_megatron(head: str) -> bool:
+    return bool(ITERATION.search(head)) and "elapsed time per iteration" in head
+
+
 def looks_like_torchtitan(head: str) -> bool:
     plain = COLOUR.sub("", head)
     return bool(STEP.search(plain)) and "tps:" in plain and "memory:" in plain
 
 
+def looks_like_nemo(head: str) -> bool:
+    return bool(NEMO.search(head)) and "train_step_timing in s" in head
+
+
+def looks_like_deepspeed(head: str) -> bool:
+    return bool(DEEPSPEED.search(head))
+
+
+def looks_like_trainer(head: str) -> bool:
+    return bool(BAR.search(head)) and "'loss':" in head
+
+
+def read_megatron(source: Source) -> StepLog:
+    return read_lines(source, "Megatron-LM")
+
+
 def read_torchtitan(source: Source) -> StepLog:
-    steps: list[LoggedStep] = []
-    before: tuple[int, datetime] | None = None
-    mfu: list[float] = []
-    for line in source.each_line(errors="replace"):
-        text = COLOUR.sub("", line)
-        match = STEP.search(text)
-        if match is None:
-            continue
-        number, seconds = int(match[1]), None
-        if printed := LINE_TIME.search(text):
-            time = datetime.fromisoformat(printed[1].replace(",", "."))
-            # Lines may be steps apart; a line's time is that of the steps since the one before.
-            if before is not None and number > before[0]:
-                seconds = max(0.0, (time - before[1]).total_seconds()) / (number - before[0])
-            before = (number, time)
-        printed_fields = {name: pattern.search(text) for name, pattern in FIELDS.items()}
-        values = {name: _finite(field[1].replace(",", "")) for name, field in printed_fields.items() if field}
-        memory, share = values.get("memory"), values.get("mfu")
-        mfu += [] if share is None else [share / 100]
-        steps.append(
-            LoggedStep(
-                step=number,
-                seconds=seconds or None,
-                tflops_per_gpu=values.get("tflops"),
-                tokens_per_s_per_gpu=values.get("tps"),
-                memory_bytes=None if memory is None else memory * GIB,
-                loss=_finite(match[2]),
-            )
-        )
-    if not steps:
-        raise FormatError("holds no step of torchtitan", source.path)
-    peaks = [step.memory_bytes for step in steps if step.memory_bytes is not None]
-    facts = {"mfu": sorted(mfu)[len(mfu) // 2]} if mfu else {}
-    return StepLog(tuple(steps), source.path, "torchtitan", max(peaks, default=None), facts)
+    return read_lines(source, "torchtitan")
+
+
+def read_nemo(source: Source) -> StepLog:
+    return read_lines(source, "NeMo")
+
+
+def read_deepspeed(source: Source) -> StepLog:
+    return read_lines(source, "DeepSpeed")
+
+
+def read_trainer(source: Source) -> StepLog:
+    return read_lines(source, "Trainer")
 
 
 # MLPerf Training: lines of ``:::MLLOG`` and a JSON object (mlcommons/logging).
@@ -137,6 +303,16 @@ def looks_like_mlperf(head: str) -> bool:
     return MLPERF_MARK in head
 
 
+def _mlperf_event(line: str) -> dict[str, Any] | None:
+    """Return the event of a line; None for other lines, and one that is cut off, as the last of a killed run."""
+    _, mark, text = line.partition(MLPERF_MARK)
+    try:
+        event = msgspec.json.decode(text.strip()) if mark else None
+    except msgspec.DecodeError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("time_ms"), int | float) else None
+
+
 def read_mlperf(source: Source) -> StepLog:
     facts: dict[str, object] = {}
     evaluations: list[list[object]] = []
@@ -144,12 +320,8 @@ def read_mlperf(source: Source) -> StepLog:
     blocks: list[tuple[int, float]] = []
     throughputs: list[float] = []
     for line in source.each_line(errors="replace"):
-        _, mark, text = line.partition(MLPERF_MARK)
-        try:
-            event = msgspec.json.decode(text.strip()) if mark else None
-        except msgspec.DecodeError:
-            continue  # cut off, as the last line of a killed run
-        if not isinstance(event, dict) or not isinstance(event.get("time_ms"), int | float):
+        event = _mlperf_event(line)
+        if event is None:
             continue
         key, value, metadata = event.get("key"), event.get("value"), event.get("metadata")
         time_s = float(event["time_ms"]) * MS

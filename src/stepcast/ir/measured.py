@@ -28,6 +28,15 @@ class LoggedStep(NamedTuple):
     loss: float | None = None
 
 
+class LoggedTimer(NamedTuple):
+    """A part of a step that a program timed: its shortest and longest time over ranks, or that of one rank."""
+
+    name: str
+    shortest_s: float
+    longest_s: float
+    rank: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StepLog:
     """The steps of one run, as its program printed them."""

@@ -13,6 +13,9 @@ TITLES = {
     "megatron-log": "Megatron-LM log",
     "torchtitan-log": "torchtitan log",
     "mlperf-log": "MLPerf result log",
+    "nemo-log": "NeMo log",
+    "deepspeed-log": "DeepSpeed log",
+    "trainer-log": "Trainer log",
     "flight-recorder": "NCCL flight recorder",
     "nccl-inspector": "NCCL Inspector",
     "nsys": "Nsight Systems export",
@@ -202,3 +205,30 @@ def _slowest_rank(slow: Sequence[Facts]) -> ui.Figure:
     factor = f"{slow[0]['factor']:.3f}x"
     note = f"{where}: {factor}"
     return ui.Figure("straggler", rank, note, line=f"{rank} ({where}): {factor}", mood=ui.Mood.BAD)
+
+
+def watch_view(facts: Facts, steps: Sequence[tuple[int, float]]) -> ui.View:
+    """Return the view of a job that was watched: its alerts, and the time of each step."""
+    alerts, step_s = facts["alerts"], facts["step_s"]
+    mood = ui.Mood.BAD if facts["active"] else ui.Mood.GOOD
+    figures = [ui.Figure("verdict", ", ".join(facts["active"]) or "normal", mood=mood)]
+    if step_s is not None:
+        figures.append(ui.Figure("step", format_seconds(step_s), "median"))
+    if facts["forecast_s"]:
+        figures.append(ui.Figure("forecast", format_seconds(facts["forecast_s"])))
+    of = f" of {facts['total_steps']:,}" if facts["total_steps"] else ""
+    figures.append(ui.Figure("steps", f"{facts['steps']:,}", f"the last is {facts['last_step']}{of}"))
+    rows = [(row["step"], row["kind"], row["text"]) for row in alerts]
+    parts: list[ui.Part | None] = [ui.plain_table("Alerts", ("step", "alert", "what"), rows, uncut=(2,))]
+    if len(steps) > 1:
+        times_s = [seconds for _, seconds in steps]
+        wrong = {row["step"]: row["text"] for row in alerts}
+        dots = [ui.Dot(step, seconds, "tp", wrong[step]) for step, seconds in steps if step in wrong]
+        line = ui.Line([(float(step), seconds) for step, seconds in steps], "same")
+        x = ui.Axis(steps[0][0], steps[-1][0] + 1, lambda step: f"{step:,.0f}", "step")
+        y = ui.Axis(0.95 * min(times_s), 1.05 * max(times_s), format_seconds, "seconds")
+        label = f"{len(steps)} steps"
+        parts.append(ui.Scatter("Steps", x, y, [line, *dots], label, legend=(("tp", "alert"),), shown=ui.Shown.PAGE))
+    number, unit = format_seconds(step_s).split(" ") if step_s else ("no", "steps")
+    headline = ui.Headline(number, f"{unit} per step, measured" if step_s else unit, ("watched job",))
+    return ui.View("watched job", headline, figures, parts, facts, warnings=facts["warnings"])

@@ -1,0 +1,166 @@
+"""``stepcast watch LOG|FOLDER|-``: follow the log of a running job, and say when it goes wrong."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.compare import read_printed
+from stepcast.cli.interrupts import Interruptible
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_warnings, terminal_width
+from stepcast.cli.pages import told_page, write_view
+from stepcast.cli.streams import show_status
+from stepcast.ir.limits import LINE
+from stepcast.questions.numbers import count
+from stepcast.units import format_seconds
+
+if TYPE_CHECKING:
+    from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
+
+POLL_S = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        """
+        file LOG         the log of a running job, a folder of logs, or - for standard input: Megatron-LM, torchtitan,
+                         NeMo, DeepSpeed, Hugging Face Trainer or MLPerf
+        --forecast FILE  also compare with a forecast, the --json output of predict
+        --steps N        steps of the run, for the expected finish (default: as the log says)
+        --once           stop at the end of the log
+        --idle S         stop if nothing is written for this many seconds (default: follow until interrupted)
+        --every N        print every Nth step (default: 10)
+        --html
+        --json           print one JSON object per line: steps, alerts, and a summary at the end
+        """,
+        forecast={"default": None},
+        idle={"type": float, "default": None},
+        every={"type": count(1, 10**9), "default": 10},
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from stepcast.analyze.watch import StepWatch, WatchAlert
+    from stepcast.views.jobs import watch_view
+
+    watch = StepWatch(read_forecast(args.forecast), args.steps)
+    encode = msgspec.json.encode
+    with suppress(KeyboardInterrupt), Interruptible():  # Ctrl-C is the usual end
+        for number, event in enumerate(watch_events(args.file, watch, 0.0 if args.once else args.idle)):
+            is_alert = isinstance(event, WatchAlert)
+            if args.json:
+                kind = {"event": "alert" if is_alert else "step"}
+                print(encode({**kind, **msgspec.to_builtins(event)}).decode(), flush=True)
+            elif isinstance(event, WatchAlert):
+                show_status("")
+                print(f"{event.kind.upper()} at step {event.step}: {event.text}", flush=True)
+            elif number % args.every == 0 and not sys.stderr.isatty():
+                print(_step_text(event)[: terminal_width()], flush=True)
+            else:
+                show_status(_step_text(event))
+    show_status("")
+    facts = {"event": "summary", **watch.facts()}
+    view = watch_view(facts, watch.steps)
+    write_view(args, view)
+    if args.json:
+        print(encode(facts).decode())
+        return 0
+    from stepcast.views.terminal import render_text
+
+    print(render_text(view, terminal_width(), True))
+    if args.html:
+        print(f"\n{told_page(args)}")
+    print_warnings(view.warnings)
+    return 0
+
+
+def read_forecast(path: str | None) -> dict[str, Any] | None:
+    """Return the forecast that ``predict --json`` printed."""
+    forecast = read_printed(path) if path else None
+    if path and (forecast is None or not isinstance(forecast["step_s"], int | float)):
+        raise ValueError(f"{path}: is no forecast; expected the --json output of predict")
+    return forecast
+
+
+def _step_text(step: "WatchedStep") -> str:
+    total = f"/{step.total}" if step.total else ""
+    words = [f"step {step.step}{total}", format_seconds(step.step_s)]
+    if step.change is not None:
+        words.append(f"{step.change:+.1%} against the start")
+    if step.forecast_error is not None:
+        words.append(f"forecast {step.forecast_error:+.1%}")
+    if step.finish_s is not None:
+        words.append(f"finish in {format_seconds(step.finish_s)}")
+    return "  ".join(words)
+
+
+def watch_events(path: str, watch: "StepWatch", idle_s: float | None) -> "Iterator[WatchedStep | WatchAlert]":
+    """Yield the steps and alerts of a log, a folder of logs or standard input, as they are written.
+
+    It ends after *idle_s* seconds without a line; with zero at the end of what is there.
+    """
+    from stepcast.inputs.step_logs import StepLines
+    from stepcast.ir.measured import LoggedTimer
+
+    readers: dict[str, StepLines] = {}
+    stepping: str | None = None
+    for name, line in _standard_input() if path == "-" else _follow(path, idle_s):
+        reader = readers.setdefault(name, StepLines())
+        for event in reader.feed(line):
+            if isinstance(event, LoggedTimer):
+                watch.time(event)
+            elif stepping in (None, name):  # every rank prints the same steps
+                stepping = name
+                yield from watch.add(event, reader.total)
+
+
+def _standard_input() -> Iterator[tuple[str, str]]:
+    for line in iter(lambda: sys.stdin.buffer.readline(LINE.most), b""):
+        yield "-", line.decode(errors="replace")
+
+
+def _follow(path: str, idle_s: float | None) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a file, or of the files of a folder, with the file's name; wait for more at their end."""
+    places: dict[str, int] = {}
+    rests: dict[str, bytes] = {}
+    os.stat(path)  # an error names a file that is not there
+    quiet_since = time.monotonic()
+    while True:
+        heard = False
+        for name in _files(path):
+            size = os.path.getsize(name)
+            place = places.get(name, 0)
+            if size < place:  # rotated: begin again
+                place, rests[name] = 0, b""
+            if size == place:
+                continue
+            heard = True
+            with open(name, "rb") as file:
+                file.seek(place)
+                piece = file.read(LINE.most)
+            places[name] = place + len(piece)
+            *lines, rests[name] = (rests.get(name, b"") + piece).split(b"\n")
+            if len(rests[name]) > LINE.most:
+                raise ValueError(f"{name}: {LINE.message}")
+            yield from ((name, line.decode(errors="replace")) for line in lines)
+        now = time.monotonic()
+        quiet_since = now if heard else quiet_since
+        if not heard:
+            if idle_s is not None and now - quiet_since >= idle_s:
+                yield from ((name, rest.decode(errors="replace")) for name, rest in rests.items() if rest)
+                return
+            time.sleep(POLL_S)
+
+
+def _files(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return [path]
+    found = (os.path.join(path, name) for name in sorted(os.listdir(path)) if not name.startswith("."))
+    return [name for name in found if os.path.isfile(name)]
