@@ -46,6 +46,7 @@ JSON_NAMES = {
     "Layers": "layers",
     "Slow ranks": "stragglers",
     "Parts of the step": "parts",
+    "Figures": "figures",
     "Tiers": "tiers",
     "Tiers over time": "busiest_over_time",
     "Who uses the busiest links": "hottest",

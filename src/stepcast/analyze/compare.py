@@ -1,9 +1,9 @@
 """Two accounts of a step compared: predicted with measured, or measured with measured.
 
-Both are results of ``analyze``, ``replay``, ``simulate`` or ``predict`` as plain values.
+Both are results of ``analyze``, ``replay``, ``simulate``, ``predict``, ``search`` or ``plan`` as plain values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -53,6 +53,55 @@ class RunDifference(msgspec.Struct, frozen=True):
     measured: object
 
 
+class ComparedFigure(msgspec.Struct, frozen=True):
+    """A figure that both accounts state, in the unit of its name."""
+
+    name: str
+    predicted: float
+    measured: float
+    difference: float  # first minus second
+    ratio: float | None  # first over second
+
+
+# Figure -> the keys that lead to it, in the answers of several verbs.
+FIGURES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "mfu": (("mfu",), ("throughput", "mfu")),
+    "tokens_per_s": (("tokens_per_s",), ("throughput", "tokens_per_s")),
+    "memory_bytes": (("memory_bytes", "total"), ("memory_bytes",)),
+    "days": (("days", "median"), ("days",), ("training", "days")),
+    "gpu_hours": (("gpu_hours",), ("training", "gpu_hours")),
+    "cost": (("cost",), ("training", "cost")),
+    "energy_mwh": (("energy_mwh",),),
+    "goodput": (("goodput",),),
+}
+
+
+def find_figure(account: Facts, name: str) -> float | None:
+    """Return a figure of an account, None where it does not state it."""
+    for path in FIGURES[name]:
+        value: object = account
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def account_of(answer: Facts) -> Facts:
+    """Return the step of an answer: rank 1 of a search, the last stage of a plan, or the answer itself."""
+    rows, phases = answer.get("rows"), answer.get("phases")
+    if "counts" in answer and isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+        best, tokens = rows[0], {}
+        if isinstance(best.get("gpus"), int) and isinstance(best.get("tokens_per_s_per_gpu"), float):
+            tokens["tokens_per_s"] = best["gpus"] * best["tokens_per_s_per_gpu"]
+        return {**answer, **best, **tokens, "kind": "search"}
+    if "split_s" in answer and isinstance(phases, list) and phases and isinstance(phases[-1], Mapping):
+        strategy = answer.get("strategy")
+        layout = strategy if isinstance(strategy, Mapping) else {}
+        return {**layout, "memory_bytes": phases[-1].get("memory_bytes"), **answer, "step_s": phases[-1].get("step_s")}
+    return answer
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """Two accounts of a step; without differences they are of the same run, as far as both say."""
 
@@ -62,6 +111,7 @@ class Comparison(msgspec.Struct, frozen=True):
     same_run: bool
     differences: list[RunDifference]
     error: float | None
+    figures: list[ComparedFigure]
     parts: list[ComparedRow]
     stages: list[ComparedStage]
     operations: list[ComparedRow]
@@ -103,6 +153,7 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     Any two accounts may be compared. A prediction and a measurement are best given in this order, since
     errors are shares of the second.
     """
+    predicted, measured = account_of(predicted), account_of(measured)
     for side, account in (("first", predicted), ("second", measured)):
         if not isinstance(account.get("step_s"), int | float):
             raise ValueError(f"the {side} file does not say how long a step takes (step_s)")
@@ -160,11 +211,27 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         same_run=same_run,
         differences=differences,
         error=step.error,
+        figures=list(_compare_figures(predicted, measured, warnings)),
         parts=parts,
         stages=stages,
         operations=operations,
         warnings=warnings,
     )
+
+
+def _compare_figures(first: Facts, second: Facts, warnings: list[str]) -> Iterator[ComparedFigure]:
+    """Yield the figures that both sides state; costs in different currencies do not compare."""
+    currencies = {side.get("currency") or (side.get("training") or {}).get("currency") for side in (first, second)}
+    for name in FIGURES:
+        left, right = find_figure(first, name), find_figure(second, name)
+        if left is None or right is None:
+            continue
+        if name == "cost" and len(currencies) > 1:
+            warnings.append(
+                f"costs are not compared: they are in {' and '.join(map(str, sorted(map(str, currencies))))}"
+            )
+            continue
+        yield ComparedFigure(name, left, right, left - right, left / right if right else None)
 
 
 def identity_of(account: Facts) -> dict[str, object]:

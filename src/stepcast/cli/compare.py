@@ -83,6 +83,8 @@ def read_printed(path: str) -> dict[str, Any] | None:
     """Read a JSON object with a step; return None for any other file."""
     import msgspec
 
+    from stepcast.analyze.compare import account_of
+
     if os.path.isdir(path):
         return None
     source = open_source(path)
@@ -98,7 +100,7 @@ def read_printed(path: str) -> dict[str, Any] | None:
         found = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: is not complete JSON: {error}") from None
-    return found if isinstance(found, dict) and "step_s" in found else None
+    return dict(account_of(found)) if isinstance(found, dict) and "step_s" in account_of(found) else None
 
 
 def _build_view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":

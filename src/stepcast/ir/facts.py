@@ -178,6 +178,16 @@ class SideFacts(TypedDict):
     what: str
 
 
+class FigureFacts(TypedDict):
+    """A figure that both sides state; ``difference``: first minus second, ``ratio``: first over second."""
+
+    name: str
+    predicted: float
+    measured: float
+    difference: float
+    ratio: float | None
+
+
 class ComparisonFacts(TypedDict):
     """Two accounts of a step."""
 
@@ -188,6 +198,7 @@ class ComparisonFacts(TypedDict):
     same_run: bool
     differences: list[DifferenceFacts]
     error: float | None
+    figures: list[FigureFacts]
     parts: list[RowFacts]
     stages: list[StageRowFacts]
     operations: list[RowFacts]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stepcast.ir.facts import ComparisonFacts, RowFacts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_seconds
+from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import PART_NAMES
 
@@ -29,6 +29,7 @@ def compare_view(
         _headline(facts, names),
         _figures(facts, names),
         [
+            _key_figures(facts),
             _pairs("Parts of the step", "part of the step", parts, facts, names),
             _pairs("Stages", "stage", stages, facts, names),
             _pairs("Operations", "operation", facts["operations"], facts, names),
@@ -106,6 +107,30 @@ def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[ui.Figure]:
         difference = ui.signed_seconds(largest["difference_s"])
         figures.append(ui.Figure("largest difference", part, difference, shown=ui.Shown.PAGE))
     return figures
+
+
+FIGURE_NAMES = {
+    "mfu": ("MFU", format_percent),
+    "tokens_per_s": ("tokens/s", lambda value: f"{value:,.0f}"),
+    "memory_bytes": ("memory", format_bytes),
+    "days": ("days", lambda value: f"{value:,.1f}"),
+    "gpu_hours": ("GPU-hours", lambda value: f"{value:,.0f}"),
+    "cost": ("cost", lambda value: f"{value:,.0f}"),
+    "energy_mwh": ("energy (MWh)", lambda value: f"{value:,.1f}"),
+    "goodput": ("goodput", format_percent),
+}
+
+
+def _key_figures(facts: ComparisonFacts) -> ui.Table | None:
+    """Return the figures of both sides beyond the step."""
+    if not facts["figures"]:
+        return None
+    rows = []
+    for figure in facts["figures"]:
+        name, show = FIGURE_NAMES[figure["name"]]
+        ratio = "-" if figure["ratio"] is None else ui.signed_percent(figure["ratio"] - 1)
+        rows.append((name, show(figure["predicted"]), show(figure["measured"]), ratio))
+    return ui.plain_table("Figures", ("figure", *side_names(facts), "first vs second"), rows)
 
 
 def _pairs(
