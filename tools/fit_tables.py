@@ -89,6 +89,8 @@ def to_toml(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
 def literal(value: Any) -> str:
     if isinstance(value, str):
         return '"' + value.replace('"', '\\"') + '"'
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list | tuple):
         return "[" + ", ".join(literal(item) for item in value) + "]"
     return repr(value)

@@ -10,11 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.cost.attention import AttentionSizes, attention_seconds
 from stepcast.cost.collectives import collective_s, route_of
 from stepcast.cost.fits import default_fit
 from stepcast.cost.matmul import matmul_seconds
-from stepcast.cost.memory_bound import stream_seconds
+from stepcast.cost.serving import (
+    ServingFit,
+    decode_s,
+    linear_s,
+    mla_decode_s,
+    mla_prefill_s,
+    prefill_s,
+    quantize_s,
+    sequence_kernel_s,
+)
 from stepcast.hardware import Gpu, load_cluster, load_gpu, resolve
 from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
@@ -85,7 +93,7 @@ def _join(pieces: list[tuple[str, str, ComparedOperators]], skipped: Mapping[str
         "gpu": gpus,
         "dtype": formats,
         "size": sizes,
-        "table by gpu": np.char.add(np.char.add(kinds, " on "), gpus),
+        "gpu by table": np.char.add(np.char.add(gpus, " "), kinds),
         "table by size": np.char.add(np.char.add(tables, " "), sizes),
     }
     columns = MeasuredColumns(
@@ -113,9 +121,109 @@ def label_sizes(values: FloatArray, edges: Mapping[str, float]) -> TextArray:
 
 # ---- products and quantisation -------------------------------------------------------------------------
 
-FORMATS = {"bfloat16": DType.BF16, "fp8": DType.FP8, "fp8_block": DType.FP8, "nvfp4": DType.NVFP4, "sq": DType.INT8,
-           "int8_wo": DType.BF16, "int4_wo": DType.BF16, "half": DType.FP16,
-           "w4a16_mxfp4": DType.BF16, "w4a8_mxfp4_mxfp8": DType.MXFP8}  # fmt: skip
+COPIES = 5.0  # sets of weights that the tables' loop goes through
+RECIPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "sq": "int8",
+           "int8_wo": "int8-weights", "int4_wo": "int4-weights"}  # fmt: skip
+
+
+def compare_products(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    """Yield linear layers; those in narrow formats quantise their input first."""
+    word = rows.word("dtype", "gemm_dtype")
+    if word not in RECIPES:
+        raise ValueError(f"unknown format {word!r}; known are {', '.join(RECIPES)}")
+    m, n, k = (rows.counts(side) for side in "mnk")
+    seconds = linear_s(m, n, k, gpu, RECIPES[word], COPIES)
+    sizes = np.where(np.minimum(np.minimum(m, n), k) >= SIDE, f"sides from {SIDE}", f"a side below {SIDE}")
+    sizes = np.where(m <= 256, "m up to 256", sizes)
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), RECIPES[word], sizes)
+
+
+QUANTISATIONS = {"quantize_scale": "scale", "quantize_matrix": "cast"}
+
+
+def compare_quantisation(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    if (word := rows.word("quant_dtype")) != "fp8":
+        raise ValueError(f"quantisation to {word!r} has no cost; only fp8 was measured")
+    m, k = rows.counts("m"), rows.counts("k")
+    seconds = quantize_s(m, k, gpu, QUANTISATIONS[rows.name])
+    sizes = label_sizes(m * k, {"below 1 M elements": 2.0**20, "from 1 M elements": np.inf})
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), word, sizes)
+
+
+# ---- attention -----------------------------------------------------------------------------------------
+
+ATTENTION_FORMATS = {"bfloat16": "bf16", "fp8": "fp8"}
+
+
+def attention_cost_s(rows: OperatorTable, gpu: Gpu, fit: ServingFit | None = None) -> FloatArray:
+    """Return the seconds of the rows of one of the four tables of attention."""
+    words = rows.word("attn_dtype", "mla_dtype"), rows.word("kv_cache_dtype")
+    if not set(words) <= set(ATTENTION_FORMATS):
+        raise ValueError(f"attention in {words[0]!r} with a cache in {words[1]!r} has no cost")
+    dtype, cache = (ATTENTION_FORMATS[word] for word in words)
+    batch, heads, tokens = rows.counts("batch_size"), rows.counts("num_heads"), rows.counts("isl")
+    before = rows.numbers("step", 0.0)
+    if rows.name.endswith("_prefill") and before.any():
+        raise ValueError("prefill after tokens that are in the cache has no cost")
+    if rows.name == "mla_prefill":
+        return np.asarray(mla_prefill_s(batch, tokens, heads, gpu, cache, fit=fit))
+    if rows.name == "mla_decode":
+        return np.asarray(mla_decode_s(batch, tokens + before, heads, gpu, cache, cached=True, fit=fit))
+    sizes = heads, rows.counts("num_key_value_heads"), rows.counts("head_dim")
+    window = rows.numbers("window_size", 0.0)
+    if rows.name == "attention_prefill":
+        return np.asarray(prefill_s(batch, tokens, *sizes, gpu, dtype, cache, window, fit=fit))
+    return np.asarray(decode_s(batch, tokens + before, *sizes, gpu, cache, window, cached=True, fit=fit))
+
+
+def compare_attention(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    context = rows.counts("isl") + rows.numbers("step", 0.0)
+    labels = label_sizes(context, {"context below 1,024": 1024, "context from 1,024": np.inf})
+    cache = ATTENTION_FORMATS.get(rows.word("kv_cache_dtype"), "")
+    dtype = f"{ATTENTION_FORMATS.get(rows.word('attn_dtype', 'mla_dtype'), '')}, cache {cache}"
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, attention_cost_s(rows, gpu), dtype, labels)
+
+
+# ---- what runs along the sequence ----------------------------------------------------------------------
+
+CHUNK = 64.0  # tokens of a gated delta rule that are worked on at once
+BF16_BYTES = 2.0
+
+
+def sequence_cost_s(rows: OperatorTable, gpu: Gpu, fit: ServingFit | None = None) -> FloatArray:
+    """Return the seconds of convolutions and gated delta rules."""
+    source, batch, tokens = rows.word("kernel_source"), rows.counts("batch_size"), rows.counts("num_tokens")
+    steps: FloatArray = np.zeros(len(rows))
+    if rows.name == "mamba2":
+        channels = rows.counts("nheads") * rows.counts("head_dim") + 2 * rows.counts("n_groups") * rows.counts(
+            "d_state"
+        )
+    else:
+        keys = rows.counts("num_k_heads") * rows.counts("head_k_dim")
+        heads, width = rows.counts("num_v_heads"), rows.counts("head_v_dim")
+        channels = 2 * keys + heads * width
+    if source.startswith("causal_conv1d"):
+        sequences, units, moved = batch * channels, tokens * channels, 2 * BF16_BYTES * tokens * channels
+    elif source == "chunk_gated_delta_rule":
+        steps = np.ceil(rows.counts("seq_len") / CHUNK)
+        sequences, units = batch * heads, batch * steps * heads
+        moved = BF16_BYTES * tokens * (10 * keys + 6 * heads * width)
+    elif source == "fused_recurrent_gated_delta_rule":
+        sequences, units = batch * heads, tokens * heads
+        moved = 2 * BF16_BYTES * tokens * heads * width * rows.counts("head_k_dim")
+    else:
+        raise ValueError(f"the kernel {source!r} has no cost")
+    return np.asarray(sequence_kernel_s(f"{rows.name}-{source}", sequences, units, moved, gpu, steps, fit))
+
+
+def compare_sequences(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    labels = label_sizes(rows.counts("num_tokens"), {"below 1,024 tokens": 1024, "from 1,024 tokens": np.inf})
+    predicted_s = sequence_cost_s(rows, gpu)
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, rows.word("kernel_source"), labels)
+
+
+FORMATS = {"bfloat16": DType.BF16, "fp8": DType.FP8, "fp8_block": DType.FP8, "nvfp4": DType.NVFP4,
+           "int4_wo": DType.BF16, "w4a16_mxfp4": DType.BF16, "w4a8_mxfp4_mxfp8": DType.MXFP8}  # fmt: skip
 
 
 def format_of(word: str, gpu: Gpu) -> DType:
@@ -124,68 +232,6 @@ def format_of(word: str, gpu: Gpu) -> DType:
         raise ValueError(f"unknown format {word!r}; known are {', '.join(FORMATS)}")
     dtype = FORMATS[word]
     return dtype if dtype in gpu.matrix_flops else DType.BF16
-
-
-def compare_products(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    """Yield linear layers; those in narrow formats quantise their input first."""
-    word, fit = rows.word("dtype", "gemm_dtype"), default_fit()
-    dtype = format_of(word, gpu)
-    m, n, k = (rows.counts(side) for side in "mnk")
-    seconds = matmul_seconds(m, n, k, np.ones(len(rows)), dtype, gpu, fit)
-    if dtype.scaled:
-        seconds = seconds + stream_seconds("quantize", m, k, m * k * 2.0, m * k * dtype.bytes, gpu, fit)
-    sizes = np.where(np.minimum(np.minimum(m, n), k) >= SIDE, f"sides from {SIDE}", f"a side below {SIDE}")
-    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), word, sizes)
-
-
-def compare_quantisation(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    m, k = rows.counts("m"), rows.counts("k")
-    seconds = stream_seconds("quantize", m, k, m * k * 2.0, m * k, gpu, default_fit())
-    sizes = label_sizes(m * k, {"below 1 M elements": 2.0**20, "from 1 M elements": np.inf})
-    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), rows.word("quant_dtype"), sizes)
-
-
-# ---- attention -----------------------------------------------------------------------------------------
-
-
-def compare_attention(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    batch, heads, width = rows.counts("batch_size"), rows.counts("num_heads"), rows.counts("head_dim")
-    kv_heads, queries = rows.counts("num_key_value_heads"), rows.counts("isl")
-    keys = queries + rows.numbers("step", 0.0)
-    sizes = AttentionSizes(batch, queries, keys, heads, kv_heads, width, width)
-    prefill = rows.name == "attention_prefill"
-    dtype = DType.FP8 if rows.word("attn_dtype") == "fp8" else DType.BF16
-    seconds = attention_seconds(sizes, prefill, False, dtype, gpu, default_fit())
-    labels = label_sizes(keys, {"context below 1,024": 1024, "context from 1,024": np.inf})
-    name = f"{rows.word('attn_dtype')}, cache {rows.word('kv_cache_dtype')}"
-    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), name, labels)
-
-
-LATENT, ROTARY, HEAD = 512, 64, 128
-
-
-def compare_mla(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    batch, heads, queries = rows.counts("batch_size"), rows.counts("num_heads"), rows.counts("isl")
-    keys, one = queries + rows.numbers("step", 0.0), np.ones(len(rows))
-    if prefill := rows.name == "mla_prefill":
-        sizes = AttentionSizes(batch, queries, keys, heads, heads, one * (HEAD + ROTARY), one * HEAD)
-    else:
-        sizes = AttentionSizes(batch, one, keys, heads, one, one * (LATENT + ROTARY), one * LATENT)
-    seconds = attention_seconds(sizes, prefill, False, DType.BF16, gpu, default_fit())
-    labels = label_sizes(keys, {"context below 1,024": 1024, "context from 1,024": np.inf})
-    name = f"{rows.word('mla_dtype')}, cache {rows.word('kv_cache_dtype')}"
-    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), name, labels)
-
-
-# ---- what runs along the sequence ----------------------------------------------------------------------
-
-
-def compare_convolution(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    tokens, width = rows.counts("num_tokens"), rows.counts("d_model")
-    moved = tokens * width * 2.0
-    seconds = stream_seconds("convolution", tokens, width, moved, moved, gpu, default_fit())
-    labels = label_sizes(tokens, {"below 1,024 tokens": 1024, "from 1,024 tokens": np.inf})
-    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), rows.word("kernel_source"), labels)
 
 
 # ---- experts -------------------------------------------------------------------------------------------
@@ -265,10 +311,10 @@ COMPARISONS: dict[str, TableComparison] = {
     "quantize_matrix": TableComparison(("quant_dtype",), compare_quantisation),
     "attention_prefill": TableComparison(ATTENTION_WORDS, compare_attention),
     "attention_decode": TableComparison(ATTENTION_WORDS, compare_attention),
-    "mla_prefill": TableComparison(ATTENTION_WORDS, compare_mla),
-    "mla_decode": TableComparison(ATTENTION_WORDS, compare_mla),
-    "mamba2": TableComparison(("phase",), compare_convolution),
-    "gated_delta_net": TableComparison(("phase",), compare_convolution),
+    "mla_prefill": TableComparison(ATTENTION_WORDS, compare_attention),
+    "mla_decode": TableComparison(ATTENTION_WORDS, compare_attention),
+    "mamba2": TableComparison(("phase",), compare_sequences),
+    "gated_delta_net": TableComparison(("phase",), compare_sequences),
     "experts": TableComparison(("moe_dtype", "distribution"), compare_experts),
     "experts_small": TableComparison(("moe_dtype", "distribution"), compare_experts),
     "deepep": TableComparison((), compare_deepep),
