@@ -1,6 +1,7 @@
 """Operators of inference engines: bounds that hold for every GPU, and known rows of the public tables."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.cost.power import Load
+from stepcast.cost.rates import Number
 from stepcast.cost.serving import (
     LINEAR_FORMATS,
     decode_s,
@@ -59,14 +61,15 @@ def test_decoding_reads_the_cache(name: str) -> None:
 
 def test_arrays_give_what_numbers_give() -> None:
     gpu, sizes = load_gpu("b200"), np.array([1.0, 64.0, 4096.0])
-    for function in (
+    functions: tuple[Callable[[Number], Number], ...] = (
         lambda rows: linear_s(rows, 4096.0, 4096.0, gpu, "fp8"),
         lambda rows: quantize_s(rows, 4096.0, gpu, "scale"),
         lambda rows: prefill_s(1.0, rows, 32.0, 8.0, 128.0, gpu, window=128.0),
         lambda rows: decode_s(rows, 1024.0, 32.0, 8.0, 128.0, gpu, "fp8"),
         lambda rows: mla_prefill_s(1.0, rows, 16.0, gpu),
         lambda rows: mla_decode_s(rows, 1024.0, 16.0, gpu, "fp8"),
-    ):
+    )
+    for function in functions:
         assert np.asarray(function(sizes)) == pytest.approx([float(function(float(rows))) for rows in sizes])
 
 
