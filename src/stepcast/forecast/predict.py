@@ -43,7 +43,7 @@ from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import describe_split
 from stepcast.ir.step import StepReport, Throughput
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.strategy import Objective, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
 from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.costs import IssueSeconds
@@ -347,7 +347,10 @@ def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float
         causal=True,
         further_tokens=strategy.further_tokens,
         lora_rank=strategy.lora_rank,
+        lora_targets=strategy.lora_targets,
         kept_share=strategy.kept_share,
+        document=strategy.document,
+        reference=strategy.objective is Objective.DPO,
     )
     per_gpu = flops / step_s / strategy.layout.gpus
     return Throughput(

@@ -16,7 +16,10 @@ def model_flops(
     causal: bool = False,
     further_tokens: int = 0,
     lora_rank: int = 0,
+    lora_targets: tuple[str, ...] = (),
     kept_share: float = 1.0,
+    document: int = 0,
+    reference: bool = False,
 ) -> float:
     """Return the FLOPs of training on *batch* sequences, without recomputation; a backward is twice its forward.
 
@@ -24,12 +27,17 @@ def model_flops(
     which takes attention as the full square; *causal* counts the half that is needed. Of routed experts the
     top_k chosen ones count, as far as they keep their tokens (*kept_share*). Each of *further_tokens* is a
     module and the head once more. With LoRA frozen weights have no gradient of their own, which leaves two
-    thirds of theirs, as Megatron-Bridge counts (flop_utils.py), and adapters of *lora_rank* come on top.
+    thirds of theirs, as Megatron-Bridge counts (flop_utils.py), and adapters of *lora_rank* come on top. In
+    packed sequences attention stays within a *document*. A *reference* adds a forward.
     """
+    if document and document < seq:
+        seq, batch = document, round(batch * seq / document)
     weights, mixing = _forward_flops(model, seq, batch, causal, further_tokens, kept_share)
+    frozen = weights + mixing if reference else 0.0
     if not lora_rank:
-        return 3.0 * (weights + mixing)
-    return 2.0 * weights + 3.0 * (mixing + _adapter_flops(model, seq * batch, lora_rank, kept_share))
+        return 3.0 * (weights + mixing) + frozen
+    adapters = _adapter_flops(model, seq * batch, lora_rank, lora_targets, kept_share)
+    return 2.0 * weights + 3.0 * (mixing + adapters) + frozen
 
 
 @lru_cache(maxsize=1024)
@@ -50,11 +58,11 @@ def _forward_flops(
     return weights, mixing
 
 
-def _adapter_flops(model: Model, tokens: int, rank: int, kept_share: float) -> float:
+def _adapter_flops(model: Model, tokens: int, rank: int, targets: tuple[str, ...], kept_share: float) -> float:
     """Return a forward's products with LoRA's adapters."""
     total = 0.0
     for block in model.blocks:
-        shard = adapter_shard(model, block.mixer, block.feed_forward, rank)
+        shard = adapter_shard(model, block.mixer, block.feed_forward, rank, targets=targets)
         chosen = model.experts.top_k / model.experts.count * kept_share if model.experts else 0.0
         total += 2.0 * tokens * (shard.dense + shard.experts * chosen)
     return total

@@ -30,6 +30,11 @@ class Unit:
     # Bytes of activations that the host keeps from the forward until the backward.
     leaving: int = 0
 
+    @property
+    def has_backward(self) -> bool:
+        """Return False for layers of a frozen reference, which run forward only."""
+        return any(layer.input_gradient or layer.weight_gradient for layer in self.layers)
+
 
 def _prefetch(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
     """Return *ops* that wait for their *own* gathers, requested here if a unit *begins* with them, and then
@@ -84,7 +89,7 @@ def gather_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 
     def request(phase: str, index: int, first: int) -> Ops:
         """Return a unit's gathers; the one that runs first asks for its own and for the next one's."""
-        if not 0 <= index <= end:
+        if not 0 <= index <= end or (phase == "backward" and not units[index].has_backward):
             return ()
         key = (f"{phase} first" if ahead and index == first else phase, units[index].held)
         if key not in requests:
@@ -96,7 +101,7 @@ def gather_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
         following = request("forward", index + 1, 0) if ahead else ()
         own = request("forward", index, 0)
         layers[0] = _begin_forward(layers[0], copies, own, following, not ahead or index == 0)
-        if again:
+        if again and units[index].has_backward:
             following = request("backward", index - 1, end) if ahead else ()
             own = request("backward", index, end)
             layers[-1] = _begin_backward(layers[-1], copies, own, following, not ahead or index == end)

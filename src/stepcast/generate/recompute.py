@@ -82,7 +82,8 @@ def alternate_matmuls(sizes: Sizes, layers: Sequence[Layer]) -> Ops:
 
 def _only_adds(op: Op) -> bool:
     """Return True if the op's backward needs nothing that it computes or reads."""
-    return isinstance(op.work, Collective) or getattr(op.work, "kind", None) is ElementwiseKind.ADD
+    adds = op.part is OpPart.SUM or getattr(op.work, "kind", None) is ElementwiseKind.ADD
+    return isinstance(op.work, Collective) or adds
 
 
 def prepend_backward(layer: Layer, ops: Ops) -> Layer:

@@ -12,7 +12,7 @@ from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.group import Group
 from stepcast.ir.layers.ends import embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
-from stepcast.ir.layers.operators import GATHER, collective
+from stepcast.ir.layers.operators import GATHER, collective, rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
@@ -21,7 +21,16 @@ from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.stages import StagePiece, pieces
-from stepcast.ir.strategy import NO_OFFLOAD, ScheduleKind, Sharding, Strategy, TrainingKind
+from stepcast.ir.strategy import (
+    NO_OFFLOAD,
+    NO_RECOMPUTE,
+    NO_TARGETS,
+    Objective,
+    ScheduleKind,
+    Sharding,
+    Strategy,
+    TrainingKind,
+)
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Shard, WeightPart
 from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
@@ -57,7 +66,7 @@ class StageMaker:
         return min(len(piece.layers), max(0, self.model.layers - wide - piece.layers.start))
 
     def _make_stage(self, piece: StagePiece) -> Stage:
-        units = self._units(piece)
+        units = [*self._reference_units(piece), *self._units(piece)]
         if self.strategy.offload.activations:
             units = offload_activations(units)
         if self.sizes.gathers_boundary:
@@ -74,6 +83,25 @@ class StageMaker:
             variations=once.variations,
             in_turn=True,
         )
+
+    def _reference_units(self, piece: StagePiece) -> list[Unit]:
+        """Return the forward of DPO's frozen reference: the model as it was, or without its adapters."""
+        if self.strategy.objective is not Objective.DPO:
+            return []
+        without = NO_TARGETS if self.strategy.lora_rank else ()
+        frozen = replace(self.strategy, objective=Objective.SFT, lora_targets=without, recompute=NO_RECOMPUTE)
+        known: dict[int, Unit] = {}
+        units = StageMaker(self.model, frozen, self.framework)._units(piece)
+        for unit in units:
+            if id(unit) not in known:
+                layers = tuple(
+                    replace(
+                        layer, forward=rename_ops("reference", layer.forward), input_gradient=(), weight_gradient=()
+                    )
+                    for layer in unit.layers
+                )
+                known[id(unit)] = Unit(layers, unit.held, NOTHING)
+        return [known[id(unit)] for unit in units]
 
     def _units(self, piece: StagePiece) -> list[Unit]:
         """Return embedding, transformer layers and head as far as the piece holds them."""

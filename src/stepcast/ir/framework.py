@@ -203,6 +203,8 @@ class Framework:
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     ssm_kernels: SsmKernels = SsmKernels.FUSED
     offloaded: Offloaded = Offloaded.STATES
+    # Adapters are stored in fp32 and cast for each use under autocast (peft's autocast_adapter_dtype), inputs too.
+    fp32_adapters: bool = False
     overhead: Overhead = USUAL_OVERHEAD
     peak: Peak = Peak.ALLOCATED
 

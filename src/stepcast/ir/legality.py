@@ -15,7 +15,15 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.schedules import SCHEDULES, describe_misfit
 from stepcast.ir.stages import pieces
-from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, Sharding, Strategy, StrategyError
+from stepcast.ir.strategy import (
+    BaseWeights,
+    ContextKind,
+    RecomputeKind,
+    RecomputeModule,
+    Sharding,
+    Strategy,
+    StrategyError,
+)
 
 
 def check(model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE) -> None:
@@ -209,6 +217,25 @@ def _eager_scans(strategy: Strategy, framework: Framework) -> str:
     return "ssm-kernels eager runs all heads and tokens on a rank: use tp 1 and cp 1" if split else ""
 
 
+def _packed(model: Model, strategy: Strategy) -> str:
+    """Check documents in packed sequences: context-parallel rings and scans would need their borders."""
+    if not strategy.document:
+        return ""
+    if strategy.layout.cp > 1 and strategy.context is not ContextKind.ALL_TO_ALL:
+        return "packed documents are not modelled with context parallelism p2p or allgather; use --cp-comm a2a"
+    return ""
+
+
+def _frozen(model: Model, strategy: Strategy) -> str:
+    """Check 4-bit weights, which bitsandbytes makes of linear layers, not of experts stored as one tensor."""
+    if strategy.base_weights is BaseWeights.TRAINED:
+        return ""
+    if model.experts is not None:
+        return f"experts of {model.name} in 4 bits are not modelled; leave --base-weights out"
+    layout = strategy.layout
+    return "weights in 4 bits are not split over tensor-parallel ranks; use --tp 1" if layout.tp > 1 else ""
+
+
 def _adapters(strategy: Strategy, framework: Framework) -> str:
     if strategy.lora_rank and framework.optimizer.knows_matrices:
         return f"adapters are not trained by {framework.optimizer.kind}; use adamw or sgd"
@@ -340,4 +367,6 @@ RULES: tuple[Callable[[Model, Strategy], str], ...] = (
     _sharding,
     _training,
     _further,
+    _packed,
+    _frozen,
 )

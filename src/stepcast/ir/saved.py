@@ -12,9 +12,10 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
 from stepcast.ir.layers.mlp import mlp_transient
+from stepcast.ir.layers.operators import MASK_BYTES
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind
-from stepcast.ir.strategy import RecomputeModule, Strategy
+from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +67,46 @@ def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor
         kind = MIXERS[block.mixer]
         # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
         own_norm = block.mixer is Mixer.ATTENTION and sizes.model.latent is not None
-        norms = _saved_norms(sizes, kind, own_norm, products=3)
-        halves.append(([*norms, *kind.saved(sizes, block)], kind.transient(sizes, block)))
+        names: tuple[str, ...] = ("query", "query down", "kv down") if sizes.model.latent else ("query", "key", "value")
+        norms = _saved_norms(sizes, kind, own_norm, names)
+        halves.append(
+            ([*norms, *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)], _transient(sizes, kind, block))
+        )
     if block.feed_forward is not FeedForward.NONE:
         kind = FEED_FORWARDS[block.feed_forward]
-        own_norm, products = block.feed_forward is FeedForward.EXPERTS, 2 if sizes.model.gated else 1
+        own_norm, names = block.feed_forward is FeedForward.EXPERTS, ("gate", "up") if sizes.model.gated else ("up",)
         normed = not (sizes.model.shared_norm and block.mixer is Mixer.ATTENTION)
-        norms = _saved_norms(sizes, kind, own_norm, products, normed)
-        halves.append(([*norms, *kind.saved(sizes, block)], kind.transient(sizes, block)))
+        norms = _saved_norms(sizes, kind, own_norm, names, normed)
+        halves.append(
+            ([*norms, *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)], _transient(sizes, kind, block))
+        )
     return halves
 
 
+def _transient(sizes: Sizes, kind: LayerKind, block: LayerParts) -> float:
+    """Return the bytes that a half's backward needs for a moment: of 4-bit weights also the largest, dequantised."""
+    largest = 0.0
+    if sizes.strategy.base_weights is not BaseWeights.TRAINED:
+        largest = max((float(linear.inputs * linear.outputs) for linear in kind.adapters(sizes.model)), default=0.0)
+    return kind.transient(sizes, block) + largest * sizes.stored.bytes
+
+
+def _saved_by_adapters(sizes: Sizes, kind: LayerKind) -> list[SavedTensor]:
+    """Return what peft's adapters save: the narrow product, a mask of dropout, and the input of the output
+    projection as autocast cast it (the others' inputs are counted where they are made).
+    """
+    if not (sizes.strategy.lora_rank and sizes.eager_modules):
+        return []
+    linears = [linear for linear in kind.adapters(sizes.model) if sizes.count_adapted(linear.name)]
+    saved = len(linears) * sizes.strategy.lora_rank * sizes.stored.bytes
+    saved += sum(linear.inputs * MASK_BYTES for linear in linears) if sizes.strategy.lora_dropout else 0.0
+    if sizes.casts_adapter_inputs:
+        saved += sum(linear.inputs * sizes.stored.bytes for linear in linears if linear.name == "output")
+    return [SavedTensor("adapters", sizes.tokens * saved)]
+
+
 def _saved_norms(
-    sizes: Sizes, kind: LayerKind, own_norm: bool, products: int, normed: bool = True
+    sizes: Sizes, kind: LayerKind, own_norm: bool, products: tuple[str, ...], normed: bool = True
 ) -> list[SavedTensor]:
     """Return the input of a norm, its output, which the *products* after it need, the input of a norm at the
     end and dropout's mask. *own_norm*: the norm is a kernel of its own, which recomputation can run again.
@@ -89,11 +117,12 @@ def _saved_norms(
     input_bytes = sizes.stream.bytes
     if sizes.eager_modules and model.norm.kind is NormKind.RMS:
         # Its input in fp32 and what its weight multiplies.
-        input_bytes = FP32_BYTES + (FP32_BYTES if model.wide_norms else sizes.stream.bytes)
+        weighted = FP32_BYTES if model.wide_norms else sizes.stream.bytes
+        input_bytes = FP32_BYTES + (weighted if sizes.trains_norms else 0.0)
     tensors = []
     if normed:
         output_bytes = sizes.matmul_bytes if sizes.fused_by_hand else sizes.stored.bytes
-        copies = products if sizes.casts_each_input else 1
+        copies = sizes.input_copies(*products)
         freed_by = (RecomputeModule.NORMS,) if own_norm else ()
         tensors.append(SavedTensor("norm output", outer * output_bytes * copies, freed_by))
         if model.pre_norms:

@@ -128,6 +128,36 @@ class TrainingKind(StrEnum):
     LORA = "lora"
 
 
+class Objective(StrEnum):
+    """The loss of fine-tuning, which decides how many sequences one sample has and who else runs forward."""
+
+    SFT = "sft"  # the next token, as in pre-training
+    DPO = "dpo"  # a chosen and a rejected answer, under the policy and under a frozen reference (Rafailov et al. 2023)
+    REWARD = "reward"  # a chosen and a rejected answer, a number for each instead of logits
+
+    @property
+    def sequences(self) -> int:
+        """The sequences of one sample."""
+        return 1 if self is Objective.SFT else 2
+
+
+class BaseWeights(StrEnum):
+    """The format in which frozen weights of linear layers are stored; each product dequantises them first.
+
+    NF4 stores 4 bits and, for each block of 64, a scale: in fp32, or itself quantised to 8 bits with an fp32 scale
+    for each 256 blocks (Dettmers et al., QLoRA, 2023, section 3; bitsandbytes, Params4bit).
+    """
+
+    TRAINED = "trained"  # as the training precision stores them
+    NF4 = "nf4"  # with double quantisation
+    NF4_SINGLE = "nf4-single"
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of one weight, with its part of the scales."""
+        return 0.5 + (1 / 64 + 4 / (64 * 256) if self is BaseWeights.NF4 else 4 / 64)
+
+
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """The communication that overlaps computation."""
@@ -146,6 +176,7 @@ NO_OVERLAP = Overlap(gradients=False, parameters=False, tensor_gradients=False, 
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
 NO_OFFLOAD = Offload()
+NO_TARGETS = ("none",)  # adapters that are switched off
 # The format in which weights and activations are stored, by the format of the matmuls.
 STORED_AS: dict[DType, DType] = {
     DType.BF16: DType.BF16,
@@ -185,6 +216,17 @@ class Strategy:
     precision: DType = DType.BF16
     training: TrainingKind = TrainingKind.FULL
     lora_rank: int = 0
+    # Linear layers with adapters; empty: all. *lora_separate*: projections that other software fuses have adapters of
+    # their own (peft). *lora_dropout*: dropout before each pair.
+    lora_targets: tuple[str, ...] = ()
+    lora_separate: bool = False
+    lora_dropout: bool = False
+    base_weights: BaseWeights = BaseWeights.TRAINED
+    objective: Objective = Objective.SFT
+    # Tokens of a document in packed sequences, the mean weighted by tokens: attention stays within it. 0: not packed.
+    document: int = 0
+    # Tokens of the longest sequences, which decide the memory where *seq* is a mean over padded ones; 0: all alike.
+    longest: int = 0
     overlap: Overlap = USUAL_OVERLAP
     # Tokens of the busiest expert rank as a multiple of an even share.
     expert_imbalance: float = 1.0
@@ -209,7 +251,7 @@ class Strategy:
             if type(getattr(self, name)) is str:  # a word from a user's program, checked here and not later
                 object.__setattr__(self, name, _word(kind, name, getattr(self, name)))
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
-        require_counts(self, 0, "lora_rank", "further_tokens")
+        require_counts(self, 0, "lora_rank", "further_tokens", "document", "longest")
         zeros = self.zero_gradients
         require(0 <= zeros <= 1, f"the share of zero gradients is between 0 and 1, not {zeros}")
         per_round = self.micro_batch * self.layout.dp
@@ -234,6 +276,8 @@ class Strategy:
             raise StrategyError(f"a stage holds 0 layers or more, not {min(self.stage_layers)}")
         if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
             raise StrategyError("lora_rank goes with training 'lora', and only with it")
+        if self.base_weights is not BaseWeights.TRAINED and not self.lora_rank:
+            raise StrategyError(f"weights in {self.base_weights} are frozen: train adapters on them, such as --lora 16")
         if self.expert_imbalance < 1:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:
@@ -301,6 +345,11 @@ class Strategy:
         return 1.0 if self.expert_capacity is None else min(1.0, self.expert_capacity)
 
     @property
+    def attended(self) -> int:
+        """Tokens of a sequence, or of a document in packed ones, beyond which attention does not look."""
+        return min(self.document or self.seq, self.seq)
+
+    @property
     def local_tokens(self) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq // self.layout.cp
@@ -312,6 +361,8 @@ WORDS: dict[str, type[StrEnum]] = {
     "sharding": Sharding,
     "precision": DType,
     "training": TrainingKind,
+    "base_weights": BaseWeights,
+    "objective": Objective,
 }
 
 

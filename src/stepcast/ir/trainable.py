@@ -29,9 +29,10 @@ def trained_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     """Return the weights that have gradients and optimizer states."""
     if strategy.training is TrainingKind.FULL:
         return held_shard(model, strategy, piece)
-    layout, rank = strategy.layout, strategy.lora_rank
+    layout, adapters = strategy.layout, (strategy.lora_targets, strategy.lora_separate)
+    spread = (strategy.lora_rank, layout.tp, layout.ep, layout.expert_tp_size, *adapters)
     shards = (
-        adapter_shard(model, block.mixer, block.feed_forward, rank, layout.tp, layout.ep, layout.expert_tp_size)
+        adapter_shard(model, block.mixer, block.feed_forward, *spread)
         for block in model.blocks[piece.layers.start : piece.layers.stop]
     )
     return sum(shards, start=NOTHING)

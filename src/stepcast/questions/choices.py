@@ -325,3 +325,69 @@ def read_recompute(text: str) -> str:
     kind, colon, rest = text.strip().partition(":")
     plain = kind.lower()
     return RECOMPUTES.get(plain, plain) + colon + rest
+
+
+# ---- LoRA -------------------------------------------------------------------------------------------------
+
+# Linear layers by the names of their modules in transformers' models.
+TARGETS = {
+    "query": "q_proj q wq q_lin",
+    "key": "k_proj k wk k_lin",
+    "value": "v_proj v wv v_lin",
+    "output": "o_proj o wo out_proj out_lin dense attn_out c_proj",
+    "gate": "gate_proj gate w1",
+    "up": "up_proj up w3 c_fc fc1 fc_in dense_h_to_4h",
+    "down": "down_proj down w2 fc2 fc_out dense_4h_to_h",
+    "query down": "q_a_proj",
+    "query up": "q_b_proj",
+    "kv down": "kv_a_proj_with_mqa kv_a_proj",
+    "kv up": "kv_b_proj",
+}
+TARGET_GROUPS = {
+    "attention": "query key value output",
+    "attn": "query key value output",
+    "mlp": "gate up down",
+    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "wqkv", "w_pack", "qkv"), "query key value"),
+    **dict.fromkeys(("gate_up_proj", "gate_up"), "gate up"),
+}
+ALL_LINEAR = ("all-linear", "all_linear", "all", "")
+
+
+def read_targets(text: str) -> str:
+    """Read the linear layers that LoRA adapts, by our names or those of modules; all of them are ''."""
+    names = invert_words(TARGETS)
+    words = [word.strip().rpartition(".")[2] for word in text.replace("+", ",").split(",")]
+    if any(word.lower() in ALL_LINEAR for word in words):
+        return ""
+    found: set[str] = set()
+    for word in words:
+        plain = word.replace("_", " ")
+        group = TARGET_GROUPS.get(word.lower(), names.get(word, plain if plain in TARGETS else ""))
+        if not group:
+            check_known(word, [*TARGETS, *names, *TARGET_GROUPS], "lora target ")
+        found |= {group} if group in TARGETS else set(group.split())
+    return ",".join(name for name in TARGETS if name in found)
+
+
+def read_lora(text: str) -> str:
+    """Check RANK, ALPHA, TARGETS and DROPOUT; return them as they are."""
+    split_lora(text)
+    return text
+
+
+def split_lora(text: str) -> dict[str, Any]:
+    """Return the choices that ``--lora RANK,ALPHA,TARGETS,DROPOUT`` makes; targets may be named in any place."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [word for word in words if NUMBER.fullmatch(word)]
+    targets = [word for word in words if word and not NUMBER.fullmatch(word)]
+    if not (numbers and words[0] == numbers[0] and "." not in words[0] and len(numbers) <= 3):
+        raise ValueSpellingError(f"{text!r}: expected RANK[,ALPHA[,TARGETS[,DROPOUT]]], such as 16,32,all-linear,0.05")
+    dropout = float(numbers[2]) if len(numbers) > 2 else 0.0
+    return {
+        "lora_rank": int(words[0]),
+        "lora_targets": read_targets(",".join(targets)) or None if targets else None,
+        "lora_dropout": dropout,
+    }
+
+
+NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")

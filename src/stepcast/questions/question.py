@@ -19,18 +19,21 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.strategy import ContextKind, RecomputeModule, Sharding
+from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
 from stepcast.questions.choices import (
+    TARGETS,
     Choice,
     Question,
     choices_of,
     defaults_of,
     read_cp_comm,
     read_dispatcher,
+    read_lora,
     read_precision,
     read_recompute,
     read_schedule,
     read_sharding,
+    read_targets,
 )
 from stepcast.questions.numbers import (
     BINARY,
@@ -70,11 +73,12 @@ WHAT = "model, cluster and framework"
 LAYOUT = "parallelism (data parallelism uses the remaining GPUs)"
 BATCH = "batch"
 EXECUTION = "execution"
+TUNING = "fine-tuning"
 PRICES = "cost estimates"
 NETWORK = "network simulation"
 TRAINING = "training run"
 # Choices about a whole run of training, which a saved step leaves open.
-ABOUT_TRAINING = ("tokens", "price", "currency")
+ABOUT_TRAINING = ("tokens", "samples", "epochs", "steps", "price", "currency")
 
 
 def _read_by(option: str, meaning: Callable[[str], object]) -> Callable[[str], object]:
@@ -98,6 +102,14 @@ def _read_stage_layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def _check_lengths(text: str) -> str:
+    """Return *text* if lengths of samples can be read from it."""
+    from stepcast.questions.lengths import read_lengths  # numpy is needed for these questions alone
+
+    read_lengths(text)
+    return text
+
+
 def _exchange(name: str, kind: type) -> Callable[[str], object]:
     """Return what an exchange is predicted as."""
     return lambda word: kind(PREDICTED_AS[name].get(word, word))
@@ -115,8 +127,9 @@ def _number(
     metavar: str = "N",
     aliases: str = "",
     sets: str = "",
+    **known: Any,
 ) -> Choice:
-    return Choice(group=group, metavar=metavar, help=help_text, read=read, aliases=aliases, sets=sets)
+    return Choice(group=group, metavar=metavar, help=help_text, read=read, aliases=aliases, sets=sets, **known)
 
 
 def _flag(help_text: str, sets: str, aliases: str = "") -> Choice:
@@ -268,8 +281,31 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         values=("alltoall", "allgather", "deepep", "hybridep"), read=read_dispatcher,
         aliases="moe-token-dispatcher-type token-dispatcher expert-parallel-comm-backend",
         sets="dispatcher", means=_exchange("dispatcher", Dispatcher))] = None
+    lora: Annotated[str | None, Choice(group=TUNING, metavar="RANK[,ALPHA[,TARGETS[,DROPOUT]]]", read=read_lora,
+        help="train LoRA adapters only, e.g. 16 or 16,32,all-linear,0.05; ALPHA has no effect on time or memory, "
+        "TARGETS are joined by + (instead of --lora-rank, --lora-targets and --lora-dropout)", aliases="peft")] = None
     lora_rank: Annotated[int, _number("rank of LoRA adapters; only they are trained (default: 0, full training)",
-        count(0, MOST_TOKENS), aliases="lora lora-r lora-dim", sets="lora_rank")] = 0
+        count(0, MOST_TOKENS), aliases="lora-r lora-dim", sets="lora_rank", group=TUNING)] = 0
+    lora_targets: Annotated[str | None, Choice(group=TUNING, metavar="A,B,...", read=read_targets, sets="lora_targets",
+        help=f"linear layers with adapters: {', '.join(TARGETS)}, names of modules such as q_proj, attention, mlp, or "
+        "all-linear (default)", means=lambda text: tuple(text.split(",")) if text else (), write=",".join,
+        aliases="lora-target lora-target-modules target-modules")] = None
+    lora_dropout: Annotated[float, _number("dropout before LoRA adapters (default: 0)", amount, sets="lora_dropout",
+        metavar="P", group=TUNING, means=bool, write=lambda drops: "0.1" if drops else "0")] = 0.0
+    base_weights: Annotated[str | None, Choice(group=TUNING, values=("nf4", "nf4-single"), sets="base_weights",
+        help="format of the frozen weights under LoRA: nf4 is QLoRA's, with double quantisation, nf4-single without "
+        "(default: the training precision)", flags={"nf4": "qlora load-in-4bit"}, means=BaseWeights)] = None
+    task: Annotated[str | None, Choice(group=TUNING, values=tuple(map(str, Objective)), sets="objective",
+        help="sft trains on the next token; dpo on pairs of answers, with the forward pass of a frozen reference; "
+        "reward on pairs of answers, with one number instead of logits (default: sft)", means=Objective,
+        flags={"dpo": "dpo", "reward": "reward-model"})] = None
+    lengths: Annotated[str | None, Choice(group=TUNING, metavar="DISTRIBUTION", read=_check_lengths,
+        help="lengths of samples in tokens: mean=600,max=4096 (std=X too), a histogram 256:0.3,1024:0.7, or a .jsonl, "
+        ".json or .parquet file (default: all as long as --seq)", aliases="sample-lengths length-distribution")] = None
+    batching: Annotated[str | None, Choice(group=TUNING, values=("padded", "grouped", "packed"),
+        help="with --lengths: pad each micro-batch to its longest sample, group samples by length first, or pack "
+        "several into a sequence of --seq tokens (default: padded)",
+        flags={"packed": "packing sample-packing", "grouped": "group-by-length"})] = None
     mtp_layers: Annotated[int | None, _number("multi-token prediction (MTP) layers, one per additional token "
         "(default: that of the framework, usually 0)", count(0, MOST_MTP_LAYERS), sets="further_tokens",
         aliases="further-tokens mtp-num-layers mtp num-mtp-modules num-nextn-predict-layers")] = None
@@ -319,8 +355,16 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     tokens: Annotated[float | None, Choice(group=TRAINING, metavar="N",
         help="tokens to train on, e.g. 15T: also report days and GPU-hours", read=positive(parse_count),
         aliases="train-tokens total-tokens num-tokens training-tokens")] = None
+    samples: Annotated[float | None, Choice(group=TRAINING, metavar="N",
+        help="samples of the data set, e.g. 50k (pairs for --task dpo and reward; instead of --tokens)",
+        read=positive(parse_count),
+        aliases="num-samples train-samples dataset-size max-samples")] = None
+    epochs: Annotated[float | None, Choice(group=TRAINING, metavar="X", help="passes over the samples (default: 1)",
+        read=positive(float), aliases="num-epochs num-train-epochs")] = None
+    steps: Annotated[float | None, Choice(group=TRAINING, metavar="N", help="steps to train for (instead of --tokens)",
+        read=positive(parse_count), aliases="max-steps train-steps")] = None
     price: Annotated[float | str | None, Choice(group=TRAINING, metavar="X", several=True,
-        help="price per GPU-hour (with --tokens), one for each cluster that is compared, or auto: from 'stepcast list "
+        help="price per GPU-hour (with --tokens, --samples or --steps), one for each cluster that is compared, or auto: from 'stepcast list "
         "prices'", read=read_price,
         aliases="cost-per-gpu-hour gpu-price price-per-gpu-hour gpu-hour-price usd-per-gpu-hour")] = None
     currency: Annotated[str, Choice(group=TRAINING, metavar="C",
@@ -378,7 +422,14 @@ class StepChoices(TypedDict, total=False):
     expert_capacity: float | str | None
     fused_experts: bool | None
     dispatcher: str | None
+    lora: int | str | None
     lora_rank: int | str | None
+    lora_targets: list[str] | tuple[str, ...] | str | None
+    lora_dropout: float | str | None
+    base_weights: str | None
+    task: str | None
+    lengths: str | None
+    batching: str | None
     mtp_layers: int | str | None
     dropout: bool | None
     fp8_activations: bool | None
@@ -402,5 +453,8 @@ class PredictChoices(StepChoices, total=False):
     engine: str | None
     background: str | os.PathLike[str] | None
     tokens: float | str | None
+    samples: float | str | None
+    epochs: float | str | None
+    steps: float | str | None
     price: float | str | None
     currency: str | None

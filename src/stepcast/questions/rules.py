@@ -76,8 +76,8 @@ CLUSTER_CHANGES = Rule(
 )
 PRICE = Rule(
     ("price",),
-    lambda f: f["tokens"] is not None,
-    "it is the price of a training run; use --tokens as well, such as --tokens 1T",
+    lambda f: any(f.get(name) is not None for name in ("tokens", "samples", "steps")),
+    "it is the price of a training run; use --tokens as well, such as --tokens 1T, or --samples or --steps",
 )
 CURRENCY = Rule(("currency",), lambda f: f["price"] is not None, "use --price as well")
 
@@ -214,6 +214,20 @@ PREDICT: tuple[Rule, ...] = (
         ("replicate",),
         lambda f: f["sharding"] != "none",
         "it shards states among ranks, and --sharding is none; choose zero-1 or hybrid-fsdp, or leave it out",
+    ),
+    Rule(
+        ("lora_targets", "lora_dropout"), lambda f: f["lora_rank"] > 0, "there are no adapters; use --lora-rank as well"
+    ),
+    Rule(
+        ("batching",),
+        lambda f: f["lengths"] is not None,
+        "all samples are as long as --seq; describe their lengths, such as --lengths mean=600,max=4096",
+    ),
+    Rule(("epochs",), lambda f: f["samples"] is not None, "it counts passes over samples; use --samples as well"),
+    Rule(
+        ("samples", "steps"),
+        lambda f: sum(f[name] is not None for name in ("tokens", "samples", "steps")) == 1,
+        "--tokens, --samples and --steps each say how long to train; use one of them",
     ),
     PLACE,
     CORRECTIONS,

@@ -199,8 +199,8 @@ def save_run(run: SettledRun) -> bytes:
     strategy = run.strategy
     settled = {
         "gpus": strategy.layout.gpus,
-        "seq": strategy.seq,
-        "global_batch": strategy.global_batch,
+        "seq": run.question.seq or strategy.longest or strategy.seq,
+        "global_batch": strategy.global_batch // strategy.objective.sequences,
         "framework": run.question.framework or run.framework.name,
     }
     choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
@@ -232,6 +232,7 @@ class NoOptionError(ValueError):
 SETTERS = {choice.sets: name for name, choice in CHOICES.items() if choice.sets}
 # Fields that other options set: the layout and the batch, adapters by their rank, the profile by its name.
 SET_BY_OTHERS = {"layout", "micro_batch", "global_batch", "seq", "precision", "training", "name"}
+SET_BY_OTHERS |= {"lora_separate", "document", "longest"}
 
 
 def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:
@@ -244,8 +245,14 @@ def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, 
     for name in ("expert_tp", "shard"):
         if getattr(layout, name):
             words += [option_of(name), str(getattr(layout, name))]
-    for name in ("micro_batch", "global_batch", "seq"):
-        words += [option_of(name), str(getattr(strategy, name))]
+    pairs = strategy.objective.sequences
+    words += [
+        "--micro-batch",
+        str(strategy.micro_batch // pairs),
+        "--global-batch",
+        str(strategy.global_batch // pairs),
+    ]
+    words += ["--seq", str(strategy.seq)]
     if strategy.precision is not profile.defaults.precision:
         words += ["--precision", str(strategy.precision)]
     # Presets and formats depend on the precision, so differences are those with it given.

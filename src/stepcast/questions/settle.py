@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
-from math import gcd, prod
+from math import ceil, gcd, prod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,7 @@ from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Execution, Framework
+from stepcast.ir.framework import Execution, Framework, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import find_recomputable
 from stepcast.ir.limits import MICRO_BATCHES
@@ -25,9 +25,9 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.optimizer import Optimizer, parse_optimizer
 from stepcast.ir.schedules import default_schedule
-from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.strategy import Objective, Strategy, TrainingKind
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import build_question, option_of, refuse_several
+from stepcast.questions.choices import build_question, option_of, refuse_several, split_lora
 from stepcast.questions.numbers import check_multiple
 from stepcast.questions.prices import settle_price
 from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PREDICTED_AS, PredictQuestion
@@ -74,6 +74,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     """Return the run that *question* means; the framework and the model fill what it leaves open."""
     assumptions: list[str] = []
     refuse_several(question)
+    question = _expand_lora(question)
     question = msgspec.structs.replace(question, cluster=name_cluster(question))
     model = load_model(question.model) if isinstance(question.model, str) else question.model
     cluster = question.cluster
@@ -118,7 +119,10 @@ def settle(question: PredictQuestion) -> SettledRun:
         settled = settle_framework(question, profile, model, gpu, layout)
     if corrections is not None:
         check_gpu(corrections, str(question.calibration), gpu)
-    strategy = build_strategy(question, model, layout, settled, profile.defaults.seq, assumptions)
+    if question.task == "reward" and not model.tied:
+        model = replace(model, tied=True)  # one number for each sequence: no output projection of its own
+    strategy, samples = _build_strategy(question, model, layout, settled, profile.defaults.seq, assumptions)
+    question = _count_tokens(question, strategy, samples)
     if question.framework is None:
         assumptions.append(_describe_software(settled.framework))
     for name, others in PREDICTED_AS.items():
@@ -355,13 +359,38 @@ def build_strategy(
     question: PredictQuestion, model: Model, layout: Layout, settled: Settled, usual_seq: int, assumptions: list[str]
 ) -> Strategy:
     """Return the Strategy of a question; defaults are added to *assumptions*."""
+    return _build_strategy(question, model, layout, settled, usual_seq, assumptions)[0]
+
+
+def _build_strategy(
+    question: PredictQuestion, model: Model, layout: Layout, settled: Settled, usual_seq: int, assumptions: list[str]
+) -> tuple[Strategy, float]:
+    """Return the Strategy of a question, and the samples that one of its sequences holds."""
     seq, global_batch = _settle_batch(question, model, layout, usual_seq, assumptions)
+    micro_batch, samples = question.micro_batch, 1.0
     choices = {
         **settled.choices,
         "schedule": settled.choices.get("schedule", default_schedule(layout.vpp)),
         "training": TrainingKind.LORA if question.lora_rank else TrainingKind.FULL,
+        "lora_separate": bool(question.lora_rank) and settled.framework.modules is Modules.TRANSFORMERS,
     }
-    strategy = replace(settled, choices=choices).strategy(layout, question.micro_batch, global_batch, seq)
+    sequences = Objective(question.task or "sft").sequences
+    if sequences > 1:
+        micro_batch, global_batch = micro_batch * sequences, global_batch * sequences
+        assumptions.append(
+            f"{question.task}: {question.micro_batch} pairs of a micro-batch are {micro_batch} sequences"
+        )
+    if question.lengths is not None:
+        rounds = max(1, global_batch // (layout.dp * micro_batch))
+        multiple = 8 * layout.cp * layout.tp
+        from stepcast.questions.lengths import read_lengths, shape_batches
+
+        lengths, batching = read_lengths(question.lengths), question.batching or "padded"
+        shape = shape_batches(lengths, batching, seq, micro_batch, rounds, layout.dp, multiple)
+        seq, samples = shape.seq, shape.samples_per_sequence
+        choices |= {"document": shape.document, "longest": shape.longest}
+        assumptions.append(shape.description)
+    strategy = replace(settled, choices=choices).strategy(layout, micro_batch, global_batch, seq)
     if strategy.micro_batches > MICRO_BATCHES.most:
         raise ValueError(
             f"{strategy.micro_batches:,} micro-batches in a step are more than {MICRO_BATCHES.most:,}: "
@@ -370,7 +399,29 @@ def build_strategy(
     split = layout.dp * layout.cp > 1 and strategy.sharding.splits_parameters
     if split and layout.pp > 1 and strategy.reshard is None:
         assumptions.append("stages keep gathered weights and unsharded gradients in a step (--reshard frees them)")
-    return strategy
+    return strategy, samples
+
+
+def _expand_lora(question: PredictQuestion) -> PredictQuestion:
+    """Return the question with ``--lora`` as the choices that it stands for."""
+    if question.lora is None:
+        return question
+    choices = split_lora(question.lora)
+    for name, value in choices.items():
+        if value and getattr(question, name) not in (DEFAULTS[name], value):
+            raise ValueError(f"--lora {question.lora} and {option_of(name)} differ; leave one of them out")
+    return msgspec.structs.replace(question, lora=None, **{name: value for name, value in choices.items() if value})
+
+
+def _count_tokens(question: PredictQuestion, strategy: Strategy, samples_per_sequence: float) -> PredictQuestion:
+    """Return the question with the tokens that its samples and epochs, or its steps, are trained on."""
+    if question.tokens is not None or (question.samples is None and question.steps is None):
+        return question
+    steps = question.steps
+    if question.samples is not None:
+        per_step = strategy.global_batch / strategy.objective.sequences * samples_per_sequence
+        steps = ceil(question.samples * (question.epochs or 1.0) / per_step)
+    return msgspec.structs.replace(question, tokens=float(strategy.tokens) * (steps or 0))
 
 
 def _settle_batch(

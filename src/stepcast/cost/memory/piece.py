@@ -11,7 +11,7 @@ from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations, count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import StagePiece
-from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.strategy import Objective, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
@@ -133,6 +133,8 @@ def loss_bytes(
     logits, in the training precision (github.com/sail-sg/zero-bubble, WeightGradStore.put in
     megatron/core/tensor_parallel/layers.py).
     """
+    if strategy.objective is Objective.REWARD:
+        return strategy.local_tokens * FP32_BYTES
     tp, kernels = strategy.layout.tp, framework.kernels
     vocab = model.padded_vocab(tp)
     logits = strategy.local_tokens * vocab / tp

@@ -14,7 +14,7 @@ recomputed, and all of it where everything is (15 of these steps measured both w
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -156,6 +156,8 @@ def memory(
     """Return the memory of each stage. *in_flight*: for each stage, how many micro-batches each of its pieces holds
     at once; by default the number that the schedule's authors give.
     """
+    if strategy.longest > strategy.seq:
+        strategy = replace(strategy, seq=strategy.longest, longest=0)
     if in_flight is None:
         in_flight = default_in_flight(strategy)
     if len(in_flight) != strategy.layout.pp:

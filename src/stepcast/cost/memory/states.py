@@ -14,7 +14,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of
 from stepcast.ir.stages import StagePiece
-from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
 from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import Shard, WeightPart
 
@@ -53,8 +53,10 @@ def piece_states(
         parameters += _sharded_bytes(strategy, framework, shard) / part.ways if part.collected else unsharded
     if strategy.training is TrainingKind.LORA:
         for part, shard in plan.kinds(trained):
-            width = _stored_bytes(strategy, framework)
+            width = FP32_BYTES if framework.fp32_adapters else _stored_bytes(strategy, framework)
             parameters += width * shard.total / (part.ways if part.collected else 1)
+    elif strategy.objective is Objective.DPO:
+        parameters *= 2  # the reference; under LoRA it is the model without its adapters
     gradients = gradient_bytes(strategy, framework, plan, trained)
     optimizer = optimizer_bytes(model, strategy, framework, piece, plan)
     states = States(parameters, gradients, optimizer)
@@ -112,11 +114,15 @@ def unsharded_bytes(strategy: Strategy, framework: Framework, shard: Shard, orie
         copies = orientations if framework.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
         quantised = copies * strategy.precision.bytes
     narrow = quantised if strategy.fp8_parameters else stored + quantised
+    if strategy.base_weights is not BaseWeights.TRAINED:
+        narrow = strategy.base_weights.bytes
     return narrow * shard.quantised + stored * shard.unquantised
 
 
 def _sharded_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> float:
     """Return what all ranks together keep of weights that they split."""
+    if strategy.base_weights is not BaseWeights.TRAINED:
+        return strategy.base_weights.bytes * shard.quantised + strategy.weights.bytes * shard.unquantised
     if framework.keeps_fp32_weights(strategy):
         return FP32_BYTES * shard.total
     narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.weights.bytes

@@ -33,7 +33,7 @@ from stepcast.ir.layers.attention_core import (
     widens_softmax,
     window_keys,
 )
-from stepcast.ir.layers.declaration import LayerKind, SavedTensor
+from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import (
     FP32,
     GATHER,
@@ -61,7 +61,7 @@ from stepcast.ir.layers.operators import (
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.weights import Shard, Split, Weight, WeightPart, linear, norm_weight
+from stepcast.ir.weights import Split, Weight, WeightPart, linear, norm_weight
 from stepcast.ir.work import Attention, ElementwiseKind
 from stepcast.ir.workload import Layer, Op, Role
 
@@ -127,18 +127,20 @@ def _output_weights(model: Architecture, width: int) -> list[Weight]:
     return linear("attention.output", WeightPart.ATTENTION, width, model.hidden, bias, Split.TENSOR, by_rows=True)
 
 
-def _adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
-    """Count a pair of matrices per linear layer; queries, keys and values have one pair between them."""
-    latent, hidden = model.latent, model.hidden
-    width = model.heads * model.value_dim // tp + hidden
+def _adapters(model: Architecture) -> list[AdaptedLinear]:
+    """Return the linear layers that LoRA can adapt; queries, keys and values share their input."""
+    latent, hidden, query = model.latent, model.hidden, model.query_width
+    output = AdaptedLinear("output", "output", model.heads * model.value_dim, hidden, by_rows=True)
     if latent is None:
-        query = model.query_width * (2 if model.attention_gate else 1)
-        width += hidden + (query + 2 * model.kv_width) // tp
-    else:
-        width += hidden + latent.kv_rank + latent.rope_dim
-        width += latent.kv_rank + model.heads * (latent.nope_dim + latent.value_dim) // tp
-        width += (hidden + 2 * latent.query_rank if latent.query_rank else hidden) + model.query_width // tp
-    return Shard(rank * width, 0, unquantised=rank * width)
+        widths = {"query": query * (2 if model.attention_gate else 1), "key": model.kv_width, "value": model.kv_width}
+        return [*(AdaptedLinear(name, "qkv", hidden, width) for name, width in widths.items()), output]
+    linears = [AdaptedLinear("query", "query", hidden, query)]
+    if latent.query_rank:
+        linears = [AdaptedLinear("query up", "query up", latent.query_rank, query)]
+        linears.append(AdaptedLinear("query down", "query down", hidden, latent.query_rank, split=False))
+    linears.append(AdaptedLinear("kv down", "kv down", hidden, latent.kv_rank + latent.rope_dim, split=False))
+    up = model.heads * (latent.nope_dim + latent.value_dim)
+    return [*linears, AdaptedLinear("kv up", "kv up", latent.kv_rank, up), output]
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:

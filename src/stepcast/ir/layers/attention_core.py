@@ -131,8 +131,11 @@ def _local_core(sizes: Sizes, block: LayerParts, heads: int, kv_heads: int) -> "
     seq = sizes.strategy.seq
     if masks_window(block.window, sizes.strategy, sizes.framework):
         return _Core(sizes, seq, seq, False, heads, kv_heads, masked=True)
-    keys = window_keys(seq, block)
-    return _Core(sizes, seq, keys or seq, keys is None, heads, kv_heads)
+    document = sizes.strategy.attended
+    keys = window_keys(document, block)
+    return _Core(
+        sizes, document, keys or document, keys is None, heads, kv_heads, documents=max(1, round(seq / document))
+    )
 
 
 def _ring(sizes: Sizes, block: LayerParts) -> Layer:
@@ -266,6 +269,7 @@ class _Core:
     heads: int
     kv_heads: int
     masked: bool = False
+    documents: int = 1  # of one sequence, whose tokens do not see each other's
 
     def forward(self, name: str = "core") -> Ops:
         if not self._fused:
@@ -290,7 +294,7 @@ class _Core:
         # NVFP4 leaves attention as it is (Transformer Engine: NVTE_DPA_FP8_RECIPE is F16 unless set).
         narrow = sizes.framework.fp8_attention and sizes.dtype in (DType.FP8, DType.MXFP8)
         return Attention(
-            batch=sizes.strategy.micro_batch,
+            batch=sizes.strategy.micro_batch * self.documents,
             query_len=self.query_len,
             key_len=self.key_len,
             heads=self.heads,

@@ -8,7 +8,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.strategy import RecomputeModule
-from stepcast.ir.weights import NOTHING, Shard, Weight
+from stepcast.ir.weights import Weight
 from stepcast.ir.workload import Layer
 
 
@@ -25,9 +25,24 @@ def no_mixing(model: Architecture, block: LayerParts, seq: int, batch: int, caus
     return 0.0
 
 
-def no_adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
-    """Return the adapters of a half that LoRA leaves alone."""
-    return NOTHING
+class AdaptedLinear(NamedTuple):
+    """A linear layer that LoRA can adapt; those with one *pair* share their input, and fused one pair of matrices.
+
+    Tensor-parallel ranks split its outputs, its inputs (*by_rows*) or neither. *experts* of them exist, if any.
+    """
+
+    name: str
+    pair: str
+    inputs: int
+    outputs: int
+    by_rows: bool = False
+    split: bool = True
+    experts: int = 0
+
+
+def no_adapters(model: Architecture) -> list[AdaptedLinear]:
+    """Return the linear layers of a half that LoRA leaves alone."""
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +53,7 @@ class LayerKind:
     products with weights are sums over them. *mixing_flops* are the forward's other products. *operators* are
     its layers in the order of the forward, norms included. *saved* are the tensors it saves for the backward
     without those norms, *transient* the bytes that its backward needs on top for a moment. *adapters* are the
-    parameters LoRA of a rank adds. *alternates*: torchtitan's selective recomputation knows its matmuls.
+    linear layers LoRA can adapt. *alternates*: torchtitan's selective recomputation knows its matmuls.
     """
 
     weights: Callable[[Architecture], list[Weight]]
@@ -46,5 +61,5 @@ class LayerKind:
     operators: Callable[[Sizes, LayerParts], tuple[Layer, ...]]
     saved: Callable[[Sizes, LayerParts], list[SavedTensor]]
     transient: Callable[[Sizes, LayerParts], float]
-    adapters: Callable[[Architecture, int, int, int, int], Shard]
+    adapters: Callable[[Architecture], list[AdaptedLinear]]
     alternates: bool = True

@@ -31,7 +31,7 @@ from stepcast.ir.layers.operators import (
 )
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import PositionKind
-from stepcast.ir.strategy import TrainingKind
+from stepcast.ir.strategy import Objective, TrainingKind
 from stepcast.ir.weights import Split, Weight, WeightPart, linear, norm_weight
 from stepcast.ir.workload import Layer, Op, Role
 
@@ -123,6 +123,9 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if width != model.hidden:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(make_layer(Role.HEAD_PROJECTION, *project.phases(sizes)))
+    if sizes.strategy.objective is Objective.REWARD:  # one number for each token, of which the last counts
+        score = Linear("score", sizes.tokens, width, 1, sizes.unquantised, adapted=False)
+        return (*layers, column_layer(sizes, Role.HEAD, (score,), width=width))
     logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
     return (*layers, column_layer(sizes, Role.HEAD, (logits,), width=width), _loss_layer(sizes))
 

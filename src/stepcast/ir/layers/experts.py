@@ -10,8 +10,8 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Modules
 from stepcast.ir.group import Group
-from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_mixing
-from stepcast.ir.layers.mlp import activation_ops, mlp_adapter_width, mlp_layers, mlp_saved, mlp_weights
+from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
+from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import (
     FP32,
     GATHER,
@@ -30,7 +30,7 @@ from stepcast.ir.layers.operators import (
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Experts, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.weights import Shard, Split, Weight, WeightPart, linear
+from stepcast.ir.weights import Split, Weight, WeightPart, linear
 from stepcast.ir.work import CollectiveKind, ElementwiseKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
@@ -77,12 +77,10 @@ def _weights(model: Architecture) -> list[Weight]:
     return weights
 
 
-def _adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
-    experts, dense = _sizes_of(model), 0
-    if experts.shared_ffn:
-        dense = rank * mlp_adapter_width(model, experts.shared_ffn, model.hidden, tp)
-    width = mlp_adapter_width(model, experts.ffn, _width(model), expert_tp)
-    return Shard(dense, rank * -(-experts.count // ep) * width, unquantised=dense)
+def _adapters(model: Architecture) -> list[AdaptedLinear]:
+    experts = _sizes_of(model)
+    shared = mlp_adapters(model, experts.shared_ffn, model.hidden, "shared ") if experts.shared_ffn else []
+    return [*shared, *mlp_adapters(model, experts.ffn, _width(model), "routed ", experts.count)]
 
 
 def _saved_rows(sizes: Sizes) -> float:

@@ -15,7 +15,7 @@ from stepcast.ir.layers.mamba import MAMBA
 from stepcast.ir.layers.mlp import MLP
 from stepcast.ir.layers.selective import SELECTIVE
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.weights import NOTHING, Shard, Weight, norm_weight
+from stepcast.ir.weights import Shard, Weight, norm_weight
 
 MIXERS: dict[Mixer, LayerKind] = {
     Mixer.ATTENTION: ATTENTION,
@@ -61,11 +61,28 @@ def adapter_shard(
     tp: int = 1,
     ep: int = 1,
     expert_tp: int = 1,
+    targets: tuple[str, ...] = (),
+    separate: bool = False,
 ) -> Shard:
-    """Return the two matrices of *rank* next to every linear layer of a block (Hu et al., LoRA, 2021).
+    """Return the two matrices of *rank* next to the *targets*, or every linear layer, of a block (Hu et al. 2021).
 
-    Fused projections (q, k, v; gate and up) have one pair between them. The half that touches a split side
-    is split with it.
+    Fused projections (q, k, v; gate and up) have one pair between them unless they are *separate*. The half that
+    touches a split side is split with it.
     """
-    shards = (kind.adapters(model, rank, tp, ep, expert_tp) for kind in kinds_of(mixer, feed_forward))
-    return sum(shards, start=NOTHING)
+    dense = experts = 0
+    pairs: set[str] = set()
+    for linear in (linear for kind in kinds_of(mixer, feed_forward) for linear in kind.adapters(model)):
+        if targets and linear.name not in targets:
+            continue
+        ways = (expert_tp if linear.experts else tp) if linear.split else 1
+        shared = not separate and linear.pair in pairs
+        inputs, outputs = (
+            (linear.inputs // ways, linear.outputs) if linear.by_rows else (linear.inputs, linear.outputs // ways)
+        )
+        width = outputs + (0 if shared else inputs)
+        pairs.add(linear.pair)
+        if linear.experts:
+            experts += rank * -(-linear.experts // ep) * width
+        else:
+            dense += rank * width
+    return Shard(dense, experts, unquantised=dense)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
-from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_mixing
+from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.operators import (
     FP32,
     K,
@@ -23,7 +23,7 @@ from stepcast.ir.layers.operators import (
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.weights import Shard, Split, Weight, WeightPart, linear
+from stepcast.ir.weights import Split, Weight, WeightPart, linear
 from stepcast.ir.work import ElementwiseKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
@@ -56,10 +56,11 @@ def mlp_weights(model: Architecture, name: str, part: WeightPart, ffn: int) -> l
     return weights + linear(f"{name}.down", part, ffn, model.hidden, model.biases.mlp, Split.TENSOR, by_rows=True)
 
 
-def mlp_adapter_width(model: Architecture, ffn: int, width: int, tp: int) -> int:
-    """Return the inputs and outputs of both linear layers on one rank; gate and up have one pair of adapters."""
-    sides = 2 if model.gated else 1
-    return (width + sides * ffn // tp) + (ffn // tp + width)
+def mlp_adapters(model: Architecture, ffn: int, width: int, prefix: str = "", experts: int = 0) -> list[AdaptedLinear]:
+    """Return the linear layers that LoRA can adapt."""
+    sides = ("gate", "up") if model.gated else ("up",)
+    firsts = [AdaptedLinear(side, f"{prefix}up", width, ffn, experts=experts) for side in sides]
+    return [*firsts, AdaptedLinear("down", f"{prefix}down", ffn, width, by_rows=True, experts=experts)]
 
 
 def mlp_saved(
@@ -84,7 +85,8 @@ def mlp_saved(
         sides = 1
     else:
         activated_gate = model.gated and sizes.framework.kernels is Kernels.PLAIN
-        input_bytes, result_bytes = element, (2 if activated_gate else 1) * element
+        products = sizes.input_copies("down")  # the second matmul's input, unless its weights are frozen
+        input_bytes, result_bytes = element, (products + (1 if activated_gate else 0)) * element
     return [
         SavedTensor("activation inputs", elements * sides * input_bytes, freed_by),
         SavedTensor("activation results", elements * result_bytes, activation_freed_by),
@@ -130,9 +132,8 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
     return mlp_transient(sizes, sizes.tokens, sizes.model.ffn / sizes.tp)
 
 
-def _adapters(model: Architecture, rank: int, tp: int, ep: int, expert_tp: int) -> Shard:
-    dense = rank * mlp_adapter_width(model, model.ffn, model.hidden, tp)
-    return Shard(dense, 0, unquantised=dense)
+def _adapters(model: Architecture) -> list[AdaptedLinear]:
+    return mlp_adapters(model, model.ffn, model.hidden)
 
 
 MLP = LayerKind(_weights, no_mixing, _operators, _saved, _transient, _adapters)

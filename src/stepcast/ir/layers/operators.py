@@ -16,7 +16,7 @@ from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import NormKind
-from stepcast.ir.strategy import TrainingKind
+from stepcast.ir.strategy import BaseWeights, TrainingKind
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
@@ -51,6 +51,10 @@ ACCUMULATE_EXPOSURE = 0.5
 # initialize_ub: num_splits of the method "pipeline").
 OVERLAP_PARTS = 4
 MASK_BYTES = 1.0  # of one element in dropout's mask
+# Projections that one product makes, by the names that adapters have.
+FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
+# Kernels before a product of 4-bit weights: the scales of blocks, their offset, and the weights.
+DEQUANTISE_KERNELS = 3
 # Kernels of an eager RMS norm over one number for each row: the mean's epsilon and its root; of the backward,
 # the root's gradient (two products and a power). On a weight that multiplies in fp32: a cast, and Gemma's 1.
 NORM_ROW_KERNELS, NORM_ROW_GRADIENT_KERNELS, NORM_WEIGHT_KERNELS = 2, 3, 2
@@ -146,14 +150,14 @@ class Linear:
         matmul = Op(self.name, self.product(self.rows, self.outputs, self.inputs), part=OpPart.PRODUCT)
         casts = self._quantise(sizes, "input", self.gathered, self.inputs) if self.quantises_input else ()
         weights = self._cast_weights(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
-        return (*casts, *weights, matmul, *self._adapters(sizes, "forward"))
+        return (*casts, *weights, *self._dequantise(sizes, ""), matmul, *self._adapters(sizes, "forward"))
 
     def input_gradient(self, sizes: Sizes) -> Ops:
         matmul = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
         casts: Ops = ()
         if self.quantises_gradient:
             casts = self._quantise(sizes, "gradient", self.gathered_gradient, self.outputs)
-        return (*casts, matmul, *self._adapters(sizes, "input gradient"))
+        return (*casts, *self._dequantise(sizes, " again"), matmul, *self._adapters(sizes, "input gradient"))
 
     def weight_gradient(self, sizes: Sizes) -> Ops:
         """Return the ops of the weight gradient; frozen weights under LoRA have none, their adapters do."""
@@ -233,10 +237,29 @@ class Linear:
             return (Op(f"{self.name} widen", widen), added_op)
         return (stream_op(f"{self.name} accumulate", K.ADD, 1, elements, 2, 1, sizes.strategy.weights),)
 
+    def is_adapted(self, sizes: Sizes) -> bool:
+        """Return True if LoRA adds adapters to it, or to one of the projections that it fuses."""
+        targets = sizes.strategy.lora_targets
+        names = FUSED_PROJECTIONS.get(self.name, (self.name,))
+        if sizes.separate_projections:
+            names = (self.name,)
+        return self.adapted and sizes.strategy.lora_rank > 0 and (not targets or any(map(targets.__contains__, names)))
+
+    def _dequantise(self, sizes: Sizes, again: str) -> Ops:
+        """Turn frozen weights back into the training format before a product (bitsandbytes, matmul_4bit)."""
+        base = sizes.strategy.base_weights
+        if base is BaseWeights.TRAINED or not self.adapted:
+            return ()
+        elements = float(self.inputs * self.outputs)
+        work = Elementwise(
+            K.CAST, self.outputs, self.inputs, base.bytes * elements, sizes.element * elements, dtype=sizes.stored
+        )
+        return (Op(f"{self.name} dequantise{again}", work, kernels=DEQUANTISE_KERNELS),)
+
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
         """Multiply down to the rank and up again (Hu et al. 2021, section 4.1)."""
         rank = sizes.strategy.lora_rank
-        if not rank or not self.adapted:
+        if not self.is_adapted(sizes):
             return ()
         # Plain layers of Megatron-Core, which stay out of fp8 and fp4 (NeMo's ParallelLinearAdapter).
         product = replace(self, dtype=sizes.unquantised).product
@@ -248,9 +271,52 @@ class Linear:
                 works = product(rows, inputs, rank), product(rows, rank, outputs)
             case _:
                 works = product(inputs, rank, rows), product(rank, outputs, rows)
-        return tuple(
+        first, second = (
             Op(f"{self.name} lora {way} {phase}", work) for way, work in zip(("down", "up"), works, strict=True)
         )
+        return self._surround_adapters(sizes, phase, first, second) if sizes.eager_modules else (first, second)
+
+    def _surround_adapters(self, sizes: Sizes, phase: str, down: Op, up: Op) -> Ops:
+        """Return both products with the operations around them in peft's layers, a kernel each:
+
+            result = base(x); result = result + lora_B(lora_A(dropout(x.to(lora_A.weight.dtype)))) * scaling
+
+        (peft 0.21, tuners/lora/layer.py, Linear.forward; tuners/lora/bnb.py, Linear4bit.forward clones the result and
+        leaves the format of x to autocast). Autocast casts fp32 adapters for each use, and their gradients back.
+        """
+        strategy, stored, name = sizes.strategy, sizes.stored, f"{self.name} lora"
+        casts, drops = sizes.casts_adapter_inputs, strategy.lora_dropout
+        wide = FP32 if casts else stored
+        outputs, inputs = (self.rows, self.outputs), (self.rows, self.inputs)
+        small = 2 if sizes.framework.fp32_adapters else 0  # casts of both matrices
+        if phase == "forward":
+            ops: list[Op] = []
+            if strategy.base_weights is not BaseWeights.TRAINED:
+                ops.append(stream_op(f"{name} clone", K.COPY, *outputs, 1, 1, stored))
+            if casts:
+                ops.append(cast_op(f"{name} widen", *inputs, stored, FP32))
+            if drops:
+                elements = float(self.rows * self.inputs)
+                work = Elementwise(
+                    K.DROPOUT, *inputs, elements * wide.bytes, elements * (wide.bytes + MASK_BYTES), dtype=wide
+                )
+                ops.append(Op(f"{name} dropout", work))
+            if casts:
+                ops.append(cast_op(f"{name} narrow", *inputs, FP32, stored))
+            scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
+            total = stream_op(f"{name} sum", K.ADD, *outputs, 2, 1, stored)
+            return (*ops, replace(down, kernels=1 + small), up, scale, total)
+        if phase == "input gradient":
+            ops = [stream_op(f"{name} scale gradient", K.MUL, *outputs, 1, 1, stored), up, down]
+            if casts:
+                ops.append(cast_op(f"{name} gradient widen", *inputs, stored, FP32))
+            if drops:
+                ops.append(stream_op(f"{name} dropout gradient", K.MUL, *inputs, 2, 1, wide))
+            if casts:
+                ops.append(cast_op(f"{name} gradient narrow", *inputs, FP32, stored))
+            return (*ops, stream_op(f"{name} gradient sum", K.ADD, *inputs, 2, 1, stored))
+        accumulates = 2 if strategy.micro_batches > 1 else 0
+        return (replace(down, kernels=1 + small + accumulates), up)
 
 
 def join_phases(sizes: Sizes, linears: Iterable[Linear]) -> PhaseOps:
@@ -319,7 +385,7 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
         narrow = sizes.stored if heads else sizes.stream
         return eager_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
     ops: Ops = (stream_op(f"{name} gradient", norm_kind(sizes), rows, width, 2, 1, sizes.stream, True),)
-    if sizes.fused:
+    if sizes.fused or not sizes.trains_norms:
         return ops
     vectors = sizes.model.norm.elements(width) // width
     weight = stream_op(f"{name} weight gradient", K.OTHER, rows, width, 2, 0, sizes.stream, True)
@@ -370,8 +436,13 @@ def eager_norm_gradient(sizes: Sizes, name: str, rows: int, width: int, narrow: 
         stream_op(f"{name} square gradient product", K.MUL, rows, width, 2, 1, FP32),
         stream_op(f"{name} gradient sum", K.STRIDED if swapped else K.ADD, rows, width, 2, 1, FP32),
     ]
+    if not sizes.trains_norms:
+        del ops[1:3]
     if narrow is not FP32:
-        ops.insert(0 if weighted is FP32 else 3, cast_op(f"{name} gradient widen", rows, width, narrow, FP32))
+        ops.insert(
+            0 if weighted is FP32 else 3 if sizes.trains_norms else 1,
+            cast_op(f"{name} gradient widen", rows, width, narrow, FP32),
+        )
         ops.append(cast_op(f"{name} gradient narrow", rows, width, FP32, narrow))
     return tuple(ops)
 

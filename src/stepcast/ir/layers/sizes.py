@@ -7,7 +7,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.sharding import ShardingPlan, plan_of
-from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,31 @@ class Sizes:
     def casts_activations(self) -> bool:
         """Return True if autocast turns activations from one format into another by kernels of their own."""
         return self.strategy.autocast and not self.fused
+
+    @property
+    def trains_norms(self) -> bool:
+        """Return True if norms have gradients, and so save what they need of their inputs."""
+        return self.strategy.lora_rank == 0
+
+    @property
+    def casts_adapter_inputs(self) -> bool:
+        """Return True if each pair of adapters casts its input to fp32 and autocast back: peft without 4-bit layers."""
+        plain = self.strategy.base_weights is BaseWeights.TRAINED
+        return self.strategy.lora_rank > 0 and self.eager_modules and self.framework.fp32_adapters and plain
+
+    def count_adapted(self, *names: str) -> int:
+        """Return how many of the linear layers *names* have adapters."""
+        targets = self.strategy.lora_targets
+        return sum(not targets or name in targets for name in names) if self.strategy.lora_rank else 0
+
+    def input_copies(self, *names: str) -> int:
+        """Return the copies of one input that the linear layers *names* save: frozen ones none, adapters that
+        cast it one each; all others share it.
+        """
+        if self.trains_norms or not self.eager_modules:
+            return len(names) if self.casts_each_input else 1
+        adapted = self.count_adapted(*names)
+        return adapted if self.casts_adapter_inputs and not self.model.joined else min(1, adapted)
 
     @property
     def separate_projections(self) -> bool:
