@@ -16,7 +16,7 @@ from stepcast.frameworks.words import (
     recompute_word,
 )
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Dispatcher, Execution, Kernels, LossKernel, SsmKernels
+from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
@@ -258,6 +258,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         "sequence_parallel", "sp")] = None
     flash_attention: Annotated[bool | None, _flag("fused attention, which stores no attention scores",
         "flash_attention", "use-flash-attn flash-attn")] = None
+    attention_kernel: Annotated[str | None, _one_of("generation of fused attention: flash-2 is FlashAttention 2, "
+        "current cuDNN's or FlashAttention 3 (default: that of the framework)", "attention", AttentionKernel)] = None
     overlap: Annotated[str | None, Choice(group=EXECUTION, metavar="A,B,...",
         help=f"communication that overlaps computation: {', '.join(OVERLAPS)}, or none (default: that of the "
         "framework)", sets="overlap",
@@ -416,6 +418,7 @@ class StepChoices(TypedDict, total=False):
     cp_comm: str | None
     sequence_parallel: bool | None
     flash_attention: bool | None
+    attention_kernel: str | None
     overlap: list[str] | tuple[str, ...] | str | None
     bucket_mb: float | str | None
     expert_imbalance: float | str | None

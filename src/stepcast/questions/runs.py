@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stepcast.inputs.configs.keys import RunConfig
 
 TABLE = "predict"
-CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+CONFIGS = (".toml", ".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 MOST_OPTIONS = 1_000
 
 

@@ -4,14 +4,16 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepcast.inputs.configs import accelerate, megatron, nemo, torchtitan
+from stepcast.inputs.configs import accelerate, megatron, nemo, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
+from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, parse_toml
 from stepcast.ir.limits import DESCRIPTION
 
 UNRECOGNISED = (
     "unrecognised configuration format: expected Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, "
-    "torchtitan TOML, DeepSpeed JSON, accelerate YAML"
+    "torchtitan TOML, DeepSpeed JSON, accelerate YAML, Axolotl, LLaMA-Factory, torchtune or TRL YAML, arguments of "
+    "Trainer or TRL in a launch script or a Python script, or peft's adapter_config.json"
 )
 MOST_DEEP = 200
 MOST_UNFOLDED = 200_000
@@ -40,6 +42,11 @@ def read_text(text: str, path: str) -> RunConfig:
         return _read_table(_parse_json(text))
     if path.endswith((".yaml", ".yml")):
         return _read_table(_parse_yaml(text))
+    if path.endswith(".py"):
+        return tuning.read_python(text)
+    flags = dict(tuning.read_flags_as_keys(read_flags(text)))
+    if (tool := tuning.find_tool(flags)) in ("trainer", "llama-factory"):
+        return tuning.read(flags, tool)
     config = megatron.read_script(text)
     if not config.understood:
         raise FormatError(UNRECOGNISED)
@@ -52,6 +59,8 @@ def _read_table(table: Mapping[str, object]) -> RunConfig:
     for looks_like, read in TOOLS:
         if looks_like(table):
             return read(table)
+    if tool := tuning.find_tool(table):
+        return tuning.read(table, tool)
     training = table.get("training")
     if isinstance(training, dict) and "model" in training:
         table = training  # the file holds the launcher's configuration around it

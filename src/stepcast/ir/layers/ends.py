@@ -6,6 +6,8 @@ norms it and the stream, projects both to the hidden width, runs one block and t
 run modules one after the other; Megatron-Core puts them on the last stage.
 """
 
+from dataclasses import replace
+
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
@@ -73,8 +75,10 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Look rows up where this rank holds them and sum them over tp; positions and norm where there are any."""
     model, dtype = sizes.model, sizes.stream
     width = model.embedding_width or model.hidden
-    kernels = 1 + (BEGINNING_KERNELS if sizes.eager_modules else 0)
-    forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype, kernels=kernels)]
+    forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)]
+    if sizes.eager_modules:  # the host waits until the GPU is idle, and then makes masks and angles
+        forward[0] = replace(forward[0], host_reads=True)
+        forward.append(stream_op("positions and masks", K.OTHER, 1, 1, 1, 1, dtype, kernels=BEGINNING_KERNELS))
     weight: list[Op] = []
     backward: list[Op] = []
     if sizes.tp > 1:
