@@ -96,6 +96,9 @@ VALUES: dict[str, Any] = {
     "overlap": "gradients,tensor",
     "optimizer": "adamw:bf16",
     "currency": "EUR",
+    "lora": "16,32,all-linear,0.05",
+    "lora_targets": "query,value",
+    "lengths": "mean=600,max=4096",
     "zero_gradients": 0.25,
 }
 
@@ -169,7 +172,7 @@ def test_settling_fills_in_defaults_and_changes_nothing() -> None:
         (stepcast.search, {"global_batch": 32, "tpp": 2}, TypeError, "unexpected keyword argument 'tpp'"),
         (stepcast.plan, {"chekpoint_size": "1TB"}, TypeError, "did you mean checkpoint_size?"),
         (stepcast.plan, {"tokens": "many"}, ValueError, "^tokens: "),
-        (stepcast.plan, {}, ValueError, "one of tokens=15T, steps=100000 or until=2027-01-31"),
+        (stepcast.plan, {}, ValueError, "one of tokens=15T, samples=50k, steps=100000 or until=2027-01-31"),
         (stepcast.analyze, {}, TypeError, "unexpected keyword argument 'model'"),
     ],
 )

@@ -113,7 +113,8 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     @property
     def step(self) -> PredictQuestion:
         """Return the question about one step of the run."""
-        values = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
+        counted = ("samples", "epochs")  # settling the step turns them into tokens
+        values = {name: getattr(self, name) for name in CHOICES if name in counted or name not in ABOUT_TRAINING}
         return PredictQuestion(**values, file=self.file, unchecked=self.unchecked)
 
 
@@ -161,6 +162,10 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
     check_rules((CURRENCY,), question.given, {"price": question.price})
     stages = [_read_stage(question, text) for text in question.stage] or [question]
     steps = [settle(stage.step) if stage.step_s is None else None for stage in stages]
+    stages = [
+        stage if step is None or stage.samples is None else stage.change({"tokens": step.question.tokens})
+        for stage, step in zip(stages, steps, strict=True)
+    ]
     warnings = _check_memory(steps, question.allow_oom)
     assumptions = list(dict.fromkeys(note for step in steps if step for note in step.assumptions))
     if (first := steps[0]) is not None:
@@ -255,7 +260,9 @@ def _measured_replicas(question: PlanQuestion) -> int | None:
 def _count_steps(question: PlanQuestion, phase: "TrainingPhase", operation: "Operation") -> int:
     given = [name for name in ("tokens", "steps", "until") if getattr(question, name) is not None]
     if len(given) != 1:
-        raise ValueError("length of the run missing: use one of --tokens 15T, --steps 100000 or --until 2027-01-31")
+        raise ValueError(
+            "length of the run missing: use one of --tokens 15T, --samples 50k, --steps 100000 or --until 2027-01-31"
+        )
     if question.steps is not None:
         return question.steps
     if question.until is not None:
@@ -403,6 +410,8 @@ class PlanChoices(StepChoices, total=False):
     engine: str | None
     background: str | os.PathLike[str] | None
     tokens: float | str | None
+    samples: float | str | None
+    epochs: float | str | None
     price: float | str | None
     steps: int | str | None
     until: datetime.date | str | None

@@ -366,8 +366,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     steps: Annotated[float | None, Choice(group=TRAINING, metavar="N", help="steps to train for (instead of --tokens)",
         read=positive(parse_count), aliases="max-steps train-steps")] = None
     price: Annotated[float | str | None, Choice(group=TRAINING, metavar="X", several=True,
-        help="price per GPU-hour (with --tokens, --samples or --steps), one for each cluster that is compared, or auto: from 'stepcast list "
-        "prices'", read=read_price,
+        help="price per GPU-hour (with --tokens, --samples or --steps), one for each cluster that is compared, or "
+        "auto: from 'stepcast list prices'", read=read_price,
         aliases="cost-per-gpu-hour gpu-price price-per-gpu-hour gpu-hour-price usd-per-gpu-hour")] = None
     currency: Annotated[str, Choice(group=TRAINING, metavar="C",
         help=f"currency of --price, a symbol or a code (default: {DEFAULT_CURRENCY})",

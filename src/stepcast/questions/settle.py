@@ -403,7 +403,7 @@ def _build_strategy(
 
 
 def _expand_lora(question: PredictQuestion) -> PredictQuestion:
-    """Return the question with ``--lora`` as the choices that it stands for."""
+    """Return the question with ``--lora`` split into its choices."""
     if question.lora is None:
         return question
     choices = split_lora(question.lora)
