@@ -8,6 +8,7 @@
 #
 # make test-web      the app and the pages in a browser (extras web and browser)
 # make test-torch    capture, record, run and profile (extra torch)
+# make test-mcp      the tools for agents, by the reference client (extra mcp)
 # make test-engines  sweeps on Dask, Ray and Slurm's stand-in, and Parquet files (extras dask, ray, slurm, parquet)
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
 
-.PHONY: install demo quick test lint types unit compiled docs dist fuzz bench clean test-web test-torch test-engines
+.PHONY: install demo quick test lint types unit compiled docs dist fuzz bench clean test-web test-torch test-mcp test-engines
 
 install: $(INSTALLED)
 
@@ -59,6 +60,7 @@ TESTING := 'hypothesis>=6.100' 'pytest>=8' 'pytest-xdist>=3.5'
 PACKAGES_web := -e '.[web,browser]' $(TESTING)
 PACKAGES_torch := 'torch==2.13.0' 'transformers>=5,<6' -e . $(TESTING)
 PACKAGES_engines := -e '.[dask,parquet,ray,slurm]' $(TESTING)
+PACKAGES_mcp := -e '.[mcp]' $(TESTING)
 PACKAGES_docs := -e '.[docs]'
 
 .venv-%/.installed: pyproject.toml
@@ -71,6 +73,9 @@ test-web: .venv-web/.installed
 
 test-torch: .venv-torch/.installed
 	.venv-torch/bin/python -m pytest tests/pytorch
+
+test-mcp: .venv-mcp/.installed
+	.venv-mcp/bin/python -m pytest tests/agents
 
 test-engines: .venv-engines/.installed
 	.venv-engines/bin/python -m pytest tests/sweep/test_engines.py tests/outputs/test_rows.py

@@ -42,6 +42,7 @@ def test_every_type_of_a_public_signature_is_exported() -> None:
         "Mapping",
         "Sequence",
         "Iterable",
+        "Iterator",
         "Path",
         "PathLike",
         "Unpack",

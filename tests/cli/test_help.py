@@ -12,7 +12,7 @@ from tests.shared import ROOT
 
 PAGES = {verb.name: verb for verb in VERBS if verb.page}
 # Those that need what a test has not: a GPU, recorded runs, results of others, or a long while.
-ELSEWHERE = ("profile", "replay", "compare", "search", "validate", "capture", "record", "run", "watch")
+ELSEWHERE = ("profile", "replay", "compare", "search", "validate", "capture", "record", "run", "watch", "mcp")
 
 
 @pytest.mark.parametrize("verb", PAGES)

@@ -107,6 +107,11 @@ list: list known formats, GPUs, clusters, models, frameworks and failure profile
     Lists the known formats, GPUs, clusters, models, frameworks and failure profiles.
     $ list gpus
     $ list models --json
+mcp: answer agents over the Model Context Protocol [mcp]
+    Offers predict, search, plan, analyze, collective and list as tools to coding agents, over standard streams. Tools
+    read files below one folder alone, write none, and reach no network.
+    $ mcp
+    $ mcp --folder runs
 serve: start the local app: forms, live answers, trace analysis
 demo: a first look at the shipped examples [tutorial]
     Reads the shipped examples, forecasts one of them and writes traces and pages to open.
