@@ -327,12 +327,13 @@ def test_the_demo_ends_with_a_page_that_links_the_others(folder: Path, capsys: p
 def test_pages_begin_with_what_the_report_begins_with(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Model, cluster, framework, layout, batch, version and command, word for word."""
+    """Model, cluster, framework, layout and batch, word for word; the command is at the end, to be copied."""
     page = tmp_path / "page.html"
     _, out, _ = run(capsys, *words, "--html", str(page))
     shown = page.read_text()
     head = re.sub(r"\n +", " ", out.split("\n\n")[0]).splitlines()
     assert len(head) >= 4
+    assert head.pop().startswith("stepcast 0.")
     begin = shown.index('class="asked"')
     assert begin < shown.index('class="answer"')
     asked = shown[begin : shown.index("</dl>", begin)]
@@ -346,6 +347,6 @@ def test_every_page_names_version_and_command(tmp_path: Path, capsys: pytest.Cap
     page = tmp_path / "page.html"
     run(capsys, "analyze", MEGATRON, "--html", str(page))
     shown = page.read_text()
-    asked = shown[shown.index('class="asked"') :]
-    assert "analyze" in asked[: asked.index("</dl>")]
-    assert "stepcast 0." in asked[: asked.index("</dl>")]
+    end = shown[shown.index("The command that made this page") :]
+    assert "stepcast analyze" in end[: end.index("</pre>")]
+    assert "stepcast 0." in end[end.index("<footer") :]

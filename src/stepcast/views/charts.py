@@ -60,7 +60,7 @@ def _bar(row: BarRow, most: float) -> Markup:
     return tag(
         "li",
         tag("span", row.label, class_="label"),
-        tag("svg", pieces, marks, class_="bar", width="100%", height=BAR_HEIGHT, aria_hidden="true"),
+        tag("svg", pieces, marks, class_="strip", width="100%", height=BAR_HEIGHT, aria_hidden="true"),
         tag("span", row.value, class_="value"),
         class_="strong" if row.strong else None,
     )
@@ -139,9 +139,10 @@ class ChartFrame:
     def _ticks(self, axis: Axis) -> list[float]:
         if not self.log:
             return nice_ticks(axis.low, axis.high, 5)
-        first, last = math.ceil(math.log10(axis.low) - 1e-9), math.floor(math.log10(axis.high) + 1e-9)
-        every = max(1, (last - first) // 5)
-        powers = [10.0**power for power in range(first, last + 1, every)]
+        scale = math.log10(axis.base)
+        first, last = (math.ceil(math.log10(axis.low) / scale - 1e-9), math.floor(math.log10(axis.high) / scale + 1e-9))
+        every = max(1, (last - first) // 5) if axis.base == 10 else 10 if last - first > 25 else 5
+        powers = [float(axis.base) ** power for power in range(-(-first // every) * every, last + 1, every)]
         return powers if len(powers) > 1 else nice_ticks(axis.low, axis.high, 4)
 
     def draw(self, *marks: Child, label: str, key: str | None = None) -> Markup:

@@ -22,7 +22,7 @@ def compare_view(
     stages: list[RowFacts] = [
         {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
     ]
-    differing = [(row["name"], row["predicted"], row["measured"]) for row in facts["differences"]]
+    differing = [(row["name"].replace("_", " "), row["predicted"], row["measured"]) for row in facts["differences"]]
     parts: list[RowFacts] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
     return ui.View(
         f"{format_seconds(facts['step_s'])} vs {format_seconds(facts['measured_step_s'])}",

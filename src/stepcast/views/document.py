@@ -100,11 +100,11 @@ def body_of(page: Page) -> Markup:
 
 def _asked(page: Page) -> Markup | None:
     """Return the question at the head of the page, as text and JSON begin with it."""
-    made = {"command": page.about.command, "version": page.about.version}
-    told = asked_pairs({**page.facts, **made} if page.about.command else page.facts)
-    if not told:
+    # The command is at the end of the page, with a button that copies it.
+    pairs = asked_pairs({name: value for name, value in page.facts.items() if name != "command"})
+    if not pairs:
         return None
-    listed = [tag("div", tag("dt", name), tag("dd", text(str(value), 4000))) for name, value in told]
+    listed = [tag("div", tag("dt", name), tag("dd", text(str(value), 4000))) for name, value in pairs]
     return tag("dl", listed, class_="asked", aria_label="What was asked")
 
 

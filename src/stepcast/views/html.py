@@ -19,6 +19,7 @@ CELL_HEIGHT = 16
 SHADES = 10
 MOST_BARS, MOST_TIMES = 64, 32
 LONG_VALUE = 48
+MOST_ROWS = 40  # of a table; longer ones scroll
 NOTEBOOK_HEIGHT = 720
 NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 
@@ -141,16 +142,17 @@ def _table(part: ui.Table) -> Markup | None:
     caption = part.caption or part.title
     table = tag(
         "table",
-        tag("caption", caption),
+        tag("caption", caption) if part.caption else None,
         tag("thead", tag("tr", head)),
         tag("tbody", body),
         class_="sortable" if part.sortable else None,
     )
-    return _scrollable(table, caption)
+    return _scrollable(table, caption, len(body) > MOST_ROWS)
 
 
-def _scrollable(table: Markup, label: str) -> Markup:
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+def _scrollable(table: Markup, label: str, is_tall: bool = False) -> Markup:
+    kinds = "scroll tall" if is_tall else "scroll"
+    return tag("div", table, class_=kinds, tabindex="0", role="region", aria_label=label)
 
 
 def _is_number(text: str) -> bool:
@@ -206,7 +208,7 @@ def _pairs(part: ui.PairTable) -> Markup | None:
     shown = part.rows[: part.most_bars]
     bars = []
     for row in shown:
-        value = (_minus(row.difference), tag("small", _minus(row.note)))
+        value = (_minus(row.difference), tag("small", _minus(row.note)) if row.note != "-" else None)
         sides = zip(("first", "second"), part.sides, (row.first, row.second), (row.name, ""), (value, ""), strict=True)
         for kind, side, seconds, label, text in sides:
             piece = BarPiece(kind, 0, seconds, f"{row.name}, {side}: {format_seconds(seconds)}")
@@ -276,7 +278,7 @@ def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
                 data_tip=f"{name}, {times[0]} to {times[1]}: {format_percent(largest)} used",
             )
         )
-    row = tag("svg", cells, class_="bar", width="100%", height=CELL_HEIGHT, aria_hidden="true")
+    row = tag("svg", cells, class_="strip", width="100%", height=CELL_HEIGHT, aria_hidden="true")
     mean = format_percent(sum(shares) / len(shares))
     return tag("li", tag("span", name, class_="label"), row, tag("span", mean, class_="value"))
 

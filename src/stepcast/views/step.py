@@ -96,9 +96,9 @@ def step_view(
             _critical_path(facts),
             _jitter(facts.get("jitter")),
             ui.FactList(
-                "Question and sources",
-                _run_pairs(facts),
-                lead="Sources of the cost estimates: the least certain of each kind, from measured to roofline.",
+                "Sources",
+                _source_pairs(facts),
+                lead="The least certain source of each kind of cost, from measured to roofline.",
                 shown=ui.Shown.PAGE,
             ),
             ui.timeline_chart(timeline),
@@ -406,10 +406,10 @@ def _critical_path(facts: Facts) -> ui.Table | None:
     return ui.plain_table("Critical path", ("on the critical path", "count", "time", "share"), rows)
 
 
-def _run_pairs(facts: Facts) -> list[tuple[str, str]]:
-    pairs = plain_pairs(facts["run"])
-    sources = ", ".join(f"{kind}: {source}" for kind, source in facts["sources"].items())
-    return [*pairs, ("prices", sources)] if sources else pairs
+def _source_pairs(facts: Facts) -> list[tuple[str, str]]:
+    """Return the source of each kind of cost; the run itself only where the head of the page does not state it."""
+    run = [] if facts.get("model") or facts.get("workload") else plain_pairs(facts["run"])
+    return [*run, *facts["sources"].items()]
 
 
 def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:

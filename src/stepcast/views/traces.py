@@ -390,7 +390,7 @@ def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:
     ]
     return ui.Scatter(
         "Bandwidth by size",
-        ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size"),
+        ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size", 2),
         ui.Axis(min(rates) / 2, max(rates) * 2, format_rate, "bus bandwidth"),
         [*lines, *dots],
         "Bus bandwidth by size",

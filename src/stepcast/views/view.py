@@ -314,12 +314,13 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis of a scatter plot."""
+    """An axis of a scatter plot; with a logarithmic scale its ticks are powers of *base*."""
 
     low: float
     high: float
     show: Show
     title: str
+    base: int = 10
 
 
 @dataclass(frozen=True, slots=True)

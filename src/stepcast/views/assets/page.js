@@ -157,7 +157,7 @@
       canvas.style.height = `${height}px`;
       canvas.width = Math.round(width * scale); canvas.height = Math.round(height * scale);
       paint.setTransform(scale, 0, 0, scale, 0, 0);
-      label = width < 560 ? 58 : 128;
+      label = width < 560 ? 74 : 136;
       down = Math.max(0, Math.min(down, all - height));
       const css = getComputedStyle(root);
       for (const name of ["ink", "soft", "line", "grid", "card", "back", "accent", "slice-ink"]) style[name] = css.getPropertyValue(`--${name}`).trim();
@@ -228,11 +228,21 @@
         paint.fillStyle = line.title ? style.ink : style.soft; paint.font = line.title ? "600 12px system-ui, sans-serif" : "11px system-ui, sans-serif";
         const mark = line.title ? (line.folded ? "\u25b8 " : "\u25be ") : "  ";
         const words = line.title && line.name && !line.folded && label > 80 ? `${line.title} ${line.name}` : line.title || line.name || "";
-        paint.fillText(mark + words.slice(0, (label - 18) / 6 | 0), 4, y + line.height / 2 + 4);
+        paint.fillText(fitted(mark + words, label - 8), 4, y + line.height / 2 + 4);
       }
       paint.font = "11px system-ui, sans-serif";
       paint.restore();
       drawAxis();
+    };
+    // A tick in the unit of the largest one, with as many digits as tell neighbours apart.
+    const inUnit = (value, step, largest) => {
+      const [size, unit] = [[60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([each]) => largest >= each) || [1e-9, "ns"];
+      return `${(value / size).toFixed(Math.max(0, Math.min(9, -Math.floor(Math.log10(step / size) + 1e-9))))} ${unit}`;
+    };
+    const fitted = (words, room) => {
+      let length = words.length;
+      while (length > 1 && paint.measureText(words.slice(0, length)).width > room) length--;
+      return length < words.length ? `${words.slice(0, length - 1)}\u2026` : words;
     };
     const drawAxis = () => {
       paint.fillStyle = style.card; paint.fillRect(0, 0, width, TOP - 2);
@@ -243,7 +253,8 @@
       for (let at = Math.ceil(begins / step) * step; at <= begins + shown; at += step) {
         const x = toX(at / data.tick_s);
         paint.moveTo(x, TOP - 6); paint.lineTo(x, height);
-        paint.fillText(seconds(Math.abs(at) < step / 1e6 ? 0 : at), Math.min(x + 3, width - 50), TOP - 10);
+        const words = inUnit(Math.abs(at) < step / 1e6 ? 0 : at, step, begins + shown), wide = paint.measureText(words).width;
+        if (x + 3 + wide <= width) paint.fillText(words, x + 3, TOP - 10);
       }
       paint.globalAlpha = .55; paint.stroke(); paint.globalAlpha = 1;
       // Where in the whole this is.
