@@ -4,13 +4,14 @@ from itertools import product
 
 import pytest
 
-from stepcast.forecast import prediction as prediction_module
 from stepcast.forecast.predict import predict
+from stepcast.forecast.prediction import PreparedStep
 from stepcast.hardware import load_cluster
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import Overlap, ScheduleKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
+from stepcast.simulation import steady
 from stepcast.simulation.steady import PERIODS
 
 MODEL = load_model("llama-3.2-1b").with_layers(8)
@@ -46,11 +47,13 @@ def test_a_long_step_is_as_if_written_out(
     schedule: ScheduleKind, sharding: Sharding, transfers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = strategy(schedule, 2048, sharding, transfers)
-    whole = predict(MODEL, CLUSTER, chosen)
-    assert whole.steady is None
-    monkeypatch.setattr(prediction_module, "LONG", 64)
+    monkeypatch.setattr(steady, "LONG", 64)
     short = predict(MODEL, CLUSTER, chosen)
     assert short.steady is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(PreparedStep, "steady", None)
+        whole = predict(MODEL, CLUSTER, chosen)
+        _ = whole.report
     assert short.steady.short[0].schedule.micro_batches < 1024
     assert short.step_s == whole.step_s
     assert short.run.makespan_s == whole.step_s

@@ -228,20 +228,24 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
 def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
     """Return the step with every price at the low and at the high end of its range."""
     steady, pricer = prediction.steady, prediction.pricer
-
-    def run_ends(step: Step) -> tuple[float, float]:
-        ends = (replace(step.prices, seconds=seconds) for seconds in (pricer.low_s, pricer.high_s))
-        low_s, high_s = makespans_s(step.program, np.stack([step.program.price_costs(end) for end in ends])).tolist()
-        return low_s, high_s
-
     if steady:
-        short, longer = run_ends(steady.short[0]), run_ends(steady.longer[0])
-        return steady.extend(short[0], longer[0]), steady.extend(short[1], longer[1])
-    low_s, high_s = run_ends(prediction.step)
+        step = steady.short[0]
+        ends = [steady.pair.run(step.program.price_costs(prices)) for prices in _price_ends(step, pricer)]
+        if all(end.end_s is not None for end in ends) or prediction.source.is_long:
+            low_s, high_s = (steady.extend(end.short.makespan_s, end.longer.makespan_s) for end in ends)
+            return low_s, high_s
+    step = prediction.step
+    prices = [step.program.price_costs(prices) for prices in _price_ends(step, pricer)]
+    low_s, high_s = makespans_s(step.program, np.stack(prices)).tolist()
     if prediction.fluid:  # sharing adds the same to both
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
         return low_s * slowed, high_s * slowed
     return low_s, high_s
+
+
+def _price_ends(step: Step, pricer: Pricer) -> list[Prices]:
+    """Return the prices at the low and at the high end of their ranges."""
+    return [replace(step.prices, seconds=seconds) for seconds in (pricer.low_s, pricer.high_s)]
 
 
 def _check_body(workload: Workload, options: Options) -> list[str]:
@@ -276,12 +280,16 @@ class PreparedStep:
     conditions: Conditions
     alone: frozenset[Group]  # groups of one rank
 
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """Return *schedule* with its slots in pairs where micro-batches are interleaved."""
+        pairs = self.options.pairs and not isinstance(self.options.schedule, Schedule)
+        return pair_slots(schedule) if pairs else schedule
+
     def build(self, schedule: Schedule) -> Step:
         options = self.options
-        pairs = options.pairs and not isinstance(options.schedule, Schedule)
         return build_step(
             self.workload,
-            pair_slots(schedule) if pairs else schedule,
+            schedule,
             self.prices,
             self.message,
             body=options.body,
@@ -294,7 +302,7 @@ class PreparedStep:
     def step(self) -> Step:
         """The step with every slot."""
         schedule = self.schedule
-        return self.build(schedule if isinstance(schedule, Schedule) else write_schedule(*schedule))
+        return self.build(self.arrange(schedule if isinstance(schedule, Schedule) else write_schedule(*schedule)))
 
     @cached_property
     def run(self) -> Run:
@@ -308,27 +316,26 @@ class PreparedStep:
         return None if isinstance(self.schedule, Schedule) or varies or not is_fast else self.schedule
 
     @cached_property
-    def steady(self) -> SteadyStep | None:
-        """A short step in place of one of very many micro-batches, for its time and its report."""
+    def is_long(self) -> bool:
+        """Whether the step has too many slots to be run one by one."""
         size = self._periodic_size
+        return size is not None and count_slots(*size[1:]) > LONG and self.steady is not None
 
-        def run_schedule(schedule: Schedule) -> tuple[Step, Run]:
-            step = self.build(schedule)
-            return step, simulate(step.program, step.seconds)
-
-        return find_steady_step(*size, run_schedule) if size and count_slots(*size[1:]) > LONG else None
+    @cached_property
+    def steady(self) -> SteadyStep | None:
+        """A short step in place of one of many micro-batches, for its time and its report."""
+        size = self._periodic_size
+        return find_steady_step(*size, self.build, self.arrange) if size else None
 
     @cached_property
     def pair(self) -> tuple[Step, ProgramPair] | None:
-        """A shorter step that may settle when one of many micro-batches ends."""
+        """A shorter step that may settle when this one ends, for runs together with others."""
         size = self._periodic_size
-        if size is None or self.options.pairs or self.steady is not None:
-            return None
-        schedules = shorten_schedule(*size)
+        schedules = shorten_schedule(*size) if size and not self.options.pairs else None
         if schedules is None:
             return None
         step = self.build(schedules.short)
-        pair = pair_programs(step.program, schedules)
+        pair = None if step.has_lead else pair_programs(step.program, schedules)
         return (step, pair) if pair else None
 
     @cached_property
@@ -347,6 +354,7 @@ class PickledStep:
     """A step that was run before its prediction was pickled; one of very many micro-batches has no tasks."""
 
     result: tuple[Step, Run] | None
+    is_long: bool = False
     steady: None = None
     pair: None = None
     fluid: None = None
@@ -409,7 +417,7 @@ class Prediction:
             known["times"] = self.times
         names = ("workload", "cluster", "pricer", "options", "place", "assumptions", "memory", "band")
         fields = {name: getattr(self, name) for name in names}
-        return _unpickle, (None if self.steady else (self.step, self.run), fields, known)
+        return _unpickle, (None if self.source.is_long else (self.step, self.run), fields, known)
 
     @property
     def step(self) -> Step:
@@ -433,16 +441,18 @@ class Prediction:
 
     def price(self) -> None:
         """Build and price what ``simulate_together`` runs: what cannot be priced fails now."""
-        if self.steady is None:
-            _ = self.pair[0].seconds if self.pair else self.step.seconds
+        if self.pair:
+            _ = self.pair[0].seconds
+        elif self.steady is None:
+            _ = self.step.seconds
 
     @cached_property
     def simulated_s(self) -> float:
-        if self.steady:
-            return self.steady.makespan_s
+        if self.end_s is not None:
+            return self.end_s
         if self.fluid:
             return self.fluid.run.makespan_s
-        return self.run.makespan_s if self.end_s is None else self.end_s
+        return self.steady.makespan_s if self.steady else self.run.makespan_s
 
     @property
     def step_s(self) -> float:
@@ -529,7 +539,7 @@ class Prediction:
     @property
     def drawn(self) -> Timeline | None:
         """The timeline; None of so many tasks that nobody could look through them."""
-        if self.steady:
+        if self.source.is_long:
             return None
         try:
             return None if self.step.program.written_out.tasks > MOST_DRAWN else self.timeline

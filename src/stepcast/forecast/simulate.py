@@ -28,6 +28,7 @@ from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_together
 from stepcast.simulation.program import Program
 from stepcast.simulation.segments import ProgramError
+from stepcast.simulation.steady import EXACT_S
 
 
 def simulate(
@@ -103,6 +104,7 @@ def simulate_together(predictions: Sequence[Prediction]) -> Sequence[Prediction]
     for prediction, index in zip(predictions, first, strict=True):
         if prediction.pair:
             end_s = prediction.pair[1].end_s(ends_s[index], ends_s[index + 1], shifts_s.get(index + 1))
+            end_s = end_s if end_s is None or end_s < EXACT_S else None
             simulated.append(replace(prediction, end_s=end_s))
         else:
             simulated.append(prediction if prediction.steady else replace(prediction, end_s=ends_s[index]))

@@ -4,15 +4,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import chain
 
 import numpy as np
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.options import TooManySlotsError
-from stepcast.forecast.predict import predict
+from stepcast.forecast.predict import predict_many
+from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.strategy import Strategy
 from stepcast.searching.bounds import BoundedCandidates
 from stepcast.searching.crew import WorkerPool
 from stepcast.searching.result import (
@@ -144,7 +147,7 @@ class CandidateTrial:
     took_s: float = 0.0
 
 
-TrialPool = WorkerPool[tuple[int, float], CandidateTrial]
+TrialPool = WorkerPool[tuple[list[int], float], list[CandidateTrial]]
 
 
 class SearchTimeoutError(Exception):
@@ -258,9 +261,11 @@ class _SearchRun:
 
     def _simulate(self, pool: TrialPool, numbers: Sequence[int]) -> None:
         """Try those of *numbers* that were not tried yet."""
+        asked, share = [number for number in numbers if number not in self.tried], -(-ROUND // pool.workers)
+        shares = [asked[start : start + share] for start in range(0, len(asked), share)]
         worst = self._worst()
-        asked = [(number, worst) for number in numbers if number not in self.tried]
-        for (number, _), trial in zip(asked, pool.answers(asked), strict=True):
+        trials = chain.from_iterable(pool.answers([(part, worst) for part in shares]))
+        for number, trial in zip(asked, trials, strict=True):
             self.left -= 1
             self.tried.add(number)
             self.pending = self.pending[1:]
@@ -277,25 +282,45 @@ class _SearchRun:
                 self.pruned += 1
             self._tick()
 
-    def _attempt(self, asked: tuple[int, float]) -> CandidateTrial:
-        number, worst = asked
+    def _attempt(self, asked: tuple[list[int], float]) -> list[CandidateTrial]:
+        numbers, worst = asked
         began = time.monotonic()
-        return replace(self._try(number, worst, self.capacity), took_s=time.monotonic() - began)
+        trials = self._try(numbers, worst, self.capacity)
+        took_s = (time.monotonic() - began) / len(numbers)
+        return [replace(trial, took_s=took_s) for trial in trials]
 
-    def _try(self, number: int, worst: float, capacity: float) -> CandidateTrial:
-        """Predict one candidate, which is of use if its score is below *worst*."""
-        part, row = self.space.place(number)
-        strategy = part.space.strategy(row)
-        stages = memory(part.space.model, strategy, self.cluster.gpu, part.framework)
-        largest = max(stage.total for stage in stages)
-        if largest > capacity or (self.objective_name == "memory" and largest > worst):
-            return CandidateTrial(largest)  # known without a simulation
+    def _try(self, numbers: Sequence[int], worst: float, capacity: float) -> list[CandidateTrial]:
+        """Predict some candidates together, each of which is of use if its score is below *worst*."""
+        trials: dict[int, CandidateTrial] = {}
+        groups: dict[int, list[tuple[int, Strategy]]] = {}
+        for number in numbers:
+            part, row = self.space.place(number)
+            strategy = part.space.strategy(row)
+            stages = memory(part.space.model, strategy, self.cluster.gpu, part.framework)
+            largest = max(stage.total for stage in stages)
+            trials[number] = CandidateTrial(largest)
+            if largest <= capacity and not (self.objective_name == "memory" and largest > worst):
+                groups.setdefault(int(self.space.part[number]), []).append((number, strategy))
+        for which, group in groups.items():
+            part = self.space.parts[which]
+            predictions = self._predict(part, [strategy for _, strategy in group])
+            for (number, strategy), prediction in zip(group, predictions, strict=True):
+                largest = trials[number].memory_bytes
+                if prediction is None:
+                    trials[number] = CandidateTrial(largest, refused=True)
+                    continue
+                score = self.objective.score(ScoredPrediction(prediction, largest, strategy.layout.gpus))
+                trials[number] = CandidateTrial(largest, prediction.step_s, score)
+        return [trials[number] for number in numbers]
+
+    def _predict(self, part: SpacePart, strategies: Sequence[Strategy]) -> list[Prediction | None]:
+        """Return a prediction for each strategy; None of those with more slots than are simulated one by one."""
         try:
-            prediction = predict(part.space.model, self.cluster, strategy, part.framework)
+            return [*predict_many(part.space.model, self.cluster, strategies, part.framework)]
         except TooManySlotsError:
-            return CandidateTrial(largest, refused=True)
-        score = self.objective.score(ScoredPrediction(prediction, largest, strategy.layout.gpus))
-        return CandidateTrial(largest, prediction.step_s, score)
+            if len(strategies) == 1:
+                return [None]
+            return [prediction for strategy in strategies for prediction in self._predict(part, [strategy])]
 
     def _candidate(self, number: int, trial: CandidateTrial) -> SimulatedCandidate:
         assert trial.step_s is not None
@@ -376,7 +401,7 @@ class _SearchRun:
             if not len(indices):
                 break
             number = int(numbers[indices[0]])
-            trial = self._try(number, np.inf, capacity)
+            trial = self._try([number], np.inf, capacity)[0]
             self._tick()
             if trial.step_s is not None:
                 candidate = self._candidate(number, trial)

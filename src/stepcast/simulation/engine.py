@@ -24,6 +24,7 @@ class Run:
 
     program: Program
     seconds: FloatArray  # the price of each of the program's costs
+    maps: FloatArray  # columns x chains x rows: the matrix of every chain
     plan: CallPlan
     left_s: FloatArray  # what the calls leave behind, in the order of the plan
     makespan_s: float
@@ -46,10 +47,17 @@ def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
     """
     prices = program.price_costs() if seconds is None else seconds
     fold = program.fold
-    maps = fold.maps(prices[program.op_costs])
+    maps = np.ascontiguousarray(fold.maps(prices[program.op_costs]).transpose(1, 2, 0))
     plan = program.table.plan(fold.read, fold.chain_outputs)
-    left_s = plan.sweep(np.ascontiguousarray(maps.transpose(1, 2, 0)), program.chain_of[program.segment])
-    return Run(program, prices, plan, left_s, float(left_s.max(initial=0.0)))
+    left_s = plan.sweep(maps, program.chain_of[program.segment])
+    return Run(program, prices, maps, plan, left_s, float(left_s.max(initial=0.0)))
+
+
+def shift_s_of(run: Run, watched: IntArray, slack_s: float = 0.0) -> float:
+    """Return the shift of the *watched* calls of one run, as ``makespans_together`` does of many."""
+    chain = run.program.chain_of[run.program.segment][run.plan.order[watched[0]]]
+    first, second = run.left_s[1 + watched]
+    return _shift_s(first, second, run.maps[:, chain], run.program.fold.read, slack_s)
 
 
 def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
@@ -187,16 +195,16 @@ def _makespans_s(
     return ends_s, shifts_s
 
 
-def _shift_s(first: FloatArray, second: FloatArray, maps: FloatArray, lanes: int) -> float:
+def _shift_s(first: FloatArray, second: FloatArray, maps: FloatArray, lanes: int, slack_s: float = 0.0) -> float:
     """Return by how much later the calls of the *second* of two periods leave everything than those of the *first*,
-    whose matrices are *maps*; 0 if that is not one number. A lane that a call does not touch may stay where it is: if
-    it does, it did for all calls of its rank.
+    whose matrices are *maps*; 0 if that is not one number but for *slack_s*. A lane that a call does not touch may stay
+    where it is: if it does, it did for all calls of its rank.
     """
     untouched = np.full((len(maps), lanes), -np.inf)
     untouched[np.arange(lanes), np.arange(lanes)] = 0.0
     stays = (maps[:, :, :lanes] == untouched[:, None]).all(axis=0)
     shift_s = float(second[0, 0] - first[0, 0])
-    moves = second == first + shift_s
+    moves = np.abs(second - (first + shift_s)) <= slack_s if slack_s else second == first + shift_s
     moves[:, :lanes] |= stays & (second == first)[:, :lanes]
     return shift_s if shift_s > 0 and moves.all() else 0.0
 

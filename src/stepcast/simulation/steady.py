@@ -1,23 +1,27 @@
 """Steps of many micro-batches, computed from a short pipeline and what each additional period of it adds.
 
 In (max, +) a pipeline that repeats itself settles: from some period on, every time in it is that of the period before
-plus the same number. Once two periods in a row differ by one number alone, all later ones do, because what does not
-move with them only falls behind. So a short run proves what a long one takes.
+plus the same number. The last two periods of a short run before its pipeline drains are compared. Where everything that
+the calls of the second leave is later by one number than what those of the first left, so are all periods that could
+follow: a call of a further period waits for calls of its own and of the one before, as those did. A lane that no call
+of a period touches only falls behind; that no such lane decides the end is seen from a second run that is one period
+shorter and ends earlier by the same number. All of it is exact: prices are whole numbers of ticks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from stepcast.ir.arrays import IntArray
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.simulation.breakdown import StageTime, stage_times
-from stepcast.simulation.engine import Run
+from stepcast.simulation.engine import Run, shift_s_of, simulate
 from stepcast.simulation.pipeline import reschedule
 from stepcast.simulation.program import TICK_S, CallTable, Program
 from stepcast.simulation.schedule import Schedule
@@ -25,20 +29,20 @@ from stepcast.simulation.schedules import group_size, interleaved, kind_named, m
 from stepcast.simulation.step import Step
 
 LONG = 2**17
-"""Slots of all stages from which on a steady step replaces the whole one; fewer are soon run one by one."""
+"""Slots of all stages from which on a step is extended even where sums of its ticks are rounded."""
+MOST_SHORT = 2**17
+"""The most slots of all stages of a short run."""
 MOST = SLOTS.most
 """The most slots of all stages that are run one by one: some seconds and 500 MB."""
 FEWEST_SLOTS = 2**11
 """Slots of all stages below which running all of them takes no longer than two shorter schedules."""
-PERIODS_COMPARED = 4
-"""Periods in a row that must differ by one number; no call may wait for one of longer ago."""
 EXACT_S = 2.0**53 * TICK_S
 """Sums of ticks are exact up to here."""
 ROUNDED = 4096
 """Units in the last place that rounded sums may be off: below a nanosecond in a step of an hour."""
 FILL_MICRO_BATCHES, FILL_GROUPS = 8, 6
-"""Micro-batches beyond the number of stages after which 1F1B and the like have settled, and groups of micro-batches
-after which interleaved schedules have. If they have not, all micro-batches are run."""
+"""Micro-batches beyond those that fill the stages after which most pipelines have settled, and groups of micro-batches
+after which interleaved ones have."""
 PERIODS: dict[ScheduleKind, Callable[[int, int], int]] = {
     ScheduleKind.ONE_F_ONE_B: lambda stages, micro_batches: 1,
     ScheduleKind.INTERLEAVED: group_size,
@@ -54,14 +58,131 @@ def count_slots(stages: int, micro_batches: int, chunks: int) -> int:
     return 2 * stages * micro_batches * chunks
 
 
-def periodic_schedule(kind: ScheduleKind, stages: int, micro_batches: int, chunks: int, period: int) -> Schedule:
-    """Make the schedule that repeats itself after *period* micro-batches."""
-    if kind is ScheduleKind.INTERLEAVED:
-        return interleaved(stages, micro_batches, chunks, period)
-    return make_schedule(kind, stages, micro_batches, chunks)
+class ShortSchedules(NamedTuple):
+    """Two schedules in place of a long one, and by how many periods the short one is shorter than that."""
+
+    short: Schedule
+    longer: Schedule
+    periods: int
+
+    @property
+    def period(self) -> int:
+        return self.longer.micro_batches - self.short.micro_batches
 
 
-def first_calls(table: CallTable, micro_batch: int) -> IntArray:
+@lru_cache(maxsize=1024)
+def shorten_schedule(
+    name: str, stages: int, micro_batches: int, chunks: int, least: int = 0, repeats: int = 1
+) -> ShortSchedules | None:
+    """Return two shorter schedules, *repeats* periods apart, of which the longer has at *least* so many micro-batches;
+    None where nothing is gained.
+    """
+    kind = kind_named(name)
+    if kind not in PERIODS or count_slots(stages, micro_batches, chunks) < FEWEST_SLOTS:
+        return None
+    group = PERIODS[kind](stages, micro_batches)
+    # ZB-H2 and ZB-V run up to twice the number of stages ahead.
+    ahead = 1 if kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1) else 2
+    least = max(least, ahead * stages + FILL_MICRO_BATCHES if group == 1 else FILL_GROUPS * group)
+    period = repeats * group
+    longer = least + (micro_batches - least) % period
+    short = longer - period
+    if 4 * (short + longer) > 3 * micro_batches or count_slots(stages, longer, chunks) > MOST:
+        return None
+
+    def make(size: int) -> Schedule:
+        if kind is ScheduleKind.INTERLEAVED:
+            return interleaved(stages, size, chunks, group)
+        return make_schedule(kind, stages, size, chunks)
+
+    return ShortSchedules(make(short), make(longer), (micro_batches - short) // period)
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramPair:
+    """The program of a short step in place of a long one, and the same with one period more."""
+
+    short: Program
+    longer: Program
+    periods: int
+    watched: IntArray  # 2 x calls: the places of the calls of two periods of the longer one, in its order
+
+    def end_s(self, short_s: float, longer_s: float, shift_s: float | None) -> float | None:
+        """Return when the long step ends, from the ends of these and the shift of the second period; None where it
+        does not follow.
+        """
+        if not shift_s or abs(longer_s - short_s - shift_s) > _slack_s(longer_s):
+            return None
+        return short_s + self.periods * (longer_s - short_s)
+
+    def run(self, seconds: FloatArray) -> "PairRun":
+        """Run both with *seconds*, one for each of their costs."""
+        short, longer = (simulate(program, seconds) for program in (self.short, self.longer))
+        shift_s = shift_s_of(longer, self.watched, _slack_s(longer.makespan_s))
+        return PairRun(short, longer, self.end_s(short.makespan_s, longer.makespan_s, shift_s))
+
+
+class PairRun(NamedTuple):
+    """The runs of both programs of a pair, and when the long step ends; None where it does not follow."""
+
+    short: Run
+    longer: Run
+    end_s: float | None
+
+
+def _slack_s(end_s: float) -> float:
+    """Return by how much times that should be equal may differ: beyond EXACT_S thousands of sums are rounded."""
+    return 0.0 if end_s < EXACT_S else ROUNDED * float(np.spacing(end_s))
+
+
+def pair_programs(short: Program, schedules: ShortSchedules) -> ProgramPair | None:
+    """Return the pair for the program of the short schedule; None where periods do not repeat themselves."""
+    table = reschedule(short.table, schedules.longer)
+    if table is None:
+        return None
+    known = _WATCHED.setdefault(table, {})
+    if schedules.period not in known:
+        # Calls that post the receive of the next one differ before the last micro-batch.
+        last = schedules.longer.micro_batches - 1
+        watched = _watch_periods(table, last, schedules.period)
+        known[schedules.period] = _watch_periods(table, last - 1, schedules.period) if watched is None else watched
+    watched = known[schedules.period]
+    return None if watched is None else ProgramPair(short, short.with_table(table), schedules.periods, watched)
+
+
+_WATCHED: WeakKeyDictionary[CallTable, dict[int, IntArray | None]] = WeakKeyDictionary()
+
+
+def _watch_periods(table: CallTable, end: int, period: int) -> IntArray | None:
+    """Return the places of the calls of the last two periods before micro-batch *end* begins; None unless the second
+    repeats the first and waits for calls of these two alone.
+    """
+    first = end - 2 * period
+    if first < 0:
+        return None
+    starts = np.stack([_first_calls(table, first + number * period) for number in range(3)])
+    lengths = starts[1] - starts[0]
+    if not lengths.any() or (starts[2] - starts[1] != lengths).any():
+        return None
+    rank = np.repeat(np.arange(len(lengths)), lengths)
+    within = np.arange(lengths.sum()) - (np.cumsum(lengths) - lengths)[rank]
+    one, two = starts[:-1, rank] + within
+    source = table.source_call[one]
+    moved = np.where(source >= 0, source + lengths[table.rank[source]], -1)
+    repeats = (table.segment[one] == table.segment[two]).all() and (
+        table.source_port[one] == table.source_port[two]
+    ).all()
+    if not repeats or (table.source_call[two] != moved).any():
+        return None
+    if ((moved >= 0) & (moved < starts[0][table.rank[moved]])).any():
+        return None
+    place = np.empty(table.calls, np.int64)
+    place[table.order.calls] = np.arange(table.calls)
+    watched: IntArray = place[np.stack([one, two])]
+    return watched
+
+
+def _first_calls(table: CallTable, micro_batch: int) -> IntArray:
     """Return for each rank a first call, so that no call before these waits for one after them or belongs to
     *micro_batch* or a later one.
     """
@@ -79,47 +200,17 @@ def first_calls(table: CallTable, micro_batch: int) -> IntArray:
         np.minimum.at(first, rank[early], waits[early])
 
 
-class _PeriodCalls(NamedTuple):
-    """The calls of some periods in a row."""
-
-    start: IntArray  # for each rank the first call
-    lengths: IntArray  # for each rank the calls of a period
-    calls: IntArray  # periods x calls
-
-
-def _find_periods(table: CallTable, first: int, period: int, count: int) -> _PeriodCalls | None:
-    """Return the calls of *count* periods from micro-batch *first* on; None if they differ in length."""
-    starts = np.stack([first_calls(table, first + number * period) for number in range(count + 1)])
-    lengths = starts[1] - starts[0]
-    if not lengths.any() or (np.diff(starts, axis=0) != lengths).any():
-        return None
-    rank = np.repeat(np.arange(len(lengths)), lengths)
-    within = np.arange(lengths.sum()) - (np.cumsum(lengths) - lengths)[rank]
-    return _PeriodCalls(starts[0], lengths, starts[:-1, rank] + within)
-
-
-def _repeats(table: CallTable, segment: IntArray, periods: _PeriodCalls) -> bool:
-    """Return whether all periods call the same *segment* and wait for the same calls of the periods before them."""
-    calls = periods.calls
-    called, source, port = segment[calls], table.source_call[calls], table.source_port[calls]
-    moved = np.where(source[:-1] >= 0, source[:-1] + periods.lengths[table.rank[source[:-1]]], -1)
-    return bool((called == called[0]).all() and (port == port[0]).all() and (source[1:] == moved).all())
-
-
-# A short step in place of the whole one, from two runs whose periods are compared in full.
-
-
 @dataclass(frozen=True, eq=False)
 class SteadyStep:
     """A short step, one that is a period longer, and how many periods the whole step is longer than it."""
 
     short: tuple[Step, Run]
     longer: tuple[Step, Run]
-    periods: int
+    pair: ProgramPair
 
     def extend(self, short: float, longer: float) -> float:
         """Return the value after all periods of what grows from *short* to *longer* in one period."""
-        return short + self.periods * (longer - short)
+        return short + self.pair.periods * (longer - short)
 
     @property
     def makespan_s(self) -> float:
@@ -131,163 +222,52 @@ class SteadyStep:
 
 
 def find_steady_step(
-    name: str, stages: int, micro_batches: int, chunks: int, run_schedule: Callable[[Schedule], tuple[Step, Run]]
+    name: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int,
+    build: Callable[[Schedule], Step],
+    arrange: Callable[[Schedule], Schedule],
 ) -> SteadyStep | None:
-    """Return the step of so many *micro_batches* from runs of shorter schedules; None if they do not settle soon."""
-    kind = kind_named(name)
-    if kind not in PERIODS:
-        return None
-    group = PERIODS[kind](stages, micro_batches)
+    """Return the step of so many *micro_batches* from runs of shorter schedules, which *arrange* may change and *build*
+    makes a step of; None if they do not settle soon.
 
-    def run_pair(count: int, period: int) -> tuple[int, tuple[Step, Run], tuple[Step, Run]]:
-        first = count + (micro_batches - count) % period
-        sizes = (first, first + period)
-        short, longer = (run_schedule(periodic_schedule(kind, stages, size, chunks, group)) for size in sizes)
-        return first, short, longer
-
-    count = 16 * (stages + group)
-    while 4 * count < micro_batches and count_slots(stages, count, chunks) <= LONG:
-        first, short, longer = run_pair(count, group)
-        period = group * count_repeats(short[1], longer[1], first, group, stages)
-        if period > group:
-            first, short, longer = run_pair(count, period)
-        if period and added_s(short[1], longer[1], first, period) is not None:
-            return SteadyStep(short, longer, (micro_batches - first) // period)
-        count *= 4
+    Steps of more than LONG slots are worth longer runs than others, and periods that are several micro-batches long:
+    what is waited for may go through several stages and back.
+    """
+    is_long = count_slots(stages, micro_batches, chunks) > LONG
+    for plain in _list_shorter(name, stages, micro_batches, chunks, is_long):
+        schedules = ShortSchedules(arrange(plain.short), arrange(plain.longer), plain.periods)
+        step = build(schedules.short)
+        pair = pair_programs(step.program, schedules)
+        steady = _run_pair(step, pair, schedules) if pair else None
+        if steady and (is_long or steady.makespan_s < EXACT_S):
+            return steady
     return None
 
 
-def added_s(short: Run, longer: Run, micro_batches: int, period: int) -> float | None:
-    """Return what each additional *period* adds to a step of so many *micro_batches*; None if it has not settled.
-
-    *longer* is the run of one period more.
-    """
-    added_s = longer.makespan_s - short.makespan_s
-    lengths = np.diff(longer.program.rank_start) - np.diff(short.program.rank_start)
-    shift_s = _shift_s(longer, micro_batches // 2, period, lengths)
-    return added_s if added_s > 0 and shift_s and abs(added_s - shift_s) <= _slack_s(longer) else None
-
-
-def count_repeats(short: Run, longer: Run, micro_batches: int, period: int, most: int) -> int:
-    """Return after how many periods, at *most*, all times are as before but for one number; 0 if after none.
-
-    They are more than one where what is waited for goes through several stages and back.
-    """
-    lengths = np.diff(longer.program.rank_start) - np.diff(short.program.rank_start)
-    for times in range(1, most + 1):
-        if _shift_s(longer, micro_batches // 2, times * period, times * lengths) is not None:
-            return times
-    return 0
+def _list_shorter(name: str, stages: int, micro_batches: int, chunks: int, is_long: bool) -> Iterator[ShortSchedules]:
+    size = (name, stages, micro_batches, chunks)
+    first = shorten_schedule(*size)
+    if first is None:
+        return
+    yield first
+    least = 16 * (stages + first.period)  # as long as it takes where one stage is a little slower than others
+    while is_long and 4 * least < micro_batches and count_slots(stages, least, chunks) <= MOST_SHORT:
+        for repeats in range(1, stages + 1):
+            schedules = shorten_schedule(*size, least, repeats)
+            if schedules:
+                yield schedules
+        least *= 4
 
 
-def _shift_s(run: Run, first: int, period: int, lengths: IntArray) -> float | None:
-    """Return by how much later the times of each period from micro-batch *first* on are than those of the period
-    before it, of so many calls on each rank (*lengths*); None if that is not one number.
-    """
-    table = run.program.table
-    periods = _find_periods(table, first, period, PERIODS_COMPARED)
-    if periods is None or (periods.lengths != lengths).any():
-        return None
-    change_s = np.diff(run.entry_s[periods.calls], axis=0)
-    shift_s = float(change_s[0, 0, 0])
-    moves = (np.abs(change_s - shift_s) <= _slack_s(run)).all(axis=0)
-    stays = (change_s == 0).all(axis=0)
-    if not (moves | stays).all() or not _repeats(table, run.program.chain_of[run.program.segment], periods):
-        return None
-    # No call may wait for one of longer ago than the periods that were compared.
-    source = table.source_call[periods.calls[0]]
-    ranks = table.rank[source]
-    ago = (periods.start[ranks] - source + lengths[ranks] - 1) // np.maximum(lengths[ranks], 1)
-    return shift_s if (ago[source >= 0] < PERIODS_COMPARED).all() else None
-
-
-def _slack_s(run: Run) -> float:
-    """Return by how much times that should be equal may differ: beyond EXACT_S thousands of sums are rounded."""
-    return 0.0 if run.makespan_s < EXACT_S else ROUNDED * float(np.spacing(run.makespan_s))
-
-
-# The end of a long step from two shorter programs that run together with those of other predictions.
-#
-# The last two periods of the longer one before its pipeline drains are compared. Where everything that the calls of the
-# second leave is later by one number than what those of the first left, so are all periods that could follow: a call of
-# a further period waits for calls of its own and of the one before, as those did. A lane that no call of a period
-# touches only falls behind; that no such lane decides the end is seen from the two steps, which differ by the same
-# number. All of it is exact: prices are whole numbers of ticks.
-
-
-class ShortSchedules(NamedTuple):
-    """Two schedules in place of a long one, and by how many periods the short one is shorter than that."""
-
-    short: Schedule
-    longer: Schedule
-    periods: int
-
-    @property
-    def period(self) -> int:
-        return self.longer.micro_batches - self.short.micro_batches
-
-
-@lru_cache(maxsize=1024)
-def shorten_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> ShortSchedules | None:
-    """Return two shorter schedules; None where nothing is gained."""
-    kind = kind_named(name)
-    if stages == 1 or kind not in PERIODS or count_slots(stages, micro_batches, chunks) < FEWEST_SLOTS:
-        return None
-    period = PERIODS[kind](stages, micro_batches)
-    least = stages + FILL_MICRO_BATCHES if period == 1 else FILL_GROUPS * period
-    longer = least + (micro_batches - least) % period
-    short = longer - period
-    if 4 * (short + longer) > 3 * micro_batches or count_slots(stages, longer, chunks) > MOST:
-        return None
-    one, two = (periodic_schedule(kind, stages, size, chunks, period) for size in (short, longer))
-    return ShortSchedules(one, two, (micro_batches - short) // period)
-
-
-@dataclass(frozen=True, eq=False)
-class ProgramPair:
-    """The program of a short step in place of a long one, and the same with one period more."""
-
-    short: Program
-    longer: Program
-    periods: int
-    watched: IntArray  # 2 x calls: the places of the calls of two periods of the longer one, in its order
-
-    def end_s(self, short_s: float, longer_s: float, shift_s: float | None) -> float | None:
-        """Return when the long step ends, from the ends of these and the shift of the second period; None where it
-        does not follow.
-        """
-        if shift_s is None or longer_s - short_s != shift_s:
+def _run_pair(step: Step, pair: ProgramPair, schedules: ShortSchedules) -> SteadyStep | None:
+    seconds = step.base_seconds
+    if step.has_lead:
+        step_s, host_s = pair.run(seconds).end_s, pair.run(step.host_seconds).end_s
+        if step_s is None or host_s is None:
             return None
-        end_s = short_s + self.periods * shift_s
-        return end_s if end_s < EXACT_S else None
-
-
-def pair_programs(short: Program, schedules: ShortSchedules) -> ProgramPair | None:
-    """Return the pair for the program of the short schedule; None where periods do not repeat themselves."""
-    table = reschedule(short.table, schedules.longer)
-    if table is None:
-        return None
-    known = _WATCHED.setdefault(table, {})
-    if schedules.period not in known:
-        known[schedules.period] = _watch_periods(table, schedules.longer.micro_batches, schedules.period)
-    watched = known[schedules.period]
-    return None if watched is None else ProgramPair(short, short.with_table(table), schedules.periods, watched)
-
-
-_WATCHED: WeakKeyDictionary[CallTable, dict[int, IntArray | None]] = WeakKeyDictionary()
-
-
-def _watch_periods(table: CallTable, micro_batches: int, period: int) -> IntArray | None:
-    """Return the places of the calls of the last two periods before the last micro-batch begins; None unless the
-    second repeats the first and waits for calls of these two alone.
-    """
-    first = micro_batches - 1 - 2 * period
-    periods = _find_periods(table, first, period, 2) if first >= 0 else None
-    if periods is None or not _repeats(table, table.segment, periods):
-        return None
-    source = table.source_call[periods.calls[1]]
-    if ((source >= 0) & (source < periods.start[table.rank[source]])).any():
-        return None
-    place = np.empty(table.calls, np.int64)
-    place[table.order.calls] = np.arange(table.calls)
-    return place[periods.calls]
+        seconds = step.with_lead(step_s - host_s)
+    short, longer, end_s = pair.run(seconds)
+    longer_step = replace(step, program=pair.longer, schedule=schedules.longer)
+    return None if end_s is None else SteadyStep((step, short), (longer_step, longer), pair)

@@ -194,16 +194,38 @@ class Step:
     rounds_after: int
 
     @cached_property
-    def seconds(self) -> FloatArray:
-        """The price of each of the program's costs."""
-        seconds = self.program.price_costs(self.prices)
-        if self.prices.ahead and self.prices.issue_s is not None:
-            # A host that issues one step after the other is ahead by what the GPU had left to do when it had issued the
-            # step before. Then kernels run one after the other, or the host without a pause, whichever takes longer.
-            issues = np.array([isinstance(cost, IssueCost) for cost in self.program.costs])
-            step_s, host_s = makespans_s(self.program, np.array([seconds, np.where(issues, seconds, 0.0)]))
-            seconds[self.program.costs.index(LeadCost())] = -float(step_s - host_s)
+    def base_seconds(self) -> FloatArray:
+        """The price of each of the program's costs, for a host that begins with the step."""
+        return self.program.price_costs(self.prices)
+
+    @property
+    def has_lead(self) -> bool:
+        """Whether a host that issues one step after the other may be ahead when the step begins."""
+        return self.prices.ahead and self.prices.issue_s is not None
+
+    @property
+    def host_seconds(self) -> FloatArray:
+        """The prices of issuing alone."""
+        issues = np.array([isinstance(cost, IssueCost) for cost in self.program.costs])
+        return np.where(issues, self.base_seconds, 0.0)
+
+    def with_lead(self, lead_s: float) -> FloatArray:
+        """Return the prices for a host that is ahead by *lead_s*."""
+        seconds = self.base_seconds.copy()
+        seconds[self.program.costs.index(LeadCost())] = -lead_s
         return seconds
+
+    @cached_property
+    def seconds(self) -> FloatArray:
+        """The price of each of the program's costs.
+
+        A host that issues one step after the other is ahead by what the GPU had left to do when it had issued the step
+        before. Then kernels run one after the other, or the host without a pause, whichever takes longer.
+        """
+        if not self.has_lead:
+            return self.base_seconds
+        step_s, host_s = makespans_s(self.program, np.array([self.base_seconds, self.host_seconds]))
+        return self.with_lead(float(step_s - host_s))
 
     @property
     def message_s(self) -> float:
