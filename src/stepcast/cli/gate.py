@@ -4,7 +4,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepcast.cli.compare import read_facts
@@ -13,6 +12,7 @@ from stepcast.cli.output import new_file, write_file
 from stepcast.cli.pages import show_view
 from stepcast.cli.watch import read_forecast
 from stepcast.inputs.source import Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RESULT
 
 if TYPE_CHECKING:

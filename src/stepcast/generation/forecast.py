@@ -1,7 +1,7 @@
 """Forecasts of generation: serving at a steady concurrency, or a batch of requests to completion."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from stepcast.generation.steady import steady_serving
 from stepcast.generation.steps import step_times
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
 
 NOT_MODELLED = "speculative decoding, preemption and prefix reuse between requests of different groups are not modelled"

@@ -5,13 +5,13 @@ is then shuffled with a fixed seed: requests reach engines independently of thei
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 
 SEED = 20
 SHAPES = ("lognormal", "exponential", "uniform", "normal")

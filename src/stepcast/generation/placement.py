@@ -1,10 +1,9 @@
 """A copy of a model for generation: its layout on GPUs, its number formats, and its memory."""
 
-from dataclasses import dataclass
-
 from stepcast.generation.engine import EngineProfile
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.check import require
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer

@@ -6,13 +6,13 @@ but for their growing context and are priced together, thousands of intervals in
 """
 
 import heapq
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.generation.placement import GenerationMemory
 from stepcast.generation.steps import StepTimes
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 
 KNOTS = 160  # batch sizes at which steps are priced; between them times are interpolated
 

@@ -5,13 +5,12 @@ SGLang and TensorRT-LLM do with a concurrency limit. While one request decodes, 
 request on average, whose prefill delays it.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepcast.generation.placement import GenerationMemory
 from stepcast.generation.steps import StepTimes
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 
 WAVES = 10  # requests of each client in a benchmark: the first of them arrive all at once
 

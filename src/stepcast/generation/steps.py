@@ -6,7 +6,7 @@ Roofline, 2009); kernels follow one another, as the layers of a decoder depend o
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from stepcast.generation.engine import EngineProfile
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, cache_bytes_per_token, state_bytes
 from stepcast.hardware import Cluster, job_path
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer

@@ -6,12 +6,12 @@ and names what the tool has no key for.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from stepcast.inputs.configs.megatron import LATENT, MODULES
 from stepcast.inputs.configs.megatron import SHARDINGS as MEGATRON_SHARDINGS
 from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
 from stepcast.inputs.configs.torchtitan import SCHEDULES as TITAN_SCHEDULES
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, LossKernel
 from stepcast.ir.model import Model

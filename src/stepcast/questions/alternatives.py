@@ -3,11 +3,11 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from stepcast.hardware import Cluster
+from stepcast.ir.dataclass import dataclass
 from stepcast.questions.choices import AnyQuestion, Question, choices_of, defaults_of, several_of, spell_choices
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion

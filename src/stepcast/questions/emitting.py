@@ -1,12 +1,13 @@
 """``--emit TOOL[=FILE]``: a run as a configuration of another tool, read back to see that it asks for the same."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from stepcast.frameworks.words import overlap_words
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy

@@ -11,12 +11,12 @@ text.
 """
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.inputs.samples import CHARACTERS_PER_TOKEN, SAMPLED, read_sample_lengths
 from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dataclass import dataclass
 from stepcast.questions.numbers import ValueSpellingError
 
 SIMULATED_STEPS = 400
