@@ -3,7 +3,7 @@
 In (max, +) a pipeline that repeats itself settles: from some period on, every time in it is that of the period before
 plus the same number. The last two periods of a short run before its pipeline drains are compared. Where everything that
 the calls of the second leave is later by one number than what those of the first left, so are all periods that could
-follow: a call of a further period waits for calls of its own and of the one before, as those did. A lane that no call
+follow: a call of an added period waits for calls of its own and of the one before, as those did. A lane that no call
 of a period touches only falls behind; that no such lane decides the end is seen from a second run that is one period
 shorter and ends earlier by the same number. All of it is exact: prices are whole numbers of ticks.
 """
