@@ -9,8 +9,13 @@ from statistics import mean
 
 import pytest
 
+from stepcast.cost.collectives import route_of
+from stepcast.cost.exchange import Phase, TokenCopies
+from stepcast.cost.exchange import exchange_s as exchange_s_of
 from stepcast.cost.pricing import Pricer, forwarding_route
 from stepcast.forecast.predict import predict
+from stepcast.generate.workload import generate
+from stepcast.hardware import resolve
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Group
@@ -50,12 +55,74 @@ def test_a_token_crosses_the_network_once_for_each_node() -> None:
     forwarding = forwarding_route(route, routing)
     assert forwarding.exchange_bytes_per_s / route.exchange_bytes_per_s == pytest.approx(experts / met)
     assert forwarding_route(replace(route, nodes=1, ranks_per_node=64), routing).nodes == 1
-    assert exchange_s("dgx-h100", 64, routing) == pytest.approx(exchange_s("dgx-h100", 64) * met / experts, rel=0.02)
+    assert exchange_s("dgx-h100", 64, routing) == pytest.approx(exchange_s("dgx-h100", 64) * met / experts, rel=0.1)
 
 
-def test_one_expert_or_one_node_leaves_nothing_to_save() -> None:
-    assert exchange_s("dgx-h100", 64, Routing(1)) == pytest.approx(exchange_s("dgx-h100", 64))
-    assert exchange_s("dgx-h100", 8, Routing(8)) == exchange_s("dgx-h100", 8)
+def received_gb_per_s(library: str, phase: Phase, element_bytes: float, sms: float) -> float:
+    """Return what each of 8 B200 receives of 4,096 tokens of 7,168 elements, 8 of 64 experts each."""
+    cluster = load_cluster("dgx-b200")
+    route = route_of(resolve(cluster, range(8)), cluster)
+    copies = TokenCopies.of(Routing(8, 64), route)
+    seconds = exchange_s_of(library, phase, 4096.0, 7168.0, element_bytes, copies, route, sms, "blackwell")
+    return 4096 * 7168 * element_bytes * copies.to_ranks / seconds / 1e9
+
+
+@pytest.mark.parametrize(
+    ("phase", "element_bytes", "sms", "published"),
+    [
+        ("dispatch", 1 + 4 / 128, 16, 246),
+        ("dispatch", 1 + 4 / 128, 24, 349),
+        ("combine", 2, 16, 302),
+        ("combine", 2, 24, 420),
+    ],
+)
+def test_deepep_reaches_what_its_authors_measured(
+    phase: Phase, element_bytes: float, sms: float, published: float
+) -> None:
+    """DeepEP's docs/README_Hybrid-EP.md, which the constants were not fitted to."""
+    assert received_gb_per_s("deepep", phase, element_bytes, sms) == pytest.approx(published, rel=0.12)
+
+
+def test_hybridep_needs_fewer_multiprocessors() -> None:
+    """The same table: 536 GB/s by calls of 16 SMs, 735 by the kernels alone, where DeepEP reaches 348."""
+    assert 536 < received_gb_per_s("hybridep", "dispatch", 2, 16) < 735
+    assert received_gb_per_s("deepep", "dispatch", 2, 16) == pytest.approx(348, rel=0.15)
+
+
+def test_one_expert_leaves_nothing_to_save_but_several_on_a_rank_do() -> None:
+    one, eight = (exchange_s("dgx-h100", 8, Routing(count, 64, token_bytes=14336)) for count in (1, 8))
+    assert eight < 0.9 * one
+
+
+def test_an_all_gather_brings_all_tokens_to_all_ranks() -> None:
+    model, cluster = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")
+    strategy = Strategy(Layout(ep=8, dp=8, expert_tp=1), 1, 16, 4096)
+    gathers = Framework(dispatcher=Dispatcher.ALL_GATHER)
+    ops = [
+        op
+        for block in generate(model, strategy, gathers).stages[0].body
+        for each in block.layers
+        for op in each.all_ops
+    ]
+    works = {
+        op.work.kind: op.work.size_bytes for op in ops if isinstance(op.work, Collective) and "choice" not in op.name
+    }
+    assert works[CollectiveKind.ALL_GATHER] == works[CollectiveKind.REDUCE_SCATTER] == 8 * 4096 * 2048 * 2
+    assert CollectiveKind.ALL_TO_ALL not in works
+    steps = [predict(model, cluster, strategy, Framework(dispatcher=kind)).report for kind in Dispatcher]
+    assert all(step.breakdown_s["ep"] > 0 for step in steps)
+
+
+def test_an_overlapped_exchange_costs_computation() -> None:
+    """With the same exchange hidden, computing takes longer, but the step is shorter."""
+    model, cluster = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")
+    strategy = Strategy(Layout(ep=8, dp=8, expert_tp=1), 1, 64, 4096)
+    hidden = replace(strategy, overlap=replace(strategy.overlap, experts=True))
+    plain, paired = (
+        predict(model, cluster, each, Framework(dispatcher=Dispatcher.DEEPEP)).report for each in (strategy, hidden)
+    )
+    assert paired.step_s < plain.step_s
+    assert paired.breakdown_s["compute"] > 1.02 * plain.breakdown_s["compute"]
 
 
 def test_a_strategy_forwards_its_tokens() -> None:
@@ -65,9 +132,9 @@ def test_a_strategy_forwards_its_tokens() -> None:
         predict(model, cluster, strategy, Framework(dispatcher=dispatcher)).report
         for dispatcher in (Dispatcher.ALL_TO_ALL, Dispatcher.DEEPEP)
     ]
-    assert steps[1].breakdown_s["ep"] < 0.4 * steps[0].breakdown_s["ep"]
-    # The part of the gradients that is reduced during computation changes a little.
-    assert steps[1].breakdown_s["compute"] == pytest.approx(steps[0].breakdown_s["compute"], rel=5e-3)
+    assert steps[1].breakdown_s["ep"] < 0.6 * steps[0].breakdown_s["ep"]
+    # Tokens are copied into the order of their experts once, after they arrived.
+    assert 0.9 < steps[1].breakdown_s["compute"] / steps[0].breakdown_s["compute"] < 1.0
 
 
 def chosen_by_best(order: tuple[int, ...], groups: int, top_groups: int, top_k: int) -> list[int]:
@@ -107,9 +174,9 @@ def test_a_group_limit_shortens_forwarded_exchanges_only(dispatcher: Dispatcher)
     limited, free = (
         predict(each, cluster, strategy, Framework(dispatcher=dispatcher)).report for each in (model, unlimited)
     )
-    forwards = dispatcher is Dispatcher.DEEPEP
+    forwards = dispatcher.sends_once
     ratio = 3.983 / 5.295 if forwards else 1.0
-    assert limited.breakdown_s["ep"] == pytest.approx(free.breakdown_s["ep"] * ratio, rel=0.03)
+    assert limited.breakdown_s["ep"] == pytest.approx(free.breakdown_s["ep"] * ratio, rel=0.06)
     notes = [text for text in limited.assumptions if "expert groups" in text]
     assert notes == forwards * [
         "routing is limited to 4 of 8 expert groups, 1 group per node: a token is sent to 3.98 of 8 nodes on average"

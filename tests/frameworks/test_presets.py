@@ -52,7 +52,7 @@ def test_graphs_of_whole_steps_come_with_fused_experts() -> None:
     assert not before.choices["overlap"].experts
     assert before.framework.execution is Execution.PARTIAL_GRAPHS
     eager = recipe("deepseek-v3", "b200", "mxfp8", "26.02").framework
-    assert (eager.execution, eager.dispatcher) == (Execution.EAGER, Dispatcher.DEEPEP)
+    assert (eager.execution, eager.dispatcher) == (Execution.EAGER, Dispatcher.HYBRIDEP)
 
 
 def test_stages_of_one_chunk_cannot_exchange_beside_another_micro_batch() -> None:

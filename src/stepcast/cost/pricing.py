@@ -16,6 +16,7 @@ from stepcast.cost.collectives import (
     send_receive_price,
     uneven_warning,
 )
+from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
@@ -39,6 +40,11 @@ from stepcast.ir.work import (
 
 # Half width of the 90 % range of nccl-tests rows, on the cluster the constants were fitted to.
 COLLECTIVE_SPREAD = 0.15
+
+# Seconds of computation lost for each second of an exchange of tokens that overlaps it, beyond the multiprocessors that
+# the exchange takes: memory it moves, and layers of two micro-batches that wait for one another. Of Qwen3-235B on 256
+# H100 with and without overlap_moe_expert_parallel_comm (Megatron-MoE-ModelZoo: 17.6 and 19.7 s) 0.3 explains both.
+EXCHANGE_LOSS = 0.3
 
 ComputePrice = Callable[[Compute], Price]
 
@@ -122,6 +128,9 @@ class Pricer:
         match work:
             case Collective():
                 route, algorithm = self._route_for(work), self.algorithms.get(work.kind)
+                if not self.ideal and (routing := self._sends_once(work)):
+                    exchange = partial(_price_exchange, work, routing, route, self.cluster.gpu.architecture)
+                    return _PRICES.get((route,), exchange, work, routing, self.cluster.gpu.architecture)
                 make = partial(_price_collective, work, route, algorithm, self.ideal)
                 return _PRICES.get((route,), make, work, algorithm, self.ideal)
             case Transfer():
@@ -137,11 +146,18 @@ class Pricer:
         """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
         return price(work.kind, work.size_bytes, self._route_for(work), self.algorithms.get(work.kind))
 
+    def _exchanges_tokens(self, work: Collective) -> bool:
+        return work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP
+
+    def _sends_once(self, work: Collective) -> Routing | None:
+        """Return how tokens choose experts if *work* is an exchange that sends each to a rank once."""
+        return self.once_per_node if self._exchanges_tokens(work) else None
+
     def _route_for(self, work: Collective) -> Route:
         route = self.route(work.group)
-        if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
+        if self._exchanges_tokens(work):
             route = replace(route, exchange_share=self.cluster.communication.expert_share)
-            if self.once_per_node:
+            if self.once_per_node and self.ideal:
                 route = forwarding_route(route, self.once_per_node)
             route = _intern(route)
         return route
@@ -151,6 +167,11 @@ class Pricer:
         if self.ideal:
             return 0.0
         if isinstance(work, Collective):
+            if routing := self._sends_once(work):
+                total_s, start_s = mean_exchange_s(
+                    work.size_bytes, routing, self._route_for(work), self.cluster.gpu.architecture
+                )
+                return start_s / total_s
             return self.chosen(work).start_share
         return send_receive_price(work.size_bytes, self.neighbour_route(work.group)).start_share
 
@@ -158,7 +179,12 @@ class Pricer:
         """Return the seconds of computation lost for each second that *work* overlaps it."""
         if not isinstance(work, Collective):
             return 0.0
-        return lost_share(work, self.route(work.group), self.cluster.gpu.sms)
+        route, sms = self.route(work.group), self.cluster.gpu.sms
+        if not self._exchanges_tokens(work) or route.ranks == 1:
+            return lost_share(work, route, sms)
+        routing = self.once_per_node
+        blocks_share = multiprocessors_of(routing.library) / sms if routing else lost_share(work, route, sms)
+        return blocks_share + EXCHANGE_LOSS
 
     def route(self, group: Group) -> Route:
         """Return the links that the slowest set of *group* crosses."""
@@ -212,18 +238,15 @@ def _intern(route: Route) -> Route:
 
 
 def forwarding_route(route: Route, routing: Routing) -> Route:
-    """Return *route* for an exchange that sends a token to each node once; ranks there forward it to experts.
-
-    DeepEP and HybridEP do so. Ranks of a node then forward tokens from all nodes, where a plain
-    all-to-all moves only their own tokens inside it.
-    """
+    """Return *route* for a bound of an exchange that sends a token to each node and rank once (DeepEP, HybridEP)."""
     nodes = route.nodes
+    within = route.intra_bytes_per_s / crossing_share(route.ranks, routing)
     if nodes == 1:
-        return route
+        return replace(route, intra_bytes_per_s=within)
     share = crossing_share(nodes, routing)
     return replace(
         route,
-        intra_bytes_per_s=route.intra_bytes_per_s / nodes,
+        intra_bytes_per_s=within,
         inter_bytes_per_s=route.inter_bytes_per_s / share,
         exchange_bytes_per_s=route.exchange_bytes_per_s / share,
     )
@@ -231,7 +254,7 @@ def forwarding_route(route: Route, routing: Routing) -> Route:
 
 @lru_cache(maxsize=1024)
 def crossing_share(nodes: int, routing: Routing) -> float:
-    """Return the copies of a token that are sent to nodes, for each expert that it has."""
+    """Return the copies of a token that are sent to *nodes* (or ranks), for each expert that it has."""
     return routing.nodes_per_token(nodes) / routing.top_k
 
 
@@ -251,6 +274,12 @@ def _price_collective(work: Collective, route: Route, algorithm: Algorithm | Non
     if ideal:
         return _ideal_price(ideal_s(work, route) * work.times)
     return _fitted_price(price(work.kind, work.size_bytes, route, algorithm).seconds * work.times)
+
+
+def _price_exchange(work: Collective, routing: Routing, route: Route, architecture: str) -> Price:
+    if route.ranks == 1 or work.size_bytes == 0:
+        return _fitted_price(0.0)
+    return _fitted_price(mean_exchange_s(work.size_bytes, routing, route, architecture)[0] * work.times)
 
 
 def _price_transfer(work: Transfer, route: Route, ideal: bool) -> Price:

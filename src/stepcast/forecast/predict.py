@@ -25,19 +25,11 @@ from stepcast.forecast.simulate import prepare, simulate, simulate_together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
-from stepcast.ir.framework import (
-    MEGATRON_CORE,
-    AttentionKernel,
-    Dispatcher,
-    Execution,
-    Framework,
-    Kernels,
-    Modules,
-    SsmKernels,
-)
+from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layers.attention_core import recomputes_in_vain
+from stepcast.ir.layers.experts import exchange_routing
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES
@@ -169,7 +161,6 @@ def manner_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_
 
 def _set_options(options: Options, model: Model, strategy: Strategy, framework: Framework, gpus: int = 0) -> Options:
     """Return *options* with what follows from the run, on nodes of *gpus* GPUs."""
-    experts = model.experts if framework.dispatcher is Dispatcher.DEEPEP else None
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
@@ -177,7 +168,7 @@ def _set_options(options: Options, model: Model, strategy: Strategy, framework: 
         contention=not options.ideal_communication,
         issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework, strategy, gpus),
         ahead=framework.runs_ahead,
-        once_per_node=experts.routing if experts else options.once_per_node,
+        once_per_node=exchange_routing(model, strategy, framework) or options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
 

@@ -44,11 +44,18 @@ class Dispatcher(StrEnum):
     """The way in which tokens reach their experts, in Megatron's words; former names are read too."""
 
     ALL_TO_ALL = "alltoall"  # once for each expert
-    DEEPEP = "deepep"  # once for each node, where ranks forward them: DeepEP, HybridEP
+    ALL_GATHER = "allgather"  # to all ranks, which choose; results are summed back by a reduce-scatter
+    DEEPEP = "deepep"  # once for each rank and node, where ranks forward them
+    HYBRIDEP = "hybridep"  # likewise, by TMA and into the experts' order
 
     @classmethod
     def _missing_(cls, value: object) -> "Dispatcher | None":
-        return {"all-to-all": cls.ALL_TO_ALL, "forwarding": cls.DEEPEP, "hybridep": cls.DEEPEP}.get(str(value))
+        return {"all-to-all": cls.ALL_TO_ALL, "forwarding": cls.DEEPEP}.get(str(value))
+
+    @property
+    def sends_once(self) -> bool:
+        """True if a token is sent once to each rank; Megatron-Core's flex dispatcher then weighs results in fp32."""
+        return self in (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
 
 
 class Offloaded(StrEnum):

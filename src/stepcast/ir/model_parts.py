@@ -82,13 +82,15 @@ class Biases:
 class Position:
     """The position encoding of a model; *count* rows of weights where positions are learned.
 
-    A *share* of each head is rotated; *tailed*: code that joins the rotated and the other part.
+    A *share* of each head is rotated; *tailed*: code that joins the rotated and the other part. *scaled*: cosine and
+    sine carry a factor (YaRN), which Transformer Engine's fused rotation does not take.
     """
 
     kind: PositionKind = PositionKind.ROTARY
     count: int = 0
     share: float = 1.0
     tailed: bool = False
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "count")
@@ -125,13 +127,15 @@ class Routing:
     """The choice of experts by tokens: *top_k* of *count*, inside the best *top_groups* of *groups* equal groups.
 
     DeepSeek-V3 (2024, section 2.1.2) limits a token to 4 of 8 groups, so that with a group on each node it
-    is sent to at most 4 nodes.
+    is sent to at most 4 nodes. *library*: what exchanges its tokens (deepep, hybridep), *token_bytes* each.
     """
 
     top_k: int
     count: int = MANY_EXPERTS
     groups: int = 1
     top_groups: int = 1
+    library: str = "deepep"
+    token_bytes: float = 14336.0  # 7,168 elements of 2 bytes, where a workload does not say
 
     @property
     def is_limited(self) -> bool:

@@ -51,7 +51,7 @@ def model_of(name: str, table: Mapping[str, object]) -> Model:
     """Return the model that *table* describes, with what can be derived filled in.
 
     Fields are the Model's own; ``norm`` is rms, layer or layer+bias, ``biases`` lists the biased layers,
-    ``position`` is a kind, with ``positions`` rows (as many as max_seq unless given) where learned.
+    ``position`` is a kind (yarn: rotary with a factor), with ``positions`` rows (max_seq unless given) where learned.
     Left out: kv_heads = heads, head_dim = hidden / heads, ffn = 4 x hidden if not gated.
     """
     try:
@@ -81,9 +81,10 @@ def _build(name: str, values: dict[str, Any]) -> Model:
     require(not missing, f"lacks {', '.join(missing)}")
     hidden, heads = values["hidden"], values["heads"]
     if "position" in values:
-        kind = PositionKind(values["position"])
+        scaled = values["position"] == "yarn"
+        kind = PositionKind.ROTARY if scaled else PositionKind(values["position"])
         rows = (positions or values["max_seq"]) if kind is PositionKind.LEARNED else 0
-        values["position"] = Position(kind, rows)
+        values["position"] = Position(kind, rows, scaled=scaled)
     if "latent" in values:
         values.setdefault("head_dim", values["latent"].nope_dim + values["latent"].rope_dim)
     if "head_dim" not in values:

@@ -63,7 +63,7 @@ AUTOCASTS = ("autocast-bf16", "autocast-fp16")
 MODULES = tuple(map(str, RecomputeModule))
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
 # Exchanges without a model of their own, each with the one that predicts it; as Megatron-LM scripts are read.
-PREDICTED_AS = {"dispatcher": {"allgather": "alltoall", "hybridep": "deepep"}, "cp_comm": {"a2a+p2p": "p2p"}}
+PREDICTED_AS = {"cp_comm": {"a2a+p2p": "p2p"}}
 PLACES = ("even", "packed")  # a test compares them with hardware.Place
 ENGINES = ("fast", "fluid")  # a test compares them with forecast.options.Engine
 ENGINE_HELP = "fluid: concurrent communication shares the links of the network"
@@ -278,11 +278,11 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     fused_experts: Annotated[bool | None, _flag(
         "fuse biases, activation and quantisation into the grouped matmuls of experts", "fused_experts")] = None
     dispatcher: Annotated[str | None, Choice(group=EXECUTION,
-        help="token dispatcher of experts: alltoall and allgather (predicted as alltoall) send a token once per "
-        "expert, deepep and hybridep once per node (default: that of the framework)",
+        help="token dispatcher of experts: alltoall sends a token once per expert, deepep and hybridep once per rank "
+        "and node, allgather to all ranks (default: that of the framework)",
         values=("alltoall", "allgather", "deepep", "hybridep"), read=read_dispatcher,
         aliases="moe-token-dispatcher-type token-dispatcher expert-parallel-comm-backend",
-        sets="dispatcher", means=_exchange("dispatcher", Dispatcher))] = None
+        sets="dispatcher", means=Dispatcher)] = None
     lora: Annotated[str | None, Choice(group=TUNING, metavar="RANK[,ALPHA[,TARGETS[,DROPOUT]]]", read=read_lora,
         help="train LoRA adapters only, e.g. 16 or 16,32,all-linear,0.05; ALPHA has no effect on time or memory, "
         "TARGETS are joined by + (instead of --lora-rank, --lora-targets and --lora-dropout)", aliases="peft")] = None

@@ -16,8 +16,9 @@ from stepcast.cost.pricing import Pricer
 from stepcast.generate.workload import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.framework import Dispatcher, Framework
+from stepcast.ir.framework import Framework
 from stepcast.ir.group import Channel, Group
+from stepcast.ir.layers.experts import exchange_routing
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Routing
 from stepcast.ir.schedules import SCHEDULES
@@ -115,8 +116,7 @@ def part_costs(
 
     Anything else a strategy adds comes on top. The GPU has at least this *load*, which heats it.
     """
-    forwards = model.experts if framework.dispatcher is Dispatcher.DEEPEP else None
-    seconds = _LayerSeconds(cluster, strategy, framework, load, forwards.routing if forwards else None)
+    seconds = _LayerSeconds(cluster, strategy, framework, load, exchange_routing(model, strategy, framework))
     costs = np.zeros((len(parts), PartTime.FORWARD_SPAN + 1))
     for part, layers in enumerate(parts):
         forward = [op for layer in layers for op in layer.forward]

@@ -20,7 +20,7 @@ MODULES = {
     "moe": "experts",
 }
 SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
-DISPATCHERS = {"alltoall": "alltoall", "allgather": "alltoall", "flex": "deepep"}
+DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather"}
 CONTEXTS = ("p2p", "a2a", "allgather")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
 NODES = ("nnodes", "num-nodes", "$NNODES", "$NUM_NODES", "$NODES", "$SLURM_NNODES", "$NODE_NUM")
@@ -82,8 +82,8 @@ def _own_defaults(keys: Keys, options: Options) -> Options:
     if options.get("precision") == "fp16" and "gradients" not in options:
         defaults["gradients"] = "fp16"
     if "num-experts" in keys and _is_parallel(options, "ep") and "dispatcher" not in options:
-        defaults["dispatcher"] = "alltoall"
-        keys.assume("no --moe-token-dispatcher-type: Megatron-LM's allgather is predicted as alltoall")
+        defaults["dispatcher"] = "allgather"
+        keys.assume("no --moe-token-dispatcher-type: Megatron-LM's default is allgather")
     if "global-batch" not in options:
         defaults["accumulation"] = 1
         keys.assume("no --global-batch-size: one micro-batch for each replica, as Megatron-LM does")
@@ -371,12 +371,13 @@ def _dropout(keys: Keys) -> bool | None:
 def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
     """Return how tokens reach their experts: the flex dispatcher (DeepEP) sends them once for each node."""
     kind = keys.word("moe-token-dispatcher-type")
-    keys.raw("moe-enable-deepep", "moe-flex-dispatcher-backend")
+    keys.raw("moe-enable-deepep")
+    backend = keys.word("moe-flex-dispatcher-backend")
     if not has_experts:
         keys.report_without_effect("moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend")
         return None
-    if kind == "allgather":
-        keys.report("predicted as the alltoall dispatcher", "moe-token-dispatcher-type")
+    if kind == "flex":
+        return "hybridep" if backend == "hybridep" else "deepep"
     return DISPATCHERS.get(kind)
 
 

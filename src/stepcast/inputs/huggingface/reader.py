@@ -10,6 +10,7 @@ from stepcast.inputs.huggingface.dense import ConfigTable, shown
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
+from stepcast.ir.model_parts import PositionKind
 
 BUILDERS: dict[Callable[[ConfigTable, str], Model], str] = {
     dense.bloom: "bloom",
@@ -132,6 +133,8 @@ def _as_coded(model: Model, keys: ConfigTable) -> Model:
     if keys.kind in TAILED:
         share = keys.number(*TAILED[keys.kind])
         position = replace(position, share=share if 0 < share < 1 else 1.0, tailed=True)
+    if position.kind is PositionKind.ROTARY and model.latent is None and _is_yarn(keys):
+        position = replace(position, scaled=True)
     experts = model.experts and replace(model.experts, wide_weights=keys.kind in WIDE_ROUTERS)
     return replace(
         model,
@@ -142,6 +145,14 @@ def _as_coded(model: Model, keys: ConfigTable) -> Model:
         position=position,
         experts=experts,
     )
+
+
+def _is_yarn(keys: ConfigTable) -> bool:
+    """Return True if the rotation is stretched by YaRN, which multiplies cosine and sine by a factor above 1."""
+    value = keys.find("rope_scaling", "rope_parameters")[1]
+    if not isinstance(value, dict):
+        return False
+    return "yarn" in (value.get("rope_type"), value.get("type"))
 
 
 def _decode(data: bytes) -> object:

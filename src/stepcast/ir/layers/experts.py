@@ -1,14 +1,16 @@
 """A mixture of experts: norm, router, dispatch, experts, combine, and shared experts next to them.
 
 Tokens stay split over tp on their way to the experts (Megatron-Core's all-to-all dispatcher); experts that
-are themselves split gather the tokens of their expert-tp group.
+are themselves split gather the tokens of their expert-tp group. What a dispatcher sends decides which copies are
+made: an all-to-all takes tokens in the order of their experts, DeepEP and HybridEP take each token once and bring
+what arrives into that order, an all-gather brings all tokens to all ranks.
 """
 
 from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import Modules
+from stepcast.ir.framework import Dispatcher, Framework, Modules
 from stepcast.ir.group import Group
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
@@ -28,8 +30,9 @@ from stepcast.ir.layers.operators import (
     surround_with_norms,
 )
 from stepcast.ir.layers.sizes import Sizes
-from stepcast.ir.model_parts import Experts, LayerParts
+from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
+from stepcast.ir.strategy import Strategy
 from stepcast.ir.weights import Split, Weight, WeightPart, linear
 from stepcast.ir.work import CollectiveKind, ElementwiseKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
@@ -45,6 +48,9 @@ CLAMP_PASSES, CLAMP_BACKWARD_PASSES = 16, 33
 # The second bias is weighted by the router's probability, expert by expert (TEGroupedMLP._apply_bias): 9.5 to
 # 11.3 and 15.4 to 23.8 passes over the experts' width, the more the smaller the experts' parts.
 BIAS_PASSES, BIAS_BACKWARD_PASSES = 10, 20
+# The flex dispatcher hands on probabilities in fp32 (token_dispatcher.py), and the products and sums with them are fp32
+# too: 23 to 27 and 30 to 49 passes for 2 and 16 experts of 65,536 rows and 16 of 16,384.
+WIDE_BIAS_PASSES, WIDE_BIAS_BACKWARD_PASSES = 25, 38
 
 
 def _sizes_of(model: Architecture) -> Experts:
@@ -185,10 +191,27 @@ def _fused_router(sizes: Sizes, scores: Linear) -> PhaseOps:
     )
 
 
-def _exchange(sizes: Sizes, name: str) -> Ops:
-    if sizes.strategy.layout.ep == 1:
+def exchange_routing(model: Architecture, strategy: Strategy, framework: Framework) -> Routing | None:
+    """Return how tokens choose experts where a library sends each once to a rank; None if each expert gets a copy."""
+    if model.experts is None or not framework.dispatcher.sends_once:
+        return None
+    token_bytes = _width(model) * strategy.stored.bytes
+    return replace(model.experts.routing, library=str(framework.dispatcher), token_bytes=token_bytes)
+
+
+def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
+    """Return the exchange of tokens; *gathers*: tokens go to their experts, not back."""
+    ep = sizes.strategy.layout.ep
+    if ep == 1:
         return ()
-    return (collective(name, CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
+    if sizes.framework.dispatcher is not Dispatcher.ALL_GATHER:
+        return (collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
+    tokens = sizes.outer_tokens * ep
+    kind = GATHER if gathers else SCATTER
+    exchange = collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
+    # Probabilities of all experts and the choice among them go with the tokens (MoEAllGatherTokenDispatcher).
+    choice_bytes = tokens * _sizes_of(sizes.model).count * int(FP32_BYTES + 1)
+    return (exchange, collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP)) if gathers else (exchange,)
 
 
 def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
@@ -214,26 +237,33 @@ def _permute_gradient(sizes: Sizes) -> Ops:
     )
 
 
+def _sorts_first(sizes: Sizes) -> bool:
+    """Return True if tokens are copied into the order of their experts before they are sent."""
+    return sizes.strategy.layout.ep == 1 or sizes.framework.dispatcher is Dispatcher.ALL_TO_ALL
+
+
 def _sort(sizes: Sizes, experts: Experts, name: str, backward: bool = False) -> Ops:
     """Bring what arrives from each rank into the order of this rank's experts, where it has several."""
     ep = sizes.strategy.layout.ep
-    return (_permute(sizes, name, backward),) if ep > 1 and experts.count > ep else ()
+    several = ep > 1 and (experts.count > ep or not _sorts_first(sizes))
+    return (_permute(sizes, name, backward),) if several else ()
 
 
 def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
+    first = _sorts_first(sizes)
     return make_layer(
         Role.DISPATCH,
         (
-            _permute(sizes, "permute"),
-            *_exchange(sizes, "ep all-to-all dispatch"),
+            *((_permute(sizes, "permute"),) if first else ()),
+            *_exchange(sizes, "dispatch"),
             *_split_experts(sizes, "dispatch expert-tp", GATHER),
             *_sort(sizes, experts, "sort"),
         ),
         (
             *_sort(sizes, experts, "sort gradient", backward=True),
             *_split_experts(sizes, "dispatch gradient expert-tp", SCATTER),
-            *_exchange(sizes, "ep all-to-all dispatch gradient"),
-            *_permute_gradient(sizes),
+            *_exchange(sizes, "dispatch gradient", gathers=False),
+            *(_permute_gradient(sizes) if first else ()),
         ),
     )
 
@@ -244,20 +274,21 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
     if experts.latent:
         up = Linear("latent up", outer, experts.latent, hidden, sizes.dtype, adapted=False)
         latent = up.phases(sizes)
+    last = _sorts_first(sizes) and not sizes.eager_modules
     return make_layer(
         Role.COMBINE,
         (
             *_sort(sizes, experts, "unsort"),
             *_split_experts(sizes, "combine expert-tp", SCATTER),
-            *_exchange(sizes, "ep all-to-all combine"),
-            *(() if sizes.eager_modules else (_permute(sizes, "unpermute"),)),
+            *_exchange(sizes, "combine", gathers=False),
+            *((_permute(sizes, "unpermute"),) if last else ()),
             *latent.forward,
             add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
         ),
         (
             *latent.input_gradient,
-            *(() if sizes.eager_modules else (_permute(sizes, "unpermute gradient", backward=True),)),
-            *_exchange(sizes, "ep all-to-all combine gradient"),
+            *((_permute(sizes, "unpermute gradient", backward=True),) if last else ()),
+            *_exchange(sizes, "combine gradient"),
             *_split_experts(sizes, "combine gradient expert-tp", GATHER),
             *_sort(sizes, experts, "unsort gradient", backward=True),
         ),
@@ -293,9 +324,11 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             forward = (replace(clamp, part=OpPart.ACTIVATION), *forward)
             backward += (_passes_op(sizes, "clamp gradient", rows, inner, CLAMP_BACKWARD_PASSES, 7),)
         # The host took 0.35 ms to issue the forward for 16 experts and 1.4 ms for the backward.
+        wide = sizes.framework.dispatcher.sends_once
+        passes = (WIDE_BIAS_PASSES, WIDE_BIAS_BACKWARD_PASSES) if wide else (BIAS_PASSES, BIAS_BACKWARD_PASSES)
         bias = (
-            (_passes_op(sizes, "weighted bias", rows, width, BIAS_PASSES, groups),),
-            (_passes_op(sizes, "weighted bias gradient", rows, width, BIAS_BACKWARD_PASSES, 2 * groups),),
+            (_passes_op(sizes, "weighted bias", rows, width, passes[0], groups),),
+            (_passes_op(sizes, "weighted bias gradient", rows, width, passes[1], 2 * groups),),
         )
     first, last = up.phases(sizes), down.phases(sizes)
     return (
