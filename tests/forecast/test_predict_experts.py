@@ -83,7 +83,7 @@ def test_a_stage_of_one_chunk_exchanges_beside_nothing() -> None:
 @pytest.mark.parametrize("batches", [2, 4, 16])
 def test_exchanges_hide_behind_another_micro_batch_but_for_the_ends(batches: int) -> None:
     """The first forward and the last backward run alone: of n micro-batches the exchanges of one stay exposed,
-    and those of the others hide behind as much computing as there is.
+    and those of the others hide behind as much computing as there is, which loses some of its rate.
     """
     alone, beside = exchanged(batches, False), exchanged(batches, True)
     exchange, computing = alone.communication_s["ep"].total_s, alone.breakdown_s["compute"]
@@ -91,7 +91,7 @@ def test_exchanges_hide_behind_another_micro_batch_but_for_the_ends(batches: int
     assert least <= beside.communication_s["ep"].exposed_s < exchange
     saved_s = alone.step_s - beside.step_s
     assert saved_s <= min(exchange, computing) * (batches - 1) / batches
-    assert saved_s > 0.5 * min(exchange, computing) * (batches - 1) / batches
+    assert saved_s > 0.3 * min(exchange, computing) * (batches - 1) / batches
 
 
 def test_chunks_pair_their_micro_batches_too() -> None:
