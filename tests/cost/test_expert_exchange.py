@@ -64,7 +64,7 @@ def received_gb_per_s(library: str, phase: Phase, element_bytes: float, sms: flo
     route = route_of(resolve(cluster, range(8)), cluster)
     copies = TokenCopies.of(Routing(8, 64), route)
     seconds = exchange_s_of(library, phase, 4096.0, 7168.0, element_bytes, copies, route, sms, "blackwell")
-    return 4096 * 7168 * element_bytes * copies.to_ranks / seconds / 1e9
+    return float(4096 * 7168 * element_bytes * copies.to_ranks / seconds / 1e9)
 
 
 @pytest.mark.parametrize(

@@ -499,7 +499,10 @@ def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
             "sharding=hybrid-fsdp replicate=2",
         ),
         ("--num-experts 8 --moe-token-dispatcher-type allgather", "dispatcher=allgather"),
-        ("--num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "dispatcher=hybridep"),
+        (
+            "--num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+            "dispatcher=hybridep",
+        ),
         ("--num-experts 8 --overlap-moe-expert-parallel-comm", "overlap=experts"),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 3", "recompute=block:3"),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute=full"),
