@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "views",
     },
+    "rl": {"units", "ir", "hardware", "inputs", "cost", "forecast", "generation", "questions"},
     "sweep": {"units", "ir", "inputs", "outputs"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze", "views"},
     "validate": {
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "forecast",
         "generation",
         "questions",
+        "rl",
         "optimus",
         "pytorch",
     },
@@ -80,6 +82,7 @@ MAY_OPEN_FILES = (
     "generation/engine.py",
     "generation/lengths.py",
     "goodput/catalog.py",
+    "rl/step.py",
     "views/document.py",
     "views/glossary.py",
     "serve/app.py",

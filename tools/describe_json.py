@@ -16,6 +16,7 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
     "plan": (answers.PlanAnswer,),
     "predict, search or plan with several values": (answers.AlternativesAnswer,),
     "generate": (answers.GenerationAnswer,),
+    "rl": (answers.RlAnswer, answers.RlSearchAnswer),
     "network": (answers.NetworkAnswer,),
     "compare": (answers.CompareAnswer,),
     "gate": (answers.GateAnswer,),

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from stepcast.library import predict as predict
     from stepcast.library import predict_generation as predict_generation
     from stepcast.library import predict_many as predict_many
+    from stepcast.library import predict_rl as predict_rl
     from stepcast.library import replay as replay
     from stepcast.library import rows as rows
     from stepcast.library import search as search
@@ -83,6 +84,8 @@ if TYPE_CHECKING:
     from stepcast.questions.plan import PlanChoices as PlanChoices
     from stepcast.questions.question import PredictChoices as PredictChoices
     from stepcast.questions.search import SearchChoices as SearchChoices
+    from stepcast.rl.question import RlChoices as RlChoices
+    from stepcast.rl.step import RlStep as RlStep
     from stepcast.searching.result import SearchCounts as SearchCounts
     from stepcast.searching.result import SearchResult as SearchResult
     from stepcast.searching.result import SearchWatch as SearchWatch
@@ -136,6 +139,9 @@ PUBLIC = {
     "record": ("stepcast.pytorch.record.recorder", "record"),
     "predict": ("stepcast.library", "predict"),
     "predict_generation": ("stepcast.library", "predict_generation"),
+    "RlChoices": ("stepcast.rl.question", "RlChoices"),
+    "RlStep": ("stepcast.rl.step", "RlStep"),
+    "predict_rl": ("stepcast.library", "predict_rl"),
     "predict_many": ("stepcast.library", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),
     "replay": ("stepcast.library", "replay"),

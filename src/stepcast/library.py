@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from stepcast.questions.plan import PlanChoices
     from stepcast.questions.question import PredictChoices
     from stepcast.questions.search import SearchChoices
+    from stepcast.rl.question import RlChoices
+    from stepcast.rl.step import RlStep
     from stepcast.searching.result import SearchResult, SearchWatch
 
 Path = str | PathLike[str]
@@ -280,6 +282,29 @@ def predict_generation(
 
     with _in_python_words("predict_generation"):
         return answer_generation(build_question(GenerateQuestion, {"model": model, "cluster": cluster, **choices}))
+
+
+def predict_rl(
+    model: "Model | str | None" = None,
+    cluster: "Cluster | str | None" = None,
+    *,
+    config: Path | None = None,
+    **choices: "Unpack[RlChoices]",
+) -> "RlStep":
+    """Forecast a step of RL post-training, as ``stepcast rl`` does; ``step_s`` and ``phases_s`` are its times.
+
+    Args:
+        model: a name from ``stepcast list models``, a config.json, or a Model.
+        cluster: a name from ``stepcast list clusters``, a TOML file, or a Cluster.
+        config: a NeMo RL YAML, verl overrides, OpenRLHF arguments or a TRL GRPO config; choices given here win.
+        choices: the options of ``stepcast rl``, such as ``gpus=16, rollout_gpus=16, prompts=64, group=16``.
+    """
+    from stepcast.rl.question import answer_rl, ask_rl
+
+    with _in_python_words("predict_rl"):
+        given = {name: value for name, value in choices.items() if value is not None}
+        given |= {} if cluster is None else {"cluster": cluster}
+        return answer_rl(ask_rl(given, model, None if config is None else fspath(config))[0])
 
 
 def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResult":

@@ -80,6 +80,8 @@ VERBS = {
     "network": ["network", *PREDICT[1:]],
     "plan": PLAN,
     "generate": ["generate", "llama-3.1-8b", "--cluster", "dgx-h100", "--requests", "64"],
+    "rl": ["rl", "qwen3-0.6b", "--cluster", "dgx-h100", "--gpus", "8", "--steps", "100", "--prompts", "8"],
+    "rl search": ["rl", "qwen3-0.6b", "--cluster", "dgx-h100", "--gpus", "4", "--search", "--prompts", "8", "--tp", "1"],
     "validate": VALIDATE,
     "op": ["op", "matmul", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", "h200"],
     "op sweep": ["op", "attention", "--heads", "8", "--head-dim", "128", "--gpu", "h200", "--sweep"],

@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[type, list[str]]] = {
     "plan": (answers.PlanAnswer, VERBS["plan"]),
     "alternatives": (answers.AlternativesAnswer, VERBS["alternatives"]),
     "generate": (answers.GenerationAnswer, VERBS["generate"]),
+    "rl": (answers.RlAnswer, VERBS["rl"]),
+    "rl search": (answers.RlSearchAnswer, VERBS["rl search"]),
     "network": (answers.NetworkAnswer, VERBS["network"]),
     "compare": (answers.CompareAnswer, VERBS["compare"]),
     "gate": (answers.GateAnswer, VERBS["gate"]),

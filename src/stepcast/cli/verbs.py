@@ -25,6 +25,11 @@ generate: serving and rollouts of a model: time per token, throughput, memory [g
     throughput and the concurrency that fits; or the time of a batch of responses to completion, with its long tail.
     $ generate llama-3.1-70b --cluster dgx-h100 --tp 4 --concurrency 64
     $ generate qwen3-8b --cluster dgx-h100 --gpus 8 --requests 2048 --response-length lognormal:mean=4000,max=16k
+rl: a step of RL post-training: rollout, updates, idle GPUs, the best split [rl]
+    Forecasts a step of GRPO, DAPO, PPO or RLOO: generation with its long tail, log-probabilities, updates, weight
+    synchronisation and idle GPUs, colocated, split or asynchronous. --search finds the best use of the GPUs.
+    $ rl qwen3-8b --cluster dgx-h100 --gpus 8 --response-length lognormal:mean=3000,max=8192
+    $ rl qwen3-8b --cluster dgx-h100 --gpus 64 --search
 sweep: run many predictions, searches or plans, locally or on a cluster, resumable [sweep]
     Answers every point of a specification (models x clusters x sizes x strategies) and stores the answers in
     one database. A killed sweep resumes with the same command.
@@ -129,6 +134,7 @@ OTHER_VERBS = {
         "search": "optimize optimise tune autotune find best recommend",
         "plan": "cost budget",
         "generate": "inference infer rollout decode",
+        "rl": "grpo ppo rlhf dapo",
         "show": "inspect info describe cat",
         "compare": "diff",
         "replay": "what-if whatif",

@@ -31,6 +31,7 @@ class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     sequence_s: Amount
     request_s: Amount
     kernel_s: Amount
+    product_s: Amount  # time of a product beyond reading its operands: launch, first loads, last wave
     small_kernels: Amount
     eager_layer_s: Amount  # host time of a layer outside CUDA graphs, which the GPU waits for if it is faster
     bandwidth_share: Share  # of the memory bandwidth that decode kernels reach

@@ -107,6 +107,11 @@ class GenerationMemory:
     sequence_bytes: float  # recurrent states
     gpu_bytes: float
 
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        """Bytes of weights, reserved memory and cache."""
+        return self.weight_bytes, self.reserved_bytes, self.cache_bytes
+
     def held_bytes(self, tokens: float) -> float:
         """Return the cache of a sequence of *tokens*."""
         windows = sum(min(window, tokens) * size for window, size in self.window_bytes)

@@ -145,7 +145,7 @@ class StepTimes:
         moved = product.outputs * product.inputs * product.weight_bytes + activations
         flops = 2.0 * tokens * product.outputs * product.inputs
         compute_s = flops / self._rate(product.dtype, self.engine.product_share)
-        return np.maximum(moved / self._bandwidth, compute_s) + self.engine.kernel_s
+        return np.maximum(moved / self._bandwidth, compute_s) + self.engine.product_s
 
     def _experts_s(self, tokens: FloatArray) -> FloatArray:
         """Return the seconds of the routed experts of one layer on a rank for the *tokens* of all attention ranks.

@@ -731,3 +731,84 @@ class GenerationAnswer(TypedDict):
     warnings: list[str]
     command: str
     version: str
+
+
+class RlRunFacts(TypedDict):
+    """A run of many RL steps."""
+
+    steps: int
+    days: float
+    gpu_hours: float
+    cost: float | None
+    currency: str
+
+
+class RlAnswer(TypedDict):
+    """``rl``: a step of RL post-training."""
+
+    model: str
+    cluster: str
+    gpu: str
+    gpus: int
+    train_gpus: int
+    rollout_gpus: int
+    mode: str
+    software: str
+    engine: str
+    algorithm: str
+    responses: int
+    mean_length: float
+    response: str
+    step_s: float
+    phases_s: Seconds
+    pools_s: Seconds
+    idle_share: dict[str, float]
+    bottleneck: str
+    tokens_per_s_per_gpu: float
+    tail_s: float
+    rollout_layout: EngineLayoutFacts
+    training_layout: dict[str, str]
+    memory_bytes: dict[str, float]
+    fits: bool
+    run: RlRunFacts | None
+    sensitivity_s: Seconds
+    config: dict[str, object]
+    assumptions: list[str]
+    warnings: list[str]
+    command: str
+    version: str
+
+
+class RlCandidateFacts(TypedDict):
+    """A use of the GPUs of an RL search."""
+
+    mode: str
+    train_gpus: int
+    rollout_gpus: int
+    step_s: float
+    training: str
+    rollout: str
+    staleness: int
+    bottleneck: str
+    idle_share: float
+    phases_s: Seconds
+    cost_per_million_tokens: float | None
+    options: str
+
+
+class RlSearchAnswer(TypedDict):
+    """``rl --search``: the best uses of a number of GPUs."""
+
+    model: str
+    cluster: str
+    gpu: str
+    gpus: int
+    considered: int
+    too_large: int
+    currency: str
+    rows: list[RlCandidateFacts]
+    config: dict[str, object]
+    assumptions: list[str]
+    warnings: list[str]
+    command: str
+    version: str

@@ -360,5 +360,6 @@ MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
             "megatron-memory",
         ),
         ("serving", "serving with vLLM, SGLang and TensorRT-LLM", "serving:measure_serving", "serving"),
+        ("rl", "steps of RL post-training with NeMo RL and verl", "rl:measure_rl", "rl"),
     )
 }

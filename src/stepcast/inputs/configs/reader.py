@@ -39,9 +39,9 @@ def read_text(text: str, path: str) -> RunConfig:
     if path.endswith(".toml"):
         return _read_table(parse_toml(text))
     if text.lstrip().startswith("{"):
-        return _read_table(_parse_json(text))
+        return _read_table(parse_json(text))
     if path.endswith((".yaml", ".yml")):
-        return _read_table(_parse_yaml(text))
+        return _read_table(parse_yaml(text))
     if path.endswith(".py"):
         return tuning.read_python(text)
     flags = dict(tuning.read_flags_as_keys(read_flags(text)))
@@ -69,7 +69,7 @@ def _read_table(table: Mapping[str, object]) -> RunConfig:
     raise FormatError(UNRECOGNISED)
 
 
-def _parse_json(text: str) -> dict[str, object]:
+def parse_json(text: str) -> dict[str, object]:
     import msgspec
 
     try:
@@ -81,7 +81,7 @@ def _parse_json(text: str) -> dict[str, object]:
     return table
 
 
-def _parse_yaml(text: str) -> dict[str, object]:
+def parse_yaml(text: str) -> dict[str, object]:
     import yaml  # only for these files
 
     safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

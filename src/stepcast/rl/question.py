@@ -1,0 +1,335 @@
+"""The question of ``stepcast rl``: a step of RL post-training, or a search for the best use of its GPUs."""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, TypedDict
+
+from stepcast.generation.engine import EngineProfile, load_engine
+from stepcast.generation.lengths import DEFAULT_CV, Lengths, parse_lengths
+from stepcast.generation.placement import GenerationLayout
+from stepcast.hardware import Cluster
+from stepcast.inputs.configs.rl import read_rl_config
+from stepcast.ir.model import Model
+from stepcast.questions.choices import Choice, Question, build_question, choices_of
+from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine
+from stepcast.questions.numbers import amount, count, gpu_count, share
+from stepcast.questions.numbers import currency as read_currency
+from stepcast.questions.numbers import price as read_price
+from stepcast.questions.question import CHOICES, WHAT
+from stepcast.rl.step import RlMode, RlPlacement, RlProfile, RlStep, RlTask, forecast_step, load_profile, vary_spread
+from stepcast.units import DEFAULT_CURRENCY
+
+TASK = "responses of a step"
+POOLS = "GPUs"
+TRAINING = "training layout (options of predict)"
+ROLLOUT = "rollout layout of one engine"
+RUN = "run"
+ALGORITHMS = ("grpo", "dapo", "ppo", "rloo")
+# Choices that go to the training step as they are.
+TRAINING_CHOICES = ("tp", "cp", "ep", "pp", "vpp", "sharding", "recompute", "precision", "framework")
+DEFAULT_PROMPT = 256
+
+
+# Defaults of choices that a configuration may make; None in a question, so that an option given with the same value
+# wins over the configuration.
+DEFAULTS: Mapping[str, object] = {
+    "software": "nemo-rl",
+    "algorithm": "grpo",
+    "prompts": 64,
+    "group": 16,
+    "prompt_length": DEFAULT_PROMPT,
+    "response_length": 2048,
+    "epochs": 1,
+    "gen_tp": 1,
+    "gen_pp": 1,
+    "gen_ep": 1,
+    "gen_dp": 1,
+    "gen_weights": "bf16",
+}
+
+
+class RlQuestion(Question, frozen=True, kw_only=True):
+    """A question about a step of RL post-training."""
+
+    # fmt: off
+    model: Annotated[str | None, Choice(group=WHAT, metavar="M", help=CHOICES["model"].help)] = None
+    cluster: Annotated[str | None, Choice(group=WHAT, metavar="C", help=CHOICES["cluster"].help,
+        aliases=CHOICES["cluster"].aliases)] = None
+    set: Annotated[tuple[str, ...], Choice(group=WHAT, metavar="KEY=VALUE", help=CHOICES["set"].help,
+        aliases=CHOICES["set"].aliases)] = ()
+    software: Annotated[Any, Choice(group=WHAT, metavar="S",
+        help="RL software whose overheads count: nemo-rl, verl, openrlhf, trl (default: nemo-rl)")] = None
+    engine: Annotated[str | None, Choice(group=WHAT, metavar="E", read=read_engine,
+        help="generation engine: vllm, sglang, trtllm, or a TOML file (default: that of the software)")] = None
+    algorithm: Annotated[Any, Choice(group=TASK, values=ALGORITHMS,
+        help="grpo, dapo (no reference, 1.5 responses generated for each that is trained on unless --oversampling), "
+        "ppo (a critic of the same size) or rloo (default: grpo)")] = None
+    prompts: Annotated[Any, Choice(group=TASK, metavar="N", read=count(1, 10**6),
+        help="prompts of a step (default: 64)")] = None
+    group: Annotated[Any, Choice(group=TASK, metavar="G", read=count(1, 10**5), aliases="n num-generations",
+        help="responses to each prompt (default: 16)")] = None
+    prompt_length: Annotated[Any, Choice(group=TASK, metavar="L",
+        help=f"prompt length {LENGTH_HELP} (default: {DEFAULT_PROMPT})")] = None
+    response_length: Annotated[Any, Choice(group=TASK, metavar="L", aliases="max-response",
+        help="response length, likewise (default: 2048)")] = None
+    train_batch: Annotated[int | None, Choice(group=TASK, metavar="N", read=count(1, 10**7),
+        help="sequences of an optimizer step (default: all responses)")] = None
+    epochs: Annotated[Any, Choice(group=TASK, metavar="N", read=count(1, 100),
+        help="times that each response is trained on (default: 1)")] = None
+    oversampling: Annotated[float | None, Choice(group=TASK, metavar="X", read=amount,
+        help="responses generated over those trained on (default: 1; dapo 1.5)")] = None
+    reference: Annotated[bool | None, Choice(group=TASK, deniable=True,
+        help="log-probabilities of a reference model (default: grpo, ppo and rloo yes, dapo no)")] = None
+    old_logprobs: Annotated[bool | None, Choice(group=TASK, deniable=True,
+        help="compute log-probabilities of the old policy by a forward pass (default: yes)")] = None
+    reward_s: Annotated[float, Choice(group=TASK, metavar="S", read=amount,
+        help="seconds from the last response to all rewards: tests, tools or a reward model (default: 0)")] = 0.0
+    mode: Annotated[str | None, Choice(group=POOLS, values=tuple(RlMode),
+        help="colocated: training and generation take turns on the same GPUs; split: on GPUs of their own, taking "
+        "turns; async: on GPUs of their own at once (default: colocated; async with --rollout-gpus)")] = None
+    gpus: Annotated[int | None, Choice(group=POOLS, metavar="N", read=gpu_count,
+        help="GPUs that train; with --search all GPUs")] = None
+    rollout_gpus: Annotated[int | None, Choice(group=POOLS, metavar="N", read=gpu_count,
+        help="further GPUs that generate, with --mode split or async")] = None
+    staleness: Annotated[int | None, Choice(group=POOLS, metavar="K", read=count(0, 1000),
+        help="async: steps that a response may be older than the weights trained (default: 1)")] = None
+    partial_rollout: Annotated[bool, Choice(group=POOLS,
+        help="async: responses continue under new weights, so no step waits for the longest")] = False
+    search: Annotated[bool, Choice(group=POOLS,
+        help="find the best mode, split and layouts for --gpus")] = False
+    tp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["tp"].help)] = None
+    cp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["cp"].help)] = None
+    ep: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["ep"].help)] = None
+    pp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["pp"].help)] = None
+    vpp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["vpp"].help)] = None
+    sharding: Annotated[str | None, Choice(group=TRAINING, metavar="NAME", read=CHOICES["sharding"].read,
+        values=CHOICES["sharding"].values, help="sharding of states (default: that of the software)")] = None
+    recompute: Annotated[str | None, Choice(group=TRAINING, metavar="KIND", read=CHOICES["recompute"].read,
+        help="activation recomputation: none, selective or full (default: full)")] = None
+    precision: Annotated[str | None, Choice(group=TRAINING, metavar="NAME", read=CHOICES["precision"].read,
+        help="training precision (default: bf16)")] = None
+    framework: Annotated[str | None, Choice(group=TRAINING, metavar="F",
+        help="training framework (default: that of the software)")] = None
+    pack_tokens: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=count(1, 10**7),
+        help="tokens of a packed micro-batch (default: the longest sequence)")] = None
+    gen_tp: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
+        help="tensor-parallel ranks (default: 1)")] = None
+    gen_pp: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
+        help="pipeline-parallel ranks (default: 1)")] = None
+    gen_ep: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
+        help="expert-parallel ranks (default: 1)")] = None
+    gen_dp: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
+        help="groups of tp ranks that share the experts (default: 1)")] = None
+    gen_weights: Annotated[Any, Choice(group=ROLLOUT, values=("bf16", "fp8", "nvfp4", "int4"),
+        help="number format of rollout weights (default: bf16)")] = None
+    kv_cache: Annotated[str | None, Choice(group=ROLLOUT, values=("bf16", "fp8"),
+        help="number format of the KV cache (default: bf16)")] = None
+    memory_share: Annotated[float | None, Choice(group=ROLLOUT, metavar="X", read=share,
+        help="share of GPU memory for rollout weights and cache (default: that of the engine)")] = None
+    steps: Annotated[int | None, Choice(group=RUN, metavar="N", read=count(1, 10**7),
+        help="steps of a run: also print its days and cost")] = None
+    price: Annotated[float | None, Choice(group=RUN, metavar="X", read=read_price,
+        help="price per GPU-hour, with --steps or --search")] = None
+    currency: Annotated[str, Choice(group=RUN, metavar="C", read=read_currency,
+        help="currency (default: $)")] = DEFAULT_CURRENCY
+    # fmt: on
+
+
+class RlChoices(TypedDict, total=False):
+    """Choices of ``stepcast.predict_rl``; see ``stepcast rl --help``."""
+
+    set: list[str] | tuple[str, ...] | str | None
+    software: str | None
+    engine: str | os.PathLike[str] | None
+    algorithm: str | None
+    prompts: int | None
+    group: int | None
+    prompt_length: str | int | None
+    response_length: str | int | None
+    train_batch: int | None
+    epochs: int | None
+    oversampling: float | None
+    reference: bool | None
+    old_logprobs: bool | None
+    reward_s: float | None
+    mode: str | None
+    gpus: int | None
+    rollout_gpus: int | None
+    staleness: int | None
+    partial_rollout: bool
+    tp: int | None
+    cp: int | None
+    ep: int | None
+    pp: int | None
+    vpp: int | None
+    sharding: str | None
+    recompute: str | None
+    precision: str | None
+    framework: str | None
+    pack_tokens: int | None
+    gen_tp: int | None
+    gen_pp: int | None
+    gen_ep: int | None
+    gen_dp: int | None
+    gen_weights: str | None
+    kv_cache: str | None
+    memory_share: float | None
+    steps: int | None
+    price: float | None
+    currency: str | None
+
+
+def read_config_choices(choices: Mapping[str, object]) -> dict[str, Any]:
+    """Return the choices of a configuration in the words of a question.
+
+    Configurations state the longest lengths alone: a response is taken as half of the limit on average, lognormal.
+    """
+    words = {name: value for name, value in choices.items() if name in choices_of(RlQuestion)}
+    most = choices.get("max_response") or choices.get("max_length")
+    if most and "response_length" not in words:
+        longest = int(str(most)) if "max_response" in choices else max(int(str(most)) - DEFAULT_PROMPT, 1)
+        words["response_length"] = f"lognormal:mean={max(longest // 2, 1)},cv={DEFAULT_CV},max={longest}"
+    if "prompt_length" in words:  # the limit; prompts are shorter
+        words["prompt_length"] = str(max(int(str(words["prompt_length"])) // 4, 1))
+    return words
+
+
+def _lengths(option: str, text: str) -> Lengths:
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise ValueError(f"--{option}: {error}") from None
+
+
+def read_task(question: RlQuestion) -> RlTask:
+    """Return the work of a step that *question* describes."""
+    dapo = question.algorithm == "dapo"
+    responses = question.prompts * question.group
+    batch = min(question.train_batch or responses, responses)
+    oversampling = question.oversampling if question.oversampling is not None else 1.5 if dapo else 1.0
+    if oversampling < 1:
+        raise ValueError(f"--oversampling {oversampling:g}: at least 1, as many responses as are trained on")
+    return RlTask(
+        question.prompts,
+        question.group,
+        _lengths("prompt-length", question.prompt_length),
+        _lengths("response-length", question.response_length),
+        batch,
+        question.epochs,
+        question.old_logprobs is not False,
+        not dapo if question.reference is None else question.reference,
+        question.algorithm == "ppo",
+        question.reward_s,
+        oversampling,
+    )
+
+
+def read_placement(question: RlQuestion) -> RlPlacement:
+    """Return the pools and layouts that *question* describes."""
+    if question.gpus is None:
+        raise ValueError("no GPUs given: use --gpus N, and --rollout-gpus M where others generate")
+    mode = RlMode(question.mode or (RlMode.ASYNC if question.rollout_gpus else RlMode.COLOCATED))
+    if mode is RlMode.COLOCATED and question.rollout_gpus:
+        raise ValueError("--rollout-gpus has no effect with --mode colocated, where all GPUs generate")
+    if mode is not RlMode.COLOCATED and not question.rollout_gpus:
+        raise ValueError(f"--mode {mode} needs --rollout-gpus N, the GPUs that generate")
+    for name, given in (("staleness", question.staleness is not None), ("partial-rollout", question.partial_rollout)):
+        if given and mode is not RlMode.ASYNC:
+            raise ValueError(f"--{name} has no effect with --mode {mode}; it needs async")
+    pool = question.rollout_gpus or question.gpus
+    one = GenerationLayout(question.gen_tp, question.gen_pp, question.gen_dp, question.gen_ep)
+    if pool % one.engine_gpus:
+        raise ValueError(f"{pool} GPUs that generate are not a multiple of the {one.engine_gpus} of one engine")
+    layout = GenerationLayout(one.tp, one.pp, one.dp, one.ep, pool // one.engine_gpus)
+    training = {name: getattr(question, name) for name in TRAINING_CHOICES}
+    training["recompute"] = training["recompute"] or "full"
+    stated = tuple((name, value) for name, value in training.items() if value is not None)
+    return RlPlacement(
+        mode,
+        question.gpus,
+        layout,
+        stated,
+        formats_of(question.gen_weights, question.kv_cache),
+        question.memory_share,
+        (1 if question.staleness is None else question.staleness) if mode is RlMode.ASYNC else 0,
+        question.partial_rollout,
+        question.pack_tokens or 0,
+    )
+
+
+def read_nouns(question: RlQuestion) -> tuple[Model, Cluster, RlProfile, EngineProfile]:
+    """Return the model, the cluster, the RL software and the engine of *question*."""
+    model, cluster = load_nouns(question.model, question.cluster, question.set)
+    profile = load_profile(question.software)
+    return model, cluster, profile, load_engine(question.engine or profile.engine)
+
+
+def answer_rl(question: RlQuestion) -> RlStep:
+    """Return the forecast of the step that *question* describes."""
+    model, cluster, profile, engine = read_nouns(question)
+    return forecast_step(model, cluster, profile, engine, read_task(question), read_placement(question))
+
+
+def rl_facts(step: RlStep, question: RlQuestion) -> dict[str, Any]:
+    """Return the answer as its JSON."""
+    training, generation, place = step.training, step.generation, step.placement
+    run: dict[str, Any] | None = None
+    if question.steps is not None:
+        hours = question.steps * step.step_s / 3600.0
+        cost = None if question.price is None else hours * place.gpus * question.price
+        run = {"steps": question.steps, "days": hours / 24.0, "gpu_hours": hours * place.gpus, "cost": cost,
+               "currency": question.currency}  # fmt: skip
+    memory = training.memory
+    return {
+        "model": step.model.name,
+        "cluster": step.cluster.name,
+        "gpu": step.cluster.gpu.name,
+        "gpus": place.gpus,
+        "train_gpus": place.train_gpus,
+        "rollout_gpus": place.rollout.gpus,
+        "mode": str(place.mode),
+        "software": step.profile.name,
+        "engine": generation.engine.name,
+        "algorithm": question.algorithm,
+        "responses": step.task.responses,
+        "mean_length": step.task.mean_length,
+        "response": str(step.task.response),
+        "step_s": step.step_s,
+        "phases_s": step.phases_s,
+        "pools_s": {"rollout": step.rollout_pool_s, "training": step.train_pool_s},
+        "idle_share": step.idle_shares(),
+        "bottleneck": step.bottleneck,
+        "tokens_per_s_per_gpu": step.tokens_per_s_per_gpu,
+        "tail_s": generation.tail_s,
+        "rollout_layout": generation.facts()["layout"],
+        "training_layout": {name: str(value) for name, value in place.training},
+        "memory_bytes": {
+            "training": memory["total"],
+            "rollout": sum(generation.memory.parts),
+            "rollout_cache": generation.memory.cache_bytes,
+            "capacity": memory["capacity"],
+        },
+        "fits": bool(memory["fits"]),
+        "run": run,
+        "sensitivity_s": vary_spread(step) if step.task.response.shape == "lognormal" else {},
+        "assumptions": list(step.assumptions),
+        "warnings": [] if memory["fits"] else ["the training step does not fit into GPU memory"],
+    }
+
+
+def build_rl(choices: Mapping[str, object]) -> RlQuestion:
+    """Return the question of *choices*, with defaults for those left open."""
+    return build_question(RlQuestion, {**DEFAULTS, **choices})
+
+
+def ask_rl(
+    given: Mapping[str, object], model: object = None, config: str | None = None
+) -> tuple[RlQuestion, dict[str, Any]]:
+    """Return the question of *given* choices, a configuration filling those left open, and what became of its keys."""
+    choices = {**given, **({} if model is None else {"model": model})}
+    if config is None:
+        return build_rl(choices), {}
+    found = read_rl_config(config)
+    words = read_config_choices(found.choices)
+    read = {name: str(value) for name, value in words.items()}
+    return build_rl({**words, **choices}), {"tool": found.tool, "read": read, "unread": list(found.unread)}

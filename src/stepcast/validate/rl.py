@@ -1,0 +1,209 @@
+"""The rl set: published steps of RL post-training with NeMo RL and verl.
+
+Rows state mean lengths and limits, not distributions: responses are taken as lognormal, cut at the limit. NeMo RL's
+recipes, where they are at hand, add packing, recomputation, memory shares and the split of GPUs.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.inputs.configs.rl import read_rl_values
+from stepcast.ir.progress import report_progress
+from stepcast.models.catalog import find_name, load_model
+from stepcast.rl.question import RlQuestion, answer_rl, build_rl
+from stepcast.rl.step import RlMode, RlPlacement, RlStep, load_profile, sync_seconds
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of
+
+FILE, RECIPES = "rl_runs.csv", "nemo_rl_recipes.csv"
+CLUSTERS = {
+    "H100": "dgx-h100",
+    "GB200": "gb200-nvl72",
+    "H20": "dgx-h100 gpu=h20",
+    "H200": "hgx-h200",
+    "B200": "dgx-b200",
+}
+PROMPT = 150  # tokens of a mathematical question; rows do not state prompts
+CV = 0.8  # of response lengths before the cut
+# Responses of Qwen2.5-Math-7B and Qwen3-30B-A3B in verl's runs, which publish no lengths: assumed.
+UNSTATED_RESPONSE = 2000
+QUANTITIES = {"step": "step_time_s", "generation": "gen_s", "logprob": "old_logprob_s", "update": "update_actor_s",
+              "sync": "weight_sync_s"}  # fmt: skip
+
+RlRow = Mapping[str, str]
+
+
+@lru_cache(maxsize=16)
+def _cluster(gpu: str) -> Cluster:
+    if gpu not in CLUSTERS:
+        raise ValueError(f"GPU {gpu!r} is not stated or not known")
+    name, *changes = CLUSTERS[gpu].split()
+    return load_cluster(name, changes)
+
+
+def read_recipes(path: Path) -> list[dict[str, Any]]:
+    """Return the choices of each recipe."""
+    recipes: dict[str, dict[str, object]] = {}
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as lines:
+            for row in csv.DictReader(lines):
+                recipes.setdefault(row["recipe"], {})[row["key"]] = row["value"]
+    return [{"recipe": name, **read_rl_values(keys).choices} for name, keys in recipes.items()]
+
+
+def find_recipe(row: RlRow, recipes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the recipe of a run: the same model, GPUs, mode and formats; nothing where none is."""
+    name = find_name(row["model"])
+    for recipe in recipes:
+        total = int(recipe["gpus"]) + int(recipe.get("rollout_gpus", 0))
+        model = find_name(str(recipe["model"])) or _model_of(recipe["recipe"])
+        same_mode = (recipe["mode"] == "async") == row["mode"].startswith("async")
+        same_format = (recipe.get("precision") == "fp8") == (row["train_precision"] == "fp8")
+        other = "mxfp8" in recipe["recipe"] or "40K" in recipe["recipe"]
+        same_algorithm = str(recipe["recipe"]).startswith("dapo") == (row["algorithm"] == "DAPO")
+        same = same_mode and same_format and same_algorithm and not other
+        if name == model and total == int(row["num_gpus"]) and same:
+            return recipe
+    return {}
+
+
+def _model_of(recipe: str) -> str | None:
+    """Return the model whose name is part of a recipe's, such as grpo-deepseek-v3-64n8g."""
+    words = recipe.split("-")
+    names = (find_name("-".join(words[1:end])) for end in range(len(words), 1, -1))
+    return next(filter(None, names), None)
+
+
+def question_of(row: RlRow, recipe: Mapping[str, Any]) -> RlQuestion:
+    """Return the question that a row describes, with what its recipe adds."""
+    model, cluster = load_model(row["model"]), _cluster(row["gpu"])
+    gpus = int(row["num_gpus"])
+    most = int(row["max_seq"] or 0)
+    mean = float(row["avg_seq"]) - PROMPT if row["avg_seq"] else float(UNSTATED_RESPONSE)
+    length = f"lognormal:mean={mean:.0f},cv={CV},max={max(most - PROMPT, int(mean) + 1)}" if most else f"{mean:.0f}"
+    group = int(recipe.get("group", 16))
+    responses = int(row["rollout_batch"] or 0) or int(recipe.get("prompts", 0)) * group or 512 * group
+    if not row["rollout_batch"] and row["tokens_per_s_per_gpu"] and row["avg_seq"]:  # stated by the tokens of a step
+        tokens = float(row["tokens_per_s_per_gpu"]) * gpus * float(row["step_time_s"])
+        responses = round(tokens / float(row["avg_seq"]) / group) * group
+    choices: dict[str, Any] = {
+        name: recipe[name]
+        for name in (
+            "tp",
+            "cp",
+            "ep",
+            "pp",
+            "recompute",
+            "pack_tokens",
+            "gen_ep",
+            "memory_share",
+            "precision",
+            "staleness",
+        )
+        if name in recipe
+    }
+    choices |= {
+        "model": model,
+        "cluster": cluster,
+        "software": "nemo-rl" if row["framework"] == "NeMo RL" else "verl",
+        "prompts": max(responses // group, 1),
+        "group": group,
+        "prompt_length": PROMPT,
+        "response_length": length,
+        "train_batch": int(row["train_batch"] or responses),
+        "algorithm": "grpo",
+        "gen_weights": "fp8" if row["gen_precision"] == "fp8" else "bf16",
+        "gen_tp": int(row["gen_tp"] or recipe.get("gen_tp", 1)),
+        "oversampling": max(int(recipe.get("prompts", 0)) * group / responses, 1.0) if recipe else 1.0,
+        "reference": bool(recipe.get("reference", row["framework"] == "NeMo RL" or "GRPO" in row["algorithm"])),
+    }
+    for name in ("tp", "cp", "ep", "pp"):
+        if row[f"train_{name}"] and name not in recipe:
+            choices[name] = int(row[f"train_{name}"])
+    if row["train_precision"] == "fp8":
+        choices["precision"] = "fp8"
+    if not row["mode"].startswith("coloc"):
+        rollout = int(row["gpus_rollout"] or recipe.get("rollout_gpus", gpus // 2))
+        choices |= {"mode": "async", "gpus": int(row["gpus_train"] or gpus - rollout), "rollout_gpus": rollout}
+        stale = int(row["policy"].partition("-step")[0]) if "-step" in row["policy"] else 1
+        choices |= {"staleness": stale, "partial_rollout": "stale" in row["policy"] or stale > 1}
+        if row["framework"] == "verl":  # trains on log-probabilities of the rollout
+            choices["old_logprobs"] = False
+    else:
+        choices |= {"mode": "colocated", "gpus": gpus}
+        choices.pop("staleness", None)
+    if "FSDP" not in row["notes"] and row["framework"] == "verl":
+        choices |= {"framework": "megatron-core", "sharding": "zero-1"}
+    return build_rl(choices)
+
+
+def predict_quantities(step: RlStep) -> dict[str, float]:
+    """Return the quantities of a set from a forecast."""
+    phases = step.phases_s
+    return {
+        "step": step.step_s,
+        "generation": phases["generation"],
+        "logprob": phases.get("old log-probabilities", 0.0),
+        "update": phases["update"],
+        "sync": phases["weight sync"],
+    }
+
+
+def measure_rl(folder: str) -> Measurements:
+    """Return measured and predicted times of the steps in *folder*."""
+    place = Path(folder)
+    file = place if place.is_file() else place / FILE
+    if not file.is_file():
+        raise ValueError(f"{folder}: has no {FILE}")
+    recipes = read_recipes(file.parent / RECIPES)
+    scored: list[ScoredRow] = []
+    skipped: Counter[str] = Counter()
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    for row in report_progress(rows):
+        measured = {name: float(row[column]) for name, column in QUANTITIES.items() if row[column]}
+        if "async" in row["mode"] and measured.pop("generation", 0.0):
+            skipped["asynchronous runs publish the wait of the trainer as generation, which is not forecast"] += 1
+        try:
+            if set(measured) == {"sync"}:
+                predicted = {"sync": _sync_alone(row)}
+            else:
+                predicted = predict_quantities(answer_rl(question_of(row, find_recipe(row, recipes))))
+        except (ValueError, KeyError) as error:
+            skipped[str(error)] += 1
+            continue
+        tags = {
+            "software": row["framework"],
+            "mode": "async" if "async" in row["mode"] else row["mode"].split()[0],
+            "model": row["model"],
+            "gpu": row["gpu"],
+            "lengths": "mean published" if row["avg_seq"] else "assumed",
+        }
+        scored += [
+            ScoredRow(row["id"], seconds, predicted[name], {"quantity": name, **tags})
+            for name, seconds in measured.items()
+            if predicted[name] > 0
+        ]
+    columns = columns_of(scored)
+    notes = (
+        f"prompts of {PROMPT} tokens, responses lognormal with cv {CV} before the cut at the limit: lengths are "
+        "published as means",
+        f"verl's runs on H20 publish no lengths: {UNSTATED_RESPONSE:,} tokens assumed",
+        "log-probabilities of a reference model are computed unless a recipe says otherwise",
+    )
+    selections = {name: columns.tags["quantity"] == name for name in QUANTITIES}
+    return Measurements(columns, skipped, selections, {}, notes)
+
+
+def _sync_alone(row: RlRow) -> float:
+    """Return the time of moving weights where nothing else was measured."""
+    from stepcast.generation.placement import GenerationLayout
+
+    train, rollout = int(row["gpus_train"]), int(row["gpus_rollout"])
+    place = RlPlacement(RlMode.ASYNC, train, GenerationLayout(tp=1, replicas=rollout))
+    bulk = "checkpoint-engine" in row["notes"]
+    return sync_seconds(load_model(row["model"]), _cluster(row["gpu"]), load_profile("verl"), place, bulk)

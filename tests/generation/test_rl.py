@@ -1,0 +1,134 @@
+"""Steps of RL post-training: composition, modes, search, configurations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepcast
+from stepcast.inputs.configs.rl import read_rl_text
+from stepcast.inputs.source import FormatError
+from stepcast.rl.step import count_tensors, load_profile, profile_names
+from tests.cli.test_main import run, run_json
+
+SMALL: Any = {"cluster": "dgx-h100", "prompts": 16, "group": 8, "response_length": "lognormal:mean=800,cv=0.8,max=4096"}
+STEP = ("rl", "qwen3-0.6b", "--cluster", "dgx-h100", "--gpus", "8")
+
+
+def test_a_colocated_step_is_the_sum_of_its_phases() -> None:
+    step = stepcast.predict_rl("qwen3-0.6b", gpus=8, **SMALL)
+    assert step.step_s == pytest.approx(sum(step.phases_s.values()))
+    assert set(step.phases_s) > {"generation", "old log-probabilities", "reference", "update", "weight sync", "offload"}
+    assert list(step.idle_shares()) == ["all"]
+
+
+def test_asynchronous_pools_overlap_and_the_slower_one_decides() -> None:
+    split = stepcast.predict_rl("qwen3-0.6b", gpus=4, rollout_gpus=4, mode="split", **SMALL)
+    overlapped = stepcast.predict_rl("qwen3-0.6b", gpus=4, rollout_gpus=4, mode="async", **SMALL)
+    assert overlapped.step_s == pytest.approx(max(overlapped.train_pool_s, overlapped.rollout_pool_s))
+    assert overlapped.step_s < split.step_s
+    assert min(overlapped.idle_shares().values()) == pytest.approx(0.0)
+    older = stepcast.predict_rl("qwen3-0.6b", gpus=4, rollout_gpus=4, staleness=4, **SMALL)
+    assert older.phases_s["generation"] < overlapped.phases_s["generation"]  # the tail of one batch hides in the next
+
+
+def test_algorithms_differ_in_their_passes() -> None:
+    grpo, ppo, dapo = (
+        stepcast.predict_rl("qwen3-0.6b", gpus=8, algorithm=name, **SMALL) for name in ("grpo", "ppo", "dapo")
+    )
+    assert ppo.phases_s["update"] > grpo.phases_s["update"]
+    assert "critic values" in ppo.phases_s
+    assert "reference" not in dapo.phases_s
+    assert dapo.phases_s["generation"] > grpo.phases_s["generation"]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_profiles_state_their_sources(name: str) -> None:
+    assert load_profile(name).sources
+
+
+def test_experts_are_tensors_of_their_own() -> None:
+    assert count_tensors(stepcast.load_model("qwen3-30b-a3b")) > 48 * 128 * 3
+    assert count_tensors(stepcast.load_model("llama-3.1-8b")) == 32 * 9 + 3
+
+
+def test_the_search_ranks_modes_and_prints_options_that_reproduce_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--prompts", "16", "--response-length", "lognormal:mean=800,max=4096")
+    found = run_json(capsys, *STEP, *words, "--search", "--tp", "1", "--pp", "1", "--price", "2")
+    times = [row["step_s"] for row in found["rows"]]
+    assert times == sorted(times)
+    assert {row["mode"] for row in found["rows"]} == {"colocated", "async"}
+    best = found["rows"][0]
+    again = run_json(capsys, "rl", "qwen3-0.6b", "--cluster", "dgx-h100", *words, *best["options"].split())
+    assert again["step_s"] == pytest.approx(best["step_s"])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--rollout-gpus", "8", "--mode", "colocated"), "no effect"),
+        (("--mode", "async"), "needs --rollout-gpus"),
+        (("--staleness", "2"), "needs async"),
+        (("--gen-tp", "16"), "not a multiple"),
+        (("--tp", "3"), "not a multiple"),
+        (("--oversampling", "0.5"), "at least 1"),
+        (("--software", "mine"), "unknown RL software"),
+        (("--response-length", "long"), "no length"),
+    ],
+)
+def test_steps_without_an_answer_are_refused(
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, *STEP, *words)
+    assert status != 0
+    assert problem in " ".join(err.split())
+
+
+VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=16 \\
+  data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen3-0.6B actor_rollout_ref.rollout.n=8 \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=8 trainer.nnodes=1 trainer.n_gpus_per_node=8 trainer.logger=console
+"""
+OPENRLHF = """openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-0.6B --rollout_batch_size 16 --n_samples_per_prompt 8
+  --train_batch_size 64 --vllm_num_engines 4 --actor_num_gpus_per_node 4 --generate_max_len 1024 --zero_stage 3"""
+NEMO = """
+grpo: {num_prompts_per_step: 16, num_generations_per_prompt: 8}
+policy:
+  model_name: Qwen/Qwen3-0.6B
+  train_global_batch_size: 64
+  max_total_sequence_length: 1024
+  sequence_packing: {train_mb_tokens: "${mul:${policy.max_total_sequence_length}, 2}"}
+  generation: {colocated: {enabled: true}, vllm_cfg: {tensor_parallel_size: 1, gpu_memory_utilization: 0.6}}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+"""
+TRL = (
+    '{"model_name_or_path": "Qwen/Qwen3-0.6B", "num_generations": 8, "max_completion_length": 1024, "num_processes": 8}'
+)
+
+
+@pytest.mark.parametrize(("text", "name", "tool"), [
+    (VERL, "run.sh", "verl"), (OPENRLHF, "run.sh", "openrlhf"), (NEMO, "grpo.yaml", "nemo-rl"), (TRL, "grpo.json", "trl"),
+])  # fmt: skip
+def test_configurations_of_rl_software_are_read(
+    text: str, name: str, tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    facts = run_json(capsys, "rl", "--config", str(file), "--cluster", "dgx-h100")
+    assert facts["config"]["tool"] == tool == facts["software"]
+    assert facts["model"] == "qwen3-0.6b"
+    assert facts["step_s"] > 0
+    assert run_json(capsys, "rl", "--config", str(file), "--cluster", "dgx-h100", "--prompts", "64")["responses"] == 512
+
+
+def test_references_and_unread_keys() -> None:
+    config = read_rl_text(NEMO, "x.yaml")
+    assert config.choices["pack_tokens"] == 2048
+    assert read_rl_text(VERL).unread == ("trainer.logger",)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "{}", "hello", VERL.replace("rollout.n=8", "rollout.n=eight"), VERL.replace("=16", "=-16")]
+)
+def test_damaged_configurations_are_refused(text: str) -> None:
+    with pytest.raises(FormatError):
+        read_rl_text(text)
