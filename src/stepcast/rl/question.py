@@ -90,7 +90,7 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     gpus: Annotated[int | None, Choice(group=POOLS, metavar="N", read=gpu_count,
         help="GPUs that train; with --search all GPUs")] = None
     rollout_gpus: Annotated[int | None, Choice(group=POOLS, metavar="N", read=gpu_count,
-        help="further GPUs that generate, with --mode split or async")] = None
+        help="additional GPUs that generate, with --mode split or async")] = None
     staleness: Annotated[int | None, Choice(group=POOLS, metavar="K", read=count(0, 1000),
         help="async: steps that a response may be older than the weights trained (default: 1)")] = None
     partial_rollout: Annotated[bool, Choice(group=POOLS,

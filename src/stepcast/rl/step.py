@@ -86,7 +86,7 @@ class RlTask:
     """The work of a step: *prompts* x *group* responses, trained *train_batch* sequences at a time, *epochs* times.
 
     *oversampling*: responses generated over those trained on (dynamic sampling of DAPO). *reference* and *critic*
-    are further models of the same size. *reward_s* is spent on rewards after the last response.
+    are additional models of the same size. *reward_s* is spent on rewards after the last response.
     """
 
     prompts: int
