@@ -340,12 +340,12 @@ def test_hierarchical_all_to_all_wins_with_small_messages() -> None:
 def test_uneven_all_to_all_waits_for_the_busiest() -> None:
     even = [[1e6] * 4 for _ in range(4)]
     assert imbalance_of(even) == pytest.approx((4e6, 1.0))
-    hot = [[0.0, 4e6, 0.0, 0.0], [0.0] * 4, [0.0, 4e6, 0.0, 0.0], [0.0, 4e6, 0.0, 0.0]]
+    hot = [[0.0, 4e9, 0.0, 0.0], [0.0] * 4, [0.0, 4e9, 0.0, 0.0], [0.0, 4e9, 0.0, 0.0]]
     size, imbalance = imbalance_of(hot)
-    assert (size, imbalance) == pytest.approx((4e6, 4.0))
+    assert (size, imbalance) == pytest.approx((4e9, 4.0))
     route = Route(ranks=4, intra_bytes_per_s=1 * GB)
     skewed = price(CollectiveKind.ALL_TO_ALL, size, route, imbalance=imbalance).seconds
-    assert skewed == pytest.approx(12e6 / (1 * GB), rel=0.05)
+    assert skewed == pytest.approx(12e9 / (1 * GB), rel=0.05)
     with pytest.raises(ValueError, match="square"):
         imbalance_of([[1.0, 2.0]])
     with pytest.raises(ValueError, match="at least 1"):

@@ -202,6 +202,8 @@ def _issue_s(framework: Framework, strategy: Strategy, gpus: int) -> IssueSecond
     """Return the seconds of issuing a work, those of the code around tensor-parallel collectives included."""
     issue_s, layout = issue_s_of(framework), strategy.layout
     more_us = framework.tensor_issue_us
+    if gpus:
+        more_us += framework.spanning_issue_us * ((layout.tp - 1) // gpus)
     if layout.pp > 1 and layout.gpus > gpus:
         more_us += framework.crossing_issue_us * layout.tp
     if not more_us or layout.tp == 1:

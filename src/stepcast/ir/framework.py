@@ -145,6 +145,9 @@ class Overhead:
 USUAL_OVERHEAD = Overhead()
 
 
+ISSUES = ("tensor_issue_us", "crossing_issue_us", "spanning_issue_us")
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """The software that runs a step: its kernels, formats, buffers and defaults."""
@@ -194,9 +197,11 @@ class Framework:
     # (Narayanan et al. 2021, section 4.1; DeepSpeed's pipeline engine), or all send everything.
     boundary_scattered: bool = False
     # Host microseconds that a collective of tensor parallelism takes beyond its issue: the Python of the layer around
-    # it. Where stages are on different nodes, as many more for each tensor-parallel rank.
+    # it. As many more for each tensor-parallel rank where stages are on different nodes (crossing), and for each more
+    # node that the tensor-parallel ranks are on (spanning).
     tensor_issue_us: int = 0
     crossing_issue_us: int = 0
+    spanning_issue_us: int = 0
     # ZeRO 1 and 2: each rank owns complete tensors and sends them to the others after its update, one rank after
     # the other and overlapping nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
     owners_broadcast: bool = False
@@ -220,7 +225,7 @@ class Framework:
             self.bucket_bytes is None or self.bucket_bytes >= 0,
             f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}",
         )
-        require_counts(self, 0, "deferred_gradients", "wide_layers", "tensor_issue_us", "crossing_issue_us")
+        require_counts(self, 0, "deferred_gradients", "wide_layers", *ISSUES)
 
     def __hash__(self) -> int:
         """Hash what most often differs: hashes are asked for far more often than values are made."""

@@ -5,7 +5,7 @@ first should be the measured best. Its regret is how much longer it took than th
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +25,8 @@ WITHIN = 0.1
 FAILED = "failed"
 NOTES = (
     "times are single iterations: below 20 % of MFU they are noisy, and many took about a second per micro-batch",
-    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches, and some ran with "
-    "larger micro-batches",
+    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches, and some "
+    "strategies ran with larger tensors",
 )
 
 
@@ -107,10 +107,11 @@ def verdict_figures(
     fits = [row.fits for row in ran]
     if fits:
         yield "ran, predicted to fit", float(np.mean(fits))
-    larger = _largest_batches(timed)
+    proofs = [_Sizes.of(record) for record in timed]
     refused, elsewhere = [], 0
     for record in failed:
-        if _has_few_micro_batches(record) or larger.get(_strategy_key(record), 0) > int(record["micro_batch"] or 0):
+        sizes = _Sizes.of(record)
+        if sizes.has_few_micro_batches or any(proof.needs_no_less(sizes) for proof in proofs):
             elsewhere += 1
         else:
             refused.append(not _can_run(record))
@@ -126,20 +127,33 @@ def _can_run(record: Record) -> bool:
         return False
 
 
-def _strategy_key(record: Record) -> tuple[str | None, ...]:
-    """Return what a run shares with those that differ in their micro-batches alone."""
-    return tuple(record.get(name) for name in ("model", "seq", "num_gpus", "tp", "pp", "dp", "zero_fsdp", "recompute"))
+class _Sizes(NamedTuple):
+    """The sizes of a run that its memory depends on."""
 
+    model: str
+    seq: int
+    pp: int
+    tp: int
+    dp: int
+    micro_batch: int
+    global_batch: int
+    shards: bool  # splits its optimizer states (ZeRO 1)
 
-def _largest_batches(timed: Iterable[Record]) -> Mapping[tuple[str | None, ...], int]:
-    largest: dict[tuple[str | None, ...], int] = defaultdict(int)
-    for record in timed:
-        key = _strategy_key(record)
-        largest[key] = max(largest[key], int(record["micro_batch"] or 0))
-    return largest
+    @classmethod
+    def of(cls, record: Record) -> "_Sizes":
+        counts = [int(float(record.get(name) or 0)) for name in cls._fields[1:-1]]
+        return cls(record.get("model") or "", *counts, record.get("zero_fsdp") != "zero0")
 
+    @property
+    def has_few_micro_batches(self) -> bool:
+        """Return True if nanotron's 1F1B engine refuses the run (parallel/pipeline_parallel/engine.py)."""
+        return self.global_batch < (self.pp - 1) * self.dp * self.micro_batch
 
-def _has_few_micro_batches(record: Record) -> bool:
-    """Return True if nanotron's 1F1B engine refuses the run (parallel/pipeline_parallel/engine.py)."""
-    batch, dp, micro_batch, pp = (int(record[name] or 0) for name in ("global_batch", "dp", "micro_batch", "pp"))
-    return batch < (pp - 1) * dp * micro_batch
+    def needs_no_less(self, other: "_Sizes") -> bool:
+        """Return True if every tensor of this run is as large as that of the *other*."""
+        return (
+            (self.model, self.seq, self.pp) == (other.model, other.seq, other.pp)
+            and self.tp <= other.tp
+            and self.micro_batch >= other.micro_batch
+            and (not self.shards or (other.shards and self.dp <= other.dp))
+        )

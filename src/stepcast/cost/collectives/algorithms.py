@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from stepcast.cost.collectives.route import Protocol, Route
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import CollectiveKind
-from stepcast.units import KIB, US
+from stepcast.units import KIB, MIB, US
 
 if TYPE_CHECKING:
     from stepcast.ir.arrays import FloatArray
@@ -47,6 +47,9 @@ COLLNET_LATENCY_S = 31 * US  # beyond the network's own latency
 COLLNET_SHARE = 0.85
 # Peers that a kernel serves at once (NVIDIA/nccl, src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH).
 PEERS_AT_ONCE = 8
+# An all-to-all over NVLink takes so much longer for the first bytes of each message, whose chunks do not yet fill the
+# links: fitted to 2 to 8 H100, H200, B200, B300, GB200 and GB300 (aiconfigurator, nccl), and 8 A100 (superbenchmark).
+FILLING_SHARE, FULL_MESSAGE_BYTES = 0.3, 32 * MIB
 
 # Times round the ring: a reduce-scatter takes one, an all-gather one, an all-reduce is both.
 ROUNDS = {CollectiveKind.ALL_REDUCE: 2, CollectiveKind.ALL_GATHER: 1, CollectiveKind.REDUCE_SCATTER: 1}
@@ -373,7 +376,10 @@ def _exchange_curve(route: Route, protocol: Protocol, wire_s_per_byte: float) ->
     hop_s = _inter_hop_s(route, protocol) if route.nodes > 1 else _intra_hop_s(route, protocol)
     latency_s = route.tuning.exchange_start_s + -(-(route.ranks - 1) // PEERS_AT_ONCE) * hop_s
     per_byte = _pair_s_per_byte(route, protocol, wire_s_per_byte)
-    return _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL * route.ranks)
+    filling = ()
+    if route.nodes == 1 and route.nvlink and protocol is Protocol.SIMPLE:
+        filling = (Ramp(FILLING_SHARE * per_byte, FULL_MESSAGE_BYTES * route.ranks),)
+    return _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL * route.ranks, *filling)
 
 
 def _pair_s_per_byte(route: Route, protocol: Protocol, wire_s_per_byte: float) -> float:
