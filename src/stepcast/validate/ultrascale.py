@@ -141,8 +141,9 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> "_Sizes":
-        counts = [int(float(record.get(name) or 0)) for name in cls._fields[1:-1]]
-        return cls(record.get("model") or "", *counts, record.get("zero_fsdp") != "zero0")
+        seq, pp, tp, dp, micro_batch, global_batch = (int(float(record.get(name) or 0)) for name in cls._fields[1:-1])
+        shards = record.get("zero_fsdp") != "zero0"
+        return cls(record.get("model") or "", seq, pp, tp, dp, micro_batch, global_batch, shards)
 
     @property
     def has_few_micro_batches(self) -> bool:

@@ -376,7 +376,7 @@ def _exchange_curve(route: Route, protocol: Protocol, wire_s_per_byte: float) ->
     hop_s = _inter_hop_s(route, protocol) if route.nodes > 1 else _intra_hop_s(route, protocol)
     latency_s = route.tuning.exchange_start_s + -(-(route.ranks - 1) // PEERS_AT_ONCE) * hop_s
     per_byte = _pair_s_per_byte(route, protocol, wire_s_per_byte)
-    filling = ()
+    filling: tuple[Ramp, ...] = ()
     if route.nodes == 1 and route.nvlink and protocol is Protocol.SIMPLE:
         filling = (Ramp(FILLING_SHARE * per_byte, FULL_MESSAGE_BYTES * route.ranks),)
     return _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL * route.ranks, *filling)
