@@ -90,7 +90,7 @@ Apply = Callable[[Recording, str, str, Surroundings], Recording]
 def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundings | None = None) -> Recording:
     """Apply every ``K=V`` text to *recording*, in an order that gives each what it needs."""
     around = around or Surroundings()
-    pairs = [_split_change(text) for text in texts]
+    pairs = [split_change(text) for text in texts]
     values = dict(pairs)
     if len(values) < len(pairs):
         raise WhatIfError("a change is given twice; give each once")
@@ -113,11 +113,12 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
     return recording
 
 
-def _split_change(text: str) -> tuple[str, str]:
-    key, equals, value = (word.strip() for word in text.partition("="))
+def split_change(text: str, known: str = KNOWN) -> tuple[str, str]:
+    """Return the key and the value of a change; *known* are the changes to name in an error."""
+    key, equals, value = (word.strip() for word in text.rpartition("="))
     if not equals or not key or not value:
-        raise WhatIfError(f"{text!r} is no change; write K=V, one of: {KNOWN}")
-    return key.replace("_", "-"), value
+        raise WhatIfError(f"{text!r} is no change; write K=V, one of: {known}")
+    return key if ":" in key else key.replace("_", "-"), value
 
 
 def _parse_count(key: str, text: str) -> int:
@@ -126,7 +127,8 @@ def _parse_count(key: str, text: str) -> int:
     return int(text)
 
 
-def _parse_factor(key: str, text: str) -> float:
+def parse_factor(key: str, text: str) -> float:
+    """Return the factor of a change such as ``0.5x``."""
     match = FACTOR.fullmatch(text)
     if match is None or float(match[1]) <= 0:
         raise WhatIfError(f"{key} must be a factor such as 2x or 0.5x, not {text!r}")
@@ -139,7 +141,7 @@ def _change_rank(recording: Recording, key: str, value: str, around: Surrounding
         slow = find_stragglers(recording, rank_parts(measured(recording)))
         return heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
     return assuming(
-        scale_rank(recording, rank, _parse_factor(key, value)), f"all work of rank {rank} takes {value} as long"
+        scale_rank(recording, rank, parse_factor(key, value)), f"all work of rank {rank} takes {value} as long"
     )
 
 
@@ -161,7 +163,7 @@ def _change_gpu(recording: Recording, key: str, value: str, around: Surroundings
 
 
 def _change_compute(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
-    factor = _parse_factor(key, value)
+    factor = parse_factor(key, value)
     return assuming(scale_compute(recording, factor, 1.0), f"forward and backward take {value} as long")
 
 
@@ -188,7 +190,7 @@ def _parse_rate(text: str) -> float | None:
 def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
     rate = _parse_rate(value)
     if rate is None:
-        return scale_transfers(recording, _parse_group(key), _parse_factor(key, value))
+        return scale_transfers(recording, _parse_group(key), parse_factor(key, value))
     if rate <= 0:
         raise WhatIfError(f"{key} must be above zero, not {value!r}")
     return set_bandwidth(recording, _parse_group(key), rate)

@@ -1,0 +1,308 @@
+"""A profiler trace replayed under changed conditions: other kernels, faster links, CUDA graphs, compiled regions.
+
+The host issues work in the order of the trace, with its own time between two calls; where it synchronises it waits for
+the GPU. A kernel starts once it was issued, its stream is free, and the kernel of another stream has ended that it
+waited for in the trace. Ranks are replayed one by one: collectives take as long as in the trace, waits included.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepcast.analyze.kineto.analysis import ELEMENTWISE, LOSS, NORM, kernel_class
+from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
+from stepcast.analyze.result import AnalysisResult
+from stepcast.analyze.whatif import WhatIfError, parse_factor, split_change
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.dataclass import dataclass
+from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.work import Collective, Transfer
+from stepcast.units import format_seconds
+
+FUSIBLE = (ELEMENTWISE, NORM, LOSS)
+SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
+LAUNCHES = re.compile(r"(?:cuda|hip|cu)(?:Graph)?Launch\w*|(?:cuda|hip)Mem(?:cpy|set)\w*")
+KNOWN = (
+    "compile=elementwise, host=graphs (or 0.5x as long), collective.tp=2x (bandwidth; or collective=2x for all), "
+    "kernel:NAME=0.5x, class.matmul=0.8x"
+)
+
+
+class KinetoReplay(AnalysisResult, frozen=True, kw_only=True):
+    """A trace as measured, replayed, and changed; seconds per step of the slowest rank."""
+
+    kind: str
+    source: str
+    changes: list[str]
+    measured_step_s: float
+    replayed_step_s: float
+    error: float  # of the replay
+    step_s: float
+    low_s: float
+    high_s: float
+    speedup: float
+    change_s: float
+    ranks: list[dict[str, float]]
+    assumptions: list[str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class RankScript:
+    """The device's rows of one rank in the order of their launches, and the calls of its host."""
+
+    rank: int
+    steps: int
+    host_start_s: float  # before the window where the host runs ahead
+    measured_s: float  # of the window
+    duration_s: FloatArray
+    stream: IntArray
+    call: IntArray  # the call that launched each row
+    waits_for: IntArray  # the row of another stream; NONE
+    gap_s: FloatArray  # between what it waited for and its start
+    names: tuple[str, ...]  # of rows
+    groups: tuple[str, ...]  # of communication; empty for other rows
+    work_s: FloatArray  # of the host before each call
+    call_s: FloatArray
+    waits: BoolArray  # calls that wait for the device
+    lag_s: float  # from a call to the earliest start of its work
+
+    def changed(self, **columns: Any) -> "RankScript":
+        return RankScript(**{**{name: getattr(self, name) for name in self.__dataclass_fields__}, **columns})
+
+    def play(self, graphs: bool = False) -> float:
+        """Return when the last row ends, counted from the start of the window."""
+        free_s = [0.0] * (int(self.stream.max(initial=0)) + 1)
+        ends_s = [0.0] * len(self.duration_s)
+        columns = (self.duration_s, self.stream, self.call, self.waits_for, self.gap_s)
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        host_s, last_s = self.host_start_s, 0.0
+        place = 0
+        for number, (work_s, call_s, waits) in enumerate(
+            zip(self.work_s.tolist(), self.call_s.tolist(), self.waits.tolist(), strict=True)
+        ):
+            host_s += work_s
+            while place < len(rows) and rows[place][2] <= number:
+                duration_s, stream, _, waits_for, gap_s = rows[place]
+                begin_s = free_s[stream] if graphs else max(free_s[stream], host_s + self.lag_s)
+                if waits_for != NONE:
+                    begin_s = max(begin_s, ends_s[waits_for])
+                ends_s[place] = free_s[stream] = begin_s + gap_s + duration_s
+                last_s = max(last_s, free_s[stream])
+                place += 1
+            host_s += call_s
+            if waits:
+                host_s = max(host_s, last_s)
+        return last_s
+
+
+def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScript | None:
+    """Return the script of a rank; None without work of a GPU whose launches are known."""
+    timeline, streams = lanes.timeline, lanes.streams(rank)
+    time = rank_time(lanes, rank, steps)
+    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows[lane] for lane in streams)])
+    rows = rows[lanes.calls[rows] != NONE]
+    if time is None or not len(rows):
+        return None
+    start_s = float(steps.start_s[0]) if steps else float(timeline.start_s[rows].min())
+    own = timeline.rank_of == rank
+    names = np.array([bool(SYNCHRONISES.match(name)) for name in timeline.names])
+    waiting = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST) & names[timeline.name_of])
+    calls = np.unique(np.concatenate([lanes.calls[rows], waiting]))
+    calls = calls[np.argsort(timeline.start_s[calls], kind="stable")]
+    order_of = np.full(len(timeline), NONE, np.int64)
+    order_of[calls] = np.arange(len(calls))
+    rows = rows[np.lexsort((timeline.start_s[rows], order_of[lanes.calls[rows]]))]
+    call_start_s, call_s = timeline.start_s[calls] - start_s, timeline.duration_s[calls]
+    waits = names[timeline.name_of[calls]]
+    # A launch that is much longer than usual waited for room in the queue.
+    usual_s = float(np.median(call_s[~waits])) if (~waits).any() else 0.0
+    own_call_s = np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s))
+    before_s = np.concatenate([[min(0.0, float(call_start_s[0]))], (call_start_s + call_s)[:-1]])
+    work_s = np.maximum(call_start_s - before_s, 0.0)
+    begin_s, end_s = timeline.start_s[rows] - start_s, timeline.end_s[rows] - start_s
+    issued_s = call_start_s[order_of[lanes.calls[rows]]]
+    lags_s = begin_s - issued_s
+    lag_s = float(np.percentile(lags_s[lags_s > 0], 5)) if (lags_s > 0).any() else 0.0
+    stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
+    waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
+    works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
+    is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
+    groups = tuple(
+        str(work.group) if isinstance(work, Collective | Transfer) else "unknown" if comm else ""
+        for work, comm in zip(works, is_comm.tolist(), strict=True)
+    )
+    return RankScript(
+        rank=rank,
+        steps=max(time[0].steps, 1),
+        host_start_s=float(before_s[0]),
+        measured_s=time[0].window_s,
+        duration_s=timeline.duration_s[rows],
+        stream=stream.astype(np.int64),
+        call=order_of[lanes.calls[rows]],
+        waits_for=waits_for,
+        gap_s=gap_s,
+        names=tuple(timeline.names[name] for name in timeline.name_of[rows].tolist()),
+        groups=groups,
+        work_s=work_s,
+        call_s=own_call_s,
+        waits=waits,
+        lag_s=lag_s,
+    )
+
+
+def _dependencies(
+    begin_s: FloatArray, end_s: FloatArray, stream: IntArray, ready_s: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    """Return the row of another stream that each row waited for, and the rest of its wait.
+
+    A row that starts later than its launch and its stream allow waits for the last one that ended before it elsewhere.
+    """
+    count = len(begin_s)
+    waits_for: IntArray = np.full(count, NONE, np.int64)
+    free_s = np.zeros(count)
+    for number in np.unique(stream).tolist():
+        mine = np.flatnonzero(stream == number)
+        free_s[mine[1:]] = np.maximum.accumulate(end_s[mine])[:-1]
+    gap_s = np.maximum(begin_s - np.maximum(free_s, ready_s), 0.0)
+    by_end = np.argsort(end_s, kind="stable")
+    for row in np.flatnonzero(gap_s > QUEUE_GAP_S).tolist():
+        place = int(np.searchsorted(end_s[by_end], begin_s[row], side="right")) - 1
+        for index in by_end[max(0, place - 7) : place + 1][::-1].tolist():
+            if stream[index] != stream[row] and index < row and end_s[index] > max(free_s[row], ready_s[row]):
+                waits_for[row] = index
+                gap_s[row] = begin_s[row] - end_s[index]
+                break
+    return waits_for, gap_s
+
+
+def fusible_runs(names: Sequence[str], stream: IntArray) -> list[IntArray]:
+    """Return the rows of each run of element-wise, norm and loss kernels, between other kernels of a stream.
+
+    torch.compile fuses such a run into one kernel, or few. Kernels of Triton are fused already.
+    """
+    can_fuse = np.array([kernel_class(name) in FUSIBLE and not name.startswith("triton") for name in names], dtype=bool)
+    runs = []
+    for number in np.unique(stream).tolist():
+        rows = np.flatnonzero(stream == number)
+        edges = np.flatnonzero(np.diff(can_fuse[rows].astype(np.int8)))
+        runs += [run for run in np.split(rows, edges + 1) if len(run) > 1 and can_fuse[run[0]]]
+    return runs
+
+
+def _compile(script: RankScript, share: float) -> RankScript:
+    """Fuse runs of kernels; a fused kernel takes *share* of the longest of its run, and one launch."""
+    duration_s, gap_s = script.duration_s.copy(), script.gap_s.copy()
+    work_s, call_s = script.work_s.copy(), script.call_s.copy()
+    counts = np.bincount(script.call, minlength=len(work_s))
+    for run in fusible_runs(script.names, script.stream):
+        longest_s = float(duration_s[run].max())
+        rest = run[1:]
+        duration_s[run[0]] = share * longest_s
+        duration_s[rest] = gap_s[rest] = 0.0
+        single = script.call[rest][counts[script.call[rest]] == 1]
+        work_s[single] = call_s[single] = 0.0
+    return script.changed(duration_s=duration_s, gap_s=gap_s, work_s=work_s, call_s=call_s)
+
+
+def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
+    """Return the traced ranks as replayed, and under *changes*."""
+    timeline, steps = marked_steps(timeline)
+    lanes = RankLanes(timeline)
+    scripts = [script for rank in timeline.ranks if (script := script_of(lanes, rank, steps.get(rank)))]
+    if not scripts:
+        raise ValueError(f"{timeline.source}: replay needs kernels and the calls that launched them")
+    pairs = [split_change(text, KNOWN) for text in changes]
+    ranks, assumptions = [], dict.fromkeys(_assumption(key, value) for key, value in pairs)
+    for script in scripts:
+        before_s = script.play()
+        after_s = [_apply(script, pairs, share) for share in (1.0, 0.5)]
+        low_s = min(after_s)
+        high_s = after_s[0] if len(pairs) == 0 else max(after_s)
+        per_step = {"measured_s": script.measured_s, "replayed_s": before_s, "changed_s": after_s[0]}
+        per_step |= {"low_s": low_s, "high_s": high_s}
+        ranks.append({"rank": script.rank, **{name: value / script.steps for name, value in per_step.items()}})
+    slowest = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
+    measured_s, replayed_s, changed_s = (slowest[name] for name in ("measured_s", "replayed_s", "changed_s"))
+    warnings = [*timeline.warnings]
+    if abs(replayed_s / measured_s - 1) > 0.05:
+        warnings.append(f"the replay without changes takes {format_seconds(replayed_s)}: more than 5 % off")
+    return KinetoReplay(
+        kind="kineto replay",
+        source=timeline.source,
+        changes=list(changes),
+        measured_step_s=measured_s,
+        replayed_step_s=replayed_s,
+        error=replayed_s / measured_s - 1,
+        step_s=changed_s,
+        low_s=slowest["low_s"],
+        high_s=slowest["high_s"],
+        speedup=replayed_s / changed_s if changed_s else 1.0,
+        change_s=changed_s - replayed_s,
+        ranks=ranks,
+        assumptions=[text for text in assumptions if text],
+        warnings=warnings,
+    )
+
+
+def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float) -> float:
+    """Return the seconds of the window under changes."""
+    graphs = False
+    for key, value in pairs:
+        if key == "compile":
+            script = _compile(script, share)
+        elif key == "host" and value == "graphs":
+            graphs = True
+            script = script.changed(gap_s=np.minimum(script.gap_s, np.median(script.gap_s)))
+        elif key == "host":
+            factor = parse_factor(key, value)
+            script = script.changed(work_s=script.work_s * factor, call_s=script.call_s * factor)
+        else:
+            script = script.changed(duration_s=script.duration_s * _row_factors(script, key, value))
+    return script.play(graphs)
+
+
+def _row_factors(script: RankScript, key: str, value: str) -> FloatArray:
+    """Return the factor on each row's duration."""
+    factor = parse_factor(key, value)
+    if key.startswith("kernel:"):
+        word = key.removeprefix("kernel:")
+        chosen = [word in name for name in script.names]
+    elif key.startswith("class."):
+        label = key.removeprefix("class.")
+        pairs = zip(script.names, script.groups, strict=True)
+        chosen = [not group and kernel_class(name).replace(" ", "-") == label for name, group in pairs]
+    else:
+        group = key.partition(".")[2]
+        chosen = [bool(other) and group in ("", other) for other in script.groups]
+        factor = 1 / factor
+    if not any(chosen):
+        raise WhatIfError(f"{key} matches no work of rank {script.rank}; known changes: {KNOWN}")
+    return np.where(np.array(chosen), factor, 1.0)
+
+
+def _assumption(key: str, value: str) -> str:
+    if key == "compile":
+        if value != "elementwise":
+            raise WhatIfError(f"compile must be elementwise, not {value!r}")
+        return (
+            "compile: a run of element-wise, norm and loss kernels becomes one kernel as long as its longest (half of it: "
+            "the low end); the other launches keep the time of their host"
+        )
+    if key == "host":
+        return "graphs: the host issues everything at once, synchronisation vanishes" if value == "graphs" else ""
+    if key == "collective" or key.startswith("collective."):
+        return "collectives: all of their time follows the bandwidth, latency and waiting for other ranks included"
+    if not key.startswith(("kernel:", "class.")):
+        raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
+    return ""
+
+
+def savings_s(script: RankScript) -> Mapping[str, float]:
+    """Return what compiling and CUDA graphs save of a step, for advice."""
+    before_s = script.play()
+    pairs = {"compile": "elementwise", "host": "graphs"}
+    return {key: (before_s - _apply(script, [(key, value)], 1.0)) / script.steps for key, value in pairs.items()}
