@@ -36,6 +36,7 @@ from stepcast.version import __version__ as __version__  # noqa: E402 - after Ct
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison as Comparison
     from stepcast.analyze.gate import GateResult as GateResult
+    from stepcast.analyze.kineto.whatif import KinetoReplay as KinetoReplay
     from stepcast.analyze.replay import ReplayResult as ReplayResult
     from stepcast.analyze.result import AnalysisResult as AnalysisResult
     from stepcast.analyze.watch import WatchAlert as WatchAlert
@@ -104,6 +105,7 @@ PUBLIC = {
     "FormatError": ("stepcast.inputs.source", "FormatError"),
     "Framework": ("stepcast.ir.framework", "Framework"),
     "GateResult": ("stepcast.analyze.gate", "GateResult"),
+    "KinetoReplay": ("stepcast.analyze.kineto.whatif", "KinetoReplay"),
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),
     "Operation": ("stepcast.goodput.operation", "Operation"),

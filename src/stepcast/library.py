@@ -17,6 +17,7 @@ from stepcast.units import DEFAULT_CURRENCY
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
     from stepcast.analyze.gate import GateResult
+    from stepcast.analyze.kineto.whatif import KinetoReplay
     from stepcast.analyze.replay import ReplayResult
     from stepcast.analyze.result import AnalysisResult
     from stepcast.analyze.watch import WatchAlert, WatchedStep
@@ -319,7 +320,9 @@ def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResul
         return analyze_files(_paths(files), question, None if trace is None else fspath(trace))[0]
 
 
-def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]") -> "ReplayResult":
+def replay(
+    *files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]"
+) -> "ReplayResult | KinetoReplay":
     """Return a measured run under changed conditions; ``.facts()`` is the JSON of ``stepcast replay``."""
     from stepcast.cli.replay import replay_files
     from stepcast.questions.choices import build_question

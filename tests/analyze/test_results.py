@@ -38,4 +38,5 @@ def test_a_result_has_attributes_and_keys() -> None:
     assert isinstance(result, MegatronResult)
     assert result.step_s == result["step_s"]
     replayed = stepcast.replay(EXAMPLES / "megatron-rank7.txt", what_if="compute=0.5x")
+    assert isinstance(replayed, stepcast.ReplayResult)
     assert replayed.step_s < replayed.before.step_s == replayed["before"]["step_s"]

@@ -44,6 +44,7 @@ JSON_NAMES = {
     "Reproduce a row": "command",
     "Other intervals and spares": "choices",
     "Operations": "operations operations_s",
+    "Advice": "advice",
     "Kernels": "kernels",
     "Streams": "streams",
     "Collectives": "collectives",

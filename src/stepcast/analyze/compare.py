@@ -18,6 +18,7 @@ PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 # A part that only one side has is counted as this part of the other side.
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
 
+SAME_KERNEL = 0.02  # kernels that differ by less are the same
 # Facts that identify a run.
 SHAPE = ("model", "parameters", "layers", "hidden")
 IDENTITY = (
@@ -102,6 +103,19 @@ def account_of(answer: Facts) -> Facts:
     return answer
 
 
+class ComparedKernel(msgspec.Struct, frozen=True):
+    """A kernel or an operator of the host in two traces; runs and seconds are per rank and step."""
+
+    name: str
+    on: str  # gpu or host
+    change: str  # added, removed, slower, faster or same, from the first to the second
+    first_runs: float
+    second_runs: float
+    first_s: float
+    second_s: float
+    difference_s: float
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """Two accounts of a step; without differences they are of the same run, as far as both say."""
 
@@ -115,6 +129,7 @@ class Comparison(msgspec.Struct, frozen=True):
     parts: list[ComparedRow]
     stages: list[ComparedStage]
     operations: list[ComparedRow]
+    kernels: list[ComparedKernel]
     warnings: list[str]
 
     def __repr__(self) -> str:
@@ -215,6 +230,10 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         parts=parts,
         stages=stages,
         operations=operations,
+        kernels=[
+            *_compare_kernels(predicted, measured, "kernels"),
+            *_compare_kernels(predicted, measured, "operators"),
+        ],
         warnings=warnings,
     )
 
@@ -259,6 +278,27 @@ def differing_facts(first: Facts, second: Facts) -> list[RunDifference]:
     if "model" in names and set(shape) <= set(names) and all(first[name] == second[name] for name in shape):
         names.remove("model")
     return [RunDifference(name, first[name], second[name]) for name in names if first[name] != second[name]]
+
+
+def _compare_kernels(first: Facts, second: Facts, key: str) -> list[ComparedKernel]:
+    """Return the kernels of two Kineto traces, the largest difference first; none of other accounts."""
+    sides = []
+    for account in (first, second):
+        ranks = account.get("ranks")
+        if account.get("format") != "kineto" or not account.get(key) or not isinstance(ranks, list):
+            return []
+        steps = sum(max(rank["steps"], 1) for rank in ranks)
+        sides.append({row["name"]: (row["count"] / steps, row["total_s"] / steps) for row in account[key]})
+    rows = []
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        (first_runs, first_s), (second_runs, second_s) = (side.get(name, (0.0, 0.0)) for side in sides)
+        longer = second_s / first_s - 1 if first_s else 0.0
+        change = "added" if not first_runs else "removed" if not second_runs else "same"
+        if change == "same" and abs(longer) > SAME_KERNEL:
+            change = "slower" if longer > 0 else "faster"
+        on = "gpu" if key == "kernels" else "host"
+        rows.append(ComparedKernel(name, on, change, first_runs, second_runs, first_s, second_s, second_s - first_s))
+    return sorted(rows, key=lambda row: -abs(row.difference_s))
 
 
 def _fold_parts(parts: Facts, other: Facts) -> dict[str, float]:

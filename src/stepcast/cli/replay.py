@@ -13,6 +13,7 @@ from stepcast.questions.measured import ReplayQuestion
 from stepcast.questions.rules import CLUSTER_CHANGES, Rule, check_rules
 
 if TYPE_CHECKING:
+    from stepcast.analyze.kineto.whatif import KinetoReplay
     from stepcast.analyze.replay import Replay, ReplayResult
     from stepcast.ir.timeline import Timeline
     from stepcast.views.view import View
@@ -35,7 +36,7 @@ RULES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    row = "files FILE  Megatron traces of all ranks of a run, or their folder"
+    row = "files FILE  Megatron traces of all ranks of a run or their folder, or Kineto traces"
     add_options(parser, row, files={"nargs": "+"})
     add_question(parser, ReplayQuestion)
     add_options(
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def replay_files(
     files: Sequence[str], question: ReplayQuestion, trace: str | None = None, with_timeline: bool = False
-) -> "tuple[ReplayResult, View, tuple[str, ...]]":
+) -> "tuple[ReplayResult | KinetoReplay, View, tuple[str, ...]]":
     """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
     from msgspec.structs import replace
 
@@ -68,8 +69,10 @@ def replay_files(
     from stepcast.views.measured import replay_view
 
     entry, timeline = read_measured(files, None)
+    if entry.name == "kineto":
+        return _replay_kineto(timeline, question, files[0], trace)
     if entry.name != "megatron":
-        raise ValueError(f"{files[0]}: is {entry.name}; replay needs Megatron traces, which record dependencies")
+        raise ValueError(f"{files[0]}: is {entry.name}; replay needs Megatron or Kineto traces")
     recording, changes = record_megatron(timeline), question.changes
     facts = {"changes": changes, "cluster": question.cluster, "engine": question.engine}
     notes = check_rules(RULES, question.given, facts)
@@ -84,6 +87,18 @@ def replay_files(
     result = replayed.result
     result = replace(result, warnings=[*result.warnings, *find_doubts(result.facts())])
     return result, replay_view(result.facts(), _build_timeline(replayed) if with_timeline else None), notes
+
+
+def _replay_kineto(
+    timeline: "Timeline", question: ReplayQuestion, file: str, trace: str | None
+) -> "tuple[KinetoReplay, View, tuple[str, ...]]":
+    from stepcast.analyze.kineto.whatif import replay_kineto
+    from stepcast.views.traces import kineto_replay_view
+
+    if other := sorted(question.given - {"what_if"} | ({"trace"} if trace else set())):
+        raise ValueError(f"{file}: --{other[0].replace('_', '-')} is for Megatron traces; leave it out")
+    result = replay_kineto(timeline, question.changes)
+    return result, kineto_replay_view(result.facts()), ()
 
 
 def _build_timeline(result: "Replay") -> "Timeline":

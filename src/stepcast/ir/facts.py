@@ -188,6 +188,19 @@ class FigureFacts(TypedDict):
     ratio: float | None
 
 
+class ComparedKernelFacts(TypedDict):
+    """A kernel or an operator of the host in two Kineto traces, per rank and step."""
+
+    name: str
+    on: str
+    change: str
+    first_runs: float
+    second_runs: float
+    first_s: float
+    second_s: float
+    difference_s: float
+
+
 class ComparisonFacts(TypedDict):
     """Two accounts of a step."""
 
@@ -202,6 +215,7 @@ class ComparisonFacts(TypedDict):
     parts: list[RowFacts]
     stages: list[StageRowFacts]
     operations: list[RowFacts]
+    kernels: list[ComparedKernelFacts]
     warnings: list[str]
 
 

@@ -30,7 +30,9 @@ class ReplayQuestion(Question, frozen=True, kw_only=True):
     # fmt: off
     what_if: Annotated[tuple[str, ...], Choice(group=INPUT, metavar="K=V", aliases="whatif", help="a change: "
         "micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (also dp, pp, embedding; or 50GB/s), "
-        "rank.7=healthy (or 1.5x), stage.3.layers=-1, dp=4, gpu=h100 or compute=0.9x; may repeat")] = ()
+        "rank.7=healthy (or 1.5x), stage.3.layers=-1, dp=4, gpu=h100 or compute=0.9x; for Kineto traces "
+        "compile=elementwise, host=graphs (or 0.5x), collective.tp=2x, kernel:NAME=0.5x or class.matmul=0.8x; may "
+        "repeat")] = ()
     scale_to: Annotated[str | None, Choice(group=INPUT, metavar="dp=N",
         help="scale the run to N replicas (the same as --what-if dp=N)")] = None
     gpu: Annotated[str | None, Choice(group=INPUT, metavar="NAME", aliases=CHOICES["gpu"].aliases,

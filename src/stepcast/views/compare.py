@@ -33,6 +33,8 @@ def compare_view(
             _pairs("Parts of the step", "part of the step", parts, facts, names),
             _pairs("Stages", "stage", stages, facts, names),
             _pairs("Operations", "operation", facts["operations"], facts, names),
+            _kernels("Kernels that differ", "gpu", facts),
+            _kernels("Operators of the host that differ", "host", facts),
             ui.plain_table(
                 "Settings that differ",
                 ("Setting", *sides),
@@ -46,6 +48,23 @@ def compare_view(
         facts,
         warnings=facts["warnings"],
     )
+
+
+def _kernels(title: str, on: str, facts: ComparisonFacts) -> ui.Table | None:
+    """Return the kernels of two traces that were added, removed, or changed their time."""
+    rows = [row for row in facts["kernels"] if row["on"] == on and row["change"] != "same"]
+    if not rows:
+        return None
+    columns: dict[str, ui.Source] = {
+        "name": ("name", lambda row: row["name"].replace("void at::native::", "")[:48]),
+        "change": "change",
+        "runs": ("second_runs", lambda row: f"{row['first_runs']:.4g} -> {row['second_runs']:.4g}"),
+        "first": "first_s",
+        "second": "second_s",
+        "second - first": ("difference_s", lambda row: ui.signed_seconds(row["difference_s"])),
+    }
+    shown = ui.Shown.ALWAYS if on == "gpu" else ui.Shown.PAGE
+    return ui.table_of(title, rows, columns, most_lines=12, sortable=True, wide=True, shown=shown)
 
 
 def side_names(facts: ComparisonFacts) -> tuple[str, str]:

@@ -33,6 +33,14 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         [
             _ranks(facts),
             _slow_ranks(facts),
+            ui.Remarks("Advice", [ui.Remark("", row["text"], [row["evidence"]]) for row in facts.get("advice", ())]),
+            ui.table_of(
+                "Who waits for whom",
+                facts.get("waits", ()),
+                ui.columns("rank waits_for=waits_for collectives=collectives, waited=wait_s"),
+                most_lines=MOST_LINES,
+                shown=ui.Shown.DETAIL,
+            ),
             ui.bars_of_times(
                 "Classes of kernels",
                 facts["operations_s"],
@@ -72,6 +80,30 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             ui.timeline_chart(timeline),
         ],
         facts,
+        warnings=facts["warnings"],
+    )
+
+
+def kineto_replay_view(facts: Facts) -> ui.View:
+    """Return the view of a replayed profiler trace: as measured, replayed, and changed."""
+    replayed, error = format_seconds(facts["replayed_step_s"]), f"{facts['error'] * 100:+.2f} % of the measured"
+    figures = [
+        ui.Figure("measured step", format_seconds(facts["measured_step_s"])),
+        ui.Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
+    ]
+    if facts["changes"]:
+        least = f"; at least {format_seconds(facts['low_s'])}" if facts["low_s"] < facts["step_s"] else ""
+        words = f"{format_seconds(facts['step_s'])} ({facts['speedup']:.2f}x as fast){least}"
+        figures += [ui.text_line("changed", ", ".join(facts["changes"])), ui.text_line("then", words)]
+        figures.append(ui.Figure("change", ui.signed_seconds(facts["change_s"]), "of the step", shown=ui.Shown.PAGE))
+    columns = ui.columns("rank measured=measured_s replayed=replayed_s changed=changed_s")
+    return ui.View(
+        f"{format_seconds(facts['step_s'])} replayed",
+        ui.Headline.of_seconds(facts["step_s"], "per step, replayed", (", ".join(facts["changes"]), facts["source"])),
+        figures,
+        [ui.table_of("Ranks", facts["ranks"], columns) if len(facts["ranks"]) > 1 else None],
+        facts,
+        assumptions=facts["assumptions"],
         warnings=facts["warnings"],
     )
 

@@ -1,27 +1,22 @@
-"""A PyTorch profiler (Kineto) trace of one rank or many: kernels by class, matched collectives, stragglers.
-
-A collective moves data only once its last member has arrived. That member waits for nobody, so the shortest of the
-members' times is the transfer, and the rest of a member's time is its wait. This compares durations, not starts: it
-holds whatever the clocks of the hosts say.
-"""
+"""A PyTorch profiler (Kineto) trace of one rank or many: kernels by class, matched collectives, stragglers."""
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import msgspec
 import numpy as np
 
+from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait, match_collectives
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
 from stepcast.analyze.recorded import RecordedResult
-from stepcast.analyze.result import AnalysisResult, bus_factor, find_slow, list_ranks
-from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import Collective, Transfer
+from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks
+from stepcast.ir.arrays import IntArray
+from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_seconds
 
 LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is reported
-TOP_KERNELS = 15
+TOP_KERNELS = 200
 
 MATMUL, ATTENTION, NORM, LOSS = "matmul", "attention", "norm", "softmax and loss"
 OPTIMIZER, EMBEDDING, ELEMENTWISE, OTHER = "optimizer", "embedding and sort", "element-wise", "other"
@@ -37,6 +32,8 @@ LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer", re.IGNORECASE)
 INDUCTOR = re.compile(r"triton_(poi|for|red|per|split_scan)_")
 POINTWISE = ("poi", "for")
 PRODUCTS = (MATMUL, ATTENTION)
+FUSIBLE = (ELEMENTWISE, NORM, LOSS)
+LEAST_ADVICE = 0.01  # of the step
 
 # The first match counts: attention kernels are matmuls too, optimizers element-wise. Names of cuBLAS (nvjet, gemm,
 # xmma), CUTLASS, cuDNN, FlashAttention, FlashInfer, PyTorch, FBGEMM, Apex, Transformer Engine, Mamba, Triton and
@@ -81,162 +78,6 @@ def kernel_class(name: str) -> str:
     return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
 
 
-class CollectiveRow(msgspec.Struct, frozen=True):
-    """All runs of one collective of one size over one group; times are sums over ranks and runs."""
-
-    kind: str
-    group: str
-    ranks: int
-    size_bytes: int | None
-    count: int
-    total_s: float
-    matched: int  # runs of which every member is in the trace
-    transfer_s: float | None  # median of the matched runs
-    wait_s: float  # in matched runs
-    busbw_bytes_per_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class MatchedCollectives:
-    rows: list[CollectiveRow]
-    wait_s: dict[int, float]  # by rank, in matched collectives
-    transfer_s: dict[int, float]
-    last: dict[int, int]  # how often a rank arrived last
-    matched: int
-    unmatched: int
-
-
-@dataclass(frozen=True, slots=True)
-class _CollectiveKind:
-    """A kind of communication as the details of the timeline describe it."""
-
-    key: tuple[str, str, str]  # collective, group, members
-    members: int
-
-
-def match_collectives(timeline: Timeline) -> MatchedCollectives:
-    """Match the collectives of several ranks with each other."""
-    rows = np.flatnonzero(timeline.kind_of == SpanKind.COMMUNICATION).astype(np.int64)
-    rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
-    kinds, key_of, sequence_of = _find_kinds(timeline)
-    if not len(rows):
-        return MatchedCollectives([], {}, {}, {}, 0, 0)
-    detail = timeline.detail_of[rows]
-    key = np.where(detail == NONE, len(kinds), key_of[detail])
-    rank, duration_s = timeline.rank_of[rows], timeline.duration_s[rows]
-    # Buffers of another size are another collective: streams may run two at once, in either order.
-    sized = (key * (len(timeline.works) + 1) + timeline.work_of[rows] + 1).astype(np.int64)
-    ordinal = _ordinals(rank, sized, sequence_of[detail])
-    instance = np.unique(np.stack([sized, ordinal]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    count = np.bincount(instance)
-    shortest = np.full(len(count), np.inf)
-    np.minimum.at(shortest, instance, duration_s)
-    # Gloo names no group: then it is assumed to be all ranks, if all are in the trace.
-    everyone = 0 if timeline.facts.get("missing_ranks") else len(timeline.ranks)
-    members = np.array([*(kind.members for kind in kinds), 0], dtype=np.int64)[key]
-    unnamed = np.array([*(not any(kind.key[1:]) for kind in kinds), True])[key]
-    members = np.where((members == 0) & unnamed, everyone, members)
-    message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[timeline.work_of[rows]]
-    complete = (members > 1) & (count[instance] == members) & ~message
-    wait_s = np.where(complete, duration_s - shortest[instance], 0.0)
-    first_of = np.zeros(len(count), dtype=np.int64)
-    first_of[instance[::-1]] = np.arange(len(rows))[::-1]
-    last, times = np.unique(rank[complete & (duration_s == shortest[instance])], return_counts=True)
-    return MatchedCollectives(
-        rows=_collective_rows(timeline, rows, kinds, key, members, complete, instance, shortest, wait_s),
-        wait_s=_sum_by_rank(rank[complete], wait_s[complete]),
-        transfer_s=_sum_by_rank(rank[complete], shortest[instance][complete]),
-        last=dict(zip(last.tolist(), times.tolist(), strict=True)),
-        matched=int(complete[first_of].sum()),
-        unmatched=int((~complete)[first_of].sum()),
-    )
-
-
-def _find_kinds(timeline: Timeline) -> tuple[list[_CollectiveKind], IntArray, IntArray]:
-    """Return the distinct kinds of communication; for each detail its kind and sequence number (-1: none)."""
-    numbers: dict[tuple[str, str, str], int] = {}
-    kinds: list[_CollectiveKind] = []
-    key_of, sequence_of = [], []
-    for detail in timeline.details:
-        ranks, name = detail.get("ranks", ""), detail.get("group", "")
-        # Long lists of ranks are truncated in the trace; then the group's name identifies it.
-        key = detail.get("collective", ""), detail.get("description") or name, ranks or name
-        number = numbers.setdefault(key, len(kinds))
-        if number == len(kinds):
-            size = detail.get("group_size", "")
-            members = int(size) if size.isdecimal() and len(size) < 9 else len(ranks.split(",")) if ranks else 0
-            kinds.append(_CollectiveKind(key, members))
-        key_of.append(number)
-        sequence = detail.get("sequence", "")
-        sequence_of.append(int(sequence) if sequence.isdecimal() and len(sequence) < 18 else -1)
-    # One more, for rows without details: index -1.
-    return kinds, np.array([*key_of, len(kinds)], np.int64), np.array([*sequence_of, -1], np.int64)
-
-
-def _ordinals(rank: Int32Array, key: IntArray, sequence: IntArray) -> IntArray:
-    """Return the sequence number, or without one the ordinal of a row among its kind on its rank."""
-    order = np.lexsort((np.arange(len(key)), key, rank))
-    fresh = np.ones(len(key), dtype=bool)
-    fresh[1:] = (rank[order][1:] != rank[order][:-1]) | (key[order][1:] != key[order][:-1])
-    ordinal = np.empty(len(key), np.int64)
-    ordinal[order] = np.arange(len(key)) - np.maximum.accumulate(np.where(fresh, np.arange(len(key)), 0))
-    # Negative, to differ from real sequence numbers.
-    return np.where(sequence >= 0, sequence, -1 - ordinal)
-
-
-def _sum_by_rank(rank: Int32Array, seconds: FloatArray) -> dict[int, float]:
-    ranks, inverse = np.unique(rank, return_inverse=True)
-    sums = np.bincount(inverse, weights=seconds, minlength=len(ranks))
-    return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
-
-
-def _collective_rows(
-    timeline: Timeline,
-    rows: IntArray,
-    kinds: list[_CollectiveKind],
-    key: IntArray,
-    members_of: IntArray,
-    complete: BoolArray,
-    instance: IntArray,
-    shortest: FloatArray,
-    wait_s: FloatArray,
-) -> list[CollectiveRow]:
-    groups, inverse = np.unique(np.stack([key, timeline.work_of[rows]]), axis=1, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    table = []
-    for number, (kind, work_index) in enumerate(groups.T.tolist()):
-        mine = inverse == number
-        known = kinds[kind] if kind < len(kinds) else None
-        work = timeline.works[work_index] if work_index != NONE else None
-        matched = np.unique(instance[mine & complete])
-        transfer_s = float(np.median(shortest[matched])) if len(matched) else None
-        members, seconds = int(members_of[mine][0]), timeline.duration_s[rows[mine]]
-        table.append(
-            CollectiveRow(
-                kind=str(work.kind) if isinstance(work, Collective) else known.key[0] if known else "unknown",
-                group=known.key[1] if known else "",
-                ranks=members,
-                size_bytes=work.size_bytes if isinstance(work, Collective | Transfer) else None,
-                count=int(mine.sum()),
-                total_s=float(seconds.sum()),
-                matched=len(matched),
-                transfer_s=transfer_s,
-                wait_s=float(wait_s[mine].sum()),
-                # On one rank alone, the shortest run waited least.
-                busbw_bytes_per_s=_busbw(work, members, transfer_s or float(seconds.min())),
-            )
-        )
-    return sorted(table, key=lambda row: -row.total_s)
-
-
-def _busbw(work: object, ranks: int, seconds: float) -> float | None:
-    if seconds <= 0 or not isinstance(work, Collective | Transfer) or not work.size_bytes:
-        return None
-    if isinstance(work, Transfer):
-        return work.size_bytes / seconds
-    return None if ranks < 2 else bus_factor(str(work.kind), ranks) * work.size_bytes / seconds
-
-
 class KernelRow(msgspec.Struct, frozen=True):
     """All runs of one kernel, over all ranks."""
 
@@ -245,6 +86,24 @@ class KernelRow(msgspec.Struct, frozen=True):
     count: int
     total_s: float
     share: float  # of all kernels' time
+
+
+class HostOperator(msgspec.Struct, frozen=True):
+    """All runs of one operator of the host, over all ranks; nested operators count in each."""
+
+    name: str
+    count: int
+    total_s: float
+
+
+class TraceAdvice(msgspec.Struct, frozen=True):
+    """A change that would make the step shorter: the seconds it saves, and why."""
+
+    text: str
+    saves_s: float
+    share: float  # of the step
+    evidence: str
+    what_if: str | None = None  # the change that 'stepcast replay' takes
 
 
 class TraceStraggler(msgspec.Struct, frozen=True):
@@ -281,11 +140,15 @@ class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
     communication_by_group_s: dict[str, dict[str, float]]
     ranks: list[RankTime]
     kernels: list[KernelRow]
+    operators: list[HostOperator]
     collectives: list[CollectiveRow]
+    waits: list[RankWait]
+    clock_offset_s: dict[int, float]
     matched_collectives: int
     unmatched_collectives: int
     stragglers: list[TraceStraggler]
     critical_path: list[PathPart]
+    advice: list[TraceAdvice]
     warnings: list[str]
     recorded: RecordedResult | msgspec.UnsetType = msgspec.UNSET  # what ``stepcast record`` wrote next to the traces
 
@@ -319,28 +182,35 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     slowest = max(ranks, key=lambda rank: rank.compute_s + rank.host_idle_s)
     path = [(part, slowest.per_step(seconds)) for part, seconds in slowest.breakdown_s.items() if seconds > 0]
     path.sort(key=lambda part: -part[1])
+    step_s = max(rank.step_s for rank in ranks)
+    stragglers = _find_stragglers(ranks, matching)
+    classes_s, groups_s = _class_seconds(timeline, lanes, ranks, matching), _mean_groups(times)
     return KinetoAnalysis(
         kind="kineto run",
         source=timeline.source,
         gpus=timeline.facts.get("world_size"),
-        step_s=max(rank.step_s for rank in ranks),
-        operations_s=_class_seconds(timeline, lanes, ranks, matching),
+        step_s=step_s,
+        operations_s=classes_s,
         bubble_s=mean("idle_s"),
         compute_s=mean("compute_s"),
         communication_s=mean("communication_s"),
         exposed_comm_s=mean("exposed_communication_s"),
         overlapped_comm_s=mean("overlapped_communication_s"),
         copy_s=mean("copy_s"),
-        communication_by_group_s=_mean_groups(times),
+        communication_by_group_s=groups_s,
         ranks=ranks,
         kernels=_top_kernels(timeline),
+        operators=_top_operators(timeline),
         collectives=matching.rows,
+        waits=matching.waits,
+        clock_offset_s=matching.clock_offset_s,
         matched_collectives=matching.matched,
         unmatched_collectives=matching.unmatched,
-        stragglers=_find_stragglers(ranks, matching),
+        stragglers=stragglers,
         critical_path=[
             PathPart(slowest.rank, name, slowest.per_step(seconds)) for name, seconds in path if seconds > 0
         ],
+        advice=_advise(lanes, slowest, step_s, classes_s, groups_s, stragglers),
         warnings=[*timeline.warnings, *_doubts(timeline, lanes, ranks, matching)],
     )
 
@@ -403,6 +273,88 @@ def _top_kernels(timeline: Timeline) -> list[KernelRow]:
         for name in np.argsort(-seconds, kind="stable")[:TOP_KERNELS].tolist()
         if counts[name]
     ]
+
+
+def _top_operators(timeline: Timeline) -> list[HostOperator]:
+    host, count = timeline.kind_of == SpanKind.HOST, len(timeline.names)
+    seconds = np.bincount(timeline.name_of[host], weights=timeline.duration_s[host], minlength=count)
+    counts = np.bincount(timeline.name_of[host], minlength=count)
+    return [
+        HostOperator(timeline.names[name], int(counts[name]), float(seconds[name]))
+        for name in np.argsort(-seconds, kind="stable")[:TOP_KERNELS].tolist()
+        if counts[name]
+    ]
+
+
+def _advise(
+    lanes: RankLanes,
+    slowest: RankTime,
+    step_s: float,
+    classes_s: Mapping[str, float],
+    groups_s: Mapping[str, Mapping[str, float]],
+    stragglers: Sequence[TraceStraggler],
+) -> list[TraceAdvice]:
+    """Return what would make the step shorter, the most first; of the rank that sets the pace."""
+    fused_s = slowest.per_step(_fusion_savings_s(lanes, slowest.rank))
+    kernels_s = sum(classes_s.get(name, 0.0) for name in FUSIBLE)
+    host_s = slowest.per_step(slowest.host_idle_s)
+    entries: list[tuple[str, float, str, str | None]] = [
+        (
+            "compile the element-wise kernels (torch.compile)",
+            fused_s,
+            f"element-wise, norm and loss kernels take {format_seconds(kernels_s)}: {kernels_s / step_s:.1%}",
+            "compile=elementwise",
+        ),
+        (
+            "issue the step as CUDA graphs",
+            host_s,
+            f"the GPU had nothing queued for {format_seconds(host_s)}; {slowest.launches_per_step:,} launches per step",
+            "host=graphs",
+        ),
+    ]
+    for name, group in groups_s.items():
+        words = f"{format_seconds(group['exposed'])} of {format_seconds(group['total'])} are exposed"
+        entries.append((f"hide the {name} communication behind computation", group["exposed"], words, None))
+    for row in stragglers[:1]:
+        usual_s = row.compute_s / row.factor
+        words = f"it computes {row.factor:.2f} times as long as the median of the others"
+        entries.append((f"repair or replace rank {row.rank}", row.compute_s - usual_s, words, None))
+    advice = []
+    for text, saves_s, evidence, what_if in entries:
+        share = saves_s / step_s if step_s else 0.0
+        if share >= LEAST_ADVICE:
+            words = f"{text}: saves about {format_seconds(saves_s)}, {share:.1%}"
+            advice.append(TraceAdvice(words, saves_s, share, evidence, what_if))
+    return sorted(advice, key=lambda row: -row.saves_s)
+
+
+def fusible_runs(names: Sequence[str], stream: IntArray) -> list[IntArray]:
+    """Return the rows of each run of element-wise, norm and loss kernels, between other kernels of a stream.
+
+    torch.compile fuses such a run into one kernel, or few. Kernels of Triton are fused already.
+    """
+    known = {name: kernel_class(name) in FUSIBLE and not name.startswith("triton") for name in set(names)}
+    can_fuse = np.array([known[name] for name in names], dtype=bool)
+    runs: list[IntArray] = []
+    for number in np.unique(stream).tolist():
+        rows = np.flatnonzero(stream == number).astype(np.int64)
+        edges = np.flatnonzero(np.diff(can_fuse[rows].astype(np.int8)))
+        runs += [run for run in np.split(rows, edges + 1) if len(run) > 1 and can_fuse[run[0]]]
+    return runs
+
+
+def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
+    """Return what is saved if each run of fusible kernels takes as long as its longest."""
+    timeline, saved_s = lanes.timeline, 0.0
+    for lane in lanes.streams(rank):
+        rows = lanes.rows[lane]
+        rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
+        rows = rows[timeline.kind_of[rows] <= SpanKind.COPY]
+        names = [timeline.names[name] for name in timeline.name_of[rows].tolist()]
+        for run in fusible_runs(names, np.zeros(len(rows), np.int64)):
+            seconds = timeline.duration_s[rows[run]]
+            saved_s += float(seconds.sum() - seconds.max())
+    return saved_s
 
 
 def _find_stragglers(ranks: list[RankTime], matching: MatchedCollectives) -> list[TraceStraggler]:

@@ -6,13 +6,12 @@ waited for in the trace. Ranks are replayed one by one: collectives take as long
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from stepcast.analyze.kineto.analysis import ELEMENTWISE, LOSS, NORM, kernel_class
+from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, fusible_runs, kernel_class
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.whatif import WhatIfError, parse_factor, split_change
@@ -22,9 +21,7 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 from stepcast.units import format_seconds
 
-FUSIBLE = (ELEMENTWISE, NORM, LOSS)
 SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
-LAUNCHES = re.compile(r"(?:cuda|hip|cu)(?:Graph)?Launch\w*|(?:cuda|hip)Mem(?:cpy|set)\w*")
 KNOWN = (
     "compile=elementwise, host=graphs (or 0.5x as long), collective.tp=2x (bandwidth; or collective=2x for all), "
     "kernel:NAME=0.5x, class.matmul=0.8x"
@@ -41,8 +38,7 @@ class KinetoReplay(AnalysisResult, frozen=True, kw_only=True):
     replayed_step_s: float
     error: float  # of the replay
     step_s: float
-    low_s: float
-    high_s: float
+    low_s: float  # compiled: the least that it may take
     speedup: float
     change_s: float
     ranks: list[dict[str, float]]
@@ -63,6 +59,7 @@ class RankScript:
     call: IntArray  # the call that launched each row
     waits_for: IntArray  # the row of another stream; NONE
     gap_s: FloatArray  # between what it waited for and its start
+    queued_gap_s: float  # of kernels that were issued before their stream was free
     names: tuple[str, ...]  # of rows
     groups: tuple[str, ...]  # of communication; empty for other rows
     work_s: FloatArray  # of the host before each call
@@ -126,9 +123,9 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
     begin_s, end_s = timeline.start_s[rows] - start_s, timeline.end_s[rows] - start_s
     issued_s = call_start_s[order_of[lanes.calls[rows]]]
     lags_s = begin_s - issued_s
-    lag_s = float(np.percentile(lags_s[lags_s > 0], 5)) if (lags_s > 0).any() else 0.0
+    lag_s = float(lags_s[lags_s > 0].min()) if (lags_s > 0).any() else 0.0
     stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
-    waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
+    waits_for, gap_s, queued_gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
     works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
     is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
     groups = tuple(
@@ -145,6 +142,7 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
         call=order_of[lanes.calls[rows]],
         waits_for=waits_for,
         gap_s=gap_s,
+        queued_gap_s=queued_gap_s,
         names=tuple(timeline.names[name] for name in timeline.name_of[rows].tolist()),
         groups=groups,
         work_s=work_s,
@@ -156,8 +154,8 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
 
 def _dependencies(
     begin_s: FloatArray, end_s: FloatArray, stream: IntArray, ready_s: FloatArray
-) -> tuple[IntArray, FloatArray]:
-    """Return the row of another stream that each row waited for, and the rest of its wait.
+) -> tuple[IntArray, FloatArray, float]:
+    """Return the row of another stream that each row waited for, the rest of its wait, and that of queued kernels.
 
     A row that starts later than its launch and its stream allow waits for the last one that ended before it elsewhere.
     """
@@ -168,6 +166,8 @@ def _dependencies(
         mine = np.flatnonzero(stream == number)
         free_s[mine[1:]] = np.maximum.accumulate(end_s[mine])[:-1]
     gap_s = np.maximum(begin_s - np.maximum(free_s, ready_s), 0.0)
+    queued = (free_s > ready_s) & (gap_s < QUEUE_GAP_S)
+    queued_gap_s = float(np.median(gap_s[queued])) if queued.any() else 0.0
     by_end = np.argsort(end_s, kind="stable")
     for row in np.flatnonzero(gap_s > QUEUE_GAP_S).tolist():
         place = int(np.searchsorted(end_s[by_end], begin_s[row], side="right")) - 1
@@ -176,21 +176,7 @@ def _dependencies(
                 waits_for[row] = index
                 gap_s[row] = begin_s[row] - end_s[index]
                 break
-    return waits_for, gap_s
-
-
-def fusible_runs(names: Sequence[str], stream: IntArray) -> list[IntArray]:
-    """Return the rows of each run of element-wise, norm and loss kernels, between other kernels of a stream.
-
-    torch.compile fuses such a run into one kernel, or few. Kernels of Triton are fused already.
-    """
-    can_fuse = np.array([kernel_class(name) in FUSIBLE and not name.startswith("triton") for name in names], dtype=bool)
-    runs = []
-    for number in np.unique(stream).tolist():
-        rows = np.flatnonzero(stream == number)
-        edges = np.flatnonzero(np.diff(can_fuse[rows].astype(np.int8)))
-        runs += [run for run in np.split(rows, edges + 1) if len(run) > 1 and can_fuse[run[0]]]
-    return runs
+    return waits_for, gap_s, queued_gap_s
 
 
 def _compile(script: RankScript, share: float) -> RankScript:
@@ -218,18 +204,21 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     pairs = [split_change(text, KNOWN) for text in changes]
     ranks, assumptions = [], dict.fromkeys(_assumption(key, value) for key, value in pairs)
     for script in scripts:
-        before_s = script.play()
-        after_s = [_apply(script, pairs, share) for share in (1.0, 0.5)]
-        low_s = min(after_s)
-        high_s = after_s[0] if len(pairs) == 0 else max(after_s)
-        per_step = {"measured_s": script.measured_s, "replayed_s": before_s, "changed_s": after_s[0]}
-        per_step |= {"low_s": low_s, "high_s": high_s}
+        changed_s = _apply(script, pairs)
+        per_step = {"measured_s": script.measured_s, "replayed_s": script.play(), "changed_s": changed_s}
+        per_step["low_s"] = _apply(script, pairs, 0.5, True) if "compile" in dict(pairs) else changed_s
         ranks.append({"rank": script.rank, **{name: value / script.steps for name, value in per_step.items()}})
     slowest = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
     measured_s, replayed_s, changed_s = (slowest[name] for name in ("measured_s", "replayed_s", "changed_s"))
     warnings = [*timeline.warnings]
     if abs(replayed_s / measured_s - 1) > 0.05:
         warnings.append(f"the replay without changes takes {format_seconds(replayed_s)}: more than 5 % off")
+    bound = max(script.play() - script.play(graphs=True) for script in scripts) / max(replayed_s, 1e-12)
+    if changes and bound > LAUNCH_BOUND:
+        warnings.append(
+            "launch-bound: the times of the host include the profiler's own overhead, so a change that leaves launches "
+            "to the host saves more than this, and an unprofiled step is shorter"
+        )
     return KinetoReplay(
         kind="kineto replay",
         source=timeline.source,
@@ -239,7 +228,6 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
         error=replayed_s / measured_s - 1,
         step_s=changed_s,
         low_s=slowest["low_s"],
-        high_s=slowest["high_s"],
         speedup=replayed_s / changed_s if changed_s else 1.0,
         change_s=changed_s - replayed_s,
         ranks=ranks,
@@ -248,15 +236,14 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     )
 
 
-def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float) -> float:
-    """Return the seconds of the window under changes."""
-    graphs = False
+def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 1.0, graphs: bool = False) -> float:
+    """Return the seconds of the window under changes; a fused kernel takes *share* of the longest of its run."""
     for key, value in pairs:
         if key == "compile":
             script = _compile(script, share)
         elif key == "host" and value == "graphs":
             graphs = True
-            script = script.changed(gap_s=np.minimum(script.gap_s, np.median(script.gap_s)))
+            script = script.changed(gap_s=np.minimum(script.gap_s, script.queued_gap_s))
         elif key == "host":
             factor = parse_factor(key, value)
             script = script.changed(work_s=script.work_s * factor, call_s=script.call_s * factor)
@@ -289,8 +276,8 @@ def _assumption(key: str, value: str) -> str:
         if value != "elementwise":
             raise WhatIfError(f"compile must be elementwise, not {value!r}")
         return (
-            "compile: a run of element-wise, norm and loss kernels becomes one kernel as long as its longest (half of it: "
-            "the low end); the other launches keep the time of their host"
+            "compile: a run of element-wise, norm and loss kernels becomes one kernel as long as its longest, and the "
+            "other launches keep the time of their host; the least is half of it, with a host that never holds it up"
         )
     if key == "host":
         return "graphs: the host issues everything at once, synchronisation vanishes" if value == "graphs" else ""
@@ -299,10 +286,3 @@ def _assumption(key: str, value: str) -> str:
     if not key.startswith(("kernel:", "class.")):
         raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
     return ""
-
-
-def savings_s(script: RankScript) -> Mapping[str, float]:
-    """Return what compiling and CUDA graphs save of a step, for advice."""
-    before_s = script.play()
-    pairs = {"compile": "elementwise", "host": "graphs"}
-    return {key: (before_s - _apply(script, [(key, value)], 1.0)) / script.steps for key, value in pairs.items()}

@@ -1,0 +1,214 @@
+"""Collectives of several ranks matched with each other: transfers, waits, who came last, clocks.
+
+A collective moves data only once its last member has arrived. That member waits for nobody, so the shortest of the
+members' times is the transfer, and the rest of a member's time is its wait. This compares durations, not starts: it
+holds whatever the clocks of the hosts say.
+"""
+
+import msgspec
+import numpy as np
+
+from stepcast.analyze.result import bus_factor
+from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
+from stepcast.ir.dataclass import dataclass
+from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.work import Collective, Transfer
+
+TOP_WAITS = 20
+
+
+class CollectiveRow(msgspec.Struct, frozen=True):
+    """All runs of one collective of one size over one group; times are sums over ranks and runs."""
+
+    kind: str
+    group: str
+    ranks: int
+    size_bytes: int | None
+    count: int
+    total_s: float
+    matched: int  # runs of which every member is in the trace
+    transfer_s: float | None  # median of the matched runs
+    wait_s: float  # in matched runs
+    busbw_bytes_per_s: float | None
+
+
+class RankWait(msgspec.Struct, frozen=True):
+    """The time that a rank waited for another that came last to their collectives."""
+
+    rank: int
+    waits_for: int
+    collectives: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedCollectives:
+    rows: list[CollectiveRow]
+    wait_s: dict[int, float]  # by rank, in matched collectives
+    transfer_s: dict[int, float]
+    last: dict[int, int]  # how often a rank arrived last
+    waits: list[RankWait]
+    clock_offset_s: dict[int, float]  # of each rank's clock against that of the first
+    matched: int
+    unmatched: int
+
+
+@dataclass(frozen=True, slots=True)
+class _CollectiveKind:
+    """A kind of communication as the details of the timeline describe it."""
+
+    key: tuple[str, str, str]  # collective, group, members
+    members: int
+
+
+def match_collectives(timeline: Timeline) -> MatchedCollectives:
+    """Match the collectives of several ranks with each other."""
+    rows = np.flatnonzero(timeline.kind_of == SpanKind.COMMUNICATION).astype(np.int64)
+    rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
+    kinds, key_of, sequence_of = _find_kinds(timeline)
+    if not len(rows):
+        return MatchedCollectives([], {}, {}, {}, [], {}, 0, 0)
+    detail = timeline.detail_of[rows]
+    key = np.where(detail == NONE, len(kinds), key_of[detail])
+    rank, duration_s = timeline.rank_of[rows], timeline.duration_s[rows]
+    # Buffers of another size are another collective: streams may run two at once, in either order.
+    sized = (key * (len(timeline.works) + 1) + timeline.work_of[rows] + 1).astype(np.int64)
+    ordinal = _ordinals(rank, sized, sequence_of[detail])
+    instance = np.unique(np.stack([sized, ordinal]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    count = np.bincount(instance)
+    shortest = np.full(len(count), np.inf)
+    np.minimum.at(shortest, instance, duration_s)
+    # Gloo names no group: then it is assumed to be all ranks, if all are in the trace.
+    everyone = 0 if timeline.facts.get("missing_ranks") else len(timeline.ranks)
+    members = np.array([*(kind.members for kind in kinds), 0], dtype=np.int64)[key]
+    unnamed = np.array([*(not any(kind.key[1:]) for kind in kinds), True])[key]
+    members = np.where((members == 0) & unnamed, everyone, members)
+    message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[timeline.work_of[rows]]
+    complete = (members > 1) & (count[instance] == members) & ~message
+    wait_s = np.where(complete, duration_s - shortest[instance], 0.0)
+    first_of = np.zeros(len(count), dtype=np.int64)
+    first_of[instance[::-1]] = np.arange(len(rows))[::-1]
+    is_last = complete & (duration_s == shortest[instance])
+    last, times = np.unique(rank[is_last], return_counts=True)
+    last_of = np.full(len(count), NONE, np.int64)
+    last_of[instance[is_last]] = rank[is_last]
+    return MatchedCollectives(
+        rows=_collective_rows(timeline, rows, kinds, key, members, complete, instance, shortest, wait_s),
+        wait_s=_sum_by_rank(rank[complete], wait_s[complete]),
+        transfer_s=_sum_by_rank(rank[complete], shortest[instance][complete]),
+        last=dict(zip(last.tolist(), times.tolist(), strict=True)),
+        waits=_rank_waits(rank[complete], last_of[instance[complete]], wait_s[complete]),
+        clock_offset_s=_clock_offsets(rank[complete], instance[complete], timeline.end_s[rows][complete]),
+        matched=int(complete[first_of].sum()),
+        unmatched=int((~complete)[first_of].sum()),
+    )
+
+
+def _rank_waits(rank: Int32Array, last: IntArray, wait_s: FloatArray) -> list[RankWait]:
+    """Return who waits for whom in matched collectives, the longest first."""
+    pairs, inverse, counts = np.unique(np.stack([rank, last]), axis=1, return_inverse=True, return_counts=True)
+    sums = np.bincount(inverse.reshape(-1), weights=wait_s, minlength=pairs.shape[1])
+    rows = [
+        RankWait(waiter, late, int(number), float(seconds))
+        for (waiter, late), number, seconds in zip(pairs.T.tolist(), counts, sums, strict=True)
+        if seconds > 0
+    ]
+    return sorted(rows, key=lambda row: -row.wait_s)[:TOP_WAITS]
+
+
+def _clock_offsets(rank: Int32Array, instance: IntArray, end_s: FloatArray) -> dict[int, float]:
+    """Return how much later each rank's clock shows the end of a collective, which all members reach together."""
+    ranks = np.unique(rank)
+    if len(ranks) < 2:
+        return {}
+    reference = np.full(int(instance.max()) + 1, np.nan)
+    first = rank == ranks[0]
+    reference[instance[first]] = end_s[first]
+    later_s = end_s - reference[instance]
+    known = ~np.isnan(later_s)
+    return {int(each): float(np.median(later_s[chosen])) for each in ranks if (chosen := known & (rank == each)).any()}
+
+
+def _find_kinds(timeline: Timeline) -> tuple[list[_CollectiveKind], IntArray, IntArray]:
+    """Return the distinct kinds of communication; for each detail its kind and sequence number (-1: none)."""
+    numbers: dict[tuple[str, str, str], int] = {}
+    kinds: list[_CollectiveKind] = []
+    key_of, sequence_of = [], []
+    for detail in timeline.details:
+        ranks, name = detail.get("ranks", ""), detail.get("group", "")
+        # Long lists of ranks are truncated in the trace; then the group's name identifies it.
+        key = detail.get("collective", ""), detail.get("description") or name, ranks or name
+        number = numbers.setdefault(key, len(kinds))
+        if number == len(kinds):
+            size = detail.get("group_size", "")
+            members = int(size) if size.isdecimal() and len(size) < 9 else len(ranks.split(",")) if ranks else 0
+            kinds.append(_CollectiveKind(key, members))
+        key_of.append(number)
+        sequence = detail.get("sequence", "")
+        sequence_of.append(int(sequence) if sequence.isdecimal() and len(sequence) < 18 else -1)
+    # One more, for rows without details: index -1.
+    return kinds, np.array([*key_of, len(kinds)], np.int64), np.array([*sequence_of, -1], np.int64)
+
+
+def _ordinals(rank: Int32Array, key: IntArray, sequence: IntArray) -> IntArray:
+    """Return the sequence number, or without one the ordinal of a row among its kind on its rank."""
+    order = np.lexsort((np.arange(len(key)), key, rank))
+    fresh = np.ones(len(key), dtype=bool)
+    fresh[1:] = (rank[order][1:] != rank[order][:-1]) | (key[order][1:] != key[order][:-1])
+    ordinal = np.empty(len(key), np.int64)
+    ordinal[order] = np.arange(len(key)) - np.maximum.accumulate(np.where(fresh, np.arange(len(key)), 0))
+    # Negative, to differ from real sequence numbers.
+    return np.where(sequence >= 0, sequence, -1 - ordinal)
+
+
+def _sum_by_rank(rank: Int32Array, seconds: FloatArray) -> dict[int, float]:
+    ranks, inverse = np.unique(rank, return_inverse=True)
+    sums = np.bincount(inverse, weights=seconds, minlength=len(ranks))
+    return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
+
+
+def _collective_rows(
+    timeline: Timeline,
+    rows: IntArray,
+    kinds: list[_CollectiveKind],
+    key: IntArray,
+    members_of: IntArray,
+    complete: BoolArray,
+    instance: IntArray,
+    shortest: FloatArray,
+    wait_s: FloatArray,
+) -> list[CollectiveRow]:
+    groups, inverse = np.unique(np.stack([key, timeline.work_of[rows]]), axis=1, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    table = []
+    for number, (kind, work_index) in enumerate(groups.T.tolist()):
+        mine = inverse == number
+        known = kinds[kind] if kind < len(kinds) else None
+        work = timeline.works[work_index] if work_index != NONE else None
+        matched = np.unique(instance[mine & complete])
+        transfer_s = float(np.median(shortest[matched])) if len(matched) else None
+        members, seconds = int(members_of[mine][0]), timeline.duration_s[rows[mine]]
+        table.append(
+            CollectiveRow(
+                kind=str(work.kind) if isinstance(work, Collective) else known.key[0] if known else "unknown",
+                group=known.key[1] if known else "",
+                ranks=members,
+                size_bytes=work.size_bytes if isinstance(work, Collective | Transfer) else None,
+                count=int(mine.sum()),
+                total_s=float(seconds.sum()),
+                matched=len(matched),
+                transfer_s=transfer_s,
+                wait_s=float(wait_s[mine].sum()),
+                # On one rank alone, the shortest run waited least.
+                busbw_bytes_per_s=_busbw(work, members, transfer_s or float(seconds.min())),
+            )
+        )
+    return sorted(table, key=lambda row: -row.total_s)
+
+
+def _busbw(work: object, ranks: int, seconds: float) -> float | None:
+    if seconds <= 0 or not isinstance(work, Collective | Transfer) or not work.size_bytes:
+        return None
+    if isinstance(work, Transfer):
+        return work.size_bytes / seconds
+    return None if ranks < 2 else bus_factor(str(work.kind), ranks) * work.size_bytes / seconds

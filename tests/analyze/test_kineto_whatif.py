@@ -1,0 +1,113 @@
+"""Profiler traces replayed under changes, advice, waits, clocks, and what differs between two traces."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepcast
+from stepcast.cli.main import main
+from tests.shared import ROOT
+
+LLAMA = ROOT / "examples" / "kineto-llama-1b.json.gz"
+Event = dict[str, Any]
+
+
+def span(name: str, category: str, start: float, duration: float, thread: int, number: int = 0, **more: Any) -> Event:
+    process = 0 if category in ("kernel", "gpu_memcpy") else 9
+    args = {**({"correlation": number} if number else {}), **more}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start,
+        "dur": duration,
+        "pid": process,
+        "tid": thread,
+        "args": args,
+    }
+
+
+def write_trace(
+    path: Path, kernels: list[tuple[str, float]], host_us: float, rank: int = 0, offset: float = 0.0
+) -> Path:
+    """Write a step whose kernels of one stream the host launches *host_us* apart."""
+    events, free = [], 0.0
+    for number, (name, duration) in enumerate(kernels, 1):
+        issued = (number - 1) * host_us
+        events.append(span("cudaLaunchKernel", "cuda_runtime", issued + offset, 2.0, 1, number))
+        start = max(free, issued + 5.0)
+        comm = {"Collective name": "allreduce", "Group size": 2, "Process Group Ranks": "[0, 1]", "In msg nelems": 100, "Out msg nelems": 100, "dtype": "Float", "Process Group Description": "TENSOR_MODEL_PARALLEL_GROUP", "Process Group Name": "1"} if "nccl" in name else {}  # fmt: skip
+        events.append(span(name, "kernel", start + offset, duration, 7, number, **comm))
+        free = start + duration
+    info = {"rank": rank, "world_size": 2} if rank or offset else {}
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
+    return path
+
+
+ADD, NORM, GEMM, REDUCE = "vectorized_elementwise_kernel", "layer_norm_kernel", "nvjet_gemm", "ncclDevKernel_AllReduce"
+
+
+def replay(path: Path, *changes: str) -> stepcast.KinetoReplay:
+    result = stepcast.replay(path, what_if=changes)
+    assert isinstance(result, stepcast.KinetoReplay)
+    return result
+
+
+def test_known_answers(tmp_path: Path) -> None:
+    busy = write_trace(tmp_path / "busy.json", [(GEMM, 100.0), (ADD, 40.0), (NORM, 60.0), (REDUCE, 80.0)], 1.0)
+    assert replay(busy).step_s == pytest.approx(280e-6, rel=0.02)
+    assert replay(busy, "kernel:gemm=0.5x").step_s == pytest.approx(230e-6, rel=0.02)
+    assert replay(busy, "class.matmul=2x").step_s == pytest.approx(380e-6, rel=0.02)
+    assert replay(busy, "collective.tp=2x").step_s == pytest.approx(240e-6, rel=0.02)
+    compiled = replay(busy, "compile=elementwise")
+    assert compiled.step_s == pytest.approx(240e-6, rel=0.02)
+    assert compiled.low_s == pytest.approx(210e-6, rel=0.03)
+    late = write_trace(tmp_path / "late.json", [(GEMM, 10.0)] * 20, 50.0)
+    assert replay(late).error == pytest.approx(0, abs=0.01)
+    assert replay(late, "host=graphs").step_s == pytest.approx(200e-6, rel=0.05)
+    assert replay(late, "host=0.5x").step_s == pytest.approx(0.5 * replay(late).step_s, rel=0.05)
+
+
+def test_a_real_trace_is_replayed_and_advised_on() -> None:
+    assert abs(replay(LLAMA).error) < 0.03
+    advice = stepcast.analyze(LLAMA)["advice"]
+    assert advice[0]["what_if"] == "compile=elementwise"
+    assert 0.15 < advice[0]["share"] < 0.3
+    assert "of the step" in advice[0]["evidence"] or "%" in advice[0]["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--what-if", "kernel:nothing=2x"], "matches no work"),
+        (["--what-if", "speed=2x"], "unknown change"),
+        (["--what-if", "compile=all"], "must be elementwise"),
+        (["--what-if", "host"], "is no change"),
+        (["--gpu", "h100"], "is for Megatron traces"),
+    ],
+)
+def test_mistakes(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(LLAMA), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_who_waits_for_whom_and_clocks(tmp_path: Path) -> None:
+    write_trace(tmp_path / "rank0.json", [(GEMM, 100.0), (REDUCE, 150.0)], 1.0, 0, offset=1e-9)
+    write_trace(tmp_path / "rank1.json", [(GEMM, 200.0), (REDUCE, 50.0)], 1.0, 1, offset=30.0)
+    facts = stepcast.analyze(tmp_path).facts()
+    assert [(row["rank"], row["waits_for"]) for row in facts["waits"]] == [(0, 1)]
+    assert facts["waits"][0]["wait_s"] == pytest.approx(100e-6)
+    assert facts["clock_offset_s"]["1" if "1" in facts["clock_offset_s"] else 1] == pytest.approx(30e-6, abs=1e-6)
+    assert any("rank 1" in row["text"] for row in facts["advice"])
+
+
+def test_two_traces_differ_by_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = write_trace(tmp_path / "before.json", [(GEMM, 100.0), (ADD, 40.0), (NORM, 60.0)], 1.0)
+    after = write_trace(tmp_path / "after.json", [(GEMM, 150.0), ("triton_poi_fused", 30.0), (NORM, 60.0)], 1.0)
+    assert main(["compare", str(before), str(after), "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["kernels"] if row["on"] == "gpu"}
+    changes = {name: row["change"] for name, row in rows.items()}
+    assert changes == {GEMM: "slower", ADD: "removed", "triton_poi_fused": "added", NORM: "same"}
+    assert rows[GEMM]["difference_s"] == pytest.approx(50e-6)
