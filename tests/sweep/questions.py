@@ -11,7 +11,7 @@ from typing import Any
 from stepcast.sweep.engines import Answers
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import Words, read_spec
-from stepcast.sweep.store import Store
+from stepcast.sweep.store import RETRY, Store
 from stepcast.sweep.summary import rows_of
 
 SPEC = """
@@ -52,6 +52,24 @@ def deadly(ask: str, points: Sequence[Words]) -> Answers:
     if any((words["model"], words["tp"], words["pp"]) == ("b", 4, 16) for words in points):
         os.kill(os.getpid(), signal.SIGKILL)
     return product(ask, points)
+
+
+def forgetful(ask: str, points: Sequence[Words]) -> Answers:
+    """The points of one model name a file that is not there yet."""
+    return [
+        {"error": "no such file", "state": RETRY} if words["model"] == "a" else product(ask, [words])[0]
+        for words in points
+    ]
+
+
+def reading(ask: str, points: Sequence[Words]) -> Answers:
+    """Each point names a file with its seconds."""
+    return [{"step_s": float(Path(words["config"]).read_text()), "fits": 1} for words in points]
+
+
+def other_program() -> str:
+    """Return the digest of another version."""
+    return "another version"
 
 
 def broken(ask: str, points: Sequence[Words]) -> Answers:

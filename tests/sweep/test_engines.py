@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stepcast.sweep.engines import ENGINES, load_engine
+from tests.shared import ROOT
 from tests.sweep import questions
 from tests.sweep.questions import table
 
@@ -38,6 +39,52 @@ def test_dask(tmp_path: Path, local: list[dict[str, Any]]) -> None:
     pytest.importorskip("distributed", reason="needs the extra dask: pip install 'stepcast[dask]'")
     questions.run(str(tmp_path), engine="dask", workers=2)
     assert table(tmp_path) == local
+
+
+def test_a_point_that_kills_its_workers_on_dask(tmp_path: Path, local: list[dict[str, Any]]) -> None:
+    pytest.importorskip("distributed", reason="needs the extra dask: pip install 'stepcast[dask]'")
+    questions.run(str(tmp_path), questions.deadly, engine="dask", workers=2)
+    check_one_killed(tmp_path, local)
+
+
+def check_one_killed(folder: Path, local: list[dict[str, Any]]) -> None:
+    """The deadly point has its error, and every other point its answer."""
+    killed = [row for row in table(folder) if "workers died" in str(row["error"])]
+    assert [(row["model"], row["tp"], row["pp"]) for row in killed] == [("b", 4, 16)]
+    places = {row["position"] for row in killed}
+    assert [row for row in table(folder) if row["position"] not in places] == [
+        row for row in local if row["position"] not in places
+    ]
+
+
+def test_nothing_listens_at_a_wrong_address(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs the extra dask: pip install 'stepcast[dask]'")
+    with pytest.raises(ValueError, match="no Dask scheduler answers there"):
+        questions.run(str(tmp_path), engine="dask", address="tcp://127.0.0.1:9")
+
+
+def test_files_that_points_name_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers on other machines see none of the driver's folders; here they run in another one."""
+    pytest.importorskip("distributed", reason="needs the extra dask: pip install 'stepcast[dask]'")
+    from distributed import LocalCluster
+
+    paths = [str(ROOT), str(ROOT / "src")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    elsewhere.mkdir()
+    (here / "below").mkdir(parents=True)
+    (here / "below" / "seconds.txt").write_text("1.5")
+    monkeypatch.chdir(elsewhere)
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        monkeypatch.chdir(here)
+        text = '[fixed]\nconfig = "below/seconds.txt"\n[[axis]]\ntp = [1, 2]'
+        found = questions.run(
+            str(tmp_path / "out"), questions.reading, text=text, engine="dask", address=cluster.scheduler_address
+        )
+        assert (found.answered, found.errors) == (2, 0)
+        text = text.replace("below/seconds.txt", str(here / "below" / "seconds.txt"))
+        with pytest.raises(ValueError, match="must be below the current folder"):
+            questions.run(str(tmp_path / "out"), questions.reading, text=text, engine="dask")
 
 
 def test_slurm_by_its_stand_in(tmp_path: Path, local: list[dict[str, Any]]) -> None:
@@ -79,3 +126,24 @@ def test_a_ray_cluster_loses_a_node_half_way(
     assert lost
     assert found.answered == questions.POINTS
     assert table(tmp_path) == local
+
+
+def test_a_point_that_kills_its_workers_on_ray(
+    tmp_path: Path, local: list[dict[str, Any]], two_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", ".", os.environ.get("PYTHONPATH", "")]))
+    questions.run(str(tmp_path), questions.deadly, engine="ray", address=two_nodes.address)
+    check_one_killed(tmp_path, local)
+
+
+def test_another_version_on_a_node_of_ray(tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", ".", os.environ.get("PYTHONPATH", "")]))
+    with pytest.raises(ValueError, match="runs another version of stepcast"):
+        questions.run(str(tmp_path), engine="ray", address=two_nodes.address, identify=questions.other_program)
+    assert table(tmp_path) == []
+
+
+def test_no_ray_cluster_listens_at_a_wrong_address(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray: pip install 'stepcast[ray]'")
+    with pytest.raises(ValueError, match="no Ray cluster answers there"):
+        questions.run(str(tmp_path), engine="ray", address="127.0.0.1:9")

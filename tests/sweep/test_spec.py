@@ -117,3 +117,18 @@ def test_points_of_a_very_large_sweep_are_counted_from_some() -> None:
     assert not exact
     assert found == pytest.approx(spec.size / 8, rel=0.02)
     assert read_spec(axes).count_points() == (spec.size, True)
+
+
+def test_a_limit_sees_every_value_of_every_axis() -> None:
+    """Steps of a whole part of the points would meet the same values again and again."""
+    spec = read_spec(
+        "[[axis]]\nmodel = ['a', 'b', 'c']\n[[axis]]\ntp = [1, 2, 4, 8]\n[[axis]]\npp = [1, 2, 4, 8]\n"
+        "[[axis]]\nmicro-batch = [1, 2, 4]\n[[axis]]\nseq = [1, 2, 4, 8]"
+    )
+    assert spec.size == 576
+    some = dict(spec.points(12))
+    assert len(some) == 12
+    for name in spec.names:
+        assert len({words[name] for words in some.values()}) >= 3, name
+    assert set(some) < set(dict(spec.points(40))), "a larger limit keeps them"
+    assert [at for at, _ in spec.points(576)] == list(range(576))

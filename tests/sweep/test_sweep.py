@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.sweep.store import LOCK, NAME, Store
+from stepcast.sweep.store import LOCK, NAME, RETRY, Store
 from stepcast.sweep.summary import rows_of, status_facts
 from tests.shared import ROOT
 from tests.sweep import questions
@@ -136,6 +136,53 @@ def test_a_store_that_is_damaged_is_left_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(b"no database at all, but text that is longer than a header\n" * 20)
     with pytest.raises(ValueError, match="is damaged"):
         Store(str(tmp_path))
+
+
+@pytest.mark.parametrize("table_name", ["points", "answers"])
+def test_a_damaged_row_is_noticed(tmp_path: Path, table_name: str) -> None:
+    """Bytes of a value that changed on disk leave a database that is well-formed."""
+    questions.run(str(tmp_path))
+    path = tmp_path / NAME
+    base = sqlite3.connect(path)
+    column = "tp" if table_name == "points" else "step_s"
+    base.execute(f"UPDATE {table_name} SET {column} = {column} + 1 WHERE rowid IN (SELECT rowid FROM points LIMIT 1)"
+                 if table_name == "points" else "UPDATE answers SET step_s = 77.0 WHERE step_s = 64.0")  # fmt: skip
+    base.commit()
+    base.close()
+    for writes in (False, True):
+        with pytest.raises(ValueError, match=f"is damaged .*row of {table_name}"):
+            Store(str(tmp_path), writes)
+
+
+def test_a_sweep_that_was_killed_before_its_first_point(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"")
+    with pytest.raises(ValueError, match="ended before its first point"):
+        Store(str(tmp_path))
+    questions.run(str(tmp_path))
+    assert len(table(tmp_path)) == questions.POINTS
+
+
+def test_an_error_that_may_pass_is_asked_again(tmp_path: Path) -> None:
+    questions.run(str(tmp_path), questions.forgetful)
+    assert {row["state"] for row in table(tmp_path) if row["model"] == "a"} == {RETRY}
+    again = questions.run(str(tmp_path))
+    assert (again.new, again.answered) == (questions.POINTS // 3, questions.POINTS)
+
+
+def test_answers_of_another_program_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="runs another version of stepcast"):
+        questions.run(str(tmp_path), identify=questions.other_program)
+    assert table(tmp_path) == [], "none of them is stored"
+
+
+def test_workers_that_cannot_start_blame_no_point(tmp_path: Path) -> None:
+    script = "import sys; sys.path.insert(0, '.'); from tests.sweep import questions; questions.run(sys.argv[1])"
+    ended = subprocess.run(
+        [sys.executable, "-", str(tmp_path)], input=script, cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert "ended before it could start" in ended.stderr.splitlines()[-1]
+    assert table(tmp_path) == []
 
 
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:

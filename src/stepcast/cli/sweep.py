@@ -108,15 +108,18 @@ def _ask(args: argparse.Namespace) -> int:
         return _show_counts(args, {"points": points, "of": spec.size})
     if args.output is None:
         raise ValueError("no folder for the answers: use -o DIR")
+    if args.address and args.engine == "local":
+        raise ValueError("--address has no effect with --engine local")
+    if args.workers and args.address and args.engine in ("ray", "dask"):
+        raise ValueError("--workers has no effect with --address: the cluster has its own workers")
     workers = args.workers or _cores()
     if args.limit is None:
         check_many(spec, workers)
     watching = _SweepWatch()
     try:
         with Interruptible():
-            found = sweep(
-                spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching, args.limit
-            )
+            where = (args.engine, workers, args.address)
+            found = sweep(spec, args.output, answers, digest, program(), *where, watching, args.limit, program)
     except KeyboardInterrupt:
         show_status("")
         print_notes([f"{watching.answered:,} answers are saved; the same command resumes the sweep"])
@@ -124,7 +127,8 @@ def _ask(args: argparse.Namespace) -> int:
     finally:
         show_status("")
     _write_page(args, args.output)
-    return _show_counts(args, _progress_facts(found, args.output))
+    _show_counts(args, _progress_facts(found, args.output))
+    return 1 if found.errors else 0
 
 
 def _write_page(args: argparse.Namespace, folder: str) -> None:

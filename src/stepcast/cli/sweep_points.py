@@ -21,6 +21,7 @@ from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.sweep.engines import Answers
 from stepcast.sweep.spec import Spec, Words
+from stepcast.sweep.store import RETRY
 from stepcast.sweep.summary import OUT_OF_TIME
 from stepcast.units import DAY, format_seconds
 
@@ -186,7 +187,8 @@ def _row(asked: SettledRun, prediction: Any, breakdown: bool) -> dict[str, Any]:
 
 
 def _describe_error(error: Exception) -> dict[str, Any]:
-    return {"error": str(error) or type(error).__name__}
+    is_passing = isinstance(error, OSError | MemoryError)
+    return {"error": str(error) or type(error).__name__, "state": RETRY if is_passing else None}
 
 
 # ---- searches and plans -------------------------------------------------------------------------------

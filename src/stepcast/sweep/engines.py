@@ -4,19 +4,25 @@ An engine takes chunks of points and yields them in any order with their answers
 worker is free for it.
 """
 
+import atexit
 import io
 import os
+import platform
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, nullcontext
 from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepcast.ir.children import follow_parent
 from stepcast.ir.dataclass import dataclass
+from stepcast.outputs.files import write_file
 from stepcast.sweep.spec import Words
 
 if TYPE_CHECKING:
@@ -34,7 +40,7 @@ FIRST, LARGEST = 4, 10_000
 DEATHS = 2
 # Chunks in flight per worker of Ray and Dask, so that no worker waits for the driver.
 AHEAD = 2
-TRIES = 8
+CONNECT_S = 10.0
 # Slurm: clusters that submitit simulates, and how jobs run.
 STAND_INS = ("local", "debug")
 LOOK_EVERY_S = 1.0
@@ -84,20 +90,55 @@ class ChunkPace:
         self.size = max(1, min(int(wanted), 4 * self.size, LARGEST))
 
 
-def answer_chunk(answer: Answer, chunk: PointChunk) -> AnsweredChunk:
-    """Answer a chunk, in a worker of any engine."""
+@dataclass(frozen=True, slots=True)
+class WorkSite:
+    """What every worker must have for the answers of the driver: the same program, and the files that points name.
+
+    *identify* returns the digest of a worker's program and data. *files* are paths, relative to the driver's folder,
+    and their bytes; a worker on another machine runs in a folder that holds them.
+    """
+
+    program: str = ""
+    identify: Callable[[], str] | None = None
+    files: tuple[tuple[str, bytes], ...] = ()
+
+
+_folders: dict[tuple[tuple[str, bytes], ...], str] = {}
+
+
+def answer_chunk(answer: Answer, chunk: PointChunk, site: WorkSite) -> AnsweredChunk:
+    """Answer a chunk, in a worker of any engine; raise a ValueError if its program is not the driver's."""
+    if site.identify is not None and site.identify() != site.program:
+        raise ValueError(
+            f"the worker on {platform.node()} runs another version of stepcast, or has other data, than the driver: "
+            "install the same version on every node"
+        )
     began = time.perf_counter()
-    answers = answer(chunk.ask, chunk.words)
+    with chdir(_unpack(site.files)) if site.files else nullcontext():
+        answers = answer(chunk.ask, chunk.words)
     return AnsweredChunk(chunk, answers, time.perf_counter() - began)
+
+
+def _unpack(files: tuple[tuple[str, bytes], ...]) -> str:
+    """Return a folder of this process that holds *files*; it is removed at the end."""
+    if files not in _folders:
+        folder = _folders[files] = tempfile.mkdtemp(prefix="stepcast-sweep-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        sys.path[:] = [os.path.abspath(entry) for entry in sys.path]  # relative to the folder that is left
+        for name, data in files:
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+            write_file(os.path.join(folder, name), data)
+    return _folders[files]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """The *workers* of an engine, the *address* of its cluster, and the *folder* for its files."""
+    """The *workers* of an engine, the *address* of its cluster, the *folder* for its files, and the work *site*."""
 
     workers: int
     address: str | None
     folder: str
+    site: WorkSite = WorkSite()
 
 
 SweepEngine = Callable[[Iterator[PointChunk], Answer, EngineSetting], Iterator[AnsweredChunk]]
@@ -120,15 +161,18 @@ def load_engine(name: str) -> SweepEngine:
 class _Worker:
     """A process at the end of its own pipe, so that one that dies affects no other."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, site: WorkSite) -> None:
         from multiprocessing import get_context
 
         context = get_context("spawn")  # a forked process would share the driver's open store
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, answer, os.getpid()), daemon=True)
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, answer, site, os.getpid()), daemon=True
+        )
         self.process.start()
         theirs.close()
         self.chunk: PointChunk | None = None
+        self.is_started = False
 
     def give(self, chunk: PointChunk) -> None:
         self.chunk = chunk
@@ -136,6 +180,8 @@ class _Worker:
 
     def take(self) -> AnsweredChunk | BaseException:
         """Return the answered chunk, or the error of the worker."""
+        if not self.is_started:
+            self.is_started = self.pipe.recv()
         result: AnsweredChunk | BaseException = self.pipe.recv()
         self.chunk = None
         return result
@@ -151,13 +197,17 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     from multiprocessing.connection import Connection, wait
 
     again: deque[PointChunk] = deque()
-    workers = [_Worker(answer) for _ in range(setting.workers)]
+
+    def start() -> _Worker:
+        return _Worker(answer, setting.site)
+
+    workers = [start() for _ in range(setting.workers)]
     try:
         while True:
             for index, worker in enumerate(workers):
                 chunk = None if worker.chunk else again.popleft() if again else next(chunks, None)
                 if chunk is not None:
-                    workers[index] = _give(worker, chunk, answer)
+                    workers[index] = _give(worker, chunk, start)
             busy = {worker.pipe: index for index, worker in enumerate(workers) if worker.chunk}
             if not busy:
                 return
@@ -170,8 +220,13 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
                 except (EOFError, OSError):
                     assert chunk is not None
                     worker.end()
-                    workers[busy[pipe]] = _Worker(answer)
-                    yield from _divide_after_death(chunk, worker.process.exitcode, again)
+                    if not worker.is_started:
+                        raise ChildProcessError(
+                            "a worker ended before it could start: a program that sweeps needs its main code below "
+                            'if __name__ == "__main__"'
+                        ) from None
+                    workers[busy[pipe]] = start()
+                    yield from _divide_after_death(chunk, _exit_words(worker.process.exitcode), again)
                     continue
                 if isinstance(result, BaseException):
                     raise result
@@ -181,18 +236,18 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
             worker.end()
 
 
-def _give(worker: _Worker, chunk: PointChunk, answer: Answer) -> _Worker:
+def _give(worker: _Worker, chunk: PointChunk, start: Callable[[], _Worker]) -> _Worker:
     """Return *worker* with *chunk*, or a new one if it died while it was idle."""
     try:
         worker.give(chunk)
     except (BrokenPipeError, ConnectionResetError):
         worker.end()
-        worker = _Worker(answer)
+        worker = start()
         worker.give(chunk)
     return worker
 
 
-def _divide_after_death(chunk: PointChunk, code: int | None, again: deque[PointChunk]) -> Iterator[AnsweredChunk]:
+def _divide_after_death(chunk: PointChunk, how: str, again: deque[PointChunk]) -> Iterator[AnsweredChunk]:
     """Add smaller parts of *chunk* to *again*, until a single point has killed its workers."""
     chunk = replace(chunk, deaths=chunk.deaths + 1)
     if len(chunk.keys) > 1 and chunk.deaths >= DEATHS:
@@ -200,13 +255,17 @@ def _divide_after_death(chunk: PointChunk, code: int | None, again: deque[PointC
     elif chunk.deaths < DEATHS:
         again.append(chunk)
     else:
-        how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
         yield AnsweredChunk(chunk, [{"error": f"{DEATHS} workers died over this point ({how})"}], 0.0)
 
 
-def _serve(pipe: "Connection", answer: Answer, driver: int) -> None:
+def _exit_words(code: int | None) -> str:
+    return signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+
+
+def _serve(pipe: "Connection", answer: Answer, site: WorkSite, driver: int) -> None:
     """Work until the driver ends, which closes its end of the pipe."""
     follow_parent(driver)
+    pipe.send(True)
     sys.stderr = io.StringIO()  # errors are sent, and the driver shows the progress
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -216,7 +275,7 @@ def _serve(pipe: "Connection", answer: Answer, driver: int) -> None:
         except EOFError:
             return
         try:
-            result: AnsweredChunk | BaseException = answer_chunk(answer, chunk)
+            result: AnsweredChunk | BaseException = answer_chunk(answer, chunk, site)
         except Exception as error:
             result = error
         try:
@@ -230,19 +289,68 @@ def _serve(pipe: "Connection", answer: Answer, driver: int) -> None:
 
 def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks as Dask tasks on a cluster, or on this machine without an address."""
-    from distributed import Client, as_completed
+    from distributed import Client, KilledWorker, as_completed
 
-    where = {"address": setting.address} if setting.address else {"n_workers": setting.workers}
-    local = {} if setting.address else {"threads_per_worker": 1, "dashboard_address": None}
-    with Client(**where, **local) as client:
-        waiting = as_completed()
-        while True:
-            most = AHEAD * max(1, len(client.scheduler_info()["workers"]))
-            while waiting.count() < most and (chunk := next(chunks, None)) is not None:
-                waiting.add(client.submit(answer_chunk, answer, chunk, pure=False, retries=TRIES))
-            if not waiting.count():
-                return
-            yield next(waiting).result()
+    where: dict[str, Any] = {"n_workers": setting.workers, "threads_per_worker": 1, "dashboard_address": None}
+    if setting.address:
+        where = {"address": setting.address, "timeout": CONNECT_S}
+    try:
+        client = Client(**where)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--address {setting.address}: no Dask scheduler answers there ({error})") from None
+    with client:
+        waiting, given = as_completed(), dict[Any, PointChunk]()
+
+        def submit(chunk: PointChunk) -> None:
+            future = client.submit(answer_chunk, answer, chunk, setting.site, pure=False)
+            given[future] = chunk
+            waiting.add(future)
+
+        def take() -> tuple[PointChunk, AnsweredChunk | None]:
+            future = next(waiting)
+            chunk = given.pop(future)
+            try:
+                return chunk, future.result()
+            except KilledWorker:
+                return chunk, None
+
+        def most() -> int:
+            return AHEAD * max(1, len(client.scheduler_info()["workers"]))
+
+        yield from _run_tasks(chunks, submit, take, lambda: len(given), most)
+
+
+def _run_tasks(
+    chunks: Iterator[PointChunk],
+    submit: Callable[[PointChunk], None],
+    take: Callable[[], tuple[PointChunk, AnsweredChunk | None]],
+    waiting: Callable[[], int],
+    most: Callable[[], int],
+) -> Iterator[AnsweredChunk]:
+    """Yield the answered chunks of a cluster; find the point to blame where workers die.
+
+    A scheduler suspects every task of a worker that died, so suspects run again one at a time, with nothing else.
+
+    Args:
+        chunks: the chunks to answer.
+        submit: gives a chunk to the cluster.
+        take: waits for a chunk; its answers are None if its workers died.
+        waiting: the number of submitted chunks that have not been taken.
+        most: the maximum number of them.
+    """
+    suspects: deque[PointChunk] = deque()
+    while True:
+        if suspects and not waiting():
+            submit(suspects.popleft())
+        while not suspects and waiting() < most() and (chunk := next(chunks, None)) is not None:
+            submit(chunk)
+        if not waiting():
+            return
+        chunk, answered = take()
+        if answered is not None:
+            yield answered
+        else:
+            yield from _divide_after_death(chunk, "killed on the cluster", suspects)
 
 
 def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
@@ -251,24 +359,49 @@ def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSett
 
     began = not ray.is_initialized()
     if began:
+        _check_address(setting.address)
         cpus = None if setting.address else setting.workers
         ray.init(address=setting.address, num_cpus=cpus, log_to_driver=False, include_dashboard=False)
-    task = ray.remote(answer_chunk).options(max_retries=TRIES)
-    waiting: list[ray.ObjectRef] = []
+    task = ray.remote(answer_chunk).options(max_retries=1)
+    given: dict[ray.ObjectRef, PointChunk] = {}
+
+    def submit(chunk: PointChunk) -> None:
+        given[task.remote(answer, chunk, setting.site)] = chunk
+
+    def take() -> tuple[PointChunk, AnsweredChunk | None]:
+        (ready, *_), _ = ray.wait(list(given), num_returns=1)
+        chunk = given.pop(ready)
+        try:
+            return chunk, ray.get(ready)
+        except ray.exceptions.RayTaskError as error:  # an exception of the task itself
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except ray.exceptions.RayError:
+            return chunk, None
+
+    def most() -> int:
+        return AHEAD * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
+
     try:
-        while True:
-            most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
-            while len(waiting) < most and (chunk := next(chunks, None)) is not None:
-                waiting.append(task.remote(answer, chunk))
-            if not waiting:
-                return
-            ready, waiting = ray.wait(waiting, num_returns=1)
-            yield from ray.get(ready)
+        yield from _run_tasks(chunks, submit, take, lambda: len(given), most)
     finally:
-        for reference in waiting:
+        for reference in given:
             ray.cancel(reference)
         if began:
             ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Raise a ValueError if nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    import asyncio
+
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        asyncio.run(asyncio.wait_for(asyncio.open_connection(host, int(port)), CONNECT_S))
+    except (OSError, TimeoutError, OverflowError) as error:
+        reason = str(error) or "no answer"
+        raise ValueError(f"--address {address}: no Ray cluster answers there ({reason})") from None
 
 
 def run_on_slurm(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
@@ -290,7 +423,7 @@ def run_on_slurm(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSe
             while len(waiting) + len(new) < setting.workers and (chunk := next(chunks, None)) is not None:
                 new.append(chunk)
             if new:
-                jobs = executor.map_array(lambda chunk: answer_chunk(answer, chunk), new)
+                jobs = executor.map_array(lambda chunk: answer_chunk(answer, chunk, setting.site), new)
                 waiting.update(zip(jobs, ((chunk, 1) for chunk in new), strict=True))
             if not waiting:
                 return
@@ -302,7 +435,7 @@ def run_on_slurm(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSe
                 except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError):
                     if tries >= JOB_TRIES:
                         raise
-                    waiting[executor.submit(answer_chunk, answer, chunk)] = (chunk, tries + 1)
+                    waiting[executor.submit(answer_chunk, answer, chunk, setting.site)] = (chunk, tries + 1)
             if not ready:
                 time.sleep(LOOK_EVERY_S)
     finally:

@@ -1,14 +1,17 @@
 """The driver of sweeps: open points go to an engine in chunks, and each answered chunk to the store."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from stepcast.inputs.source import Source, read_toml
 from stepcast.ir.dataclass import dataclass
-from stepcast.sweep.engines import Answer, ChunkPace, EngineSetting, PointChunk, load_engine
+from stepcast.ir.limits import RESULT
+from stepcast.sweep.engines import Answer, ChunkPace, EngineSetting, PointChunk, WorkSite, load_engine
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store
 
@@ -45,6 +48,7 @@ def sweep(
     address: str | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     most: int | None = None,
+    identify: Callable[[], str] | None = None,
 ) -> Progress:
     """Answer every point of *spec*, or *most* of them, into the store in *folder*.
 
@@ -59,8 +63,10 @@ def sweep(
         address: the address of the engine's cluster.
         watch: a function that is called with the progress.
         most: the maximum number of points, spread evenly over all.
+        identify: a module-level function that returns *program* where a worker has the same; None trusts them.
     """
     run = load_engine(engine)
+    site = WorkSite(program, identify, () if engine == "local" else named_files(spec))
     with Store(folder, writes=True) as store:
         keys = PointKeys(program, spec.ask, digest)
         store.ask(spec.names, ((position, keys.of(words), words) for position, words in spec.points(most)))
@@ -72,7 +78,7 @@ def sweep(
             return Progress(points, answered + new, errors, new, time.monotonic() - began, best)
 
         watch(progress())
-        for chunk in run(_chunks(spec, store, pace), answer, EngineSetting(workers, address, folder)):
+        for chunk in run(_chunks(spec, store, pace), answer, EngineSetting(workers, address, folder, site)):
             store.add(chunk)
             pace.note(chunk)
             new += len(chunk.answers)
@@ -81,6 +87,24 @@ def sweep(
             watch(progress())
         counts = store.counts()
         return Progress(counts["points"], counts["answered"], counts["errors"], new, time.monotonic() - began, best)
+
+
+def named_files(spec: Spec) -> tuple[tuple[str, bytes], ...]:
+    """Return the files that words of *spec* name, and those that they build on, by their relative paths."""
+    names = [value for row in (spec.fixed, *(row for axis in spec.axes for row in axis.rows)) for value in row.values()]
+    found: dict[str, bytes] = {}
+    while names:
+        value = names.pop()
+        if not isinstance(value, str) or not os.path.isfile(value) or (name := os.path.normpath(value)) in found:
+            continue
+        if os.path.isabs(name) or name.startswith(os.pardir):
+            raise ValueError(f"{value}: files of a sweep on a cluster must be below the current folder")
+        found[name] = Source(value).raw(RESULT)
+        if name.endswith(".toml"):
+            folder = os.path.dirname(name)
+            named = [value for value in read_toml(name).values() if isinstance(value, str)]
+            names += [os.path.join(folder, value) for value in named]
+    return tuple(sorted(found.items()))
 
 
 def _speed(answer: dict[str, Any] | None) -> float:

@@ -8,7 +8,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
+from math import gcd, prod
 from random import Random
 from typing import Any
 
@@ -24,6 +24,7 @@ LOOKED_AT = 10_000_000
 QUESTIONS = ("predict", "search", "plan")
 # Points that differ in these share the least: such axes turn slowest, so that neighbours share most.
 SLOWEST = ("model", "cluster", "set", "framework", "calibration", "gpus")
+GOLDEN_RATIO = 0.6180339887498949
 DOUBLING = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
@@ -177,10 +178,16 @@ class Spec:
         return words
 
     def points(self, most: int | None = None) -> Iterator[tuple[int, Words]]:
-        """Yield positions and points that pass the filter, of at most *most* that are spread evenly over all."""
-        some = self.size if most is None else min(most, self.size)
-        for turn in range(some):
-            position = turn * self.size // some
+        """Yield positions and points that pass the filter, of at most *most* that are spread evenly over all.
+
+        Steps of about the golden ratio visit every value of every axis alike; a larger *most* adds points to these.
+        """
+        step = max(1, round(self.size * GOLDEN_RATIO))
+        while gcd(step, self.size) > 1:
+            step += 1
+        some = range(self.size)
+        chosen = some if most is None or most >= self.size else sorted(turn * step % self.size for turn in some[:most])
+        for position in chosen:
             words = self.at(position)
             if self.filter is None or self.filter(words):
                 yield position, words

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ NAME = "results.sqlite"
 LOCK = "driver.lock"
 # "swep" as a number, which identifies our files.
 APPLICATION = 0x73776570
-VERSION = 3
+VERSION = 4
 # Columns of an answer; times in seconds, sizes in bytes.
 COLUMNS = {
     "step_s": "REAL",
@@ -40,6 +41,7 @@ COLUMNS = {
     "state": "TEXT",  # "out of time": the best so far, or nothing yet
     "error": "TEXT",
 }
+RETRY = "retry"  # the state of an error that another run may not meet: a file or memory that was missing
 BATCH = 1000
 _WAIT_S = 30.0
 # Limits of a condition that somebody wrote (--where): operations of the database (usual ones take some tens for each
@@ -74,10 +76,14 @@ class Store:
         self.base = sqlite3.connect(f"{name}?mode={mode}", timeout=_WAIT_S, uri=True, isolation_level=None)
         application = self.base.execute("PRAGMA application_id").fetchone()[0]
         tables = self.base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if application != APPLICATION and (tables or not writes):
+        if tables and application != APPLICATION:
             raise ValueError(f"{self.path}: is not the store of a sweep")
         if tables and self.base.execute("PRAGMA user_version").fetchone()[0] != VERSION:
             raise ValueError(f"{self.path}: was written by another version of stepcast; use another folder")
+        has_points = self.base.execute("SELECT count(*) FROM sqlite_master WHERE name = 'points'").fetchone()[0]
+        if not writes and not has_points:
+            raise ValueError(f"{self.path}: the sweep ended before its first point; the same command starts it again")
+        self._check_rows(("points",) * has_points + ("answers",) * bool(tables))
         if not writes:
             return
         self.base.execute("PRAGMA journal_mode = WAL")
@@ -85,7 +91,16 @@ class Store:
         self.base.execute(f"PRAGMA application_id = {APPLICATION}")
         self.base.execute(f"PRAGMA user_version = {VERSION}")
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-        self.base.execute(f"CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, {columns}) WITHOUT ROWID")
+        self.base.execute(
+            f"CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, {columns}, checksum INTEGER) WITHOUT ROWID"
+        )
+
+    def _check_rows(self, tables: Sequence[str]) -> None:
+        """Raise a ValueError if a row is not as it was written, e.g. on a damaged disk."""
+        for table in tables:
+            for *values, checksum in self.base.execute(f"SELECT * FROM {table}"):
+                if checksum != _checksum(values):
+                    raise sqlite3.DatabaseError(f"malformed row of {table}")
 
     def close(self) -> None:
         if base := getattr(self, "base", None):
@@ -112,13 +127,16 @@ class Store:
     def ask(self, names: Sequence[str], points: Iterable[tuple[int, bytes, Words]]) -> None:
         """Make *points* the current ones, all or none."""
         columns = "".join(f", {_quote(name)}" for name in names)
-        places = ", ".join("?" * (2 + len(names)))
+        places = ", ".join("?" * (3 + len(names)))
         with self._explain_errors(), self._transaction():
             self.base.execute("DROP VIEW IF EXISTS results")
             self.base.execute("DROP TABLE IF EXISTS points")
-            self.base.execute(f"CREATE TABLE points (position INTEGER PRIMARY KEY, key BLOB{columns})")
+            self.base.execute(
+                f"CREATE TABLE points (position INTEGER PRIMARY KEY, key BLOB{columns}, checksum INTEGER)"
+            )
             rows = ((position, key, *(_plain(words.get(name)) for name in names)) for position, key, words in points)
-            self.base.executemany(f"INSERT INTO points VALUES ({places})", rows)
+            self.base.executemany(f"INSERT INTO points VALUES ({places})", map(_with_checksum, rows))
+            self.base.execute("DELETE FROM answers WHERE state = ?", (RETRY,))
             answers = ", ".join(f"answers.{name}" for name in COLUMNS)
             self.base.execute(
                 f"CREATE VIEW results AS SELECT position{columns}, {answers} FROM points JOIN answers USING (key)"
@@ -126,9 +144,9 @@ class Store:
 
     def add(self, chunk: AnsweredChunk) -> None:
         """Store the answers of a chunk, all or none."""
-        places = ", ".join("?" * (1 + len(COLUMNS)))
+        places = ", ".join("?" * (2 + len(COLUMNS)))
         rows = [
-            (key, *(answer.get(name) for name in COLUMNS))
+            _with_checksum((key, *(answer.get(name) for name in COLUMNS)))
             for key, answer in zip(chunk.chunk.keys, chunk.answers, strict=True)
         ]
         with self._explain_errors(), self._transaction():
@@ -211,6 +229,16 @@ class Store:
             "SELECT (SELECT count(*) FROM points) AS points, count(*) AS answered, count(error) AS errors FROM results"
         )
         return {name: int(value) for name, value in rows[0].items()}
+
+
+def _checksum(values: Sequence[Any]) -> int:
+    """Return a checksum that does not depend on how SQLite stores numbers: -0.0 as 0, no number as NULL."""
+    plain = [float(value) + 0.0 if isinstance(value, int | float) else value for value in values]
+    return zlib.crc32(repr([None if value != value else value for value in plain]).encode("utf-8", "surrogatepass"))
+
+
+def _with_checksum(values: Sequence[Any]) -> tuple[Any, ...]:
+    return (*values, _checksum(values))
 
 
 def _plain(value: Any) -> Any:
