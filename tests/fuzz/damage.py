@@ -1,7 +1,10 @@
 """Random damage of a good file: by bytes, by lines, by words, and by structure."""
 
+import contextlib
 import json
+import pickle
 import re
+import sqlite3
 from random import Random
 from typing import Any
 
@@ -96,7 +99,13 @@ def _words(data: bytes, others: tuple[bytes, ...], random: Random) -> bytes:
 
 
 def _structure(data: bytes, random: Random) -> bytes | None:
-    """JSON: another value, or none, at some place; tables: another cell or column. None where it is neither."""
+    """Another value, or none, at some place of JSON, a pickle, a database, protobuf or a table; None for other files."""
+    if data[:1] == b"\x80":
+        return _pickled(data, random)
+    if data.startswith(b"SQLite format 3"):
+        return _database(data, random)
+    if b"\0" in data[:64] and (messages := _fields(data, delimited=True)):
+        return _protobuf(messages, random)
     if data[:1] in b"{[":
         try:
             tree = json.loads(data)
@@ -122,6 +131,136 @@ def _structure(data: bytes, random: Random) -> bytes | None:
             row = random.choice(rows)
             row[random.randrange(len(row))] = random.choice(NASTY)
     return b"\n".join(separator.join(row) for row in rows)
+
+
+def _pickled(data: bytes, random: Random) -> bytes:
+    """The value of a good pickle with places changed, some of them shared, of any protocol."""
+    tree = pickle.loads(data)
+    for _ in range(random.choice((1, 1, 2, 4))):
+        tree = _changed(tree, random)
+    if random.random() < 0.3:
+        tree = {"entries": [tree] * random.choice((2, 50)), "again": tree, (1, "x"): tree}
+    return pickle.dumps(tree, random.randrange(6))
+
+
+def _database(data: bytes, random: Random) -> bytes:
+    """A database with other columns, rows, types, views or settings."""
+    base = sqlite3.connect(":memory:")
+    base.deserialize(data)
+    tables = [row[0] for row in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    for _ in range(random.choice((1, 1, 2, 3))):
+        table = random.choice(tables)
+        columns = [row[1] for row in base.execute(f"PRAGMA table_info({table})")]
+        if not columns:
+            continue
+        column, value = random.choice(columns), random.choice(VALUES)
+        value = json.dumps(value).encode() if isinstance(value, list | dict) else value
+        value = random.choice((2**63 - 1, -(2**63))) if isinstance(value, int) and abs(value) >= 2**63 else value
+        statements: tuple[tuple[str, tuple[Any, ...]], ...] = (
+            (f"UPDATE {table} SET {column} = ?", (value,)),
+            (f"UPDATE {table} SET {column} = ? WHERE rowid = 1", (value,)),
+            (f"ALTER TABLE {table} DROP COLUMN {column}", ()),
+            (f"ALTER TABLE {table} RENAME COLUMN {column} TO other", ()),
+            (f"ALTER TABLE {table} ADD COLUMN made AS (hex(zeroblob(1000)))", ()),
+            (f"ALTER TABLE {table} RENAME TO {table}_old", ()),
+            (f"DROP TABLE {table}", ()),
+            (f"DELETE FROM {table}", ()),
+            (f"INSERT INTO {table} SELECT * FROM {table}", ()),
+            (f"CREATE VIEW v{random.randrange(9**9)} AS SELECT * FROM {table}", ()),
+            (f"CREATE INDEX i{random.randrange(9**9)} ON {table} (abs({column}))", ()),
+            ("PRAGMA encoding = 'UTF-16'", ()),
+            (f"PRAGMA user_version = {random.randrange(2**31)}", ()),
+        )
+        with contextlib.suppress(sqlite3.Error, OverflowError):
+            base.execute(*random.choice(statements))
+            tables = [row[0] for row in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")] or tables
+    base.commit()
+    changed = base.serialize()
+    base.close()
+    return changed
+
+
+Field = tuple[int, int, Any]
+"""Number, wire type and value of a protobuf field: a number, or bytes."""
+
+
+def _fields(data: bytes, delimited: bool = False) -> list[Field]:
+    """The fields of a message, or the messages of a file as fields; none where the bytes are no protobuf."""
+    at, found = 0, list[Field]()
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+            if shift > 70:
+                raise ValueError
+
+    try:
+        while at < len(data):
+            key = 2 if delimited else number()
+            if key & 7 == 0:
+                found.append((key >> 3, 0, number()))
+                continue
+            size = {1: 8, 5: 4}.get(key & 7) or (number() if key & 7 == 2 else len(data) + 1)
+            if at + size > len(data):
+                return []
+            found.append((key >> 3, key & 7, data[at : at + size]))
+            at += size
+    except (IndexError, ValueError):
+        return []
+    return found
+
+
+def _protobuf(messages: list[Field], random: Random) -> bytes:
+    """Messages with one field changed, somewhere inside."""
+    at = random.randrange(len(messages))
+    if random.random() < 0.2:
+        messages = random.choice((messages[:at], messages[at:], messages * 2, random.sample(messages, len(messages))))
+    else:
+        messages[at] = (0, 2, _changed_message(messages[at][2], random))
+    return b"".join(_varint(len(value)) + value for _, _, value in messages)
+
+
+def _changed_message(data: bytes, random: Random) -> bytes:
+    fields = _fields(data)
+    if not fields:
+        return data + random.choice(NASTY)
+    at = random.randrange(len(fields))
+    number, kind, value = fields[at]
+    match random.randrange(8):
+        case 0:
+            del fields[at]
+        case 1:
+            fields *= random.choice((2, 30))
+        case 2:
+            fields[at] = (random.randrange(1, 40), kind, value)
+        case 3:
+            fields[at] = (number, 0, random.choice((0, 1, 2**31, 2**63, 2**64 - 1, 10**6)))
+        case 4:
+            fields[at] = (number, 2, random.choice(NASTY))
+        case _ if kind == 2:
+            fields[at] = (number, 2, _changed_message(value, random))
+        case _ if kind == 0:
+            fields[at] = (number, 0, random.choice((0, 1, 7, value + 1, 2**40, 2**63)))
+        case _:
+            fields[at] = (number, kind, random.randbytes(len(value)))
+    parts = []
+    for number, kind, value in fields:
+        body = _varint(value) if kind == 0 else (_varint(len(value)) if kind == 2 else b"") + value
+        parts.append(_varint(number << 3 | kind) + body)
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
 
 
 def _changed(tree: Any, random: Random) -> Any:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from stepcast.inputs.source import FormatError
+from stepcast.inputs.table import FORMATS
 from tests.fuzz.commands import command
 from tests.fuzz.damage import damaged
 from tests.fuzz.readers import fault_of, run_cases
@@ -43,6 +44,10 @@ def test_what_was_found_once_stays_right(path: Path, tmp_path: Path, monkeypatch
         return
     target = next(one for one in targets() if one.name.replace("-", " ") == name)
     assert fault_of(target, path.read_bytes()) == ""
+
+
+def test_every_format_is_fuzzed() -> None:
+    assert {entry.name for entry in FORMATS} <= {target.name for target in targets()}
 
 
 def test_the_same_seed_gives_the_same_cases() -> None:
