@@ -4,6 +4,7 @@
 # make docs    build the site into site/
 # make dist    build wheel and sdist, and try the wheel in an environment of its own
 # make fuzz    damaged files and random command lines; FUZZ="--minutes 60 --seed 7" runs longer
+# make mutants plant small bugs and count those that tests notice; MUTANTS="--count 40 --seed 7" draws others
 # make bench   the benchmarks
 #
 # make test-web      the app and the pages in a browser (extras web and browser)
@@ -18,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
 
-.PHONY: install demo quick test lint types unit compiled docs dist fuzz bench clean test-web test-torch test-mcp test-engines
+.PHONY: install demo quick test lint types unit compiled docs dist fuzz mutants bench clean test-web test-torch test-mcp test-engines
 
 install: $(INSTALLED)
 
@@ -88,6 +89,9 @@ dist:
 
 fuzz: install
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+mutants: install
+	$(BIN)/python tools/mutants.py $(MUTANTS)
 
 bench: install
 	$(BIN)/python -m benchmarks

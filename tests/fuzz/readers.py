@@ -13,6 +13,7 @@ from tests.fuzz.targets import Target, targets
 from tests.fuzz.worker import MOST_SECONDS, Outcome, run_bounded
 
 BATCH = 1000
+MOST_BYTES = 10**9
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def run_cases(target: Target, seed: int, first: int, count: int) -> Iterator[Bad
     at, end = first, first + count
     while at < end:
         with mmap.mmap(-1, 8) as place:
-            outcome = run_bounded(lambda at=at: _run(target, seed, at, end, place), seconds=10**6)  # type: ignore[misc]
+            outcome = run_bounded(lambda at=at: _run(target, seed, at, end, place), 10**6, MOST_BYTES)  # type: ignore[misc]
             (reached,) = struct.unpack("q", place[:8])
         for line in outcome.out.splitlines():
             number, _, fault = line.partition("\t")

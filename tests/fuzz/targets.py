@@ -20,6 +20,7 @@ from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_fiel
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import format_named, read_sources, recognise
 from stepcast.ir.workload import Block
+from tests.analyze import test_watch as watched
 from tests.fuzz.bombs import EXAMPLES, LLAMA, MEGATRON, OPERATORS, OPTABLE, OPTIMUS, SIMAI
 from tests.inputs import test_job_logs as job_logs
 from tests.inputs.huggingface_configs import CONFIGS
@@ -83,6 +84,9 @@ def _formats() -> Iterator[Target]:
         "megatron-log": (job_logs.MEGATRON.encode(),),
         "torchtitan-log": (job_logs.TITAN.encode(),),
         "mlperf-log": (job_logs.MLPERF.encode(),),
+        "nemo-log": (watched.NEMO.encode(),),
+        "deepspeed-log": (watched.DEEPSPEED.encode(),),
+        "trainer-log": (watched.TRAINER.encode(),),
         "stragglers": (STRAGGLERS.encode(),),
         "flight-recorder": (json.dumps(RECORDED).encode(), *(pickle.dumps(RECORDED, kind) for kind in (2, 5))),
         "nccl-inspector": ("\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),),
@@ -141,6 +145,7 @@ def _others() -> Iterator[Target]:
     from stepcast.inputs.kineto.ops import read_operators
     from stepcast.inputs.optimus_log import read_gpustat
     from stepcast.inputs.rows import csv_records
+    from stepcast.inputs.samples import read_sample_lengths
     from stepcast.optimus.calibration import calibrated_of
     from stepcast.pytorch.profile.measure import read_document
     from stepcast.simulation.schedule_file import parse_schedule
@@ -152,6 +157,8 @@ def _others() -> Iterator[Target]:
     yield Target("communicators", (groups,), lambda data: read_groups(Source("g", data)))
     yield Target("gpustat", (stat,), lambda data: read_gpustat(Source("g", data)))
     yield Target("kineto operators", (_kineto_operators(), _kineto()), lambda data: read_operators([Source("k", data)]))
+    samples = b'{"length": 12}\n{"messages": [{"role": "user", "content": "abc"}]}\n{"input_ids": [1, 2, 3]}\n'
+    yield Target("samples", (samples,), _by_path(read_sample_lengths, ".jsonl"))
     yield Target("nsys", (_nsys(),), _by_path(_shown_file, ".sqlite"))
     yield Target("sweep", ((EXAMPLES / "sweeps" / "small.toml").read_bytes(),), _asked)
     yield Target("steps", (json.dumps(STEPS).encode(),), _by_path(_steps, ".json"))

@@ -289,8 +289,10 @@ def _serve(pipe: "Connection", answer: Answer, site: WorkSite, driver: int) -> N
 
 def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks as Dask tasks on a cluster, or on this machine without an address."""
-    from distributed import Client, KilledWorker, as_completed
+    import dask
+    from distributed import Client, KilledWorker, wait
 
+    dask.config.set({"distributed.scheduler.allowed-failures": 1})  # of a cluster of our own; usually 3
     where: dict[str, Any] = {"n_workers": setting.workers, "threads_per_worker": 1, "dashboard_address": None}
     if setting.address:
         where = {"address": setting.address, "timeout": CONNECT_S}
@@ -299,23 +301,31 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     except (OSError, ValueError) as error:
         raise ValueError(f"--address {setting.address}: no Dask scheduler answers there ({error})") from None
     with client:
-        waiting, given = as_completed(), dict[Any, PointChunk]()
+        given: dict[Any, PointChunk] = {}
 
         def submit(chunk: PointChunk) -> None:
             future = client.submit(answer_chunk, answer, chunk, setting.site, pure=False)
             given[future] = chunk
-            waiting.add(future)
+
+        def count_workers() -> int:
+            return len(client.scheduler_info()["workers"])
 
         def take() -> tuple[PointChunk, AnsweredChunk | None]:
-            future = next(waiting)
-            chunk = given.pop(future)
+            while not (ready := [future for future in given if future.done()]):
+                try:
+                    wait(list(given), timeout=CONNECT_S, return_when="FIRST_COMPLETED")
+                except TimeoutError:
+                    if not setting.address and not count_workers():  # Dask gives up a worker that died as it started
+                        client.cluster.scale(0)
+                        client.cluster.scale(setting.workers)
+            chunk = given.pop(ready[0])
             try:
-                return chunk, future.result()
+                return chunk, ready[0].result()
             except KilledWorker:
                 return chunk, None
 
         def most() -> int:
-            return AHEAD * max(1, len(client.scheduler_info()["workers"]))
+            return AHEAD * max(1, count_workers())
 
         yield from _run_tasks(chunks, submit, take, lambda: len(given), most)
 
