@@ -21,6 +21,10 @@ UNSEEN = "unseen"
 SCANS = ("scan", "delta", "selective")
 ATTENTION = "attention"
 FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER)
+# Architectures whose products in training have the constants of data/fits/operators.toml.
+TRAINED_AS_SERVED = ("blackwell", "blackwell-ultra", "ada", "blackwell-rtx")
+# Products in NVFP4 keep those of the H200, scaled: with the tables' own, published steps are predicted 2 % worse.
+SERVED_FORMATS = {"bf16": "bf16", "fp16": "bf16", "tf32": "bf16", "fp8": "fp8", "mxfp8": "fp8-block"}
 # Tables that changes replace completely: an architecture that was left out must not be in them.
 REPLACED = ("memory_efficiency",)
 
@@ -253,6 +257,12 @@ def default_fit() -> ComputeFit:
     for kind, scans in (("scan", mamba), ("delta", linear), ("selective", linear)):
         table[kind] = scans[kind]
         table["spread"][kind] = {**table["spread"]["attention"], "hopper": spreads[kind]}
+    # Products of architectures that public tables measured, and we did not.
+    for name, entry in load_fit("operators")["architecture"].items():
+        if name in TRAINED_AS_SERVED:
+            own = {dtype: entry["linear"][recipe]["product"] for dtype, recipe in SERVED_FORMATS.items()}
+            table["matmul"]["tensor_of"] |= {f"{name}.{dtype}": values for dtype, values in own.items()}
+            table["spread"]["tensor"].setdefault(name, table["spread"]["tensor"]["blackwell"])
     # Architectures that were measured at their power limit.
     measured = {name: entry for name, entry in load_fit("power").items() if isinstance(entry, dict)}
     for name, entry in measured.items():

@@ -81,18 +81,19 @@ def _add_load(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: Compu
     return seconds + launch_s(matrix_rates(gpu, dtype), _unit_fit(gpu, dtype, fit).latency_s, fit, load)
 
 
-def _unit_fit(gpu: Gpu, dtype: DType, fit: ComputeFit) -> MatmulFit:
-    """Return the constants of the units that multiply this format."""
+def _unit_fit(gpu: Gpu, dtype: DType, fit: ComputeFit, grouped: bool = False) -> MatmulFit:
+    """Return the constants of the units that multiply this format; grouped products have none of a format."""
     if matrix_unit(gpu, dtype) == SIMT:
         return fit.simt_of.get(gpu.architecture, fit.simt)
-    return fit.tensor_of.get(gpu.architecture, fit.tensor)
+    own = None if grouped else fit.tensor_of.get(f"{gpu.architecture}.{gpu.runs_as(dtype)}")
+    return own or fit.tensor_of.get(gpu.architecture, fit.tensor)
 
 
 def _unloaded_s(
     m: Number, n: Number, k: Number, batch: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, grouped: bool = False
 ) -> Number:
     """Return the seconds of *batch* products, or of one kernel for all of them, without power limit and launch."""
-    own = _unit_fit(gpu, dtype, fit)
+    own = _unit_fit(gpu, dtype, fit, grouped)
     share = fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype))
     reached = scale_rates(matrix_rates(gpu, dtype), gpu, fit, share * (fit.grouped_efficiency if grouped else 1.0))
     seconds_of = matmul_s if grouped else products_s
