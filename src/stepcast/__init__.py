@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from stepcast.analyze.result import AnalysisResult as AnalysisResult
     from stepcast.analyze.watch import WatchAlert as WatchAlert
     from stepcast.analyze.watch import WatchedStep as WatchedStep
+    from stepcast.checking.check import check as check
     from stepcast.cost.calibration import Calibration as Calibration
     from stepcast.forecast.options import Options as Options
     from stepcast.forecast.prediction import Prediction as Prediction
@@ -131,6 +132,7 @@ PUBLIC = {
     "Workload": ("stepcast.ir.workload", "Workload"),
     "alternatives": ("stepcast.library", "alternatives"),
     "analyze": ("stepcast.library", "analyze"),
+    "check": ("stepcast.checking.check", "check"),
     "compare": ("stepcast.library", "compare"),
     "gate": ("stepcast.library", "gate"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),
