@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "optimus",
         "pytorch",
     },
+    "checking": {"units", "inputs", "forecast", "questions"},
     # cli, library, __init__ and __main__ may import everything
 }
 FREE = ("cli", "library", "__init__", "__main__", "version")

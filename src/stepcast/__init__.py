@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stepcast.analyze.watch import WatchAlert as WatchAlert
     from stepcast.analyze.watch import WatchedStep as WatchedStep
     from stepcast.checking.check import check as check
+    from stepcast.checking.run import RunCheck as RunCheck
     from stepcast.cost.calibration import Calibration as Calibration
     from stepcast.forecast.options import Options as Options
     from stepcast.forecast.prediction import Prediction as Prediction
@@ -117,6 +118,7 @@ PUBLIC = {
     "PredictChoices": ("stepcast.questions.question", "PredictChoices"),
     "Prediction": ("stepcast.forecast.prediction", "Prediction"),
     "ReplayChoices": ("stepcast.questions.measured", "ReplayChoices"),
+    "RunCheck": ("stepcast.checking.run", "RunCheck"),
     "SearchChoices": ("stepcast.questions.search", "SearchChoices"),
     "SearchCounts": ("stepcast.searching.result", "SearchCounts"),
     "ReplayResult": ("stepcast.analyze.replay", "ReplayResult"),

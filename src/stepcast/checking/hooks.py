@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-from stepcast.checking.check import RunCheck, Write, is_first_rank
 from stepcast.checking.described import describe
+from stepcast.checking.run import RunCheck, Write, is_first_rank
 
 
 class ForecastCallback:

@@ -56,11 +56,11 @@ def read_text(text: str, path: str) -> RunConfig:
 def _read_table(table: Mapping[str, object]) -> RunConfig:
     if isinstance(arguments := table.get("MODEL_ARGS"), dict):
         return megatron.read_test(arguments)
+    if (tool := tuning.find_tool(table)) and "distributed_type" not in table:
+        return tuning.read(table, tool)
     for looks_like, read in TOOLS:
         if looks_like(table):
             return read(table)
-    if tool := tuning.find_tool(table):
-        return tuning.read(table, tool)
     training = table.get("training")
     if isinstance(training, dict) and "model" in training:
         table = training  # the file holds the launcher's configuration around it

@@ -1,0 +1,209 @@
+"""RunCheck: three lines before the first step, and what differs from them after some."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from stepcast.questions.choices import read_choices
+from stepcast.questions.question import PredictQuestion
+from stepcast.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from stepcast.forecast.prediction import Prediction
+    from stepcast.questions.settle import SettledRun
+
+PREFIX = "stepcast: "
+SKIPPED_STEPS = 2  # the first ones compile, allocate and tune
+LARGE_SHARE = 0.03  # of a step: smaller differences are not explained
+Write = Callable[[str], object]
+
+
+class RunDoesNotFitError(RuntimeError):
+    """The run does not fit into GPU memory, and the check is strict."""
+
+
+class RunCheck:
+    """The forecast of a run, the times of its steps, and the comparison of both.
+
+    Call ``begin_step`` and ``end_step`` around each step, or ``step`` after each. ``facts`` holds all figures.
+    """
+
+    def __init__(
+        self, choices: Mapping[str, Any], *, strict: bool = False, compare_after: int = 20, write: Write = print
+    ) -> None:
+        self.strict, self.compare_after, self.write = strict, compare_after, write
+        self.facts: dict[str, Any] = {}
+        self._choices = dict(choices)
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+
+    @cached_property
+    def run(self) -> "SettledRun":
+        """The run as ``stepcast predict`` settles it."""
+        from stepcast.questions.settle import settle
+
+        choices = {name: value for name, value in self._choices.items() if value is not None}
+        if choices.pop("stored_fp32", False) and choices.get("precision") in ("bf16", "fp16"):
+            choices["precision"] = f"autocast-{choices['precision']}"
+        if "cluster" not in choices and "gpu" not in choices:
+            choices["gpu"] = detect_gpu()
+        given = read_choices(PredictQuestion, choices)
+        return settle(PredictQuestion(**given, file="check", unchecked=frozenset(given)))
+
+    @property
+    def prediction(self) -> "Prediction":
+        return self.run.prediction
+
+    def forecast(self) -> "Prediction":
+        """Write the forecast; raise a RunDoesNotFitError if it does not fit and the check is strict."""
+        began = time.perf_counter()
+        run, prediction = self.run, self.run.prediction
+        fullest = max(prediction.memory, key=lambda stage: stage.total)
+        low, high = prediction.interval_s or (prediction.step_s, prediction.step_s)
+        self.facts |= {
+            "predicted_s": prediction.step_s,
+            "interval_s": [low, high],
+            "allocated_bytes": fullest.allocated,
+            "reserved_bytes": fullest.reserved,
+            "capacity_bytes": fullest.capacity,
+            "verdict": str(fullest.verdict),
+        }
+        gpus = f"{run.strategy.layout.gpus} x {run.cluster.gpu.name}"
+        tokens_per_s = run.strategy.tokens / prediction.step_s
+        lines = [
+            f"step {format_seconds(prediction.step_s)}, 90 % interval {format_seconds(low)} to {format_seconds(high)}; "
+            f"{tokens_per_s:,.0f} tokens/s on {gpus} ({run.model.name}, {run.framework.name})",
+            f"memory {format_bytes(fullest.total)} of {format_bytes(fullest.capacity)} (90 % interval "
+            f"{format_bytes(fullest.low)} to {format_bytes(fullest.high)}): {fullest.verdict}",
+            self._describe_end(),
+        ]
+        for line in lines:
+            self.write(f"{PREFIX}{line}")
+        self.facts["forecast_s"] = time.perf_counter() - began
+        if self.strict and not prediction.fits:
+            raise RunDoesNotFitError(f"{lines[1]}; 'stepcast predict' lists what would make it fit")
+        return prediction
+
+    def _describe_end(self) -> str:
+        from stepcast.questions.runs import training_facts
+
+        training = training_facts(self.run.question, self.run.strategy, self.prediction.step_s)
+        if training is None:
+            return "number of steps unknown: no finish time"
+        seconds = training["steps"] * self.prediction.step_s
+        self.facts |= {"steps": training["steps"], "finish_s": seconds, "cost": training["cost"]}
+        end = datetime.now() + timedelta(seconds=min(seconds, 3e9))
+        cost = f", {training['currency']}{training['cost']:,.2f}" if training["cost"] is not None else ""
+        return f"{training['steps']:,} steps take {format_seconds(seconds)}, until {end:%Y-%m-%d %H:%M}{cost}"
+
+    def begin_step(self) -> None:
+        """Note that a step begins, after its data have been loaded."""
+        self._begins.append(time.perf_counter())
+
+    def end_step(self) -> None:
+        """Note that a step ended; after enough of them, compare them with the forecast."""
+        self._ends.append(time.perf_counter())
+        if len(self._ends) == self.compare_after + SKIPPED_STEPS:
+            self.compare()
+
+    def step(self) -> None:
+        """Note the end of a step in loops that do not say when one begins."""
+        self.begin_step()
+        self.end_step()
+
+    def compare(self) -> None:
+        """Write what the steps so far took against the forecast, and what explains the difference."""
+        begins, ends = self._begins[SKIPPED_STEPS:], self._ends[SKIPPED_STEPS:]
+        if len(begins) < 2:
+            return
+        steps = [after - before for before, after in pairwise(begins)]
+        measured_s = median(steps)
+        # From the end of one step until the data of the next are there.
+        loading_s = median(max(0.0, begin - end) for begin, end in zip(begins[1:], ends, strict=False))
+        predicted_s = float(self.facts.get("predicted_s") or self.prediction.step_s)
+        low, high = self.facts.get("interval_s", [predicted_s, predicted_s])
+        self.facts |= {"measured_s": measured_s, "loading_s": loading_s, "ratio": predicted_s / measured_s - 1}
+        where = "inside" if low <= measured_s <= high else "outside"
+        lines = [
+            f"measured {format_seconds(measured_s)} a step, predicted {format_seconds(predicted_s)} "
+            f"({predicted_s / measured_s - 1:+.1%}), {where} the 90 % interval"
+        ]
+        lines += self._explain(measured_s, predicted_s, loading_s, max(steps) / measured_s)
+        lines += self._compare_memory()
+        for line in lines:
+            self.write(f"{PREFIX}{line}")
+
+    def _explain(self, measured_s: float, predicted_s: float, loading_s: float, spread: float) -> list[str]:
+        """Return a sentence for each part that explains a difference, measured ones first."""
+        lines = []
+        if loading_s > LARGE_SHARE * measured_s:
+            lines.append(
+                f"data loading takes {format_seconds(loading_s)} of each step: use more workers, or pack ahead"
+            )
+        rest_s = measured_s - predicted_s - loading_s
+        parts = {name: seconds for name, seconds in self.prediction.breakdown_s.items() if name != "compute"}
+        largest = max(parts, key=lambda name: parts[name], default="")
+        if abs(rest_s) > LARGE_SHARE * measured_s:
+            word = "slower" if rest_s > 0 else "faster"
+            lines.append(f"computation and communication are {format_seconds(abs(rest_s))} {word} than predicted")
+        if largest and parts[largest] > LARGE_SHARE * predicted_s:
+            lines.append(f"predicted outside computation: {largest} {format_seconds(parts[largest])}")
+        if (slowest := gather_slowest(loading_s)) is not None and slowest[1] > loading_s + LARGE_SHARE * measured_s:
+            lines.append(f"rank {slowest[0]} loads data for {format_seconds(slowest[1])}: the others wait for it")
+        if spread > 1.2:
+            lines.append(f"the slowest step took {spread:.1f} times the median")
+        return lines
+
+    def _compare_memory(self) -> list[str]:
+        peaks = measure_peaks()
+        if peaks is None:
+            return []
+        allocated, reserved = peaks
+        self.facts |= {"measured_allocated_bytes": allocated, "measured_reserved_bytes": reserved}
+        return [
+            f"memory allocated {format_bytes(allocated)}, predicted {format_bytes(self.facts['allocated_bytes'])} "
+            f"({self.facts['allocated_bytes'] / allocated - 1:+.1%}); reserved {format_bytes(reserved)}, predicted "
+            f"{format_bytes(self.facts['reserved_bytes'])} ({self.facts['reserved_bytes'] / reserved - 1:+.1%})"
+        ]
+
+
+def is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def detect_gpu() -> str:
+    """Return the name of the GPU at hand; a ValueError without one."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        raise ValueError("no GPU at hand: name the one to forecast, such as check(trainer, gpu='h100-sxm')")
+    return str(torch.cuda.get_device_name(0))
+
+
+def measure_peaks() -> tuple[int, int] | None:
+    """Return the peaks of allocated and reserved bytes, or None without a GPU."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.max_memory_allocated()), int(torch.cuda.max_memory_reserved())
+
+
+def gather_slowest(loading_s: float) -> tuple[int, float] | None:
+    """Return the rank that loads data longest and its seconds, or None with one rank."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, loading_s)
+    rank = max(range(len(every)), key=lambda index: every[index])
+    return rank, float(every[rank])

@@ -1,0 +1,75 @@
+"""Configurations of fine-tuning tools: all are read, mean the same as a hand-written command, and name unknown keys."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stepcast.cli.main import build_parser
+from stepcast.cli.options import parse_arguments
+from stepcast.cli.verbs import VERBS
+from stepcast.inputs.configs.reader import read_config
+from stepcast.inputs.source import FormatError
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.settle import SettledRun, settle
+
+CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "configs" / "tuning.yaml").read_text())
+IDS = [f"{number} {case['tool']}" for number, case in enumerate(CASES)]
+PREDICT = build_parser([verb for verb in VERBS if verb.name == "predict"])
+
+
+def write_case(case: dict[str, Any], folder: Path) -> Path:
+    suffix = case.get("suffix", "yaml")
+    path = folder / (suffix if "." in suffix else f"run.{suffix}")
+    text = case.get("text") or (json.dumps if suffix.endswith("json") else yaml.safe_dump)(case["config"])
+    path.write_text(text)
+    return path
+
+
+def ask(*words: str) -> PredictQuestion:
+    question: PredictQuestion = parse_arguments(PREDICT, ["predict", *words]).question
+    return question
+
+
+def settle_case(words: str) -> SettledRun:
+    return settle(ask(*shlex.split(words), "--cluster", "hgx-h200", *([] if "--gpus" in words else ["--gpus", "8"])))
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_configuration_means_the_hand_written_command(case: dict[str, Any], tmp_path: Path) -> None:
+    path = write_case(case, tmp_path)
+    expected = settle_case(case["command"])
+    words = f"--config {path} {case.get('with', '')}"
+    total = expected.strategy.layout.gpus
+    read = settle_case(f"{words} --gpus {total} {'--ignore-unknown' if case.get('unknown') else ''}")
+    assert read.model == expected.model
+    assert read.strategy == expected.strategy
+    assert read.framework == expected.framework
+    assert read.question.tokens == expected.question.tokens
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_every_key_is_in_one_list(case: dict[str, Any], tmp_path: Path) -> None:
+    config = read_config(write_case(case, tmp_path))
+    assert config.format == case["tool"]
+    assert sorted(config.unknown) == sorted(case.get("unknown", []))
+    lists = [config.understood, config.ignored, config.not_modelled, config.unknown, config.unset]
+    names = [name for part in lists for name in part]
+    assert len(names) == len(set(names))
+
+
+def test_there_are_sixty_of_them() -> None:
+    assert len(CASES) >= 60
+
+
+@pytest.mark.parametrize(
+    "text", ["x = (", "print('nothing to train')", "x" * 3_000_000], ids=["broken", "other", "long"]
+)
+def test_other_python_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=r"train\.py"):
+        read_config(path)
