@@ -16,7 +16,7 @@ from stepcast.inputs.source import FormatError
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
 
-CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "configs" / "tuning.yaml").read_text())
+CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "tuning_configs.yaml").read_text())
 IDS = [f"{number} {case['tool']}" for number, case in enumerate(CASES)]
 PREDICT = build_parser([verb for verb in VERBS if verb.name == "predict"])
 
