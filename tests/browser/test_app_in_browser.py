@@ -43,6 +43,22 @@ def test_a_link_reproduces_its_view(there: Any, opened: Any) -> None:
     assert again.page.inner_text("#line") == there.page.inner_text("#line")
 
 
+def test_plan_and_compare_answer_live_and_by_their_links(app: str, opened: Any) -> None:
+    plan = opened(f"{app}#plan?{QUERY}&tokens=100&price=2")
+    plan.page.wait_for_selector("#answer[data-answered*='tokens=100']")
+    assert "$" in plan.page.inner_text("#answer")
+    plan.page.fill("#plan-tokens", "200")
+    plan.page.wait_for_selector("#answer[data-answered*='tokens=200']")
+    assert "--tokens 200B" in plan.page.inner_text("#line")
+    compared = opened(f"{app}#alternatives?{QUERY}&cluster_2=dgx-b200", width=400)
+    compared.page.wait_for_selector("#answer[data-answered*='cluster_2']")
+    assert "dgx-b200" in compared.page.inner_text("#alternatives")
+    assert compared.page.is_visible("#short")
+    wide = compared.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 400
+    assert plan.wrong == compared.wrong == []
+
+
 def test_one_who_stays_gets_the_timeline_and_what_to_change(there: Any) -> None:
     there.page.wait_for_selector("canvas[data-ready]")
     assert "of these" in there.page.inner_text("#what-to-change")  # the best of them, or that none is
@@ -68,7 +84,7 @@ def test_a_dropped_trace_is_analysed(there: Any) -> None:
 def test_a_search_tells_how_far_it_is_and_what_it_found(there: Any) -> None:
     page = there.page
     page.click("[data-view=search]")
-    page.select_option("#search-model", "llama-3.2-1b")
+    page.fill("#search-model", "llama-3.2-1b")
     for name, value in (("gpus", "8"), ("global_batch", "16"), ("seq", "2048"), ("top", "3")):
         page.fill(f"#search-{name}", value)
     page.click("#search-go")
@@ -93,7 +109,7 @@ def test_another_view_does_not_show_the_last_prediction(view: str, there: Any) -
 def test_a_search_shows_that_it_works_and_leaves_other_views_alone(there: Any) -> None:
     page = there.page
     page.click("[data-view=search]")
-    page.select_option("#search-model", "llama-3.1-8b")
+    page.fill("#search-model", "llama-3.1-8b")
     for name, value in (("gpus", "64"), ("global_batch", "256"), ("seq", "2048"), ("top", "3")):
         page.fill(f"#search-{name}", value)
     page.click("#search-go")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from stepcast.cli.main import main
 from tests.pages.test_pages import HTML, NAMES
 from tests.shared import ROOT
 
@@ -168,6 +169,32 @@ def test_two_predictions_are_laid_side_by_side(server: Server) -> None:
     reply = server.ask(f"/compare?first={coded(QUERY)}&second={coded(QUERY.replace('tp=2', 'tp=4'))}")
     assert reply.status == 200
     assert "Parts of the step" in reply.found["html"]
+
+
+def test_plans_and_comparisons_answer_as_the_command_line_does(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that an answer names gives the same figures."""
+    for path in (f"/plan?{QUERY}&tokens=100&price=2.5", f"/alternatives?{QUERY}&cluster_2=dgx-b200&tokens=100&price=2"):
+        reply = server.ask(path)
+        assert reply.status == 200
+        words = reply.found["command"].split()[1:]
+        assert main([*words, "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        cost = facts["cost"] if "cost" in facts else facts["rows"][0]["cost"]
+        assert f"{cost:,.0f}" in reply.found["html"]
+
+
+def test_forms_refuse_what_they_may_not_ask(server: Server) -> None:
+    for path, words in (
+        (f"/plan?{QUERY}&price=-1", "expected a number"),
+        (f"/plan?{QUERY}&tokens=ten", "whole number"),
+        (f"/alternatives?{QUERY}", "choose a second cluster"),
+        (f"/alternatives?{QUERY}&cluster_2=/etc/passwd", "unrecognised value"),
+        (f"/alternatives?{QUERY}&cluster_4=dgx-h100", "no field"),
+    ):
+        reply = server.ask(path)
+        assert (reply.status, words in reply.found["error"]) == (400, True), reply.found
 
 
 def test_a_trace_is_analysed(server: Server) -> None:

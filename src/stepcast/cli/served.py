@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stepcast.analyze.compare import compare
 from stepcast.cli.analyze import ANALYSES
+from stepcast.cli.plan import plan_facts
 from stepcast.cli.search import result_view, search_facts
 from stepcast.forecast.prediction import roofline
 from stepcast.hardware import cluster_names
@@ -18,21 +19,25 @@ from stepcast.inputs.table import read_as_one
 from stepcast.ir.children import follow_parent
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
+from stepcast.questions.alternatives import answer_alternatives
 from stepcast.questions.changes import find_neighbours, find_remedies
-from stepcast.questions.choices import build_question
+from stepcast.questions.choices import build_question, several_of
 from stepcast.questions.measured import AnalyzeQuestion
+from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import run_facts
 from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.searching.result import SearchCounts, SimulatedCandidate
 from stepcast.serve.app import MISTAKES, Answer, Pause, Report
-from stepcast.serve.fields import PREDICT, FormChoices, form_command, read_form
+from stepcast.serve.fields import PREDICT, FormChoices, form_command, join_others, read_form
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.version import __version__
+from stepcast.views.alternatives import alternatives_view
 from stepcast.views.compare import compare_view
 from stepcast.views.document import About
 from stepcast.views.html import page_of
+from stepcast.views.plan import plan_view
 from stepcast.views.step import layout_words, step_view, subject
 
 if TYPE_CHECKING:
@@ -84,6 +89,25 @@ class Verbs:
         view = compare_view(found, (names[0], names[1]))
         page = page_of(view, About("compare", commands, __version__))
         return Answer(page, {"title": page.title, "words": "", "step_s": found["step_s"]})
+
+    def plan(self, choices: FormChoices) -> Answer:
+        given = {name: value for name, value in choices if name != "currency" or dict(choices).get("price")}
+        settled = settle_plan(build_question(PlanQuestion, {**given, "allow_oom": True}))
+        command = form_command("plan", tuple(given.items()))
+        facts = {**plan_facts(settled, settled.answer()), "command": command, "version": __version__}
+        page = page_of(plan_view(facts), About("plan", command, __version__))
+        return Answer(page, {"title": page.title, "words": "", "step_s": None})
+
+    def alternatives(self, choices: FormChoices) -> Answer:
+        given = join_others(choices)
+        verb, kind = ("plan", PlanQuestion) if "tokens" in given else ("predict", PredictQuestion)
+        question = build_question(kind, given)
+        if not several_of(question):
+            raise ValueError("choose a second cluster or framework to compare")
+        command = form_command(verb, tuple(given.items()))
+        facts = {**answer_alternatives(question).facts(), "command": command, "version": __version__}
+        page = page_of(alternatives_view(facts), About(verb, command, __version__))
+        return Answer(page, {"title": page.title, "words": "", "step_s": None})
 
     def search(self, choices: FormChoices, report: Report) -> Answer:
         return _run_apart(_search, (choices,), report)

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.serve.fields import PREDICT, SEARCH, FieldError, FormChoices, read_form
+from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
 from stepcast.views.document import Page, asset, body_of, policy, render
@@ -59,6 +59,10 @@ class Answers(Protocol):
         ...
 
     def search(self, choices: FormChoices, report: Report) -> Answer: ...
+
+    def plan(self, choices: FormChoices) -> Answer: ...
+
+    def alternatives(self, choices: FormChoices) -> Answer: ...
 
     def compare(self, first: FormChoices, second: FormChoices) -> Answer: ...
 
@@ -128,6 +132,8 @@ def make_app(answers: Answers, token: str, hosts: frozenset[str], most_bytes: in
             Route("/page", routes.page),
             Route("/compare", routes.compare),
             Route("/search", routes.search),
+            Route("/plan", routes.plan),
+            Route("/alternatives", routes.alternatives),
             Route("/analyze", routes.analyze, methods=["POST"]),
             *(Route(f"/{name}", routes.asset, name=name) for name in ASSETS),
         ]
@@ -192,6 +198,21 @@ class _Routes:
                 return _encode(self.answers.compare(*sides))
 
         return await self._answer(answer, self.quick)
+
+    async def plan(self, request: Request) -> Response:
+        query = request.query_params
+        return await self._answer(lambda: self._in_turn(self.answers.plan, read_form(PLAN, query)), self.slow)
+
+    async def alternatives(self, request: Request) -> Response:
+        """Answer with several clusters and frameworks in one table."""
+        query = request.query_params
+        return await self._answer(
+            lambda: self._in_turn(self.answers.alternatives, read_form(COMPARE, query)), self.slow
+        )
+
+    def _in_turn(self, answer: Callable[[FormChoices], Answer], choices: FormChoices) -> bytes:
+        with self.turns:
+            return _encode(answer(choices))
 
     async def analyze(self, request: Request) -> Response:
         try:

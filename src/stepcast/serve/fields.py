@@ -4,9 +4,11 @@ Requests reach the program only through these: a value is one of a list, or a wh
 of a request is used as a path or as an option.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from stepcast.frameworks.catalog import framework_names
+from stepcast.goodput.operation import failure_names
 from stepcast.hardware import cluster_names
 from stepcast.ir.dataclass import dataclass
 from stepcast.models.catalog import model_names
@@ -15,6 +17,8 @@ from stepcast.questions.question import CHOICES, PRECISIONS
 from stepcast.questions.search import OBJECTIVES, RECOMPUTES
 
 LONGEST_VALUE = 200
+DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
+CURRENCIES = ("$", "EUR", "GBP", "CHF", "JPY", "CNY", "INR")
 FormChoices = tuple[tuple[str, str], ...]
 """Names and values of the choices that a form makes."""
 
@@ -35,6 +39,9 @@ class Field:
     powers: bool = False  # a slider of powers of two
     default: str = ""  # the value that a question has without this choice
     note: str = ""
+    unit: str = ""  # appended to a number, such as B for billions
+    decimals: bool = False
+    long: bool = False  # a list that is searched by typing
 
     def read(self, value: str) -> str:
         """Return *value* as a question reads it."""
@@ -43,16 +50,20 @@ class Field:
                 raise FieldError(f"{self.label}: unrecognised value {value[:40]!r}")
             return value
         low, high = self.limits
+        if self.decimals:
+            if not DECIMAL.fullmatch(value) or not low <= float(value) <= high:
+                raise FieldError(f"{self.label}: expected a number from {low:,} to {high:,}")
+            return value
         if not (value.isascii() and value.isdigit() and len(value) <= 12) or not low <= int(value) <= high:
             raise FieldError(f"{self.label}: expected a whole number from {low:,} to {high:,}")
-        return str(int(value))
+        return f"{int(value)}{self.unit}"
 
 
 def _ways(name: str, label: str, initial: str) -> Field:
     return Field(name, label, limits=(1, 4096), initial=initial, powers=True, default="1")
 
 
-MODEL = Field("model", "Model", model_names(), initial="llama-3.1-70b")
+MODEL = Field("model", "Model", model_names(), initial="llama-3.1-70b", long=True)
 CLUSTER = Field("cluster", "Cluster", cluster_names(), initial="dgx-h100")
 FRAMEWORK = Field("framework", "Framework", framework_names(), initial="megatron-core")
 GPUS = Field("gpus", "GPUs", limits=(1, 1_000_000), initial="64", powers=True)
@@ -86,6 +97,35 @@ SEARCH: tuple[Field, ...] = (
     Field("objective", "Minimise", OBJECTIVES, initial="step"),
     Field("top", "Strategies to rank", limits=(1, 50), initial="10"),
 )
+PLAN: tuple[Field, ...] = (
+    *PREDICT,
+    Field("tokens", "Tokens", limits=(1, 1_000_000), initial="1000", unit="B", note="billions"),
+    Field("price", "Price", limits=(0, 100_000), decimals=True, note="per GPU-hour; default: none"),
+    Field("currency", "Currency", CURRENCIES, initial="$"),
+    Field("failures", "Failures", (*failure_names(), "none")),
+    Field("spares", "Spare nodes", limits=(0, 100_000)),
+)
+# Other values of a choice, which a comparison answers as well, follow it.
+OTHERS = {"cluster": ("Cluster", cluster_names()), "framework": ("Framework", framework_names())}
+
+
+def _with_others(field: Field) -> list[Field]:
+    label, values = OTHERS.get(field.name, ("", ()))
+    return [field, *(Field(f"{field.name}_{number}", f"{label} {number}", values) for number in (2, 3) if label)]
+
+
+COMPARE: tuple[Field, ...] = tuple(
+    every for field in PLAN if field.name not in ("currency", "spares") for every in _with_others(field)
+)
+
+
+def join_others(choices: FormChoices) -> dict[str, str]:
+    """Return the choices of a comparison, with the values of one name joined by commas."""
+    joined: dict[str, str] = {}
+    for name, value in choices:
+        plain = name.rstrip("0123456789").rstrip("_")
+        joined[plain] = f"{joined[plain]},{value}" if plain in joined else value
+    return joined
 
 
 def read_form(fields: Sequence[Field], given: Mapping[str, str]) -> FormChoices:

@@ -2,16 +2,21 @@
 
 from functools import cache
 
-from stepcast.serve.fields import PREDICT, SEARCH, Field
+from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, Field
 from stepcast.version import __version__
 from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, tag
 
-VIEWS = (("predict", "Predict"), ("search", "Search"), ("analyze", "Analyze"), ("saved", "Saved"))
+VIEWS = (
+    *(("predict", "Predict"), ("search", "Search"), ("plan", "Plan"), ("alternatives", "Compare")),
+    *(("analyze", "Analyze"), ("saved", "Saved")),
+)
 MOST_POWER = 14
 HINTS = {
     "predict": "Results update live; the timeline and what to change follow a moment later.",
     "search": "Finds the fastest strategies: all legal ones are bounded, the promising ones simulated.",
+    "plan": "Days, cost, energy and goodput of a training run, with failures and checkpoints.",
+    "alternatives": "One table for up to three clusters and frameworks: what wins under which objective.",
     "analyze": "Megatron, Kineto, Nsight or OptimusPrime traces, and logs. Files stay on this machine.",
     "saved": "Predictions saved in this browser. Choose two to compare them.",
 }
@@ -40,6 +45,8 @@ def shell() -> str:
     panels = (
         _panel("predict", _form("predict", PREDICT)),
         _panel("search", _form("search", SEARCH), _search_tools()),
+        _panel("plan", _form("plan", PLAN)),
+        _panel("alternatives", _form("alternatives", COMPARE)),
         _panel("analyze", _drop()),
         _panel(
             "saved",
@@ -79,6 +86,7 @@ def shell() -> str:
         tag("a", "Skip to the answer", class_="skip", href="#answer"),
         bar,
         tag("div", side, main, class_="app"),
+        tag("button", "", type="button", id="short", class_="short", hidden=True),
         tag("footer", f"stepcast {__version__}, runs on this machine"),
         Markup('<script src="page.js"></script><script src="app.js"></script>'),
     )
@@ -110,6 +118,11 @@ def _form(verb: str, fields: tuple[Field, ...]) -> Markup:
 def _field(verb: str, field: Field) -> Markup:
     key = f"{verb}-{field.name}"
     label = tag("label", explain(field.label), tag("small", field.note) if field.note else None, for_=key)
+    if field.long:
+        choices = tag("datalist", [tag("option", value=each) for each in field.choices], id=f"{key}-list")
+        known = {"value": field.initial, "list": f"{key}-list", "placeholder": "type to search"}
+        entry = tag("input", id=key, name=field.name, **known)
+        return tag("div", label, entry, choices, class_="field")
     if field.choices:
         options = [] if field.initial else [tag("option", "default", value="")]
         options += [tag("option", each, value=each, selected=each == field.initial) for each in field.choices]
@@ -125,7 +138,8 @@ def _field(verb: str, field: Field) -> Markup:
         max=high,
         value=field.initial,
         placeholder="default",
-        inputmode="numeric",
+        step="any" if field.decimals else None,
+        inputmode="decimal" if field.decimals else "numeric",
     )
     slider = None
     if field.powers:

@@ -3,7 +3,7 @@
 (() => {
   const byId = (key) => document.getElementById(key), answer = byId("answer");
   const KEPT = "stepcast-saved";
-  const HINTS = { predict: "Choose on the left.", search: "Press Search: results appear here.", analyze: "Drop files: the analysis appears here.", saved: "Choose two saved predictions to compare them here." };
+  const HINTS = { predict: "Choose on the left.", plan: "Choose on the left.", alternatives: "Choose a second cluster or framework on the left.", search: "Press Search: results appear here.", analyze: "Drop files: the analysis appears here.", saved: "Choose two saved predictions to compare them here." };
   const answers = {}; // what each view showed last: { found, took, key }, or { words } while it works
   let view = "predict", asking = null, staying = 0, last = null, source = null;
 
@@ -30,6 +30,7 @@
   const problem = (words) => { byId("problem").textContent = words; byId("problem").hidden = !words; };
   // Each view shows its own answer, what it is working on, or a hint; never the answer of another view.
   const render = () => {
+    byId("short").hidden = true;
     const { found, took, key, words } = answers[view] ?? {};
     answer.setAttribute("aria-busy", String(Boolean(words)));
     byId("told").hidden = !found;
@@ -46,6 +47,7 @@
     byId("took").textContent = took ? `answered in ${took} ms` : "";
     answer.dataset.answered = key;
     window.stepcast.start();
+    byId("short").textContent = found.summary?.title || ""; byId("short").hidden = !found.summary?.title;
   };
   const put = (name, found, took, key) => { answers[name] = { found, took, key }; if (name === view) { problem(""); render(); } };
   const working = (name, words) => { answers[name] = { words }; if (name === view) { problem(""); render(); } };
@@ -83,17 +85,39 @@
     }
   };
 
-  byId("form-predict").addEventListener("input", (event) => {
-    const target = event.target;
-    if (target.dataset.for) { byId(target.dataset.for).value = String(2 ** Number(target.value)); } else slide(target);
-    predict();
-  });
+  // Plans and comparisons are answered at each change too, and a newer question ends an older one.
+  let waiting = 0;
+  const plan = (verb) => {
+    instead(); clearTimeout(waiting);
+    const mine = asking = new AbortController(), query = said(verb).toString();
+    history.replaceState(null, "", `#${verb}?${query}`);
+    answer.setAttribute("aria-busy", "true");
+    waiting = setTimeout(async () => {
+      try {
+        const [found, took] = await ask(`${verb}?${query}`, { signal: mine.signal });
+        if (!mine.signal.aborted) put(verb, found, took, query);
+      } catch (error) {
+        if (error.name !== "AbortError") failed(verb, error.message);
+      } finally {
+        if (asking === mine && view === verb) answer.setAttribute("aria-busy", "false");
+      }
+    }, 200);
+  };
+  const live = { predict, plan: () => plan("plan"), alternatives: () => plan("alternatives") };
+  for (const verb of Object.keys(live)) {
+    byId(`form-${verb}`).addEventListener("input", (event) => {
+      const target = event.target;
+      if (target.dataset.for) { byId(target.dataset.for).value = String(2 ** Number(target.value)); } else slide(target);
+      live[verb]();
+    });
+  }
+  byId("short").addEventListener("click", () => answer.scrollIntoView({ block: "start" }));
   byId("form-search").addEventListener("input", (event) => {
     const target = event.target;
     if (target.dataset.for) byId(target.dataset.for).value = String(2 ** Number(target.value)); else slide(target);
     history.replaceState(null, "", `#search?${said("search")}`);
   });
-  for (const verb of ["predict", "search"]) byId(`form-${verb}`).addEventListener("submit", (event) => event.preventDefault());
+  for (const verb of [...Object.keys(live), "search"]) byId(`form-${verb}`).addEventListener("submit", (event) => event.preventDefault());
 
   // ---- searching ------------------------------------------------------------------------------------------
   const searching = (on) => {
@@ -183,7 +207,7 @@
     problem(""); render();
   };
   for (const tab of document.querySelectorAll(".tab")) {
-    tab.addEventListener("click", () => { show(tab.dataset.view); if (view === "predict") predict(); else history.replaceState(null, "", `#${view}`); });
+    tab.addEventListener("click", () => { show(tab.dataset.view); if (live[view]) live[view](); else history.replaceState(null, "", `#${view}`); });
   }
   const copied = (button, words) => {
     const before = button.textContent;
@@ -193,10 +217,10 @@
   byId("copy-link").addEventListener("click", () => copied(byId("copy-link"), location.href));
   const go = () => {
     const [name, query = ""] = location.hash.slice(1).split("?");
-    const known = ["predict", "search", "analyze", "saved"].includes(name) ? name : "predict", asked = new URLSearchParams(query);
+    const known = ["predict", "search", "plan", "alternatives", "analyze", "saved"].includes(name) ? name : "predict", asked = new URLSearchParams(query);
     show(known);
-    if ((known === "predict" || known === "search") && asked.size) setForm(known, asked);
-    if (known === "predict") predict();
+    if ((live[known] || known === "search") && asked.size) setForm(known, asked);
+    if (live[known]) live[known]();
     if (known === "saved" && asked.has("first")) compare(asked);
   };
   addEventListener("hashchange", go);
