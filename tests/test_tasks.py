@@ -1,4 +1,4 @@
-"""Seventy tasks in seven roles: the command that a person would type first, and what it must answer.
+"""Tasks of people in several roles: the command that a person would type first, and what it must answer.
 
 A task passes where the first command already answers: its words are understood, and what it prints holds what
 was asked for. Where no answer exists, the one line that comes instead must say how to get one.
@@ -63,6 +63,79 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         "search --model llama-3.2-1b --cluster h100 --gpus 8 --gbs 32 --seq 2k --schedule 1f1b",
         0,
         ("rank ", "dp 8, micro-batch 4, zero-1", "bottleneck"),
+    ),
+    # ---- who decides what to rent
+    (
+        "deciding",
+        "H100, H200 or B200?",
+        "plan llama-3.1-70b --cluster dgx-h100,dgx-h200,dgx-b200 --gpus 64 --tp 8 --tokens 1T --price auto --runs 50",
+        0,
+        ("best cost", "best days", "break-even price", "dgx-b200"),
+    ),
+    (
+        "deciding",
+        "the best layout on each",
+        "search llama-3.2-1b --cluster h100,a100 --gpus 4 --gbs 8 --seq 2k --workers 1",
+        0,
+        ("best step time", "reproduce a row"),
+    ),
+    (
+        "deciding",
+        "which framework?",
+        f"{P8} --gpus 64 --framework torchtitan,megatron-core,nemo --gbs 512 --seq 4k",
+        0,
+        ("best throughput per GPU", "torchtitan"),
+    ),
+    (
+        "deciding",
+        "how many GPUs?",
+        "plan llama-3.1-8b --cluster dgx-h100 --gpus 64,128,256 --tokens 1T --gbs 1024 --runs 50",
+        0,
+        ("256 GPUs", "days", "goodput"),
+    ),
+    (
+        "deciding",
+        "with our prices",
+        f"{P8},dgx-b200 --gpus 64 --tokens 1T --price 2.1,4.9",
+        0,
+        ("break-even price", "against"),
+    ),
+    ("deciding", "what do GPUs cost?", "list prices", 0, ("h100-sxm", "2026")),
+    (
+        "deciding",
+        "in euros",
+        "plan llama-3.1-8b --cluster dgx-h100 --gpus 64 --tokens 1T --price 2.5 --currency EUR --runs 50",
+        0,
+        ("EUR",),
+    ),
+    (
+        "deciding",
+        "the winner as a launch script",
+        "search llama-3.2-1b --cluster h100 --gpus 4 --gbs 8 --seq 2k --workers 1 --emit megatron",
+        0,
+        ("torchrun", "--tensor-model-parallel-size"),
+    ),
+    (
+        "deciding",
+        "as a torchtitan job",
+        f"{P8} --gpus 64 --framework torchtitan --emit torchtitan=job.toml",
+        0,
+        ("wrote job.toml",),
+    ),
+    ("deciding", "a page for my boss", f"{P8},dgx-b200 --gpus 64 --html decision.html", 0, ("decision.html",)),
+    (
+        "deciding",
+        "two clouds",
+        "predict llama-3.1-8b --cluster p5.48xlarge,azure-nd-h100-v5 --gpus 64",
+        0,
+        ("p5.48xlarge", "azure-nd-h100-v5"),
+    ),
+    (
+        "deciding",
+        "no spare nodes",
+        "plan llama-3.1-70b --cluster dgx-h100 --gpus 512 --tp 8 --tokens 1T --spares 0 --runs 50",
+        0,
+        ("spare nodes", "goodput"),
     ),
     # ---- who tunes one on few GPUs
     ("fine-tuning", "one H200", "predict llama-3.1-8b --gpu h200 --framework hf", 0, ("1 h200", "transformers")),

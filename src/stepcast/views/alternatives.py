@@ -37,7 +37,7 @@ def alternatives_view(facts: Facts) -> ui.View:
         f"{best['name']}: {facts['model']}",
         ui.Headline(number, f"{unit} {words}".strip(), about),
         [
-            ui.text_line("answer", f"{best['name']}: {value} {words.partition(': ')[2]}"),
+            ui.text_line("answer", f"{best['name']}: {value}, {words.partition(': ')[2]}"),
             *(_winner_figure(winner, by_name) for winner in facts["winners"]),
             *_failures(facts),
         ],
