@@ -92,6 +92,9 @@ def _formats() -> Iterator[Target]:
         "nccl-inspector": ("\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),),
         "nccl-topo": (nccl_topo(4).encode(),),
         "nvidia-smi-topo": (gpu_matrix(4).encode(),),
+        "astra-network": ((EXAMPLES / "peers" / "astra-network.yml").read_bytes(),),
+        "simai-topology": ((EXAMPLES / "peers" / "simai-topology.txt").read_bytes(),),
+        "calculon-system": ((EXAMPLES / "peers" / "calculon-system.json").read_bytes(),),
         "slurm-topology": (SLURM_THREE_TIERS.encode(), SLURM_BLOCKS.encode()),
     }
     for name, files in seeds.items():

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepcast.inputs.configs import accelerate, megatron, nemo, torchtitan, tuning
+from stepcast.inputs.configs import accelerate, megatron, nemo, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, parse_toml
@@ -13,7 +13,7 @@ from stepcast.ir.limits import DESCRIPTION
 UNRECOGNISED = (
     "unrecognised configuration format: expected Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, "
     "torchtitan TOML, DeepSpeed JSON, accelerate YAML, Axolotl, LLaMA-Factory, torchtune or TRL YAML, arguments of "
-    "Trainer or TRL in a launch script or a Python script, or peft's adapter_config.json"
+    "Trainer or TRL in a launch script or a Python script, peft's adapter_config.json, or JSON of Calculon or SimuMax"
 )
 MOST_DEEP = 200
 MOST_UNFOLDED = 200_000
@@ -22,6 +22,8 @@ TOOLS = (
     (torchtitan.looks_like, torchtitan.read),
     (accelerate.is_accelerate, accelerate.read_accelerate),
     (accelerate.is_deepspeed, accelerate.read_deepspeed),
+    (peers.is_calculon, peers.read_calculon),
+    (peers.is_simumax, peers.read_simumax),
 )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from stepcast.inputs.configs.peers import as_hugging_face
 from stepcast.inputs.huggingface import dense, variants
 from stepcast.inputs.huggingface.dense import ConfigTable, shown
 from stepcast.inputs.source import FormatError, Source
@@ -91,7 +92,8 @@ LACKING: dict[str, str] = {
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
 SIZE_KEYS = re.compile(
-    r'"(hidden_size|num_hidden_layers|num_attention_heads|n_layers?|n_embd|n_heads?|d_model|vocab_size)"\s*:'
+    r'"(hidden_size|num_hidden_layers|num_attention_heads|n_layers?|n_embd|n_heads?|d_model|vocab_size|'
+    r'head_num|layer_num|attn_heads|num_blocks|hidden)"\s*:'
 )
 NAMED = re.compile(r'"(model_type|architectures)"\s*:')
 CLASS_ENDINGS = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|Model)$")
@@ -117,6 +119,7 @@ def read_config(data: bytes | str, name: str) -> Model:
         table = _decode(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
         if not isinstance(table, dict):
             raise FormatError(f"expected a JSON object with a model's sizes, not {shown(table)}")
+        table = as_hugging_face(table) or table
         keys = _text_keys(ConfigTable(table, ""))
         return _as_coded(FAMILIES[keys.kind](keys, name or keys.kind), keys)
     except FormatError:
