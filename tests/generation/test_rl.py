@@ -132,3 +132,29 @@ def test_references_and_unread_keys() -> None:
 def test_damaged_configurations_are_refused(text: str) -> None:
     with pytest.raises(FormatError):
         read_rl_text(text)
+
+
+VERL_LOG = "".join(
+    f"(TaskRunner pid=9) step:{step} - actor/pg_loss:0.01 - timing_s/gen:{30 + step} - timing_s/old_log_prob:np.float64(8.0)"
+    f" - timing_s/update_actor:2e1 - timing_s/step:{60 + step} - perf/throughput:900.5 - response_length/mean:1200.0\n"
+    for step in range(1, 8)
+)
+NEMO_RL_LOG = "".join(
+    f"========================= Step {step}/100 =========================\nTiming:\n  \u2022 Total step time: {60 + step}.50s\n"
+    f"  \u2022 generation: {30 + step}.10s (50.0%)\n  \u2022 policy_training: 20.00s (30.0%)\n"
+    for step in range(1, 8)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "generation"),
+    [(VERL_LOG, "verl-log", "generation_s"), (NEMO_RL_LOG, "nemo-rl-log", "generation_s")],
+)
+def test_logs_of_rl_runs_are_analyzed(
+    text: str, kind: str, generation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(text)
+    facts = run_json(capsys, "analyze", str(tmp_path / "log"))
+    assert facts["format"] == kind
+    assert facts["step_s"] == pytest.approx(65, abs=1)
+    assert facts[generation] == pytest.approx(34, abs=1)

@@ -252,6 +252,6 @@ ANALYSES: dict[str, tuple[Analyze, BuildView]] = {
     "nsys": (_by_document("analyze.logs:analyze_streams"), load_lazily("views.jobs:streams_view")),
     "stragglers": (_by_document("analyze.stragglers:analyze_stragglers"), load_lazily("views.jobs:stragglers_view")),
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
-    **dict.fromkeys(("nemo-log", "deepspeed-log", "trainer-log"), STEP_LOG),
+    **dict.fromkeys(("nemo-log", "deepspeed-log", "trainer-log", "verl-log", "nemo-rl-log"), STEP_LOG),
     **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
 }

@@ -11,13 +11,13 @@ from stepcast.generation.lengths import Lengths
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, GenerationMemory, generation_memory
 from stepcast.generation.rollout import Rollout, batch_limit, generate_batch
 from stepcast.generation.steady import steady_serving
-from stepcast.generation.steps import step_times
+from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
 
-NOT_MODELLED = "speculative decoding, preemption and prefix reuse between requests of different groups are not modelled"
+NOT_MODELLED = "preemption and prefix reuse between requests of different groups are not modelled"
 CURVE_POINTS = 60
 
 
@@ -126,20 +126,23 @@ def forecast_generation(
     engine: EngineProfile,
     task: GenerationTask,
     memory_share: float | None = None,
+    speculation: Speculation = NO_SPECULATION,
 ) -> GenerationForecast:
     """Return the forecast of *task* by engines of *layout*."""
     check_layout(model, layout)
-    steps = step_times(model, cluster, layout, formats, engine)
+    steps = step_times(model, cluster, layout, formats, engine, speculation)
     memory = generation_memory(model, layout, formats, cluster.gpu, engine, memory_share)
     limit = batch_limit(steps, memory, task.prompt.mean, task.response.mean)
     assumptions = [NOT_MODELLED]
+    if speculation.tokens:
+        assumptions.append(f"drafted tokens are accepted with a chance of {speculation.acceptance:g}")
     if layout.dp > 1 or layout.ep > 1:
         assumptions.append("tokens are routed evenly over experts")
     shared = GenerationForecast(
         model, cluster, layout, formats, engine, task, memory, limit, 0.0, 0.0, 0.0, assumptions=tuple(assumptions)
     )
     if task.requests is not None:
-        return _forecast_batch(shared, spread_requests(shared, task))
+        return _forecast_batch(shared, spread_requests(steps, limit, task))
     clients = task.concurrency or 1
     served = steady_serving(steps, memory, np.array([clients / layout.replicas]), task.prompt.mean, task.response.mean)
     waiting = float(served.waiting[0]) * layout.replicas
@@ -157,13 +160,12 @@ def forecast_generation(
     )
 
 
-def spread_requests(forecast: GenerationForecast, task: GenerationTask) -> list[Rollout]:
+def spread_requests(steps: StepTimes, limit: int, task: GenerationTask) -> list[Rollout]:
     """Return the rollouts of the engines' attention ranks, which share the requests evenly, a group on one rank.
 
     Ranks with equally many requests differ by the lengths they happen to get; few are simulated where many.
     """
-    layout, requests = forecast.layout, task.requests or 1
-    steps = step_times(forecast.model, forecast.cluster, layout, forecast.formats, forecast.engine)
+    layout, requests = steps.layout, task.requests or 1
     ranks = layout.replicas * layout.dp
     prompts, responses = task.prompt.draw(requests), task.response.draw(requests)
     groups = -(-requests // task.group)
@@ -176,7 +178,7 @@ def spread_requests(forecast: GenerationForecast, task: GenerationTask) -> list[
     chosen = set(np.argsort(-totals)[:4].tolist()) | set(np.argsort(-longest)[:4].tolist())
     chosen = {rank for rank in chosen if totals[rank] > 0}
     return [
-        generate_batch(steps, prompts[owner == rank], responses[owner == rank], forecast.running_limit, task.group)
+        generate_batch(steps, prompts[owner == rank], responses[owner == rank], limit, task.group)
         for rank in sorted(chosen)
     ]
 

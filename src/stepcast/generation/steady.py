@@ -12,6 +12,7 @@ from stepcast.generation.steps import StepTimes
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 
+BALANCED = 0.7  # load of prefill engines that somebody sized
 WAVES = 10  # requests of each client in a benchmark: the first of them arrive all at once
 
 
@@ -73,27 +74,33 @@ def split_serving(
     prefill: StepTimes,
     decode: StepTimes,
     memory: GenerationMemory,
-    workers: tuple[float, float],
+    workers: tuple[float | None, float],
     concurrency: FloatArray,
     prompt: float,
     output: float,
 ) -> SteadyServing:
     """Return the mean times where *workers* engines prefill and others decode (disaggregated serving).
 
+    Without a stated number of prefill engines there are as many as keep them busy BALANCED of the time.
     A prompt's cache goes from one to the other over the network, a NIC of each GPU of the smaller engine.
     """
-    prefill_ranks, decode_ranks = workers[0] * prefill.layout.dp, workers[1] * decode.layout.dp
+    decode_ranks = workers[1] * decode.layout.dp
     most = min(memory.sequences_that_fit(prompt + output / 2.0), float(decode.engine.sequences)) * decode_ranks
     running = np.minimum(concurrency, max(most, 1.0))
     batch, context = np.maximum(running / decode_ranks, 1.0), np.full(concurrency.shape, prompt + output / 2.0)
     tpot_s = decode.decode_s(batch, context)
     nothing = np.zeros(concurrency.shape)
     prompt_s, _ = prefill_steps(prefill, prompt, nothing, context)
+    own_cycle_s = output * tpot_s + prompt_s
+    engines = np.full(concurrency.shape, workers[0] or 1.0)
+    if workers[0] is None:
+        engines = np.maximum(np.ceil(running * prompt_s / own_cycle_s / BALANCED / prefill.layout.dp), 1.0)
+    prefill_ranks = engines * prefill.layout.dp
     nic = prefill.cluster.node.nic
     ranks = min(prefill.layout.tp, decode.layout.tp)
     moved_s = memory.held_bytes(prompt) * decode.layout.tp / ranks / nic.bandwidth_bytes_per_s if nic else 0.0
     # The prefill engines can limit the rate: clients then wait for them instead of decoding.
-    cycle_s = np.maximum(output * tpot_s + prompt_s + moved_s, running * prompt_s / prefill_ranks)
+    cycle_s = np.maximum(own_cycle_s + moved_s, running * prompt_s / prefill_ranks)
     load = np.minimum(running * prompt_s / prefill_ranks / cycle_s, 0.95)
     queue_s = load / (2.0 * (1.0 - load)) * prompt_s * (1.0 - 1.0 / np.maximum(running, 1.0))
     burst_s = np.maximum(running / prefill_ranks - 1.0, 0.0) / 2.0 * prompt_s / WAVES

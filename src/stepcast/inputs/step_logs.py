@@ -1,4 +1,4 @@
-"""Step times that training programs print: Megatron-LM, torchtitan, NeMo, DeepSpeed, Trainer, and MLPerf result logs.
+"""Step times that training programs print: Megatron-LM, torchtitan, NeMo, DeepSpeed, Trainer, verl, NeMo RL, MLPerf.
 
 ``StepLines`` reads line by line, from a finished log or from one that grows.
 """
@@ -149,12 +149,57 @@ def parse_trainer(line: str) -> ParsedStep | None:
     return ParsedStep(LoggedStep(int(match[1]), value if match[4] == "s/it" else 1 / value), int(match[2]))
 
 
+# verl (verl/utils/logger, console): step:3 - actor/pg_loss:0.01 - timing_s/gen:35.2 - timing_s/step:64.8
+VERL = re.compile(r"\bstep:(\d{1,15}) - ")
+VERL_VALUE = re.compile(r"([\w/@.]+):(?:np\.float\d+\()?(-?\d[\d.]*(?:e[-+]?\d+)?)")
+VERL_PHASES = {
+    "timing_s/gen": "generation_s",
+    "timing_s/old_log_prob": "old_logprob_s",
+    "timing_s/ref": "reference_s",
+    "timing_s/values": "values_s",
+    "timing_s/reward": "reward_s",
+    "timing_s/update_actor": "update_s",
+    "timing_s/update_weights": "weight_sync_s",
+    "response_length/mean": "mean_response_tokens",
+    "prompt_length/mean": "mean_prompt_tokens",
+}
+
+
+def parse_verl(line: str) -> ParsedStep | None:
+    match = VERL.search(line)
+    if match is None or "timing_s/" not in line:
+        return None
+    values = {name: float(value) for name, value in VERL_VALUE.findall(line[match.end() :])}
+    peak = values.get("perf/max_memory_allocated_gb")
+    step = LoggedStep(
+        step=int(match[1]),
+        seconds=values.get("timing_s/step") or None,
+        tokens_per_s_per_gpu=values.get("perf/throughput"),
+        memory_bytes=None if peak is None else peak * GIB,
+        loss=values.get("actor/pg_loss"),
+    )
+    return ParsedStep(step, facts={ours: values[name] for name, ours in VERL_PHASES.items() if name in values})
+
+
+# NeMo RL (nemo_rl/algorithms/grpo.py): a heading, then a line for the step and one for each phase.
+NEMO_RL_STEP = re.compile(r"=+ Step (\d{1,15})/(\d{1,15}) =+")
+NEMO_RL_TIME = re.compile(r"Total step time: (\d+\.?\d*)s")
+NEMO_RL_PHASE = re.compile(r"\u2022 ([a-z_]{3,60}): (\d+\.?\d*)s \(")
+
+
+def parse_nemo_rl(line: str) -> ParsedStep | None:
+    match = NEMO_RL_TIME.search(line)
+    return ParsedStep(LoggedStep(0, float(match[1]) or None)) if match else None
+
+
 PARSERS: Mapping[str, Callable[[str], ParsedStep | None]] = {
     "Megatron-LM": parse_megatron,
     "torchtitan": parse_torchtitan,
     "NeMo": parse_nemo,
     "DeepSpeed": parse_deepspeed,
     "Trainer": parse_trainer,
+    "verl": parse_verl,
+    "NeMo RL": parse_nemo_rl,
 }
 
 
@@ -170,6 +215,7 @@ class StepLines:
         self._in_timers = False
         self._timer = ""
         self._batch = 0
+        self._heading = 0  # the step that a heading announced
 
     def feed(self, line: str) -> Iterator[LoggedStep | LoggedTimer]:
         """Yield the step or the timers of a line."""
@@ -187,6 +233,10 @@ class StepLines:
             values = _named_numbers(match[2].lstrip(" |"))
             rank = int(match[1])
             self.peaks[rank] = max(self.peaks.get(rank, 0.0), values.get("max allocated", 0.0) * MIB)
+        elif match := NEMO_RL_STEP.search(text):
+            self._heading, self.total = int(match[1]), int(match[2])
+        elif self.program == "NeMo RL" and (match := NEMO_RL_PHASE.search(text)):
+            self.facts.setdefault(f"{match[1]}_s", []).append(float(match[2]))
         elif MLPERF_MARK in text and self.program in ("", "MLPerf"):
             yield from self._mlperf(text)
         else:
@@ -200,7 +250,8 @@ class StepLines:
                 self.total = parsed.total or self.total
                 for fact, value in parsed.facts.items():
                     self.facts.setdefault(fact, []).append(value)
-                yield self._with_time(parsed.step, text)
+                step = parsed.step._replace(step=parsed.step.step or self._heading)
+                yield self._with_time(step, text)
                 return
 
     def _with_time(self, step: LoggedStep, text: str) -> LoggedStep:
@@ -266,6 +317,22 @@ def looks_like_deepspeed(head: str) -> bool:
 
 def looks_like_trainer(head: str) -> bool:
     return bool(BAR.search(head)) and "'loss':" in head
+
+
+def looks_like_verl(head: str) -> bool:
+    return bool(VERL.search(head)) and "timing_s/" in head
+
+
+def looks_like_nemo_rl(head: str) -> bool:
+    return bool(NEMO_RL_STEP.search(head) and NEMO_RL_TIME.search(head))
+
+
+def read_verl(source: Source) -> StepLog:
+    return read_lines(source, "verl")
+
+
+def read_nemo_rl(source: Source) -> StepLog:
+    return read_lines(source, "NeMo RL")
 
 
 def read_megatron(source: Source) -> StepLog:

@@ -66,6 +66,8 @@ FORMATS: tuple[Format, ...] = (
     Format("nemo-log", "NeMo standard output", "step log", "step_logs", variant="nemo"),
     Format("deepspeed-log", "DeepSpeed standard output", "step log", "step_logs", variant="deepspeed"),
     Format("trainer-log", "Hugging Face Trainer output", "step log", "step_logs", variant="trainer"),
+    Format("verl-log", "verl console output", "step log", "step_logs", variant="verl"),
+    Format("nemo-rl-log", "NeMo RL standard output", "step log", "step_logs", variant="nemo_rl"),
     Format("stragglers", "StragglerAnalysis trace (comma separated)", "worker steps", "stragglers"),
     Format("simai", "SimAI / AICB workload text", "workload", "simai"),
     Format("optable", "operator table (tab or comma separated)", "workload", "optable"),

@@ -53,6 +53,11 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     memory_share: Annotated[float | None, Choice(group=ENGINE_LAYOUT, metavar="X", read=share,
         aliases="gpu-memory-utilization mem-fraction-static",
         help="share of GPU memory for weights and cache (default: that of the engine)")] = None
+    speculative_tokens: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="K", read=count(0, 16),
+        aliases="num-speculative-tokens",
+        help="tokens drafted in each step by multi-token prediction (default: 0)")] = 0
+    acceptance: Annotated[float | None, Choice(group=ENGINE_LAYOUT, metavar="P", read=share,
+        help="chance that a drafted token is accepted (default: 0.85)")] = None
     prompt_length: Annotated[str, Choice(group=REQUESTS, metavar="L", aliases="isl input-length input-len",
         help=f"prompt length {LENGTH_HELP} (default: 1024)")] = "1024"
     response_length: Annotated[str, Choice(group=REQUESTS, metavar="L", aliases="osl output-length output-len",
@@ -80,6 +85,8 @@ class GenerateChoices(TypedDict, total=False):
     weights: str | None
     kv_cache: str | None
     memory_share: float | None
+    speculative_tokens: int | None
+    acceptance: float | None
     prompt_length: str | int | None
     response_length: str | int | None
     concurrency: int | None
@@ -116,6 +123,7 @@ def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
     from stepcast.generation.engine import load_engine
     from stepcast.generation.forecast import GenerationTask, forecast_generation
     from stepcast.generation.placement import GenerationLayout
+    from stepcast.generation.steps import Speculation
 
     if question.requests is not None and question.concurrency is not None:
         raise ValueError("--concurrency and --requests exclude each other: steady clients, or a batch to completion")
@@ -132,7 +140,10 @@ def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
     task = GenerationTask(prompt, response, clients, question.requests, question.group)
     formats = formats_of(question.weights, question.kv_cache)
     engine = load_engine(question.engine)
-    return forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share)
+    if question.acceptance is not None and not question.speculative_tokens:
+        raise ValueError("--acceptance has no effect without --speculative-tokens")
+    speculation = Speculation(question.speculative_tokens, 0.85 if question.acceptance is None else question.acceptance)
+    return forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
 
 
 def _lengths(what: str, text: str) -> "Lengths":

@@ -18,7 +18,7 @@ import numpy as np
 from stepcast.generation.engine import load_engine
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory
 from stepcast.generation.steady import SteadyServing, split_serving, steady_serving
-from stepcast.generation.steps import StepTimes, step_times
+from stepcast.generation.steps import Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.progress import report_progress
@@ -34,6 +34,8 @@ SHARED = ("backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_m
           "prefill_num_workers", "decode_num_workers",
           *(f"{pool}{size}" for pool in ("", "prefill_", "decode_") for size in SIZES))  # fmt: skip
 PARTS = ("agg tpot", "agg ttft", "disagg tpot", "disagg ttft")
+DRAFTING = Speculation(1)  # assumed of models with MTP modules where a disaggregated run states no workers
+MOST_MEMORY = 0.98
 DIFFERENT = 0.1  # times that differ by less are not ranked
 
 ServingRow = Mapping[str, str]
@@ -90,10 +92,15 @@ def predict_group(rows: Sequence[ServingRow]) -> SteadyServing:
 
     steps = times("decode_" if row["mode"] == "disagg" else "")
     memory = generation_memory(model, steps.layout, formats, cluster.node.gpu, engine)
+    if memory.cache_bytes <= 0:  # the run was measured, so its engine was given more
+        memory = generation_memory(model, steps.layout, formats, cluster.node.gpu, engine, MOST_MEMORY)
     clients = np.array([concurrency_of(each, steps.layout) for each in rows])
     if row["mode"] != "disagg":
         return steady_serving(steps, memory, clients, prompt, output)
-    workers = (float(row["prefill_num_workers"] or 1), float(row["decode_num_workers"] or 1))
+    stated = row["prefill_num_workers"]
+    if not stated and model.next_token_layers:
+        steps = step_times(model, cluster, steps.layout, formats, engine, DRAFTING)
+    workers = (float(stated) if stated else None, float(row["decode_num_workers"] or 1))
     return split_serving(times("prefill_"), steps, memory, workers, clients, prompt, output)
 
 
@@ -126,7 +133,7 @@ def measure_serving(folder: str) -> Measurements:
         for index, row in enumerate(members):
             tags = {"mode": row["mode"], "engine": row["backend"], "model": row["model_path"].rsplit("/", 1)[-1],
                     "system": row["system"]}  # fmt: skip
-            workers = "" if row["mode"] == "agg" or row["prefill_num_workers"] else "workers not stated, 1 assumed"
+            workers = "" if row["mode"] == "agg" else "stated" if row["prefill_num_workers"] else "not stated"
             for quantity, seconds in (("ttft", predicted.ttft_s[index]), ("tpot", predicted.tpot_s[index])):
                 measured = float(row[f"silicon_{quantity}_ms"] or 0) / 1e3
                 if measured <= 0:
@@ -149,7 +156,9 @@ def measure_serving(folder: str) -> Measurements:
     notes = (
         "requests follow one another at a fixed concurrency; prompt and output lengths are those stated",
         "the KV cache is taken as fp8 where weights are fp8 or fp4: rows do not state it",
-        "speculative decoding (MTP) is not stated by any row; runs that used it are faster than predicted",
+        "speculative decoding (MTP) is not stated by any row; aggregated runs that used it are faster than predicted; "
+        "disaggregated runs that state no workers are taken as one decode engine (with one drafted token where the "
+        "model has MTP modules) and as many prefill engines as keep up",
     )
     columns = columns_of(scored)
     selections = {part: columns.tags["part"] == part for part in PARTS}

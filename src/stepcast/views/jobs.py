@@ -12,6 +12,8 @@ MOST_LINES = 16
 TITLES = {
     "megatron-log": "Megatron-LM log",
     "torchtitan-log": "torchtitan log",
+    "verl-log": "verl log",
+    "nemo-rl-log": "NeMo RL log",
     "mlperf-log": "MLPerf result log",
     "nemo-log": "NeMo log",
     "deepspeed-log": "DeepSpeed log",
