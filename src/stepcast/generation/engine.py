@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from stepcast.ir.tables import Amount, Count, Share, TableError, convert_table
+from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
 
 FOLDER = Path(__file__).parents[1] / "data" / "engines"
 
@@ -37,6 +37,7 @@ class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     bandwidth_share: Share  # of the memory bandwidth that decode kernels reach
     product_share: Share  # of the best published matrix product that large prefill steps reach
     attention_share: Share  # of the matrix peak that prefill attention reaches
+    prefill_pace: Positive  # time of a step that prefills over that of its kernels at these shares
     expert_share: Share  # of the best published matrix product that fused experts reach
     reduce_s: Amount  # latency of one all-reduce between two GPUs of a node
     sources: dict[str, str] = {}

@@ -265,6 +265,7 @@ class StepTimes:
         """Return the seconds of a step that prefills *chunk* tokens and decodes *batch* sequences, which may be 0."""
         batch, chunk = np.asarray(batch, np.float64), np.asarray(chunk, np.float64)
         gpu_s = self.tokens_s(batch + chunk) + self.prefill_attention_s(chunk, before) + self.head_s(batch + 1.0)
+        gpu_s = gpu_s * self.engine.prefill_pace
         gpu_s = gpu_s + np.where(batch > 0, self.attention_s(batch, np.asarray(context, np.float64)), 0.0)
         return self._with_host(gpu_s, batch + 1.0, batch + chunk)
 
