@@ -171,7 +171,7 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
          "makes no progress: it is interrupted every 1 s"),
         (("--gpus", "8", "--step-s", "2", "--steps", "9"), "use --checkpoint-size, such as 1TB"),
         (("--gpus", "8", "--step-s", "2", "--tokens", "1T", "--failures", "none"), "needs --global-batch and --seq"),
-        (SMALL, "one of --tokens 15T, --steps 100000 or --until"),
+        (SMALL, "one of --tokens 15T, --samples 50k, --steps 100000 or --until"),
         ((*SMALL, "--tokens", "1T", "--steps", "5"), "one of --tokens 15T"),
         ((*SMALL, "--tokens", "-1"), "'-1' is not a count"),
         ((*SMALL, "--tokens", "1Z"), "'1Z' is not a count"),
@@ -211,3 +211,21 @@ def test_without_a_model_and_a_step(capsys: pytest.CaptureFixture[str]) -> None:
 def test_failure_profiles_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "list", "failures")["failures"]
     assert {"llama-3", "meta-rsc-1", "opt-175b", "bloom", "megascale"} <= {each["failures"] for each in found}
+
+
+def test_a_date_and_tokens_find_the_fewest_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    step = "plan llama-3.1-8b --cluster dgx-h100 --seq 4096 --tokens 1T --runs 20"
+    sized = run_json(capsys, *step.split(), "--from", "2027-01-01", "--until", "2027-02-01")
+    gpus = sized["phases"][0]["gpus"]
+    assert gpus % 8 == 0
+    assert sized["days"]["closed_form"] <= 31
+    assert f"{gpus:,} GPUs finish 1e+12 tokens by 2027-02-01" in sized["assumptions"][0]
+    assert run_json(capsys, *step.split(), "--gpus", str(gpus))["days"] == sized["days"]
+    assert run_json(capsys, *step.split(), "--gpus", str(gpus - 8))["days"]["closed_form"] > 31
+
+
+def test_a_date_that_no_cluster_can_keep_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --gpu h100-sxm --tokens 100T --from 2027-01-01 --until 2027-01-03"
+    status, _, problem = run(capsys, *words.split())
+    assert status == 2
+    assert "no number of GPUs finishes by 2027-01-03" in problem

@@ -270,6 +270,11 @@ def plan(
     return Plan(tuple(planned), operation, simulated, price_per_gpu_hour, pue, currency)
 
 
+def expected_s(phases: Sequence[TrainingPhase], operation: Operation) -> float:
+    """Return the expected time of the run of *phases* in closed form."""
+    return sum(expect_split(build_process(phase, operation)).total_s for phase in phases)
+
+
 class PlanAlternative(TypedDict):
     spares: int | None
     times_best: float  # the interval, relative to the best

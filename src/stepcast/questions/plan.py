@@ -63,7 +63,8 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     steps: Annotated[int | None, Choice(group=RUN, metavar="N", help="number of steps (instead of --tokens)",
         read=count(1, MOST_STEPS), aliases="train-iters max-steps training-steps")] = None
     until: Annotated[datetime.date | None, Choice(group=RUN, metavar="DATE", read=_read_date,
-        help="train until this date, e.g. 2027-01-31 (instead of --tokens)")] = None
+        help="train until this date, e.g. 2027-01-31 (instead of --tokens); with --tokens and without --gpus: find the "
+        "fewest GPUs that finish by then")] = None
     from_: Annotated[datetime.date | None, Choice(group=RUN, metavar="DATE", read=_read_date,
         help="first day, with --until (default: today)")] = None
     step_s: Annotated[float | None, Choice(group=RUN, metavar="S", read=rate,
@@ -148,6 +149,8 @@ class SettledPlan:
 def settle_plan(question: PlanQuestion) -> SettledPlan:
     """Return the run that *question* means; a DoesNotFitError if it needs more memory than the GPUs have."""
     refuse_several(question)
+    if question.until is not None and question.tokens is not None and not question.given & SIZES:
+        return _size_run(question)
     measured = question.step_s is not None
     if not measured and (question.model is None or (question.cluster or question.gpu) is None):
         raise ValueError("a plan needs a step: use --model and --cluster, or --step-s with a measured time")
@@ -175,6 +178,62 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
     operation = _build_operation(question, steps[-1], assumptions)
     phases = [_build_phase(stage, step, operation) for stage, step in zip(stages, steps, strict=True)]
     return SettledPlan(question, steps, phases, operation, tuple(assumptions), tuple(warnings))
+
+
+SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
+MOST_DOUBLINGS = 16
+
+
+def _size_run(question: PlanQuestion) -> SettledPlan:
+    """Return the plan on the fewest GPUs that finish the tokens by the date: ranks of the model, or complete nodes."""
+    start = question.from_ or datetime.date.today()
+    assert question.until is not None
+    available_s = (question.until - start).total_seconds()
+    if available_s <= 0:
+        raise ValueError(f"--until {question.until} is not after the first day, {start} (--from)")
+    ranks = question.tp * question.cp * question.pp
+
+    def plan_on(replicas: int) -> SettledPlan:
+        return settle_plan(question.change({"until": None, "gpus": ranks * replicas}))
+
+    def is_late(settled: SettledPlan) -> bool:
+        from stepcast.goodput.plan import expected_s
+
+        return expected_s(settled.phases, settled.operation) > available_s
+
+    late, replicas = 0, 1
+    problem = ""
+    for _ in range(MOST_DOUBLINGS):
+        try:
+            settled = plan_on(replicas)
+            if not is_late(settled):
+                break
+        except DoesNotFitError as error:  # more replicas shard its states further
+            problem = str(error)
+        except ValueError as error:
+            raise ValueError(f"no number of GPUs finishes by {question.until}: {problem or error}") from None
+        late, replicas = replicas, 2 * replicas
+    else:
+        raise ValueError(
+            f"{ranks * late:,} GPUs do not finish by {question.until}; use a larger batch, or a later date"
+        )
+    step = settled.steps[0]
+    assert step is not None
+    per_node = step.cluster.node.gpus
+    unit = per_node // math.gcd(per_node, ranks) if ranks * replicas > per_node else 1
+    late, replicas = late // unit, -(-replicas // unit)  # counted in complete nodes from here
+    while replicas - late > 1:
+        middle = (late + replicas) // 2
+        try:
+            between = plan_on(unit * middle)
+        except ValueError:  # does not fit, or does not divide the batch
+            late = middle
+            continue
+        late, replicas = (middle, replicas) if is_late(between) else (late, middle)
+    settled, late, replicas = plan_on(unit * replicas), unit * late, unit * replicas
+    fewer = f"; {ranks * late:,} do not" if late else ""
+    note = f"{ranks * replicas:,} GPUs finish {question.tokens:.3g} tokens by {question.until}{fewer} (--gpus)"
+    return replace(settled, assumptions=(note, *settled.assumptions))
 
 
 def _check_memory(steps: "list[SettledRun | None]", allowed: bool) -> list[str]:
