@@ -24,7 +24,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import prepare, simulate, simulate_together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
-from stepcast.hardware import Cluster
+from stepcast.hardware import Cluster, Gpu
 from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
@@ -90,10 +90,18 @@ def _predict(
     prediction = run(workload, cluster, options, compute)
     return replace(
         prediction,
-        memory=memory(model, strategy, cluster.gpu, framework),
+        memory=stage_memory(model, strategy, cluster.gpu, framework),
         band=band_of(model, cluster, strategy, framework),
         finish=lambda report, stages: _complete_report(report, stages, model, cluster, strategy, framework),
     )
+
+
+_MEMORY: ByIdentity[tuple[StageMemory, ...]] = ByIdentity(256)
+
+
+def stage_memory(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework) -> tuple[StageMemory, ...]:
+    """Return the memory of each stage, computed once for the same objects: a search asks before it predicts."""
+    return _MEMORY.get((model, strategy, gpu, framework), lambda: memory(model, strategy, gpu, framework))
 
 
 def predict_many(

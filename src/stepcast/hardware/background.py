@@ -18,7 +18,7 @@ import msgspec
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
-from stepcast.ir.limits import BACKGROUND, GPUS
+from stepcast.ir.limits import BACKGROUND, LISTED
 from stepcast.ir.tables import convert_table
 
 RANGE = re.compile(r"\s*([0-9]{1,7})\s*(?:-\s*([0-9]{1,7})\s*)?")
@@ -83,7 +83,7 @@ def read_background(path: str) -> Others:
 
 def parse_nodes(value: object) -> tuple[int, ...]:
     """Return nodes, counted from 0, given as ``"0-3,8"`` or as a list of numbers."""
-    if isinstance(value, list) and all(type(node) is int and 0 <= node < GPUS.most for node in value):
+    if isinstance(value, list) and all(type(node) is int and 0 <= node < LISTED.most for node in value):
         nodes = list(value)
     elif isinstance(value, str):
         nodes = []
@@ -94,9 +94,9 @@ def parse_nodes(value: object) -> tuple[int, ...]:
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 raise ValueError(f"nodes: {part.strip()} counts down")
-            GPUS.check(last)
+            LISTED.check(last)
             nodes += range(first, last + 1)
-            GPUS.check(len(nodes))
+            LISTED.check(len(nodes))
     else:
         raise ValueError('nodes: expected a text such as "0-3,8", or a list of whole numbers')
     if len(set(nodes)) != len(nodes):

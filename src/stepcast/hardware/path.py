@@ -7,7 +7,7 @@ GPU's share of its node's NICs is nics / gpus.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import groupby, pairwise
@@ -48,19 +48,20 @@ class Placement:
 
     held: tuple[int, ...] = ()
 
-    def spread(self, ranks: Sequence[int], size: int) -> Mapping[int, Sequence[int]]:
-        """Return domain -> the GPUs in it that *ranks*, rising, run on; domains have *size* GPUs."""
-        if not self.held and ranks[-1] - ranks[0] == len(ranks) - 1:
-            return _spread_run(ranks[0], ranks[-1] + 1, size)
+    def spread(self, ranks: Sequence[int], size: int) -> "SpreadRanks":
+        """Return where *ranks*, rising, run; domains have *size* GPUs."""
+        regions = self.regions(size)
+        if len(regions) == 1 and (spread := _spread_evenly(ranks, regions[0].held)):
+            return spread
         domains: dict[int, list[int]] = {}
-        ahead = iter(self.regions(size))
+        ahead = iter(regions)
         region = next(ahead)
         for rank in ranks:
             while rank >= region.stop:
                 region = next(ahead)
             domain, local = region.locate(rank)
             domains.setdefault(domain, []).append(local)
-        return domains
+        return SpreadRanks(list(domains), tuple(dict.fromkeys(map(tuple, domains.values()))))
 
     def regions(self, size: int) -> tuple[Region, ...]:
         """Return the runs of domains that hold as many ranks each; domains have *size* GPUs."""
@@ -83,14 +84,41 @@ def _regions(held: tuple[int, ...]) -> tuple[Region, ...]:
     return tuple(regions)
 
 
-def _spread_run(start: int, stop: int, size: int) -> dict[int, range]:
-    """Spread ranks that follow each other, in no more time than a job of that many domains needs."""
-    domains = range(start // size, -(-stop // size))
-    spread = dict.fromkeys(domains, range(size))
-    first, last = domains[0], domains[-1]
-    spread[last] = range(stop - last * size)
-    spread[first] = range(start - first * size, spread[first].stop)
-    return spread
+class SpreadRanks(NamedTuple):
+    """The domains of some ranks, rising, and the distinct sets of GPUs that they run on in these."""
+
+    domains: Sequence[int]
+    held: tuple[tuple[int, ...], ...]
+
+
+def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
+    """Spread ranks that follow each other, or have the same places in all their domains, in little time for however
+    many; None for others.
+    """
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        domains = range(ranks[0] // size, ranks[-1] // size + 1)
+        start, stop = ranks[0] - domains[0] * size, ranks[-1] + 1 - domains[-1] * size
+        if len(domains) == 1:
+            return SpreadRanks(domains, (tuple(range(start, stop)),))
+        full = [range(size)] if len(domains) > 2 else []
+        parts = [range(start, size), *full, range(stop)]
+        return SpreadRanks(domains, tuple(dict.fromkeys(map(tuple, parts))))
+    if len(ranks) < MANY_RANKS:
+        return None
+    import numpy as np
+
+    domain, local = np.divmod(np.array(ranks), size)
+    per_domain = int(np.searchsorted(domain, domain[0], "right"))
+    if len(ranks) % per_domain:
+        return None
+    domain, local = domain.reshape(-1, per_domain), local.reshape(-1, per_domain)
+    if (domain != domain[:, :1]).any() or (np.diff(domain[:, 0]) == 0).any() or (local != local[0]).any():
+        return None
+    return SpreadRanks(domain[:, 0].tolist(), (tuple(local[0].tolist()),))
+
+
+MANY_RANKS = 1024
+"""Ranks from which on arrays are faster than loops."""
 
 
 @lru_cache(maxsize=1024)
@@ -124,7 +152,7 @@ def place_ranks(place: Place, cluster: Cluster, ranks: int, together: tuple[int,
 Slowdown = tuple[int, float, float]
 
 
-def slowdown(topology: Topology, domains: list[int], every: int | None) -> Slowdown:
+def slowdown(topology: Topology, domains: Sequence[int], every: int | None) -> Slowdown:
     """Return that of a group with members in *domains*, of a cluster of *every* domain (None: as many as it needs)."""
     if topology.kind is NetworkKind.TORUS:
         return _torus(topology, domains)
@@ -143,12 +171,18 @@ def _leaf_domains(topology: Topology) -> int:
     return max(1, (topology.leaf_nodes or 0) // topology.scale_up_nodes)
 
 
-def _count_under(domains: list[int], size: int) -> Counter[int]:
-    """Return how many of *domains* each switch, or pod, of *size* domains has."""
-    return Counter(domain // size for domain in domains)
+def _count_under(domains: Sequence[int], size: int) -> Counter[int]:
+    """Return how many of *domains*, rising, each switch, or pod, of *size* domains has."""
+    if isinstance(domains, range):
+        first, last = domains[0] // size, domains[-1] // size
+        counts = Counter(dict.fromkeys(range(first, last + 1), size))
+        counts[first] -= domains[0] - first * size
+        counts[last] -= (last + 1) * size - 1 - domains[-1]
+        return counts
+    return Counter([domain // size for domain in domains])
 
 
-def _tree(topology: Topology, domains: list[int]) -> Slowdown:
+def _tree(topology: Topology, domains: Sequence[int]) -> Slowdown:
     """With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the
     rings of the other groups under it: the uplinks, 1/oversubscription of the downlinks, carry 1/m of the
     traffic. In an exchange between n nodes each sends (n-m)/(n-1) of its traffic up. The same holds for
@@ -168,7 +202,7 @@ def _tree(topology: Topology, domains: list[int]) -> Slowdown:
     return 5, max(1.0, near, short / fewest), max(1.0, far, short * (len(domains) - fewest) / others)
 
 
-def _dragonfly(topology: Topology, domains: list[int], every: int) -> Slowdown:
+def _dragonfly(topology: Topology, domains: Sequence[int], every: int) -> Slowdown:
     """A ring's neighbours are under one other switch, which one link of many leads to, 1/(k-1) of what may leave;
     messages that may also go through others use all, twice each. An exchange uses all links evenly. Messages
     to another pod also take a link within each of the two.
@@ -198,7 +232,7 @@ def _dragonfly(topology: Topology, domains: list[int], every: int) -> Slowdown:
     return 4, max(1.0, near), max(1.0, far)
 
 
-def _torus(topology: Topology, domains: list[int]) -> Slowdown:
+def _torus(topology: Topology, domains: Sequence[int]) -> Slowdown:
     """Return the links crossed, and the slowdown of neighbour and of all-to-all traffic, in a torus.
 
     A node's NICs are spread evenly over its dimensions, and a group uses those it extends in; where its
@@ -261,21 +295,20 @@ def resolve(
     cluster: Cluster, ranks: Sequence[int], active_per_node: int | None = None, placement: Placement = FILLED
 ) -> GroupPath:
     """Return the links that *ranks* cross while *active_per_node* GPUs of each node (None: all) use its NICs."""
-    members = sorted(set(ranks))
+    members = ranks if isinstance(ranks, range) and ranks.step == 1 else sorted(set(ranks))
     if not members or len(members) != len(ranks):
         raise ValueError("a group needs at least one rank, each of them once")
     if members[0] < 0 or (cluster.gpus is not None and members[-1] >= cluster.gpus):
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
-    nodes = placement.spread(members, size)
-    held = dict.fromkeys(map(tuple, nodes.values()))
+    nodes, held = placement.spread(members, size)
     most, aligned = max(map(len, held)), len(held) == 1
     links = (cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
     intra = min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
     inter, exchange, hops = None, None, 0
     if len(nodes) > 1:
         active = max(most, size if active_per_node is None else active_per_node)
-        inter, exchange, hops = _between(cluster, list(nodes), aligned, active)
+        inter, exchange, hops = _between(cluster, nodes, aligned, active)
     return GroupPath(
         ranks=len(members),
         nodes=len(nodes),
@@ -309,7 +342,7 @@ def group_path(
     cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
 ) -> GroupPath:
     """Return the slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    return _slowest_path(cluster, grid, grid.copies(family), place, active)
+    return _slowest_path(cluster, grid, partial(grid.copies, family), place, active)
 
 
 @lru_cache(maxsize=4096)
@@ -317,21 +350,20 @@ def neighbour_path(
     cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
 ) -> GroupPath:
     """Return the slowest link from a rank to the next of its group, as between pipeline stages."""
-    pairs = grid.neighbours(family)
-    if not pairs:
+    if len(grid.group(family)) == 1:
         raise ValueError(f"{family} has a single rank, so no neighbours")
-    return _slowest_path(cluster, grid, pairs, place, active)
+    return _slowest_path(cluster, grid, partial(grid.neighbours, family), place, active)
 
 
 def _slowest_path(
-    cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place, active: int | None
+    cluster: Cluster, grid: RankGrid, list_groups: Callable[[int], Iterable[Copies]], place: Place, active: int | None
 ) -> GroupPath:
     layout = grid.layout
     together = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = place_ranks(place, cluster, layout.gpus, together)
     paths = [
         _RESOLVED.get((cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement)
-        for ranks in _distinct(groups, cluster, placement)
+        for ranks in _distinct(list_groups, cluster, placement)
     ]
     return max(paths, key=_slowness)
 
@@ -340,17 +372,20 @@ def _slowest_path(
 _RESOLVED: ByIdentity[GroupPath] = ByIdentity(2048)
 
 
-def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> list[tuple[int, ...]]:
+def _distinct(
+    list_groups: Callable[[int], Iterable[Copies]], cluster: Cluster, placement: Placement
+) -> list[tuple[int, ...] | range]:
     """Return one group of each shape: copies that are full leaves apart are equal, and where all their members run
     on the same GPU of different domains, it makes no difference on which.
     """
     regions = placement.regions(cluster.domain_gpus)
     torus = cluster.topology.kind is NetworkKind.TORUS
     under_leaf = repeated_domains(cluster.topology)
-    known: dict[tuple[int, ...], dict[object, int]] = {}
-    for firsts, offsets in groups:
+    known: dict[tuple[int, ...] | range, dict[object, int]] = {}
+    is_even = not torus and len(regions) == 1
+    for firsts, offsets in list_groups(regions[0].held * under_leaf if is_even else 0):
         shapes = known.setdefault(offsets, {})
-        if torus or len(regions) > 1:
+        if not is_even:
             others = firsts if torus else _add_within(firsts, offsets[-1], regions, under_leaf, shapes)
             for first in others:
                 shapes.setdefault(first if torus else _shape(first, offsets, regions, under_leaf), first)
@@ -359,9 +394,15 @@ def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) 
         leaf, step = domain * under_leaf, 1 if any(offset % domain for offset in offsets) else domain
         # The first of each shape remains.
         known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
-    return sorted(
-        tuple([first + offset for offset in offsets]) for offsets, shapes in known.items() for first in shapes.values()
-    )
+    groups = [_move(offsets, first) for offsets, shapes in known.items() for first in shapes.values()]
+    return sorted(groups, key=lambda ranks: tuple(ranks[:2]))
+
+
+def _move(offsets: tuple[int, ...] | range, first: int) -> tuple[int, ...] | range:
+    """Return the ranks of a group that begins at *first*."""
+    if isinstance(offsets, range):
+        return range(offsets.start + first, offsets.stop + first)
+    return tuple([first + offset for offset in offsets])
 
 
 def _add_within(
@@ -383,7 +424,7 @@ def _add_within(
     return rest
 
 
-def _shape(first: int, offsets: tuple[int, ...], regions: Sequence[Region], under_leaf: int) -> object:
+def _shape(first: int, offsets: Sequence[int], regions: Sequence[Region], under_leaf: int) -> object:
     """Return a value that is equal for groups that differ only in which domains of each region they are in."""
     shape, index, leaf_before = [], 0, -1
     while index < len(offsets):
@@ -403,7 +444,7 @@ def _slowness(path: GroupPath) -> tuple[float, ...]:
     return (path.nodes, -inter, -intra, path.hops, -path.fewest_per_node)
 
 
-def _between(cluster: Cluster, domains: list[int], aligned: bool, active: int) -> tuple[Link, float, int]:
+def _between(cluster: Cluster, domains: Sequence[int], aligned: bool, active: int) -> tuple[Link, float, int]:
     """Return one member's share of the links between nodes, its rate when all send to all, and the hops."""
     topology, nic = cluster.topology, cluster.node.nic
     assert nic is not None, "a cluster of several nodes has checked that it has NICs"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.limits import CONFIG, GPUS, RESULT
+from stepcast.ir.limits import CONFIG, LISTED, RESULT
 from stepcast.ir.wiring import Wiring, find_fabric
 
 # NCCL's own view of a node, which NCCL_TOPO_DUMP_FILE writes: XML of CPUs, PCI devices, GPUs and NICs.
@@ -292,7 +292,7 @@ def read_slurm(source: Source) -> Wiring:
             sizes = [int(size) for size in words["blocksizes"].split(",") if re.fullmatch("[0-9]{1,6}", size)]
     if switches and blocks:
         raise FormatError("has switches and blocks; Slurm takes one or the other")
-    GPUS.check(sum(len(switch.nodes) for switch in switches.values()) + sum(blocks.values()))
+    LISTED.check(sum(len(switch.nodes) for switch in switches.values()) + sum(blocks.values()))
     if blocks:
         return _blocks_wiring(list(blocks.values()), sizes)
     if not switches:
@@ -324,7 +324,7 @@ def expand_hostlist(expression: str, line: int | None = None) -> list[str]:
         for piece in re.split(r"(\[[^\[\]]*\])", part):
             if piece.startswith("["):
                 numbers = list(_range_numbers(piece[1:-1], line))
-                GPUS.check(len(heads) * len(numbers) + len(names))
+                LISTED.check(len(heads) * len(numbers) + len(names))
                 heads = [head + number for head in heads for number in numbers]
             elif "[" in piece or "]" in piece:
                 raise FormatError(f"{part[:40]!r} has a bracket without its other", line=line)
@@ -356,7 +356,7 @@ def _range_numbers(ranges: str, line: int | None) -> Iterator[str]:
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise FormatError(f"{part} counts down", line=line)
-        GPUS.check(int(last) - int(first))
+        LISTED.check(int(last) - int(first))
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
 

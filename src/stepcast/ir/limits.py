@@ -58,7 +58,8 @@ UNPACKED_TIMES = 200
 
 # ---- counts -------------------------------------------------------------------------------------------
 
-GPUS = Limit("GPUs", 1_000_000, "several times the largest cluster")
+GPUS = Limit("GPUs", 2**24, "a hundred times the largest cluster")
+LISTED = Limit("nodes that a file names", 1_000_000, "several times the largest cluster")
 LAYERS = Limit("layers", 10_000, "models have up to some hundred")
 CHUNKS = Limit("stages times chunks of a pipeline", 10_000, "each holds a layer at least")
 CONTEXT = Limit("context parallel ranks", 4_096, "a ring has a step for each; runs have up to some hundred")

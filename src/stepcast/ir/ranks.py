@@ -7,7 +7,7 @@ tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from stepcast.ir.dataclass import dataclass
@@ -21,7 +21,7 @@ class Copies(NamedTuple):
     """Equal groups: their first ranks, and how far from its first the members of each are."""
 
     firsts: list[int]
-    offsets: tuple[int, ...]
+    offsets: tuple[int, ...] | range
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,22 @@ class RankGrid:
             tuple([first + offset for offset in offsets]) for firsts, offsets in self.copies(family) for first in firsts
         )
 
-    def copies(self, family: str) -> list[Copies]:
-        """Return the groups of *family* as copies of one, or of several."""
+    def copies(self, family: str, period: int = 0) -> list[Copies]:
+        """Return the groups of *family* as copies of one, or of several; with a *period*, of groups that are multiples
+        of it apart only the first.
+        """
         if family in PARTS:
             return [Copies([ranks[0]], tuple(rank - ranks[0] for rank in ranks)) for ranks in self.groups(family)]
         expert, axes = self._family(family)
         others = [axis for axis in AXES if axis not in axes]
-        firsts = sorted(self._combinations(others, expert))
+        firsts = sorted(self._combinations(others, expert, period))
         if family == Group.MIRROR:
             pp, stride = self.layout.pp, self.stride("pp")
             return [
                 Copies([first + stage * stride for first in firsts], (0, (pp - 1 - 2 * stage) * stride))
                 for stage in range(pp // 2)
             ] + [Copies([first + pp // 2 * stride for first in firsts], (0,))] * (pp % 2)
-        return [Copies(firsts, tuple(self._member_offsets(family, expert, axes)))]
+        return [Copies(firsts, self._member_offsets(family, expert, axes))]
 
     def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
         """Return the group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
@@ -105,11 +107,11 @@ class RankGrid:
             return [ranks[start : start + size] for start in range(0, len(ranks), size)]
         return [ranks[place::size] for place in range(size)]
 
-    def neighbours(self, family: str) -> list[Copies]:
-        """Return each rank with the next of its group: the transfers of a pipeline, say."""
+    def neighbours(self, family: str, period: int = 0) -> list[Copies]:
+        """Return each rank with the next of its group: the transfers of a pipeline, say; *period* as in ``copies``."""
         return [
             Copies([first + start for first in firsts], (0, end - start))
-            for firsts, offsets in self.copies(family)
+            for firsts, offsets in self.copies(family, period)
             for start, end in pairwise(offsets)
         ]
 
@@ -123,20 +125,27 @@ class RankGrid:
         stride = self.stride(axis, expert=expert)
         return rank // stride % self.layout.axes(expert=expert)[axis] * stride
 
-    def _combinations(self, axes: Sequence[str], expert: bool) -> list[int]:
-        """Return the offsets of all coordinates along *axes*."""
+    def _combinations(self, axes: Sequence[str], expert: bool, period: int = 0) -> list[int]:
+        """Return the offsets of all coordinates along *axes*; with a *period*, the least of those that are multiples of
+        it apart.
+        """
         sizes, offsets = self.layout.axes(expert=expert), [0]
         for axis in axes:
-            stride = self.stride(axis, expert=expert)
-            offsets = [step + other for step in range(0, sizes[axis] * stride, stride) for other in offsets]
+            stride, size = self.stride(axis, expert=expert), sizes[axis]
+            size = min(size, period // gcd(stride, period)) if period else size
+            offsets = [step + other for step in range(0, size * stride, stride) for other in offsets]
+            if period:
+                offsets = list({offset % period: offset for offset in sorted(offsets, reverse=True)}.values())
         return offsets
 
-    def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> list[int]:
+    def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> tuple[int, ...] | range:
         """Return how far the members of a group are from its first: the same for all groups of a family."""
+        if family == Group.WORLD:
+            return range(self.layout.gpus)
         offsets = sorted(self._combinations(axes, expert))
         if family == Group.EMBEDDING and len(offsets) > 2:
-            return [offsets[0], offsets[-1]]
-        return offsets
+            return offsets[0], offsets[-1]
+        return tuple(offsets)
 
 
 @lru_cache(maxsize=1024)

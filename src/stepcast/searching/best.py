@@ -8,9 +8,8 @@ from itertools import chain
 
 import numpy as np
 
-from stepcast.cost.memory import memory
 from stepcast.forecast.options import TooManySlotsError
-from stepcast.forecast.predict import predict_many
+from stepcast.forecast.predict import predict_many, stage_memory
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
@@ -37,9 +36,9 @@ at the upper end of the 90 % interval of its memory (data/fits/memory.toml: 1 - 
 ROUND = 16  # candidates simulated between two decisions, whatever the number of workers
 FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have started
 KINDS_AT_ONCE = 128  # kinds of layers whose bounds are tightened together
-# With a time limit, PROBING of the time goes to bounding a few candidates and as much to simulating the best of
-# them, before the bounds of all others are computed.
-PROBES, FIRST_BOUNDED, MOST_BOUNDED, PROBING = 8, 4, 512, 0.2
+# A few candidates are bounded and the best of them simulated before the bounds of all others are computed; with a time
+# limit, PROBING of the time goes to each of the two.
+PROBES, FIRST_BOUNDED, PROBED_KINDS, MOST_BOUNDED, PROBING = 8, 4, 64, 512, 0.2
 REPORTED = 2.0  # a row of the answer takes this many times as long as its trial
 NEAR = 2.0  # candidates up to this multiple of the memory limit are still described
 # The Pareto frontier: each step needs LESS of the memory of the one before, and none is slower than SLOWEST.
@@ -226,12 +225,13 @@ class _SearchRun:
     # ---- simulating candidates -----------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Simulate a few candidates before the bounds, which take long, so that a timeout has an answer."""
-        if self.deadline == np.inf:
-            return
+        """Simulate a few promising candidates before all bounds are computed, which takes long: there is a good answer
+        soon, and a search that runs out of time has one.
+        """
         began, space = time.monotonic(), self.space
-        until = began + PROBING * (self.deadline - began)
-        promising = space.promising()[:MOST_BOUNDED]
+        is_limited = self.deadline < np.inf
+        until = began + PROBING * (self.deadline - began) if is_limited else np.inf
+        promising = space.promising()[: MOST_BOUNDED if is_limited else PROBED_KINDS]
         scores: list[FloatArray] = []
         start, end = 0, FIRST_BOUNDED
         while start < len(promising) and (not start or time.monotonic() < until):
@@ -239,7 +239,7 @@ class _SearchRun:
             scores.append(self.objective.least(space.bound(rows, rough=True), space.gpus[rows]))
             start, end = end, 2 * end
         ranked = promising[np.argsort(np.concatenate(scores), kind="stable")] if scores else promising[:0]
-        until += PROBING * (self.deadline - began)
+        until += PROBING * (self.deadline - began) if is_limited else 0.0
         for number in ranked.tolist():
             if len(self.simulated) == PROBES or (self.best and time.monotonic() >= until):
                 break
@@ -296,7 +296,7 @@ class _SearchRun:
         for number in numbers:
             part, row = self.space.place(number)
             strategy = part.space.strategy(row)
-            stages = memory(part.space.model, strategy, self.cluster.gpu, part.framework)
+            stages = stage_memory(part.space.model, strategy, self.cluster.gpu, part.framework)
             largest = max(stage.total for stage in stages)
             trials[number] = CandidateTrial(largest)
             if largest <= capacity and not (self.objective_name == "memory" and largest > worst):

@@ -66,7 +66,7 @@ def _ways(name: str, label: str, initial: str) -> Field:
 MODEL = Field("model", "Model", model_names(), initial="llama-3.1-70b", long=True)
 CLUSTER = Field("cluster", "Cluster", cluster_names(), initial="dgx-h100")
 FRAMEWORK = Field("framework", "Framework", framework_names(), initial="megatron-core")
-GPUS = Field("gpus", "GPUs", limits=(1, 1_000_000), initial="64", powers=True)
+GPUS = Field("gpus", "GPUs", limits=(1, 2**24), initial="64", powers=True)
 BATCH = Field("global_batch", "Global batch", limits=(1, 10_000_000), initial="256", note="sequences per step")
 SEQ = Field("seq", "Sequence length", limits=(1, 10_000_000), initial="4096", note="tokens")
 PREDICT: tuple[Field, ...] = (

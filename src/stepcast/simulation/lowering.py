@@ -423,8 +423,17 @@ class PieceFactory:
             group = group_of(issued.op.work)
             return issued.op.blocking and group in PAIRED and group not in self.terms.alone
 
+        known: dict[tuple[int, int, int], float] = {}
+
+        def run_alone_s(ops: Sequence[IssuedOp]) -> float:
+            """Layers that repeat are the same objects, and so are their ops."""
+            key = (id(ops[0].op), id(ops[-1].op), len(ops))
+            if key not in known:
+                known[key] = _run_alone_s(ops, seconds, factor)
+            return known[key]
+
         runs = [[(kind, list(run)) for kind, run in groupby(stream, key=exchanges)] for stream in streams]
-        first, second = ([PairPart(kind, _run_alone_s(ops, seconds, factor)) for kind, ops in part] for part in runs)
+        first, second = ([PairPart(kind, run_alone_s(ops)) for kind, ops in part] for part in runs)
         left = [iter(part) for part in runs]
         numbers: list[int] = []
         issued: list[IssuedOp] = []
