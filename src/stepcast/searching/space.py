@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray, distinct_rows
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
@@ -293,12 +293,9 @@ class SpaceColumns:
 
     def distinct(self, rows: IntArray, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
         """Return the first candidate of each distinct row of *names* among *rows*, and to which each belongs."""
-        packed = np.zeros(len(rows), dtype=np.int64)
-        for name in names:
-            column = (self.derived[name] if name in self.derived else self.space.column(name))[rows]
-            packed = packed * (int(column.max(initial=0)) + 1) + column
-        _, first, member = np.unique(packed, return_index=True, return_inverse=True)
-        return rows[first], member.reshape(-1)
+        columns = (self.derived[name] if name in self.derived else self.space.column(name) for name in names)
+        first, member = distinct_rows(column[rows] for column in columns)
+        return rows[first], member
 
     def spread(self, rows: IntArray, names: tuple[str, ...], compute: Callable[[int], FloatArray | bool]) -> FloatArray:
         """Return for each of *rows* what *compute* gives for the first candidate with the same *names*."""

@@ -14,38 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.arrays import FloatArray, IntArray, distinct
 from stepcast.simulation.segments import Shape
-
-FEW_VALUES = 8
-"""With at most so many possible values per element, counting them is faster than sorting."""
-
-
-class Distinct(NamedTuple):
-    """The distinct values of an array. ``numpy.unique`` imports masked arrays, which takes longer than a step."""
-
-    values: IntArray  # rising
-    first: IntArray  # the first index of each value
-    inverse: IntArray  # for each element the index of its value
-
-
-def distinct(elements: IntArray) -> Distinct:
-    count = len(elements)
-    if count and elements.min() >= 0 and (most := int(elements.max())) < FEW_VALUES * count:
-        place = np.full(most + 1, -1, np.int64)
-        place[elements[::-1]] = np.arange(count - 1, -1, -1)
-        values = np.flatnonzero(place >= 0)
-        first = place[values]
-        place[values] = np.arange(len(values))
-        return Distinct(values, first, place[elements])
-    order = np.argsort(elements, kind="stable")
-    ordered = elements[order]
-    starts = np.ones(count, bool)
-    starts[1:] = ordered[1:] != ordered[:-1]
-    inverse = np.empty(count, np.int64)
-    inverse[order] = np.cumsum(starts) - 1
-    return Distinct(ordered[starts], order[starts], inverse)
-
 
 Chain = tuple[tuple[int, int], ...]
 """Pieces by their number, each with its repeats."""

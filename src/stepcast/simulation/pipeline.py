@@ -14,10 +14,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stepcast.ir.arrays import BoolArray, IntArray
+from stepcast.ir.arrays import BoolArray, IntArray, distinct
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.identity import ByIdentity
-from stepcast.simulation.fold import distinct
 from stepcast.simulation.messages import (
     DEFAULT_MICRO_BATCH,
     FREE,

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepcast.ir.arrays import FloatArray, Int32Array, IntArray
+from stepcast.ir.arrays import FloatArray, Int32Array, IntArray, distinct
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
-from stepcast.simulation.fold import distinct
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Program, Times
 from stepcast.simulation.segments import NO_LANE
