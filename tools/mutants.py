@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180.0, help="processor time of one mutant (default: 180)")
     parser.add_argument("--minutes", type=float, help="start no further mutant after so many minutes")
     args = parser.parse_args()
-    began, counts, survivors = time.monotonic(), dict[str, Counter[str]](), list[Mutant]()
+    counts, survivors = dict[str, Counter[str]](), list[Mutant]()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "stepcast")
         ignored = shutil.ignore_patterns(
@@ -221,7 +221,12 @@ def main() -> int:
         shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
         if (ROOT.parent / "shared").is_dir():
             (Path(folder) / "shared").symlink_to((ROOT.parent / "shared").resolve())
-        for number, mutant in enumerate(chosen(args), 1):
+        mutants = chosen(args)
+        for area in sorted({mutant.area for mutant in mutants}):
+            if run_tests(copy, AREAS[area][1], WAITS * args.seconds) != "survived":
+                sys.exit(f"the tests of {area} fail without any mutant")
+        began = time.monotonic()
+        for number, mutant in enumerate(mutants, 1):
             if args.minutes and time.monotonic() - began > 60 * args.minutes:
                 break
             target = copy / "src" / "stepcast" / mutant.file

@@ -220,3 +220,20 @@ def test_a_database_given_as_bytes_is_not_looked_for_under_its_name(
     assert len(read_as_one([Source("given.sqlite", data)])[1]) == 6
     Path("packed.sqlite.gz").write_bytes(gzip.compress(data))
     assert len(read(Path("packed.sqlite.gz"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("BFloat16", 2), ("Half", 2), ("Float", 4), ("Double", 8), ("Byte", 1), ("Long", 8), ("Other", 4)],
+)
+def test_bytes_of_a_recorded_tensor(tmp_path: Path, kind: str, size: int) -> None:
+    """Elements times the bytes of one; the larger side of input and output is that of the collective."""
+    sides = {
+        "input_dtypes": [kind, kind],
+        "output_dtypes": [kind],
+        "input_sizes": [[4, 8], [3]],
+        "output_sizes": [[2, 2]],
+    }
+    path = tmp_path / "0.json"
+    path.write_text(json.dumps(dump([entry(1, **sides)])))
+    assert read(path).calls[0].size_bytes == (32 + 3) * size

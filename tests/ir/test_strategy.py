@@ -42,6 +42,11 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
     ("tp not dividing", {"tp": 3}, "tp 3 does not divide heads 32: the nearest legal tp is 2"),
     ("sp without tp", {"sequence_parallel": True}, "sequence parallelism needs tp > 1"),
     ("sp and seq", {"tp": 8, "sequence_parallel": True, "seq": 4100}, "multiple of tp x cp = 8: use 4096"),
+    (
+        "sp, cp and seq",
+        {"tp": 8, "cp": 2, "sequence_parallel": True, "seq": 4104},
+        "multiple of tp x cp = 16: use 4096",
+    ),
     ("cp and seq", {"cp": 4, "seq": 4100}, "multiple of 2 x cp = 8"),
     ("ulysses and heads", {"tp": 4, "cp": 4, "context": ContextKind.ALL_TO_ALL}, "the nearest legal cp is 2"),
     ("too many stages", {"pp": 64}, "cannot fill pp x vpp = 64 pieces: use at most 34"),

@@ -265,3 +265,16 @@ def test_a_condition_can_change_and_open_nothing(tmp_path: Path, where: str) -> 
             rows_of(store, sort="position; DROP TABLE answers")
     assert (tmp_path / NAME).read_bytes() == before
     assert (tmp_path / LOCK).exists()
+
+
+def test_answers_are_on_the_disk_when_a_chunk_is_stored(tmp_path: Path) -> None:
+    with Store(str(tmp_path), writes=True) as store:
+        assert store.base.execute("PRAGMA synchronous").fetchone()[0] == 2
+        assert store.base.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+
+
+@pytest.mark.parametrize("function", ["zeroblob(9)", "randomblob(9)", "load_extension('x')"])
+def test_functions_that_make_or_open_things_are_denied(tmp_path: Path, function: str) -> None:
+    questions.run(str(tmp_path))
+    with Store(str(tmp_path)) as store, pytest.raises(ValueError, match="not authorized"):
+        rows_of(store, f"length({function}) >= 0")

@@ -1,0 +1,80 @@
+"""Rules of cost by hand: each factor is where it belongs, once."""
+
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from stepcast.cost.collectives.choose import collective_s, host_s, price, send_receive_price
+from stepcast.cost.collectives.route import Route
+from stepcast.cost.compute import compute_price
+from stepcast.cost.fits import default_fit
+from stepcast.cost.matmul import matmul_bytes, price_matmul
+from stepcast.cost.power import ALONE, Load, limit_power
+from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import CollectiveKind, GroupedMatmul, Matmul
+
+H200, FIT = load_gpu("h200"), default_fit()
+EXPERTS = GroupedMatmul(8 * 4096, 4096, 4096, 8)
+
+
+def test_a_grouped_product_computes_its_rows_once() -> None:
+    """Eight experts of 4,096 rows take about as long as one product of 32,768 rows, not eight times as long."""
+    grouped = price_matmul(EXPERTS, H200, FIT, ALONE).seconds
+    single = price_matmul(Matmul(8 * 4096, 4096, 4096), H200, FIT, ALONE).seconds
+    assert 0.9 * single < grouped < 1.6 * single
+
+
+def test_each_group_has_its_own_overhead() -> None:
+    free = price_matmul(EXPERTS, H200, structs.replace(FIT, grouped_s=0.0), ALONE).seconds
+    dear = price_matmul(EXPERTS, H200, structs.replace(FIT, grouped_s=1e-4), ALONE).seconds
+    assert dear - free == pytest.approx(8 * 1e-4, rel=1e-6)
+
+
+def test_a_grouped_product_reads_the_weight_of_each_group() -> None:
+    rows, weights = 8 * 4096 * 4096, 8 * 4096 * 4096
+    assert matmul_bytes(EXPERTS) == 2 * (rows + weights + rows)
+    assert matmul_bytes(Matmul(128, 256, 512, 3)) == 2 * 3 * (128 * 512 + 512 * 256 + 128 * 256)
+
+
+def test_attention_wants_another_energy_than_products() -> None:
+    """Its factor multiplies the energy of an operation: so much more energy by another name slows it as much."""
+    power = FIT.power.of(H200.architecture)
+    assert power.attention != 1.0
+    load = Load(1e6, 1.0)
+    seconds, flops = 1.0, 0.8e15
+    slow = limit_power(seconds, flops, H200, DType.BF16, FIT, load, attention=True)
+    by_hand = replace(H200, power_w=H200.power_w / power.attention)
+    assert slow == pytest.approx(limit_power(seconds, flops, by_hand, DType.BF16, FIT, load), rel=1e-12)
+    assert slow != pytest.approx(limit_power(seconds, flops, H200, DType.BF16, FIT, load), rel=1e-3)
+
+
+def test_a_message_takes_as_long_as_its_launch_on_every_rank_of_the_thread() -> None:
+    route = Route(ranks=2, intra_bytes_per_s=1e12, launch_overhead_s=1e-3)
+    assert send_receive_price(8, route).seconds == pytest.approx(1e-3)
+    assert send_receive_price(8, replace(route, ranks_per_thread=2)).seconds == pytest.approx(2e-3)
+    assert send_receive_price(1e12, route).seconds == pytest.approx(
+        send_receive_price(1e12, replace(route, launch_overhead_s=0.0)).seconds
+    )
+
+
+def test_what_a_caller_adds_is_added_once() -> None:
+    route = Route(ranks=4, intra_bytes_per_s=1e11, intra_latency_s=1e-6)
+    later = replace(route, call_overhead_s=1e-3)
+    for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL):
+        assert price(kind, 2**20, later).seconds - price(kind, 2**20, route).seconds == pytest.approx(1e-3)
+        assert collective_s(kind, [2.0**20], later)[0] == pytest.approx(price(kind, 2**20, later).seconds)  # type: ignore[arg-type]
+
+
+def test_the_host_prepares_each_message_of_an_all_to_all() -> None:
+    route = Route(ranks=8, intra_bytes_per_s=1e11, launch_overhead_s=1e-5, ranks_per_thread=3)
+    each = route.tuning.message_s
+    assert host_s(CollectiveKind.ALL_REDUCE, route) == pytest.approx(3e-5)
+    assert host_s(CollectiveKind.ALL_TO_ALL, route) == pytest.approx(3 * (1e-5 + 16 * each))
+
+
+def test_products_of_a_batch_are_priced_together() -> None:
+    one = compute_price(Matmul(2048, 2048, 2048), H200, FIT, ALONE).seconds
+    eight = compute_price(Matmul(2048, 2048, 2048, 8), H200, FIT, ALONE).seconds
+    assert 4 * one < eight < 9 * one
