@@ -10,6 +10,7 @@
 # make test-web      the app and the pages in a browser (extras web and browser)
 # make test-torch    capture, record, run and profile (extra torch)
 # make test-mcp      the tools for agents, by the reference client (extra mcp)
+# make test-lowest   the package with the oldest versions that it allows
 # make test-engines  sweeps on Dask, Ray and Slurm's stand-in, and Parquet files (extras dask, ray, slurm, parquet)
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
 
-.PHONY: install demo quick test lint types unit compiled docs dist fuzz mutants bench clean test-web test-torch test-mcp test-engines
+.PHONY: install demo quick test lint types unit compiled docs dist fuzz mutants bench clean test-web test-torch test-mcp test-engines test-lowest
 
 install: $(INSTALLED)
 
@@ -63,6 +64,7 @@ PACKAGES_torch := 'torch==2.13.0' 'transformers>=5,<6' -e . $(TESTING)
 PACKAGES_engines := -e '.[dask,parquet,ray,slurm]' $(TESTING)
 PACKAGES_mcp := -e '.[mcp]' $(TESTING)
 PACKAGES_docs := -e '.[docs]'
+PACKAGES_lowest := -c constraints-lowest.txt -e '.[compiled]' $(TESTING)
 
 .venv-%/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-$*
@@ -78,8 +80,14 @@ test-torch: .venv-torch/.installed
 test-mcp: .venv-mcp/.installed
 	.venv-mcp/bin/python -m pytest tests/agents
 
+# The oldest packages that pyproject.toml allows, on the oldest Python.
+test-lowest: .venv-lowest/.installed
+	.venv-lowest/bin/python -m pytest -n auto tests/inputs tests/cost/test_rules.py tests/cli/test_predict.py tests/forecast
+
+# The head of a Ray cluster listens on every interface: here in a network namespace that has the loopback alone.
 test-engines: .venv-engines/.installed
-	.venv-engines/bin/python -m pytest tests/sweep/test_engines.py tests/outputs/test_rows.py
+	unshare -rn sh -c 'ip link set lo up && RAY_USAGE_STATS_ENABLED=0 exec .venv-engines/bin/python -m pytest \
+	  tests/sweep/test_engines.py tests/outputs/test_rows.py'
 
 docs: .venv-docs/.installed
 	.venv-docs/bin/python tools/build_docs.py

@@ -201,3 +201,21 @@ def test_scaled_formats_without_matrix_units_are_refused(
     status, out, err = run(capsys, *words, *arguments)
     assert (status, out) == (2, "")
     assert f"has no {precision} matrix units; it has fp64" in " ".join(err.split())
+
+
+def test_an_error_stands_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was noted before it concerns an answer that there is not."""
+    import stepcast.cli.list as verb
+    from stepcast.cli.main import main
+    from stepcast.cli.output import print_notes
+
+    def fail(args: object) -> int:
+        print_notes(["taken from a file"])
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(verb, "run", fail)
+    assert main(["list", "gpus"]) == 2
+    assert capsys.readouterr().err == "stepcast: no such thing\n"
+    monkeypatch.undo()
+    assert main(["list", "gpus"]) == 0
+    assert capsys.readouterr().err == ""

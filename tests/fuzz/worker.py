@@ -64,7 +64,7 @@ class Outcome:
             return f"took {self.cpu_s:.0f} s of processor time"
         if self.status not in (0, 1, 2):
             return f"ended with status {self.status}"
-        lines = [line for line in self.err.splitlines() if not line.startswith(("warning: ", "note: ", " "))]
+        lines = [line for line in self.err.splitlines() if not line.startswith(("warning: ", " "))]
         if self.status == 2 and len(lines) != 1:
             return f"an error of {len(lines)} lines: {lines[:3]}"
         return ""

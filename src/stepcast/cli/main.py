@@ -10,7 +10,15 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
-from stepcast.cli.streams import discard_output, open_closed_streams, safe_streams, show_status, terminal_width
+from stepcast.cli.streams import (
+    discard_output,
+    open_closed_streams,
+    print_waiting_notes,
+    safe_streams,
+    show_status,
+    terminal_width,
+    waiting_notes,
+)
 from stepcast.cli.verbs import OTHER_VERBS, SPELLINGS, Verb
 from stepcast.cli.verbs import VERBS as VERBS
 from stepcast.version import __version__
@@ -115,15 +123,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(arguments: list[str]) -> int:
     """Return the exit status of a verb; report an error in one line."""
+    waiting_notes.clear()
     try:
         try:
-            return _run(arguments)
+            status = _run(arguments)
         finally:
             sys.stdout.flush()  # here, where an error can still be reported
+        print_waiting_notes()
+        return status
     except BrokenPipeError:
         discard_output()  # the reader, such as ``head``, has ended
         return 0
     except KeyboardInterrupt:
+        print_waiting_notes()
         print("stepcast: interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning, RecursionError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.streams import terminal_width as terminal_width
-from stepcast.cli.streams import unpainted
+from stepcast.cli.streams import unpainted, waiting_notes
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
 from stepcast.views.text import UNSEEN, bullet, message, visible
@@ -177,9 +177,8 @@ def print_warnings(warnings: Iterable[str]) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print notes, which need no action, one line each."""
-    for note in notes:
-        print(f"note: {message(note)}", file=sys.stderr)
+    """Print notes, which need no action, one line each, when the command ends; an error stands alone."""
+    waiting_notes.extend(f"note: {message(note)}" for note in notes)
 
 
 # ---- files that were read -----------------------------------------------------------------------------------

@@ -142,6 +142,15 @@ def show_status(text: str) -> None:
         stream.flush()
 
 
+waiting_notes: list[str] = []  # lines for standard error at the end of a command that succeeds
+
+
+def print_waiting_notes() -> None:
+    for line in waiting_notes:
+        print(line, file=sys.stderr)
+    waiting_notes.clear()
+
+
 def open_closed_streams() -> None:
     """Open streams that were closed before the start, as by ``>&-``, and are None in Python."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
