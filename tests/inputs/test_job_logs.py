@@ -235,5 +235,5 @@ def test_bytes_of_a_recorded_tensor(tmp_path: Path, kind: str, size: int) -> Non
         "output_sizes": [[2, 2]],
     }
     path = tmp_path / "0.json"
-    path.write_text(json.dumps(dump([entry(1, **sides)])))
+    path.write_text(json.dumps(dump([entry(1) | sides])))
     assert read(path).calls[0].size_bytes == (32 + 3) * size

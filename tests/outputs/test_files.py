@@ -11,7 +11,7 @@ from stepcast.outputs import files
 
 def test_bytes_then_name_then_folder_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash between two of these leaves the old file or the new one."""
-    target, events = tmp_path / "out", []
+    target, events = tmp_path / "out", list[tuple[str, object]]()
     fsync, replace = os.fsync, os.replace
 
     def note_fsync(handle: int) -> None:
