@@ -92,6 +92,8 @@ def _formats() -> Iterator[Target]:
         "nccl-inspector": ("\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),),
         "nccl-topo": (nccl_topo(4).encode(),),
         "nvidia-smi-topo": (gpu_matrix(4).encode(),),
+        "rocprof": ((EXAMPLES / "spans" / "rocprof-kernel-trace.csv").read_bytes()[:1500],),
+        "otlp": ((EXAMPLES / "spans" / "otlp-rl.json").read_bytes(),),
         "astra-network": ((EXAMPLES / "peers" / "astra-network.yml").read_bytes(),),
         "simai-topology": ((EXAMPLES / "peers" / "simai-topology.txt").read_bytes(),),
         "calculon-system": ((EXAMPLES / "peers" / "calculon-system.json").read_bytes(),),

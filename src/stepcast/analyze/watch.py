@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from stepcast.analyze.result import find_slow
-from stepcast.ir.measured import LoggedStep, LoggedTimer
+from stepcast.analyze.result import SLOW_FACTOR, find_slow
+from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
 from stepcast.units import format_seconds
 
 WARM_UP = 2  # steps that compile and connect
@@ -85,6 +85,13 @@ class StepWatch:
             self._ranks[timer.name][timer.rank] = timer.longest_s
         else:
             self._timers[timer.name] = timer.shortest_s, timer.longest_s
+
+    def score(self, score: LoggedScore) -> Iterator[WatchAlert]:
+        """Yield an alert on a rank that a straggler detection calls slow, or fast again."""
+        step, factor = self.steps[-1][0] if self.steps else 0, 1 / max(score.score, 1e-3)
+        words = f"rank {score.rank} on {score.node} has a relative performance of {score.score:.2f}"
+        alert = WatchAlert("straggler", step, words, rank=score.rank, factor=factor)
+        yield from self._raise_or_clear(f"rank {score.rank}", factor >= SLOW_FACTOR, alert)
 
     def add(self, step: LoggedStep, total: int | None = None) -> Iterator[WatchedStep | WatchAlert]:
         """Yield alerts on the timers before this step, the step in its context, and alerts on it."""

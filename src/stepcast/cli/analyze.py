@@ -243,13 +243,14 @@ def _by_document(name: str) -> Analyze:
 
 # By format: the analysis of a measured run, and the view of its result and of its timeline, if it has one.
 STEP_LOG = _by_document("analyze.logs:analyze_step_log"), load_lazily("views.jobs:step_log_view")
+STREAMS = _by_document("analyze.logs:analyze_streams"), load_lazily("views.jobs:streams_view")
 COLLECTIVE_LOG = _by_document("analyze.logs:analyze_collective_log"), load_lazily("views.jobs:collective_log_view")
 ANALYSES: dict[str, tuple[Analyze, BuildView]] = {
     "megatron": (_analyze_megatron, load_lazily("views.measured:megatron_view")),
     "kineto": (_by_document("analyze.kineto.analysis:analyze_kineto"), load_lazily("views.traces:kineto_view")),
     "optimus": (_analyze_optimus, load_lazily("views.traces:optimus_view")),
     "nccl-tests": (_analyze_nccl_tests, load_lazily("views.traces:link_sweep_view")),
-    "nsys": (_by_document("analyze.logs:analyze_streams"), load_lazily("views.jobs:streams_view")),
+    **dict.fromkeys(("nsys", "rocprof", "otlp"), STREAMS),
     "stragglers": (_by_document("analyze.stragglers:analyze_stragglers"), load_lazily("views.jobs:stragglers_view")),
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
     **dict.fromkeys(("nemo-log", "deepspeed-log", "trainer-log", "verl-log", "nemo-rl-log"), STEP_LOG),

@@ -107,7 +107,7 @@ def watch_events(path: str, watch: "StepWatch", idle_s: float | None) -> "Iterat
     It ends after *idle_s* seconds without a line; with zero at the end of what is there.
     """
     from stepcast.inputs.step_logs import StepLines
-    from stepcast.ir.measured import LoggedTimer
+    from stepcast.ir.measured import LoggedScore, LoggedTimer
 
     readers: dict[str, StepLines] = {}
     stepping: str | None = None
@@ -116,6 +116,8 @@ def watch_events(path: str, watch: "StepWatch", idle_s: float | None) -> "Iterat
         for event in reader.feed(line):
             if isinstance(event, LoggedTimer):
                 watch.time(event)
+            elif isinstance(event, LoggedScore):
+                yield from watch.score(event)
             elif stepping in (None, name):  # every rank prints the same steps
                 stepping = name
                 yield from watch.add(event, reader.total)

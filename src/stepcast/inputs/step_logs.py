@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.measured import LoggedStep, LoggedTimer, StepLog
+from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer, StepLog
 from stepcast.units import GIB, MIB, MS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,9 +54,15 @@ def _whole(value: float | None) -> int | None:
 # Megatron-LM (megatron/training/training.py, training_log; megatron/core/timers.py).
 ITERATION = re.compile(r"iteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
 RANK_MEMORY = re.compile(r"\[Rank (\d+)\].*memory \(MB\)(.*)")
+SLOW_SCORE = 1 / 1.1  # as analyses call a rank a straggler
 RANK_TIMES = "times across ranks (ms):"
 TIMER = re.compile(r"\s+([A-Za-z][\w-]*)(?: \.+)?:\s*(?:\((\d+\.?\d*), (\d+\.?\d*)\))?\s*$")
 TIMED_RANK = re.compile(r"\s+rank\s+(\d{1,7}): (\d+\.?\d*)\s*$")
+
+
+# NVIDIA's resiliency extension, in logs of NeMo and Megatron-Bridge: scores of GPUs relative to the fastest.
+SCORES = re.compile(r"GPU (relative|individual) performance:")
+SCORE = re.compile(r"\s*Rank=(\d{1,7}) Node=(\S{1,200}) Score=(\d+\.?\d*)\s*$")
 
 
 def parse_megatron(line: str) -> ParsedStep | None:
@@ -216,9 +222,10 @@ class StepLines:
         self._timer = ""
         self._batch = 0
         self._heading = 0  # the step that a heading announced
+        self._relative = False
 
-    def feed(self, line: str) -> Iterator[LoggedStep | LoggedTimer]:
-        """Yield the step or the timers of a line."""
+    def feed(self, line: str) -> Iterator[LoggedStep | LoggedTimer | LoggedScore]:
+        """Yield the step, the timers or the score of a line."""
         text = COLOUR.sub("", line)
         if RANK_TIMES in text or "time across ranks (ms):" in text:
             self._in_timers = True
@@ -229,6 +236,10 @@ class StepLines:
         elif self._in_timers and (match := TIMED_RANK.match(text)) and self._timer:
             seconds = float(match[2]) * MS
             yield LoggedTimer(self._timer, seconds, seconds, int(match[1]))
+        elif match := SCORES.search(text):
+            self._relative = match[1] == "relative"
+        elif self._relative and (match := SCORE.search(text)):
+            yield LoggedScore(int(match[1]), match[2], float(match[3]))
         elif match := RANK_MEMORY.search(text):
             values = _named_numbers(match[2].lstrip(" |"))
             rank = int(match[1])
@@ -286,12 +297,21 @@ class StepLines:
 
 def read_lines(source: Source, program: str) -> StepLog:
     """Return the steps of a finished log."""
-    lines, steps = StepLines(program), []
+    lines, steps, scores = StepLines(program), [], dict[int, LoggedScore]()
     for line in source.each_line(errors="replace"):
-        steps += [event for event in lines.feed(line) if isinstance(event, LoggedStep)]
+        for event in lines.feed(line):
+            if isinstance(event, LoggedStep):
+                steps.append(event)
+            elif isinstance(event, LoggedScore):
+                scores[event.rank] = event
     if not steps:
         raise FormatError(f"holds no step of {program}", source.path)
     facts: dict[str, object] = {name: sorted(values)[len(values) // 2] for name, values in lines.facts.items()}
+    if scores:
+        slow = sorted(
+            (score for score in scores.values() if 0 < score.score < SLOW_SCORE), key=lambda score: score.score
+        )
+        facts["stragglers"] = [{"rank": each.rank, "node": each.node, "factor": 1 / each.score} for each in slow]
     if program == "Megatron-LM":
         facts |= {"iterations": lines.total, "memory_bytes_by_rank": {k: v for k, v in lines.peaks.items() if v}}
     peaks = [step.memory_bytes for step in steps if step.memory_bytes is not None] + [*lines.peaks.values()]

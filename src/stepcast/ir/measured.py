@@ -37,6 +37,14 @@ class LoggedTimer(NamedTuple):
     rank: int | None = None
 
 
+class LoggedScore(NamedTuple):
+    """The speed of a rank's GPU relative to the fastest, as a straggler detection reports it."""
+
+    rank: int
+    node: str
+    score: float
+
+
 @dataclass(frozen=True, slots=True)
 class StepLog:
     """The steps of one run, as its program printed them."""

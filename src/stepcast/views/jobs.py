@@ -21,6 +21,8 @@ TITLES = {
     "flight-recorder": "NCCL flight recorder",
     "nccl-inspector": "NCCL Inspector",
     "nsys": "Nsight Systems export",
+    "rocprof": "rocprofv3 kernel trace",
+    "otlp": "OpenTelemetry spans",
     "stragglers": "straggler trace",
 }
 
@@ -59,6 +61,9 @@ def step_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         figures.append(ui.Figure("tokens", f"{facts['tokens_per_s_per_gpu']:,.0f} per second and GPU"))
     if facts["peak_memory_bytes"] is not None:
         figures.append(ui.Figure("peak memory", format_bytes(facts["peak_memory_bytes"])))
+    for row in facts.get("stragglers", ())[:1]:
+        note = f"on {row['node']}: {row['factor']:.2f} times as slow as the fastest"
+        figures.append(ui.Figure("straggler", f"rank {row['rank']}", note, mood=ui.Mood.BAD))
     if facts.get("run_s"):
         figures.append(ui.Figure("run", format_seconds(facts["run_s"])))
     figures += [ui.Figure("steps logged", str(facts["steps"])), ui.Figure("program", str(facts["program"]))]
@@ -149,7 +154,7 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     parts = [
         ui.Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
         _runs("Kernels", "kernel", facts["kernels"]),
-        _runs("NVTX ranges", "NVTX range", facts["ranges"]),
+        _runs("NVTX ranges", "span" if facts.get("format") == "otlp" else "NVTX range", facts["ranges"]),
     ]
     return _view(facts, figures, parts, timeline)
 

@@ -48,7 +48,7 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             MATMUL,
             r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk|"
-            r"splitKreduce|dot_kernel",
+            r"splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]",
         ),
         (NORM, r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)"),
         (LOSS, r"softmax|nll_loss|cross_entropy|logsumexp"),
@@ -61,7 +61,7 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             ELEMENTWISE,
             r"elementwise|vectorized|unrolled|CatArray|copy_kernel|fill|reduce_kernel|triton|dropout|"
             r"activation|act_and_mul|gelu|silu|swiglu|rotary|rope(?![a-z])|transpose|arange|cast|"
-            r"quanti[sz]e|_to_(?:float|half|bf16|fp8|bfloat16)",
+            r"quanti[sz]e|_to_(?:float|half|bf16|fp8|bfloat16)|fusion",
         ),
     )
 )

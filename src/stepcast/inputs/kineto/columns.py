@@ -213,6 +213,13 @@ def _list_text(split: str | list[int]) -> str:
 
 
 STEP_PREFIX = "ProfilerStep"
+# Traces of JAX and XLA have no categories: processes and threads are named in events before them. GPUs have streams,
+# TPUs a thread of operators; others repeat their work by module, scope or source line.
+XLA_DEVICE = re.compile(r"/device:(?:GPU|TPU):\d+")
+XLA_WORK = re.compile(r"Stream #|XLA Ops$|Async XLA Ops$")
+XLA_COLLECTIVE = re.compile(
+    r"(?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|send|recv)[-.\d\w]*$"
+)
 CPU_COMM = re.compile(r"(?:gloo|mpi|ucc):")
 CORRELATION = re.compile(rb'"correlation"\s*:\s*(\d{1,18})(?!\d)')
 KIND_OF_ROLE = {EventRole.COPY: SpanKind.COPY, EventRole.COMMUNICATION: SpanKind.COMMUNICATION}
@@ -233,6 +240,7 @@ class RankColumns:
         self._lanes: dict[str, int] = {}
         self._lane_of_key: dict[LaneKey, tuple[int, EventRole]] = {}
         self._device: int | str | None = None
+        self._named: dict[tuple[int | str | None, int | str | None], str] = {}
         self._columns = {key: array("i") for key in ("name", "lane", "kind")}
         self._start_us = array("d")
         self._duration_us = array("d")
@@ -252,6 +260,8 @@ class RankColumns:
         add_correlation = self._correlation.append
         for event in events:
             if event.ph != "X":
+                if event.ph == "M" and event.name in ("process_name", "thread_name"):
+                    self._name_place(event)
                 self.unpaired += event.ph in ("B", "E")
                 continue
             start, duration = event.ts, event.dur
@@ -259,6 +269,8 @@ class RankColumns:
                 self.skipped += role_of(event.cat) is not EventRole.FRAME
                 continue
             category = event.cat if event.cat != GAUDI else gaudi_category(event.args)
+            if not category and self._named:
+                category = self._xla_category(event)
             key = (category, event.pid, event.tid)
             try:
                 lane, role = lane_of_key[key]
@@ -291,6 +303,26 @@ class RankColumns:
             add_start(start)
             add_duration(duration)
             add_correlation(_correlation(event.args) if role in CORRELATED else NONE)
+
+    def _name_place(self, event: TraceEvent) -> None:
+        """Note the name of a process or a thread, as XLA writes them."""
+        try:
+            name = msgspec.json.decode(event.args).get("name", "") if event.args else ""
+        except (msgspec.DecodeError, AttributeError):
+            return
+        if isinstance(name, str):
+            thread = event.tid if event.name == "thread_name" else None
+            if thread is not None or XLA_DEVICE.match(name):
+                self._named[event.pid, thread] = name
+
+    def _xla_category(self, event: TraceEvent) -> str:
+        """Return the category that Kineto would give to an event of XLA; none in traces of other programs."""
+        if (event.pid, None) not in self._named:
+            return "cpu_op" if any(thread is None for _, thread in self._named) else ""
+        thread = self._named.get((event.pid, event.tid), "")
+        if not XLA_WORK.match(thread):
+            return "user_annotation" if thread == "Steps" else "gpu_user_annotation"
+        return "collective_comm" if XLA_COLLECTIVE.match(event.name) else "kernel"
 
     def _lane(self, name: str) -> int:
         return self._lanes.setdefault(name, len(self._lanes))

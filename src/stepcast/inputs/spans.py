@@ -1,0 +1,155 @@
+"""Spans of other tools as timelines: kernel traces of rocprofv3 (CSV), OpenTelemetry spans (OTLP JSON, protobuf).
+
+Formats: rocm.docs.amd.com, rocprofv3, kernel trace; opentelemetry-proto, trace/v1/trace.proto.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
+from stepcast.inputs.rows import csv_rows
+from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.limits import RESULT
+from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
+from stepcast.units import NS
+
+ROCPROF = ("Kind", "Agent_Id", "Queue_Id", "Kernel_Name", "Start_Timestamp", "End_Timestamp")
+ROLES = {EventRole.COMMUNICATION: SpanKind.COMMUNICATION, EventRole.COPY: SpanKind.COPY}
+RANK_KEYS = ("dl.rank", "rl.rank", "rank", "process.rank", "torch.rank")
+
+
+def looks_like_rocprof(head: str) -> bool:
+    first = head.lstrip("\ufeff \r\n").partition("\n")[0]
+    return set(ROCPROF) <= {word.strip().strip('"') for word in first.split(",")}
+
+
+def read_rocprof(source: Source) -> Timeline:
+    """Return the kernels of each agent, a lane per queue."""
+    rows = csv_rows(source)
+    heads = [name.strip().lstrip("\ufeff") for name in next(rows, [])]
+    if missing := [name for name in ROCPROF if name not in heads]:
+        raise FormatError(f"column {missing[0]} is missing", source.path, 1)
+    places = [heads.index(name) for name in ROCPROF[1:]]
+    builder, agents = TimelineBuilder(), dict[str, int]()
+    for line, row in enumerate(rows, 2):
+        if not row:
+            continue
+        try:
+            agent, queue, name, start, end = (row[place] for place in places)
+            start_s, duration_s = int(start) * NS, (int(end) - int(start)) * NS
+        except (ValueError, IndexError):
+            raise FormatError("expected the columns of a kernel", source.path, line) from None
+        if duration_s < 0 or not 0 <= start_s < 1e12:
+            raise FormatError("a kernel must end after it starts", source.path, line)
+        lane = builder.lane(agents.setdefault(agent, len(agents)), f"stream {queue}")
+        kind = ROLES.get(role_of_kernel(name), SpanKind.COMPUTE)
+        builder.add(name, lane, start_s, duration_s, kind=kind)
+    if not len(builder):
+        raise FormatError("holds no kernel", source.path)
+    return builder.build(measured=True, source=source.path, facts={"agents": list(agents)})
+
+
+# ---- OpenTelemetry --------------------------------------------------------------------------------------------
+
+Attributes = Mapping[str, Any]
+Spans = Iterator[tuple[Attributes, str, int, int]]  # attributes of resource and span, name, start and end in ns
+
+
+def looks_like_otlp(head: bytes) -> bool:
+    if head.lstrip()[:1] == b"{":
+        return b'"resourceSpans"' in head[:4096]
+    # Field 1 of TracesData, whose fields 1 and 2 are a resource and its spans; service.name is in nearly all.
+    return head[:1] == b"\x0a" and b"service.name" in head[:4096] and head.find(b"\x0a", 1, 16) > 0
+
+
+def read_otlp(source: Source) -> Timeline:
+    """Return the spans of each rank (or resource), a lane per trace."""
+    data = source.data(RESULT)
+    try:
+        spans = [*(_json_spans(data) if data.lstrip()[:1] == b"{" else _protobuf_spans(data))]
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise FormatError(f"is no complete OTLP trace: {error}", source.path) from None
+    builder, resources = TimelineBuilder(), dict[str, int]()
+    for attributes, name, start, end in spans:
+        if not 0 < start <= end < 2**63:
+            raise FormatError(f"span {name[:80]!r} must end after it starts", source.path)
+        rank = str(next((attributes[key] for key in RANK_KEYS if key in attributes), ""))
+        number = int(rank) if rank.isdecimal() and len(rank) < 8 else None
+        if number is None:
+            words = str(attributes.get("service.instance.id", attributes.get("host.name", "")))
+            number = resources.setdefault(words, len(resources))
+        builder.add(name, builder.lane(number, "spans"), start * NS, (end - start) * NS, kind=SpanKind.HOST)
+    if not len(builder):
+        raise FormatError("holds no span", source.path)
+    return builder.build(measured=True, source=source.path)
+
+
+def _json_spans(data: bytes) -> Spans:
+    for line in [data] if b'\n{"resourceSpans"' not in data else data.splitlines():
+        table = msgspec.json.decode(line) if line.strip() else {}
+        for resource in table.get("resourceSpans", ()):
+            shared = _attributes(resource.get("resource", {}))
+            for scope in resource.get("scopeSpans", ()):
+                for span in scope.get("spans", ()):
+                    start, end = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
+                    yield {**shared, **_attributes(span)}, str(span.get("name", "")), start, end
+
+
+def _attributes(owner: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = owner.get("attributes", ())
+    return {str(pair["key"]): next(iter(pair.get("value", {}).values()), None) for pair in pairs}
+
+
+def _protobuf_spans(data: bytes) -> Spans:
+    for _, resource in _fields(data, 1):
+        shared: dict[str, Any] = {}
+        for _, owner in _fields(resource, 1):
+            shared |= dict(_pair(pair) for _, pair in _fields(owner, 1))
+        for _, scope in _fields(resource, 2):
+            for _, span in _fields(scope, 2):
+                fields = dict(_fields(span, 5, 7, 8))
+                own = dict(_pair(pair) for _, pair in _fields(span, 9))
+                start, end = (int.from_bytes(fields[number], "little") for number in (7, 8))
+                yield {**shared, **own}, fields.get(5, b"").decode(errors="replace"), start, end
+
+
+def _pair(data: bytes) -> tuple[str, Any]:
+    """Return a KeyValue: text and whole numbers; other values are None."""
+    fields = dict(_fields(data, 1, 2))
+    value: Any = None
+    for number, content in _fields(fields.get(2, b""), 1, 3):
+        value = content.decode(errors="replace") if number == 1 else int.from_bytes(content, "little")
+    return fields.get(1, b"").decode(errors="replace"), value
+
+
+def _fields(data: bytes, *wanted: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the fields of a message with one of the *wanted* numbers; varints as their little-endian bytes."""
+    place = 0
+    while place < len(data):
+        tag, place = _varint(data, place)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, place = _varint(data, place)
+            content = value.to_bytes(10, "little")
+        else:
+            size = {1: 8, 5: 4}.get(kind)
+            if kind == 2:
+                size, place = _varint(data, place)
+            if size is None or place + size > len(data):
+                raise ValueError(f"field {number} is cut off or of an unknown kind")
+            content, place = data[place : place + size], place + size
+        if number in wanted:
+            yield number, content
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise ValueError("a number has more than ten bytes")
