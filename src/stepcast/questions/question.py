@@ -272,6 +272,11 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         write=lambda size_bytes: repr(size_bytes / 1e6))] = None
     expert_imbalance: Annotated[float, _number("tokens of the busiest expert-parallel rank over the mean "
         "(default: 1)", amount, sets="expert_imbalance", metavar="X")] = 1.0
+    expert_load: Annotated[str | None, Choice(group=EXECUTION, metavar="LAW|FILE",
+        help="tokens per expert, which give --expert-imbalance: balanced, power-law:ALPHA (1.2 is skewed), or a "
+        "file with a number for each expert or rank, such as the JSON of stepcast analyze")] = None
+    expert_replicas: Annotated[int, _number("number of the hottest experts with a second copy on another rank "
+        "(with --expert-load; default: 0)", count(0, MOST_LAYERS))] = 0
     expert_capacity: Annotated[float | None, _number("maximum tokens of an expert-parallel rank over the mean; the "
         "rest is dropped (default: no limit)", amount, sets="expert_capacity", metavar="X",
         aliases="moe-expert-capacity-factor capacity-factor")] = None
@@ -422,6 +427,8 @@ class StepChoices(TypedDict, total=False):
     overlap: list[str] | tuple[str, ...] | str | None
     bucket_mb: float | str | None
     expert_imbalance: float | str | None
+    expert_load: str | None
+    expert_replicas: int | str | None
     expert_capacity: float | str | None
     fused_experts: bool | None
     dispatcher: str | None

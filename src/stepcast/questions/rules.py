@@ -110,7 +110,7 @@ PREDICT: tuple[Rule, ...] = (
         "there is no context parallelism to exchange, cp is 1; use --cp 2 or more, or leave it out",
     ),
     Rule(
-        ("expert_tp", "expert_imbalance", "expert_capacity", "fused_experts", "dispatcher"),
+        ("expert_tp", "expert_imbalance", "expert_load", "expert_capacity", "fused_experts", "dispatcher"),
         lambda f: f["experts"],
         "{model} has no experts; leave it out, or choose a mixture-of-experts model",
     ),
@@ -125,7 +125,17 @@ PREDICT: tuple[Rule, ...] = (
         "{model} has no experts; leave the word experts out",
     ),
     Rule(
-        ("expert_imbalance",),
+        ("expert_replicas",),
+        lambda f: f["expert_load"] not in (None, "balanced"),
+        "it needs the loads of experts: use --expert-load power-law:1.2 or a file, or leave it out",
+    ),
+    Rule(
+        ("expert_load",),
+        lambda f: f["expert_imbalance"] == 1.0,
+        "--expert-imbalance states the busiest rank already; leave one of them out",
+    ),
+    Rule(
+        ("expert_imbalance", "expert_load"),
         lambda f: not f["experts"] or f["ep"] > 1,
         "there are no expert-parallel ranks to compare, ep is 1; use --ep 2 or more, or leave it out",
     ),

@@ -122,6 +122,8 @@ def settle(question: PredictQuestion) -> SettledRun:
     if question.task == "reward" and not model.tied:
         model = replace(model, tied=True)  # one number for each sequence: no output projection of its own
     strategy, samples = _build_strategy(question, model, layout, settled, profile.defaults.seq, assumptions)
+    if question.expert_load is not None:
+        strategy = _load_experts(question, model, strategy, assumptions)
     question = _count_tokens(question, strategy, samples)
     if question.framework is None:
         assumptions.append(_describe_software(settled.framework))
@@ -298,6 +300,38 @@ def choose_fields(question: PredictQuestion) -> dict[str, Any]:
         fields["precision"] = DType(question.precision.removeprefix("autocast-"))
         fields["autocast"] = question.precision in AUTOCASTS
     return fields
+
+
+def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, assumptions: list[str]) -> Strategy:
+    """Return *strategy* with the imbalance of the expert-parallel ranks that the stated load of experts causes."""
+    from stepcast.cost.expert_loads import busiest_share, power_law_share
+    from stepcast.inputs.expert_load import read_expert_load
+
+    word, experts, ranks = str(question.expert_load), model.experts, strategy.layout.ep
+    assert experts is not None
+    if word == "balanced":
+        return strategy
+    law, _, alpha = word.partition(":")
+    if law == "power-law":
+        try:
+            steepness = float(alpha or "1.2")
+        except ValueError:
+            steepness = 0.0
+        if not 0.1 <= steepness <= 5:
+            raise ValueError(f"--expert-load {word}: expected power-law:ALPHA with ALPHA from 0.1 to 5")
+        tokens = float(strategy.micro_batch * strategy.seq * ranks)
+        share = power_law_share(experts.count, experts.top_k, ranks, steepness, tokens, question.expert_replicas)
+    else:
+        loads = read_expert_load(word)
+        if len(loads) not in (experts.count, ranks):
+            raise ValueError(
+                f"--expert-load {word}: {len(loads)} loads, but {model.name} has {experts.count} experts "
+                f"on {ranks} ranks"
+            )
+        share = busiest_share(loads, ranks, question.expert_replicas)
+    copies = f", {question.expert_replicas} of the hottest experts copied" if question.expert_replicas else ""
+    assumptions.append(f"expert load {word}: the busiest of {ranks} ranks gets {share:.2f} times the mean{copies}")
+    return replace(strategy, expert_imbalance=share)
 
 
 def choose_optimizer(question: PredictQuestion, usual: Optimizer) -> dict[str, Optimizer]:

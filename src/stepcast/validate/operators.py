@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.cost.collectives import collective_s, route_of
-from stepcast.cost.fits import default_fit
-from stepcast.cost.matmul import matmul_seconds
+from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
+from stepcast.cost.expert_loads import RankLoad, balanced_load, power_law_load
+from stepcast.cost.fused_experts import fused_experts_s
 from stepcast.cost.serving import (
     ServingFit,
     decode_s,
@@ -27,7 +28,7 @@ from stepcast.hardware import Gpu, load_cluster, load_gpu, resolve
 from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
-from stepcast.ir.dtype import DType
+from stepcast.ir.model_parts import Routing
 from stepcast.ir.progress import report_progress
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB, MS, US
@@ -222,57 +223,76 @@ def compare_sequences(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperato
     yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, rows.word("kernel_source"), labels)
 
 
-FORMATS = {"bfloat16": DType.BF16, "fp8": DType.FP8, "fp8_block": DType.FP8, "nvfp4": DType.NVFP4,
-           "int4_wo": DType.BF16, "w4a16_mxfp4": DType.BF16, "w4a8_mxfp4_mxfp8": DType.MXFP8}  # fmt: skip
-
-
-def format_of(word: str, gpu: Gpu) -> DType:
-    """Return the format in which *gpu* multiplies; without matrix units of a scaled one, numbers are widened."""
-    if word not in FORMATS:
-        raise ValueError(f"unknown format {word!r}; known are {', '.join(FORMATS)}")
-    dtype = FORMATS[word]
-    return dtype if dtype in gpu.matrix_flops else DType.BF16
-
-
 # ---- experts -------------------------------------------------------------------------------------------
 
 
-def compare_experts(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    """Yield fused experts of one rank: two grouped products of the tokens that it gets."""
-    word, fit = rows.word("moe_dtype"), default_fit()
-    dtype = format_of(word, gpu)
+# Inner widths of the experts of Nemotron 3, whose activation (a squared ReLU) has no gate.
+UNGATED = (1856.0, 2688.0, 5120.0)
+
+
+class ExpertColumns(NamedTuple):
+    """Sizes of layers of experts, and the loads of their busiest ranks."""
+
+    tokens: FloatArray
+    top_k: FloatArray
+    hidden: FloatArray
+    inner: FloatArray
+    matrices: FloatArray
+    loads: list[RankLoad]
+
+
+def expert_columns(rows: OperatorTable) -> ExpertColumns:
     tokens, hidden, inner, top_k, experts, tp, ep = (
         rows.counts(name)
         for name in ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     )
-    groups, inner = np.maximum(1.0, experts / ep), np.maximum(1.0, inner / tp)
-    assigned = np.maximum(1.0, tokens * top_k / ep / groups)
-    active = np.minimum(groups, np.maximum(1.0, tokens * top_k / ep))
-    up = matmul_seconds(assigned, 2.0 * inner, hidden, active, dtype, gpu, fit, grouped=True)
-    down = matmul_seconds(assigned, hidden, inner, active, dtype, gpu, fit, grouped=True)
-    labels = label_sizes(tokens, {"below 256 tokens": 256, "from 256 tokens": np.inf})
-    name = f"{word}, {rows.word('distribution')}"
-    yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(up + down), name, labels)
+    matrices = np.where(np.isin(inner, UNGATED), 2.0, 3.0)
+    sizes = zip(tokens.tolist(), experts.tolist(), top_k.tolist(), ep.tolist(), strict=True)
+    if rows.word("distribution") == "balanced":
+        loads = [balanced_load(*size) for size in sizes]
+    else:
+        alpha = float(rows.word("distribution").rpartition("_")[2])
+        loads = [power_law_load(count, int(own), int(best), int(ranks), alpha) for count, own, best, ranks in sizes]
+    return ExpertColumns(tokens, top_k, hidden, np.maximum(1.0, inner / tp), matrices, loads)
+
+
+def compare_experts(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
+    """Yield fused experts of the busiest rank."""
+    word, columns = rows.word("moe_dtype"), expert_columns(rows)
+    seconds = fused_experts_s(rows.word("kernel_source"), word, *columns, gpu)
+    labels = label_sizes(columns.tokens, {"below 256 tokens": 256, "from 256 tokens": np.inf})
+    yield ComparedOperators(rows.numbers("latency_ms") * MS, seconds, f"{word}, {rows.word('distribution')}", labels)
+
+
+MOST_GROUPS = 4  # of nodes that DeepEP's own benchmark limits a token to
 
 
 def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    """Yield dispatch and combine, in the normal and the low-latency mode: an all-to-all of the tokens' copies."""
+    """Yield dispatch (in fp8 with its scales) and combine (in bf16), in the normal and the low-latency mode."""
     tokens, hidden, top_k = rows.counts("num_token"), rows.counts("hidden_size"), rows.counts("num_topk")
-    nodes = rows.numbers("node_num")
+    nodes, experts = rows.numbers("node_num"), rows.counts("num_experts")
     cluster = load_cluster((clusters_of(gpu.name) or [gpu.name])[0])
-    labels = label_sizes(tokens, {"below 256 tokens": 256, "from 256 tokens": np.inf})
+    labels = np.char.add(np.char.mod("%d nodes, ", nodes), label_sizes(tokens, {"below 256": 256, "from 256": np.inf}))
     low = rows.name == "deepep_low_latency"
-    for phase, element_bytes in (("dispatch", 1.0), ("combine", 2.0)):
+    sms = np.ones(len(rows)) if low else rows.counts("dispatch_sms")
+    for phase, element_bytes in zip(PHASES, (1.0 + 4.0 / 128.0, 2.0), strict=True):
         if low:
             measured_us = rows.numbers(f"{phase}_avg_t_us")
         else:
             measured_us = rows.numbers(f"{phase}_transmit_us") + rows.numbers(f"{phase}_notify_us")
         predicted_s = np.empty(len(rows))
-        for count in np.unique(nodes):
-            mine = nodes == count
-            route = route_of(resolve(cluster, range(int(count) * cluster.node.gpus)), cluster)
-            moved = tokens[mine] * hidden[mine] * element_bytes * np.minimum(top_k[mine], float(route.ranks))
-            predicted_s[mine] = collective_s(CollectiveKind.ALL_TO_ALL, moved, route)
+        for count, best, own in {*zip(nodes.tolist(), top_k.tolist(), experts.tolist(), strict=True)}:
+            mine = (nodes == count) & (top_k == best) & (experts == own)
+            ranks = int(count) * cluster.node.gpus
+            route = route_of(resolve(cluster, range(ranks), active_per_node=cluster.node.gpus), cluster)
+            limit = (int(count), MOST_GROUPS) if count > MOST_GROUPS else (1, 1)
+            copies = TokenCopies.of(Routing(int(best), -(-int(own) // ranks) * ranks, *limit), route)
+            if low:  # once for each expert
+                copies = TokenCopies(best, best * (count - 1) / count)
+            predicted_s[mine] = exchange_s(
+                "deepep-low-latency" if low else "deepep", phase,
+                tokens[mine], hidden[mine], element_bytes, copies, route, sms[mine], gpu.architecture,
+            )  # fmt: skip
         yield ComparedOperators(measured_us * US, predicted_s, phase, labels)
 
 

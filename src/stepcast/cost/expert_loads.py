@@ -1,0 +1,87 @@
+"""The rows that experts get: equal ones, a power law, or the shares of a measured histogram.
+
+The slowest rank decides how long a layer takes: the one whose experts get most rows. A power law draws the load of each
+expert independently from a density that falls as load^-alpha between 1 and 0.8 of the tokens, as aiconfigurator's
+collector does for its tables (``power_law_1.2``); ranks hold neighbouring experts, and the draws are repeated.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcast.ir.arrays import FloatArray
+
+DRAWS = 6
+MOST_SHARE = 0.8  # of the tokens that one expert gets before all are scaled to their sum
+TILES = (16, 64, 128)  # rows of the tiles that fused kernels choose from
+
+
+class RankLoad(NamedTuple):
+    """The busiest expert rank: its rows, the experts that have any, and its rows where each expert fills tiles."""
+
+    rows: float
+    active: float
+    padded: tuple[float, ...]
+
+
+def describe_load(rows: FloatArray) -> RankLoad:
+    """Return the load of a rank whose experts get *rows*."""
+    padded = tuple(float((np.ceil(rows / tile) * tile).sum()) for tile in TILES)
+    return RankLoad(float(rows.sum()), float((rows > 0).sum()), padded)
+
+
+def balanced_load(tokens: float, experts: float, top_k: float, ranks: float) -> RankLoad:
+    groups = max(1.0, experts / ranks)
+    rows = max(1.0, tokens * top_k / ranks)
+    active = min(groups, rows)
+    return RankLoad(rows, active, tuple(float(np.ceil(rows / active / tile) * tile * active) for tile in TILES))
+
+
+@lru_cache(maxsize=8192)
+def power_law_shares(experts: int, alpha: float, most: float, draw: int) -> FloatArray:
+    """Return the share of each expert in one draw of a power law between 1 and *most*."""
+    uniform: FloatArray = np.random.default_rng(draw).random(experts)
+    power = 1.0 - alpha if alpha != 1.0 else 1e-9
+    loads = ((most**power - 1.0) * uniform + 1.0) ** (1.0 / power)
+    shares: FloatArray = loads / loads.sum()
+    return shares
+
+
+@lru_cache(maxsize=8192)
+def power_law_load(tokens: float, experts: int, top_k: int, ranks: int, alpha: float) -> RankLoad:
+    """Return the mean over draws of the busiest of *ranks* that share *experts*."""
+    # Where there are fewer rows than experts, loads differ by a factor of up to 200 around one row.
+    most = max(2.0, MOST_SHARE * tokens) if tokens * top_k > experts else 200.0
+    groups = max(1, experts // ranks)
+    loads = []
+    for draw in range(DRAWS):
+        shares = power_law_shares(experts, alpha, most, draw)[: groups * ranks]
+        rows = np.round(np.minimum(shares * tokens * top_k, tokens)).reshape(ranks, groups)
+        loads.append(describe_load(rows[rows.sum(axis=1).argmax()]))
+    rows_mean, active = (float(np.mean([getattr(load, name) for load in loads])) for name in ("rows", "active"))
+    return RankLoad(rows_mean, active, tuple(np.mean([load.padded for load in loads], axis=0).tolist()))
+
+
+def busiest_share(shares: Sequence[float] | FloatArray, ranks: int, replicas: int = 0) -> float:
+    """Return the rows of the busiest of *ranks* over their mean, for the *shares* of experts in the order of ranks.
+
+    The *replicas* hottest experts have a second copy, which takes half of their rows, on the rank that has fewest then.
+    """
+    loads = np.asarray(shares, dtype=np.float64)
+    if len(loads) % ranks:
+        raise ValueError(f"{len(loads)} loads cannot be spread evenly over {ranks} expert-parallel ranks")
+    groups = len(loads) // ranks
+    totals = loads.reshape(ranks, groups).sum(axis=1)
+    for expert in np.argsort(-loads)[:replicas].tolist():
+        totals[expert // groups] -= loads[expert] / 2.0
+        totals[totals.argmin()] += loads[expert] / 2.0
+    return float(totals.max() / totals.mean())
+
+
+def power_law_share(experts: int, top_k: int, ranks: int, alpha: float, tokens: float, replicas: int = 0) -> float:
+    """Return the rows of the busiest of *ranks* over the mean: the mean over draws of a power law."""
+    most, rows = max(2.0, MOST_SHARE * tokens), tokens * top_k
+    draws = [np.minimum(power_law_shares(experts, alpha, most, draw) * rows, tokens) for draw in range(DRAWS)]
+    return float(np.mean([busiest_share(loads, ranks, replicas) for loads in draws]))

@@ -1,0 +1,66 @@
+"""Loads of experts: the busiest rank of a power law or a histogram, and what copies of hot experts save."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stepcast
+from stepcast.cost.expert_loads import balanced_load, busiest_share, power_law_load, power_law_share
+
+
+def test_equal_loads_have_no_busiest_rank() -> None:
+    assert busiest_share([3.0] * 64, 8) == 1.0
+    load = balanced_load(4096, 64, 8, 8)
+    assert (load.rows, load.active) == (4096, 8)
+    assert load.padded == (4096, 4096, 4096)
+
+
+def test_a_hot_expert_is_halved_by_a_copy() -> None:
+    loads = [1.0] * 7 + [9.0]
+    assert busiest_share(loads, 8) == 4.5
+    assert busiest_share(loads, 8, replicas=1) == pytest.approx(5.5 / 2)
+
+
+def test_a_power_law_costs_more_the_fewer_experts_a_rank_has() -> None:
+    shares = [power_law_share(128, 8, ranks, 1.2, 32768) for ranks in (2, 8, 32, 128)]
+    assert shares == sorted(shares)
+    assert 1.0 < shares[0] < 1.5 < shares[2]
+    assert power_law_share(128, 8, 8, 1.2, 32768, replicas=4) < shares[1]
+    assert power_law_load(4096, 128, 8, 1, 1.2).rows <= 4096 * 8
+
+
+def test_loads_that_do_not_fit_the_ranks_are_refused() -> None:
+    with pytest.raises(ValueError, match="10 loads cannot be spread evenly over 4"):
+        busiest_share([1.0] * 10, 4)
+
+
+def predict(**choices: object) -> stepcast.Prediction:
+    sizes = {"gpus": 8, "ep": 8, "micro_batch": 1, "global_batch": 16, "seq": 4096}
+    return stepcast.predict("qwen3-30b-a3b", "dgx-h100", **sizes, **choices)  # type: ignore[arg-type]
+
+
+def test_a_histogram_slows_the_step(tmp_path: Path) -> None:
+    file = tmp_path / "load.json"
+    file.write_text(json.dumps({"tokens_per_expert": [100] * 112 + [200] * 16}))
+    even, skewed = predict(expert_load="balanced"), predict(expert_load=str(file))
+    assert skewed.step_s > even.step_s
+    assert skewed.step_s == predict(expert_imbalance=2 / 1.125).step_s
+    assert predict(expert_load=str(file), expert_replicas=16).step_s < skewed.step_s
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [("power-law:none", "power-law:ALPHA"), ("nowhere.json", "nowhere.json"), ("power-law:9", "0.1 to 5")],
+)
+def test_unknown_loads_are_refused(load: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        predict(expert_load=load)
+
+
+@pytest.mark.parametrize("text", ["[1, true]", '{"a": 1}', "1 two", "[1e400, 2]", "[0, 0]", "{", "[1]"])
+def test_damaged_files_are_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "load.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"tokens|experts"):
+        predict(expert_load=str(file))

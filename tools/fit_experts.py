@@ -1,0 +1,108 @@
+# mypy: ignore-errors
+# ruff: noqa: B023 -- closures are used within their turn of the loop
+"""Fit the fused experts of inference engines to public tables; writes data/fits/experts.toml.
+
+Each kernel has constants for each architecture. A fifth of the shapes (sizes and degrees of parallelism) is left out of
+a fit and shows its errors; the constants that are written are fitted to all rows. Needs scipy.
+
+    python tools/fit_experts.py ../shared/data/operators
+"""
+
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from stepcast.cost.fused_experts import FusedExpertsFit, fused_experts_s
+from stepcast.inputs.operator_tables import read_operator_table
+from stepcast.units import MS
+from stepcast.validate.operators import expert_columns, gpu_of
+
+TARGET = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits" / "experts.toml"
+FREE = {
+    "start_s": (2e-5, 1e-6, 1e-3),
+    "row_s": (1e-10, 1e-13, 1e-7),
+    "efficiency": (0.5, 0.02, 1.2),
+    "memory_efficiency": (0.7, 0.1, 1.1),
+    "expert_s": (1e-7, 1e-10, 1e-5),
+    "permute_passes": (0.5, 1e-4, 20),
+    "tile_16": (0.3, 0.02, 1),
+    "tile_64": (0.6, 0.05, 1),
+    "sharpness": (3, 1, 8),
+}
+MOST_ROWS = 900
+
+
+def main() -> None:
+    groups: dict[tuple[str, str], list] = {}
+    for name in ("experts", "experts_small"):
+        table = read_operator_table(str(Path(sys.argv[1]) / f"{name}.csv.gz"))
+        for rows in table.split(("system", "device", "kernel_source", "moe_dtype", "distribution")):
+            gpu = gpu_of(rows)
+            groups.setdefault((rows.word("kernel_source"), gpu.architecture), []).append((rows, gpu))
+    start, low, high = np.log(np.array(list(FREE.values()))).T
+    kernels: dict[str, dict[str, dict[str, float]]] = {}
+    held_errors, all_errors = [], []
+    for (kernel, architecture), parts in sorted(groups.items()):
+        columns = [(rows.word("moe_dtype"), expert_columns(rows), gpu) for rows, gpu in parts]
+        measured = np.concatenate([rows.numbers("latency_ms") for rows, _ in parts]) * MS
+        shapes = np.concatenate([shape_keys(rows) for rows, _ in parts])
+        part_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, _ in parts])
+        place = np.concatenate([np.arange(len(rows)) for rows, _ in parts])
+
+        def predict(logs, chosen):
+            fit = FusedExpertsFit(**dict(zip(FREE, map(float, np.exp(logs)), strict=True)))
+            seconds = np.empty(len(chosen))
+            for index, (word, own, gpu) in enumerate(columns):
+                mine = part_of[chosen] == index
+                if mine.any():
+                    at = place[chosen][mine]
+                    taken = [column[at] for column in own[:-1]], [own[-1][each] for each in at]
+                    seconds[mine] = fused_experts_s(kernel, word, *taken[0], taken[1], gpu, fit)
+            return seconds
+
+        def solve(allowed):
+            chosen = np.where(allowed)[0]
+            chosen = np.random.default_rng(0).choice(chosen, min(len(chosen), MOST_ROWS), replace=False)
+            return least_squares(
+                lambda logs: np.log(predict(logs, chosen) / measured[chosen]),
+                np.clip(start, low, high),
+                bounds=(low, high),
+                loss="soft_l1",
+                max_nfev=60,
+            ).x
+
+        held = shapes == 0
+        everything = np.arange(len(measured))
+        if held.any() and not held.all():
+            error = np.abs(predict(solve(~held), everything[held]) / measured[held] - 1)
+            held_errors.append(error)
+        best = solve(np.ones(len(measured), dtype=bool))
+        all_errors.append(np.abs(predict(best, everything) / measured - 1))
+        text = f"{100 * held_errors[-1].mean():.1f} % left out" if held.any() and not held.all() else ""
+        print(kernel, architecture, len(measured), f"{100 * all_errors[-1].mean():.1f} %", text, flush=True)
+        kernels.setdefault(kernel, {})[architecture] = dict(zip(FREE, np.exp(best), strict=True))
+    for name, errors in (("all", all_errors), ("left out", held_errors)):
+        print(f"{name}: {100 * np.concatenate(errors).mean():.1f} %")
+    lines = [
+        "source = \"tools/fit_experts.py on half of the shapes of NVIDIA aiconfigurator's tables experts and "
+        'experts_small (095f58a): fused experts of vLLM 0.14 to 0.24, balanced and power-law routing"'
+    ]
+    for kernel, architectures in kernels.items():
+        lines += ["", f"[kernels.{kernel}]"]
+        for architecture, values in architectures.items():
+            inner = ", ".join(f"{key} = {value:.4g}" for key, value in values.items())
+            lines.append(f"{architecture} = {{ {inner} }}")
+    TARGET.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def shape_keys(rows) -> np.ndarray:
+    names = ("hidden_size", "inter_size", "num_experts", "moe_tp_size", "moe_ep_size")
+    columns = np.stack([rows.counts(name) for name in names], axis=1)
+    return np.array([zlib.crc32(row.tobytes()) % 5 for row in columns])
+
+
+if __name__ == "__main__":
+    main()
