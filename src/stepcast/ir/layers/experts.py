@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import Dispatcher, Framework, Modules
+from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.group import Group
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
@@ -51,6 +51,9 @@ BIAS_PASSES, BIAS_BACKWARD_PASSES = 10, 20
 # The flex dispatcher hands on probabilities in fp32 (token_dispatcher.py), and the products and sums with them are fp32
 # too: 23 to 27 and 30 to 49 passes for 2 and 16 experts of 65,536 rows and 16 of 16,384.
 WIDE_BIAS_PASSES, WIDE_BIAS_BACKWARD_PASSES = 25, 38
+# PyTorch's scatter_add, which brings results back to their tokens in torchtitan (models/moe/moe.py), took 3.8 to 4.9
+# times as long as a copy of the rows on an H200; so did the gradient of the gather before the experts.
+SCATTER_PASSES = 4
 
 
 def _sizes_of(model: Architecture) -> Experts:
@@ -225,10 +228,28 @@ def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
     return stream_op(name, K.COPY, _routed_rows(sizes), _width(sizes.model), 1, 1, sizes.stored, backward)
 
 
+def _scatter_add(sizes: Sizes, name: str) -> Op:
+    """Add rows to their tokens: one kernel of Transformer Engine, atomic additions in compiled PyTorch."""
+    if sizes.framework.kernels is not Kernels.COMPILED or sizes.eager_modules:
+        return _permute(sizes, name, backward="gradient" in name)
+    rows, width = _routed_rows(sizes), _width(sizes.model)
+    return stream_op(name, K.COPY, rows, width, SCATTER_PASSES, SCATTER_PASSES, sizes.stored)
+
+
+def _weigh(sizes: Sizes, backward: bool = False) -> Ops:
+    """Multiply rows by their scores, which compiled PyTorch does by itself, and Megatron-Core in its activation."""
+    if sizes.framework.kernels is not Kernels.COMPILED or sizes.eager_modules:
+        return ()
+    rows, width = _routed_rows(sizes), _width(sizes.model)
+    if backward:
+        return (stream_op("weigh gradient", K.MUL, rows, width, 3, 1, sizes.stored),)
+    return (stream_op("weigh", K.MUL, rows, width, 1, 1, sizes.stored),)
+
+
 def _permute_gradient(sizes: Sizes) -> Ops:
     """Sum the rows of a token; plain PyTorch finds their places in zeros, and adds the router's gradient."""
     if not sizes.eager_modules:
-        return (_permute(sizes, "permute gradient", backward=True),)
+        return (_scatter_add(sizes, "permute gradient"),)
     tokens, width, rows = sizes.outer_tokens, _width(sizes.model), _routed_rows(sizes)
     return (
         stream_op("permute gradient fill", K.FILL, tokens, width, 0, 1, sizes.stored),
@@ -254,7 +275,7 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
     return make_layer(
         Role.DISPATCH,
         (
-            *((_permute(sizes, "permute"),) if first else ()),
+            *((_permute(sizes, "permute"), *_weigh(sizes)) if first else ()),
             *_exchange(sizes, "dispatch"),
             *_split_experts(sizes, "dispatch expert-tp", GATHER),
             *_sort(sizes, experts, "sort"),
@@ -263,7 +284,7 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
             *_sort(sizes, experts, "sort gradient", backward=True),
             *_split_experts(sizes, "dispatch gradient expert-tp", SCATTER),
             *_exchange(sizes, "dispatch gradient", gathers=False),
-            *(_permute_gradient(sizes) if first else ()),
+            *((*_weigh(sizes, backward=True), *_permute_gradient(sizes)) if first else ()),
         ),
     )
 
@@ -281,7 +302,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
             *_sort(sizes, experts, "unsort"),
             *_split_experts(sizes, "combine expert-tp", SCATTER),
             *_exchange(sizes, "combine", gathers=False),
-            *((_permute(sizes, "unpermute"),) if last else ()),
+            *((_scatter_add(sizes, "unpermute"),) if last else ()),
             *latent.forward,
             add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
         ),
