@@ -99,6 +99,7 @@ VALUES: dict[str, Any] = {
     "lora": "16,32,all-linear,0.05",
     "lora_targets": "query,value",
     "lengths": "mean=600,max=4096",
+    "expert_load": "power-law:1.2",
     "zero_gradients": 0.25,
 }
 
