@@ -15,6 +15,7 @@ from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layers.operators import K, Ops, wait_for
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
+from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Phase, Variation
@@ -85,15 +86,18 @@ def gather_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
     ahead, end = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers, len(units) - 1
     again = sizes.plan.gathered is Gathered.EACH_PASS
+    # A recomputed layer is gathered for its second forward, as the first is.
+    late = sizes.framework.late_gathers and sizes.strategy.recompute.kind is not RecomputeKind.FULL
+    aheads = {"forward": ahead, "backward": ahead and not late}
     requests: dict[tuple[str, Shard], Ops] = {}
 
     def request(phase: str, index: int, first: int) -> Ops:
         """Return a unit's gathers; the one that runs first asks for its own and for the next one's."""
         if not 0 <= index <= end or (phase == "backward" and not units[index].has_backward):
             return ()
-        key = (f"{phase} first" if ahead and index == first else phase, units[index].held)
+        key = (f"{phase} first" if aheads[phase] and index == first else phase, units[index].held)
         if key not in requests:
-            requests[key] = gather_ops(sizes, key[0], Buckets(key[1]), not ahead)
+            requests[key] = gather_ops(sizes, key[0], Buckets(key[1]), not aheads[phase])
         return requests[key]
 
     def gather(index: int) -> Unit:
@@ -102,9 +106,9 @@ def gather_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
         own = request("forward", index, 0)
         layers[0] = _begin_forward(layers[0], copies, own, following, not ahead or index == 0)
         if again and units[index].has_backward:
-            following = request("backward", index - 1, end) if ahead else ()
-            own = request("backward", index, end)
-            layers[-1] = _begin_backward(layers[-1], copies, own, following, not ahead or index == end)
+            following = request("backward", index - 1, end) if aheads["backward"] else ()
+            own, begins = request("backward", index, end), not aheads["backward"] or index == end
+            layers[-1] = _begin_backward(layers[-1], copies, own, following, begins)
         return replace(units[index], layers=tuple(layers))
 
     # Units between others of their kind are equal.

@@ -209,6 +209,9 @@ class Framework:
     # place by a kernel of its own (DeepSpeed of 2021, whose partition_parameters.py calls
     # torch.distributed.all_gather with lists), or those of a layer together, ahead and into one buffer.
     listed_gathers: bool = False
+    # ZeRO 3 and FSDP: parameters of the next layer are gathered for its backward when that of this one has ended, which
+    # hides nothing (PyTorch's BackwardPrefetch.BACKWARD_POST), or while it runs.
+    late_gathers: bool = False
     # The experts' matmuls add the bias, apply the activation and quantise its result and gradient
     # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or other kernels do.
     fused_experts: bool = False
