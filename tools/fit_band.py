@@ -4,9 +4,10 @@
     python tools/fit_band.py rows.csv > src/stepcast/data/fits/band.toml
 
 Kinds are those of ``cost/band.py``; each gets the 5 and 95 % quantiles of measured over predicted, with the
-plotting positions under which the next row of the kind lies between them nine times in ten. What widens a
-band is found by leaving out: sources (most have a framework of their own), generations of GPUs, and the
-rows with the most GPUs or the longest sequences of each kind.
+plotting positions under which the next row of the kind lies between them nine times in ten, and is then made as
+much wider as rows of sources that were left out of it need (split conformal prediction, one source at a time).
+Whatever else widens a band is found by leaving out generations of GPUs, and the rows with the most GPUs or the
+longest sequences of each kind.
 """
 
 import csv
@@ -135,9 +136,21 @@ def farthest(runs: Sequence[Run], size: str) -> Scales:
     return scales
 
 
-def table(name: str, rows: Sequence[Run]) -> str:
-    found = quantiles(rows)
-    sides: Mapping[str, float] = {"low": found.low, "middle": found.middle, "high": found.high}
+def conformal_factor(runs: Sequence[Run], family: bool = False) -> float:
+    """Return how much wider the band of *runs* must be for nine in ten rows of left-out sources to lie inside."""
+    scales = sorted(scale for rows in left_out(runs, "source", family).values() for scale in rows)
+    if len(scales) < FEWEST:
+        return 1.0
+    return max(1.0, scales[min(len(scales) - 1, int(np.ceil(LEVEL * (len(scales) + 1))) - 1)])
+
+
+def table(name: str, rows: Sequence[Run], family: bool = False) -> str:
+    found, factor = quantiles(rows), conformal_factor(rows, family)
+    sides: Mapping[str, float] = {
+        "low": found.middle + factor * (found.low - found.middle),
+        "middle": found.middle,
+        "high": found.middle + factor * (found.high - found.middle),
+    }
     lines = [f'[kinds."{name}"]', *(f"{side} = {np.exp(log):.3f}" for side, log in sides.items())]
     lines += [f"rows = {len(rows)}", f"gpus = {max(run.gpus for run in rows)}", f"seq = {max(run.seq for run in rows)}"]
     names = ", ".join(f'"{name}"' for name in sorted({run.framework for run in rows}))
@@ -160,7 +173,7 @@ def main(paths: Sequence[str]) -> None:
     for kind, rows in by_kind(runs).items():
         print("\n" + table(kind, rows))
     for kind, rows in by_kind(several, family=True).items():
-        print("\n" + table(f"{kind} elsewhere", rows))
+        print("\n" + table(f"{kind} elsewhere", rows, family=True))
     inside = [scale <= 1 for rows in sources.values() for scale in rows]
     print(f"{np.mean(inside):.3f} of rows lie in the bands of other sources", file=sys.stderr)
 

@@ -5,15 +5,18 @@ measured over predicted there. Scored on the rows it was fitted to it flatters; 
 each source without it, so that a framework known from one source alone has no residual there.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.band import Residual
+from stepcast.ir.band import LEVEL, Residual
 from stepcast.validate.scoreboard import MeasuredColumns, error_figures
 
+FEWEST_OTHERS = 12
+"""Rows of other sources that an interval is learnt from."""
 FEWEST = 5
 """Rows of a framework on a generation that a median is taken of."""
 WIDEST = 0.25
@@ -78,6 +81,25 @@ def residual_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
     for name, predicted_s in ways.items():
         pairs = list(zip(table.measured_s.tolist(), predicted_s.tolist(), strict=True))
         yield from error_figures(name, pairs, "mean_abs_error", "median_abs_error", "mean_error")
+
+
+def interval_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
+    """Yield how many rows are inside intervals learnt from the other sources' rows of their kind, and their width."""
+    kind, source = table.tags["kind"], table.tags["source"]
+    logs = np.log(table.measured_s / table.predicted_s)
+    inside: dict[str, list[bool]] = defaultdict(list)
+    widths: dict[str, list[float]] = defaultdict(list)
+    for name, left_out in sorted(set(zip(kind.tolist(), source.tolist(), strict=True))):
+        others, own = (kind == name) & (source != left_out), (kind == name) & (source == left_out)
+        if others.sum() < FEWEST_OTHERS:
+            continue
+        low, high = np.quantile(logs[others], ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="weibull")
+        for label in ("all", name):
+            inside[label] += ((logs[own] >= min(low, 0.0)) & (logs[own] <= max(high, 0.0))).tolist()
+            widths[label] += [float(np.exp(high) - np.exp(low))] * int(own.sum())
+    for label, rows in inside.items():
+        yield f"inside the 90 % interval of other sources, {label}", float(np.mean(rows))
+        yield f"width of that interval, {label}", float(np.mean(widths[label]))
 
 
 def _places(table: MeasuredColumns) -> Sequence[Place]:

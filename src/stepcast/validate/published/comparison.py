@@ -26,7 +26,7 @@ from stepcast.validate.published.rows import (
     load_corrections,
 )
 from stepcast.validate.published.setup import Setup, complete_heads, read_setup
-from stepcast.validate.residual import residual_figures
+from stepcast.validate.residual import interval_figures, residual_figures
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures
 
 FILE = "training_runs.csv"
@@ -75,7 +75,7 @@ def measure_published(*folders: str) -> Measurements:
     known = [row for row in published.memory_rows if not row.out_of_memory]
     if fitted := sum(row.fitted for row in known):
         notes.append(f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows")
-    figures = {**dict(memory_figures(published)), **dict(residual_figures(table))}
+    figures = {**dict(memory_figures(published)), **dict(residual_figures(table)), **dict(interval_figures(table))}
     return Measurements(table, published.skipped, figures=figures, notes=tuple(notes), details=DETAILS)
 
 
