@@ -20,6 +20,8 @@ class ScheduleKind(StrEnum):
     ZB_H1 = "zb-h1"
     ZB_H2 = "zb-h2"
     ZB_V = "zb-v"
+    V_HALF = "v-half"
+    V_MIN = "v-min"
     DUALPIPE = "dualpipe"
 
 
@@ -159,6 +161,58 @@ def _down_and_up(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
     return (2 * pipeline.stages - 1 - stage, stage + 1)
 
 
+class VeeTimes(NamedTuple):
+    """Times of a micro-batch on one stage of a V schedule, in units of a forward: of both chunks' forwards, input
+    gradients and weight gradients. The next micro-batch follows VEE_PERIOD later.
+    """
+
+    forwards: tuple[int, int]
+    inputs: tuple[int, int]
+    weights: tuple[int, int]
+
+
+VEE_PERIOD = 6
+"""Units of a micro-batch on a stage: forward, input gradient and weight gradient of two chunks, taken as equal."""
+
+
+def vee_times(stages: int, stage: int, step: int) -> VeeTimes:
+    """Return the repeating pattern of V-Min (*step* 1) or V-Half (2), where no two units of a stage coincide.
+
+    Micro-batches go down the stages by *step* units, up by one, and so do their gradients: they are held for 4 p or 6 p
+    units, which is a third or half of what 1F1B holds (Qi et al., Pipeline Parallelism with Controllable Memory, 2024,
+    section 4).
+    """
+    last = stages - 1
+    turn = (step + 1) * last + 1
+    for slack in range(VEE_PERIOD**3):
+        up = turn + slack % VEE_PERIOD
+        down = up + 1 + slack // VEE_PERIOD % VEE_PERIOD
+        back = down + turn + slack // VEE_PERIOD**2
+        times = [
+            {(step * i) % VEE_PERIOD, (up - i) % VEE_PERIOD, (down + step * i) % VEE_PERIOD, (back - i) % VEE_PERIOD}
+            for i in range(stages)
+        ]
+        if all(len(units) == 4 for units in times):
+            break
+    free = sorted(set(range(VEE_PERIOD)) - times[stage])
+    inputs = (back - stage, down + step * stage)
+    first = inputs[1] + min((unit - inputs[1]) % VEE_PERIOD for unit in free)
+    other = free[0] if first % VEE_PERIOD == free[1] else free[1]
+    second = inputs[0] + (other - inputs[0]) % VEE_PERIOD
+    return VeeTimes((step * stage, up - stage), inputs, (second, first))
+
+
+def _hold_vee(step: int) -> Held:
+    def held(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+        times = vee_times(pipeline.stages, stage, step)
+        pairs = tuple(zip(times.forwards, times.weights, strict=True))
+        moments = range(times.weights[0], times.weights[0] + VEE_PERIOD)
+        live = (tuple((at - start) // VEE_PERIOD - (at - end) // VEE_PERIOD for start, end in pairs) for at in moments)
+        return tuple(min(pipeline.micro_batches, count) for count in max(live, key=sum))
+
+    return held
+
+
 def _from_both_ends(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
     """Return pp + 1 in all (DeepSeek-V3, 2024, table 2)."""
     stages = pipeline.stages
@@ -180,6 +234,8 @@ SCHEDULES: dict[ScheduleKind, ScheduleFacts] = {
         _twice_ahead, splits_backward=True, before_input_gradient=_to_the_end_and_back_twice
     ),
     ScheduleKind.ZB_V: ScheduleFacts(_down_and_up, 2, 2, PiecePlacement.V, splits_backward=True),
+    ScheduleKind.V_HALF: ScheduleFacts(_hold_vee(2), 2, 2, PiecePlacement.V, splits_backward=True),
+    ScheduleKind.V_MIN: ScheduleFacts(_hold_vee(1), 2, 2, PiecePlacement.V, splits_backward=True),
     ScheduleKind.DUALPIPE: ScheduleFacts(
         _from_both_ends,
         placement=PiecePlacement.TWO_WAY,

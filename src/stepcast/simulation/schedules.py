@@ -3,11 +3,19 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from stepcast.ir.layout import Layout
-from stepcast.ir.schedules import SCHEDULES, PiecePlacement, ScheduleKind, default_schedule, describe_misfit
+from stepcast.ir.schedules import (
+    SCHEDULES,
+    VEE_PERIOD,
+    PiecePlacement,
+    ScheduleKind,
+    default_schedule,
+    describe_misfit,
+    vee_times,
+)
 from stepcast.simulation.schedule import MakeSchedule, Schedule, ScheduleError, Slot, SlotAction
 
 F, B, I, W = SlotAction  # noqa: E741 (the letters of the papers)
@@ -165,6 +173,21 @@ def _order_vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:
     return slots
 
 
+def vee(name: str, step: int, stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
+    """Return V-Half (*step* 2) or V-Min (1): the units of ``ir.schedules.vee_times`` in the order of their times."""
+    orders = []
+    for stage in range(stages):
+        times = vee_times(stages, stage, step)
+        units = [
+            (start + VEE_PERIOD * micro_batch, Slot(action, micro_batch, chunk))
+            for action, starts in zip((F, I, W), times, strict=True)
+            for chunk, start in enumerate(starts)
+            for micro_batch in range(micro_batches)
+        ]
+        orders.append(tuple(slot for _, slot in sorted(units, key=lambda unit: unit[0])))
+    return Schedule(name, stages, micro_batches, chunks, PiecePlacement.V, tuple(orders))
+
+
 def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """The eight steps of DualPipe: micro-batches enter at both ends, and a forward overlaps a backward that goes the
     other way. A chunk is a direction: the stage holds two pieces of the model.
@@ -243,6 +266,8 @@ ORDERS: dict[ScheduleKind, MakeSchedule] = {
     ScheduleKind.ZB_H1: zb_h1,
     ScheduleKind.ZB_H2: zb_h2,
     ScheduleKind.ZB_V: zb_v,
+    ScheduleKind.V_HALF: partial(vee, "v-half", 2),
+    ScheduleKind.V_MIN: partial(vee, "v-min", 1),
     ScheduleKind.DUALPIPE: dualpipe,
 }
 
