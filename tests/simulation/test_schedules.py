@@ -93,10 +93,8 @@ PEAKS = {
     "zb-h1": lambda p, m, v, s: min(p, m),
     "zb-h2": lambda p, m, v, s: min(2 * p - 1, m),
     "zb-v": lambda p, m, v, s: min(2 * p, 2 * m),
-    **{
-        name: lambda p, m, v, s, name=name: sum(SCHEDULES[ScheduleKind(name)].held(Pipeline(p, 2, m), s))
-        for name in ("v-half", "v-min")
-    },
+    "v-half": lambda p, m, v, s: sum(SCHEDULES[ScheduleKind.V_HALF].held(Pipeline(p, 2, m), s)),
+    "v-min": lambda p, m, v, s: sum(SCHEDULES[ScheduleKind.V_MIN].held(Pipeline(p, 2, m), s)),
     "dualpipe": lambda p, m, v, s: p + 1,
 }
 """Chunk activations held at most by stage s. Sources: the papers named in the modules (1F1B p - s;
