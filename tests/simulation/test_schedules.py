@@ -1,5 +1,7 @@
 """Schedules against what their papers say of them: bubble and activations held."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,7 +88,7 @@ def test_bubble_of_dualpipe(stages: int, batches: int, weight_s: float, overlapp
     assert bubble == pytest.approx((stages / 2 - 1) * (both_s + backward_s - 3 * weight_s), abs=EXACT)
 
 
-PEAKS = {
+PEAKS: dict[str, Callable[[int, int, int, int], int]] = {
     "gpipe": lambda p, m, v, s: m * v,
     "1f1b": lambda p, m, v, s: min(p - s, m),
     "interleaved": lambda p, m, v, s: min(2 * (p - s - 1) + (v - 1) * p + 1, m * v),
