@@ -141,3 +141,27 @@ def test_questions_without_an_answer_are_refused(
     status, _, err = run(capsys, *LLAMA, *words)
     assert status != 0
     assert problem in " ".join(err.split())
+
+
+def test_decode_steps_of_a_loop_with_graphs_on_an_h200() -> None:
+    """The steps were measured with PyTorch 2.11: a static cache, fused attention, one CUDA graph a step."""
+    cluster, engine, errors = stepcast.load_cluster("hgx-h200"), load_engine("graph-loop"), []
+    lines = (Path(__file__).parents[1] / "data" / "decode_h200.csv").read_text().splitlines()[1:]
+    for name, batch, context, seconds in (line.split(",") for line in lines):
+        steps = step_times(stepcast.load_model(name), cluster, GenerationLayout(), GenerationFormats(), engine)
+        predicted = float(steps.decode_s(np.array([float(batch)]), np.array([float(context)]))[0])
+        errors.append(abs(predicted / float(seconds) - 1))
+    assert len(errors) == 30
+    assert np.median(errors) < 0.06
+    assert max(errors) < 0.11
+
+
+def test_drafted_tokens_help_small_batches_most() -> None:
+    def gain(concurrency: int) -> float:
+        asked = {"tp": 8, "weights": "fp8", "concurrency": concurrency}
+        alone = stepcast.predict_generation("deepseek-v3", "hgx-h200", **asked).tpot_s  # type: ignore[arg-type]
+        drafted = stepcast.predict_generation("deepseek-v3", "hgx-h200", speculative_tokens=1, **asked)  # type: ignore[arg-type]
+        return alone / drafted.tpot_s
+
+    assert 1.2 < gain(1) < 1.86
+    assert gain(256) < gain(1)

@@ -274,7 +274,7 @@ class StepTimes:
         engine = self.engine
         launched_s = engine.eager_layer_s * self.model.layers
         gpu_s = np.where(tokens > engine.graph_batch, np.maximum(gpu_s, launched_s), gpu_s)
-        return gpu_s + engine.step_s + engine.sequence_s * sequences * self.layout.dp
+        return gpu_s + engine.step_s + engine.sequence_s * sequences
 
 
 @lru_cache(maxsize=512)

@@ -35,7 +35,8 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     set: Annotated[tuple[str, ...], Choice(group=WHAT, metavar="KEY=VALUE", help=CHOICES["set"].help,
         aliases=CHOICES["set"].aliases)] = ()
     engine: Annotated[str, Choice(group=WHAT, metavar="E", read=read_engine, aliases="backend",
-        help="generation engine: vllm, sglang, trtllm, or a TOML file (default: vllm)")] = "vllm"
+        help="generation engine: vllm, sglang, trtllm, graph-loop (plain PyTorch), or a TOML file "
+        "(default: vllm)")] = "vllm"
     gpus: Annotated[int | None, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases="num-gpus world-size",
         help="total number of GPUs (default: those of one engine)")] = None
     tp: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases=CHOICES["tp"].aliases,

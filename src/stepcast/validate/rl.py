@@ -5,6 +5,7 @@ recipes, where they are at hand, add packing, recomputation, memory shares and t
 """
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -31,6 +32,8 @@ PROMPT = 150  # tokens of a mathematical question; rows do not state prompts
 CV = 0.8  # of response lengths before the cut
 # Responses of Qwen2.5-Math-7B and Qwen3-30B-A3B in verl's runs, which publish no lengths: assumed.
 UNSTATED_RESPONSE = 2000
+# Trainers of verl that take responses as they finish, whichever weights they began with.
+STREAMS = re.compile("stale|separate_async")
 QUANTITIES = {"step": "step_time_s", "generation": "gen_s", "logprob": "old_logprob_s", "update": "update_actor_s",
               "sync": "weight_sync_s"}  # fmt: skip
 
@@ -129,8 +132,9 @@ def question_of(row: RlRow, recipe: Mapping[str, Any]) -> RlQuestion:
     if not row["mode"].startswith("coloc"):
         rollout = int(row["gpus_rollout"] or recipe.get("rollout_gpus", gpus // 2))
         choices |= {"mode": "async", "gpus": int(row["gpus_train"] or gpus - rollout), "rollout_gpus": rollout}
+        words = f"{row['policy']} {row['mode']}"
         stale = int(row["policy"].partition("-step")[0]) if "-step" in row["policy"] else 1
-        choices |= {"staleness": stale, "partial_rollout": "stale" in row["policy"] or stale > 1}
+        choices |= {"staleness": stale, "partial_rollout": STREAMS.search(words) is not None or stale > 1}
         if row["framework"] == "verl":  # trains on log-probabilities of the rollout
             choices["old_logprobs"] = False
     else:
