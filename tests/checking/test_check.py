@@ -67,7 +67,7 @@ def test_a_trainer_is_forecast_in_three_lines() -> None:
     assert "$" in lines[2]
     strategy = run.run.strategy
     assert (strategy.micro_batch, strategy.global_batch, strategy.seq, strategy.lora_rank) == (2, 8, 1024, 0)
-    assert run.run.framework.name == "transformers"
+    assert run.run.framework.name == "trainer"
 
 
 def test_adapters_and_four_bits_are_seen() -> None:

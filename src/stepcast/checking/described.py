@@ -82,8 +82,8 @@ def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
         if getattr(model, "is_loaded_in_4bit", False):
             choices["base_weights"] = "nf4"
         wide = any(str(parameter.dtype) == "torch.float32" for parameter in trained)
-        if framework in ("", "peft", "transformers"):
-            choices["framework"] = "peft" if wide else "transformers"
+        if framework in ("", "peft", "trainer"):
+            choices["framework"] = "peft" if wide else "trainer"
     elif trained and FORMATS.get(str(trained[0].dtype)) == "bf16":
         choices["precision"] = "bf16"
     elif trained and FORMATS.get(str(trained[0].dtype)) == "fp32":

@@ -20,7 +20,7 @@ DEFAULT_STREAM = "other"
 UNSEEN = "unseen"
 SCANS = ("scan", "delta", "selective")
 ATTENTION = "attention"
-FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER)
+FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER, ElementwiseKind.QUANTISED_OPTIMIZER)
 # Architectures whose products in training have the constants of data/fits/operators.toml.
 TRAINED_AS_SERVED = ("blackwell", "blackwell-ultra", "ada", "blackwell-rtx")
 # Products in NVFP4 keep those of the H200, scaled: with the tables' own, published steps are predicted 2 % worse.

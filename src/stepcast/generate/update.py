@@ -13,7 +13,7 @@ from dataclasses import replace
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Modules, Offloaded
 from stepcast.ir.group import HostWay
-from stepcast.ir.layers.kinds import block_weights
+from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import K, Ops, collective
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
@@ -78,6 +78,8 @@ def _update_op(
     read, write = _moved_bytes(sizes, optimizer, copied, passes_of)
     listed = optimizer.kind is OptimizerKind.ADAMW and not optimizer.fused
     kind = K.LISTED_OPTIMIZER if listed else kind
+    if optimizer.moment_dtype is DType.INT8:
+        kind = K.QUANTISED_OPTIMIZER
     work = Elementwise(kind, 1, elements, read * elements, write * elements, dtype=DType.FP32)
     return Op(name, work, kernels=_count_tensors(sizes))
 
@@ -87,6 +89,8 @@ def _count_tensors(sizes: Sizes) -> int:
     if sizes.framework.modules is not Modules.TRANSFORMERS:
         return 1
     model = sizes.model
+    if sizes.strategy.lora_rank:
+        return max(1, 2 * count_adapted(model, sizes.strategy.lora_targets) // sizes.strategy.layout.pp)
     blocks = Counter(model.blocks)
     inside = sum(count * len(block_weights(model, block.mixer, block.feed_forward)) for block, count in blocks.items())
     return max(1, inside // sizes.strategy.layout.pp)

@@ -218,6 +218,8 @@ class Framework:
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     ssm_kernels: SsmKernels = SsmKernels.FUSED
     offloaded: Offloaded = Offloaded.STATES
+    # Kernels that an eager host could issue while the training loop works between micro-batches, the GPU being idle.
+    loop_kernels: int = 0
     # Adapters are stored in fp32 and cast for each use under autocast (peft's autocast_adapter_dtype), inputs too.
     fp32_adapters: bool = False
     overhead: Overhead = USUAL_OVERHEAD

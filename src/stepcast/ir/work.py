@@ -107,6 +107,7 @@ class ElementwiseKind(StrEnum):
     # AdamW of weights whose gradients and moments are zero, by which a GPU divides in more instructions.
     IDLE_OPTIMIZER = "idle-optimizer"
     LISTED_OPTIMIZER = "listed-optimizer"  # operation by operation, over lists of tensors
+    QUANTISED_OPTIMIZER = "quantised-optimizer"  # of 8-bit moments, each looked up and quantised again
     CAST = "cast"
     COPY = "copy"
     FILL = "fill"

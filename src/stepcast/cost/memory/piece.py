@@ -143,6 +143,9 @@ def loss_bytes(
     saved += logits * element * waiting * (1 + strategy.further_tokens)
     if strategy.layout.pp > 1:
         saved += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
+    if kernels is Kernels.PLAIN and strategy.objective is Objective.DPO:
+        # Logits, the log-softmax of each row in fp32, and gradients of rows and of all (TRL, selective_log_softmax).
+        return saved + (FP32_BYTES + 3 * element) * logits
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits may be gone.
         capped = element if framework.writes_out and model.logit_softcap else 0.0

@@ -34,7 +34,7 @@ from stepcast.ir.saved import SavedActivations
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
-from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
+from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
 from stepcast.units import MIB
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
@@ -52,6 +52,9 @@ NO_PARTS = ("stage", "capacity", "host", "band")  # fields that are not in the m
 STAGED_LAYERS = 2
 RECOMPUTED_TIMES = 2.0
 EXPANDABLE_SHARE = 0.4
+# Of logits that a training loop copies to fp32, what stays reserved: 32 steps under Trainer on an H200
+# (data/transformers/tuning.csv), 0.2 to 0.6.
+OUTPUT_SHARE = 0.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +360,10 @@ class _Held:
             # Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
             # largest, and finds no space among what is freed in small pieces.
             fragmentation += shared.word_gradient
+        if self.head and shared.framework.loop_kernels and shared.strategy.objective is not Objective.REWARD:
+            # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
+            logits = shared.strategy.local_tokens * shared.model.padded_vocab(shared.strategy.layout.tp)
+            fragmentation += OUTPUT_SHARE * FP32_BYTES * logits / shared.strategy.layout.tp
         copies = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
         return StageMemory(
             stage=stage,

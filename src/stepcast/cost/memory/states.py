@@ -8,7 +8,7 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import Framework, Kernels, Offloaded
+from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import OptimizerKind
@@ -140,7 +140,13 @@ def optimizer_bytes(
         for matrices in trained_matrices(model, strategy, piece):
             part = plan.experts if matrices.part is WeightPart.EXPERTS else plan.dense
             moments -= _spared_elements(optimizer.kind, matrices) / part.ways
-    return moments * optimizer.moment_bytes + (FP32_BYTES * owned if copied else 0.0)
+    wide = 0.0
+    if optimizer.moment_dtype is DType.INT8 and framework.modules is Modules.TRANSFORMERS and piece.embedding:
+        # Embeddings keep 32-bit moments (transformers, Trainer: register_module_override of bitsandbytes).
+        words = model.vocab * (model.embedding_width or model.hidden) / strategy.layout.tp / plan.dense.ways
+        trained = strategy.training is TrainingKind.FULL
+        wide = words * optimizer.moments * (FP32_BYTES - optimizer.moment_bytes) if trained else 0.0
+    return moments * optimizer.moment_bytes + wide + (FP32_BYTES * owned if copied else 0.0)
 
 
 def _copies_weights(strategy: Strategy, framework: Framework) -> bool:

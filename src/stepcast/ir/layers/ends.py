@@ -11,6 +11,7 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
+from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.layers.operators import (
     FP32,
     GATHER,
@@ -41,6 +42,9 @@ from stepcast.ir.workload import Layer, Op, Role
 # of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): the GPU
 # of traced forwards is idle for 1.2 to 1.7 ms.
 BEGINNING_KERNELS = 80
+# The same for each linear layer with adapters, whose eleven modules transformers' Trainer visits twice for each
+# micro-batch (train(), floating_point_ops()): 55 us, steps of 0.5B with and without Trainer on an H200.
+LOOP_KERNELS_PER_ADAPTER = 3
 
 
 def embedding_weights(model: Architecture) -> list[Weight]:
@@ -78,7 +82,10 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)]
     if sizes.eager_modules:  # the host waits until the GPU is idle, and then makes masks and angles
         forward[0] = replace(forward[0], host_reads=True)
-        forward.append(stream_op("positions and masks", K.OTHER, 1, 1, 1, 1, dtype, kernels=BEGINNING_KERNELS))
+        kernels = BEGINNING_KERNELS + sizes.framework.loop_kernels
+        if sizes.strategy.lora_rank and sizes.framework.loop_kernels:
+            kernels += LOOP_KERNELS_PER_ADAPTER * count_adapted(model, sizes.strategy.lora_targets)
+        forward.append(stream_op("positions and masks", K.OTHER, 1, 1, 1, 1, dtype, kernels=kernels))
     weight: list[Op] = []
     backward: list[Op] = []
     if sizes.tp > 1:
@@ -180,6 +187,9 @@ def _loss_layer(sizes: Sizes) -> Layer:
         cap, cap_gradient = softcap_ops("logits", tokens, vocab, stored)
         forward, backward = [*cap, *forward], [*backward, *cap_gradient]
     forward.append(stream_op("cross entropy", K.CROSS_ENTROPY, tokens, vocab, 3, 1, FP32))
+    if sizes.framework.loop_kernels and stored is not FP32:
+        # The loop wants outputs in fp32 (accelerate, ConvertOutputsToFp32).
+        forward.append(cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
     if sizes.tp > 1:
         names = ("maximum", "target logit", "exponential sum")
         forward += [collective(f"loss tp all-reduce {name}", REDUCE, 4 * tokens, Group.TP) for name in names]

@@ -86,3 +86,14 @@ def adapter_shard(
         else:
             dense += rank * width
     return Shard(dense, experts, unquantised=dense)
+
+
+@lru_cache(maxsize=1024)
+def count_adapted(model: Architecture, targets: tuple[str, ...]) -> int:
+    """Return the linear layers of all blocks among the *targets*, or all that LoRA can adapt."""
+    return sum(
+        not targets or linear.name in targets
+        for block in model.blocks
+        for kind in kinds_of(block.mixer, block.feed_forward)
+        for linear in kind.adapters(model)
+    )
