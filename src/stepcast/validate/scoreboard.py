@@ -330,6 +330,7 @@ MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
             "transformers:measure_transformers",
             "transformers",
         ),
+        ("tuning", "fine-tuning steps on one H200", "tuning:measure_tuning", "transformers"),
         (
             "captured",
             "the same steps, captured (needs PyTorch and transformers)",

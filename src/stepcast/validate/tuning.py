@@ -1,0 +1,93 @@
+"""The fine-tuning set: steps of LoRA, QLoRA, 8-bit Adam, packing, checkpointing and DPO on one H200, measured by us.
+
+Under transformers' Trainer, but for DPO, whose loop is TRL's written out. ``held`` bytes of earlier steps were still
+allocated when a step's peaks were measured; they are subtracted. ``before_*`` are forecasts made before measuring.
+"""
+
+import csv
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stepcast.questions.choices import build_question, spell_choices
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.settle import settle
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures
+
+FILE = "tuning.csv"
+NOTES = (
+    "steps of transformers 5.17, peft 0.21 and bitsandbytes 0.50 in PyTorch 2.11 on one H200, mean of two seconds",
+    "peaks are those of PyTorch's allocator, less what earlier steps still held",
+)
+FLAGS: dict[str, dict[str, Any]] = {
+    "nf4": {"base_weights": "nf4"},
+    "qv": {"lora_targets": "q_proj,v_proj"},
+    "dropout": {"lora_dropout": 0.05},
+    "adam8": {"optimizer": "adamw:8bit"},
+    "checkpoint": {"recompute": "full"},
+    "dpo": {"task": "dpo"},
+    "flash2": {"attention_kernel": "flash-2"},
+    "packed": {"attention_kernel": "flash-2", "batching": "packed"},
+    "bf16adapters": {"framework": "trainer"},
+    "full": {"framework": "trainer"},
+}
+
+
+def read_choices_of(record: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Return the choices of ``predict`` that a row's words mean."""
+    words = record["setting"].split()
+    choices: dict[str, Any] = {"framework": "peft"}
+    for word in words:
+        if word.startswith("lora"):
+            choices["lora_rank"] = int(word.removeprefix("lora"))
+        else:
+            choices |= FLAGS[word]
+    if {"full", "dpo"} <= set(words):
+        choices["framework"] = "transformers"  # without Trainer
+    if "packed" in words:
+        choices["lengths"] = f"{record['document']}:1"
+    return {
+        "model": str(folder / "configs" / f"{record['model']}.json"),
+        "gpu": "h200",
+        **choices,
+        "micro_batch": int(record["batch"]),
+        "accumulation": int(record["accumulation"]),
+        "seq": int(record["seq"]),
+    }
+
+
+def measure_tuning(folder: str) -> Measurements:
+    """Compare the steps of ``tuning.csv`` in *folder* and their peaks with forecasts."""
+    peaks: dict[str, list[tuple[float, float]]] = {"allocated": [], "reserved": []}
+    before: list[tuple[float, float]] = []
+
+    def compare(record: Mapping[str, str]) -> ScoredRow:
+        choices = read_choices_of(record, Path(folder))
+        prediction = settle(build_question(PredictQuestion, choices)).prediction
+        measured_s, (stage,) = float(record["step_ms"]) * 1e-3, prediction.memory
+        for name, pairs in peaks.items():
+            pairs.append((float(record[name]) - float(record["held"]), getattr(stage, name)))
+        if record["before_ms"]:
+            before.append((measured_s, float(record["before_ms"]) * 1e-3))
+        label = f"{record['model']} {record['batch']} x {record['seq']} x {record['accumulation']} {record['setting']}"
+        command = shlex.join(["stepcast", "predict", *spell_choices(choices)])
+        tags = {"setting": record["setting"], "model": record["model"], "command": command}
+        return ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
+
+    rows, skipped = compare_each(_records(Path(folder) / FILE), compare, lambda record: record["setting"])
+    names = ("mean_abs_error", "worst_abs_error", "mean_error")
+    figures = {
+        name: value
+        for part, pairs in {
+            **{f"{name} memory": pairs for name, pairs in peaks.items()},
+            "predicted before": before,
+        }.items()
+        for name, value in error_figures(part, pairs, *names)
+    }
+    return Measurements(columns_of(rows), skipped, {}, figures, NOTES, details=("command",))
+
+
+def _records(path: Path) -> Iterator[Mapping[str, str]]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        yield from csv.DictReader(lines)
