@@ -51,7 +51,9 @@ SHARED: Mapping[str, str] = {
 }
 CONFIG = """
     --config FILE     take model, strategy and framework from a Megatron-LM script or argument file, NeMo or
-                      Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON or accelerate YAML; options given here win
+                      Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate, Axolotl, LLaMA-Factory,
+                      torchtune or TRL YAML, arguments of Trainer or TRL in a shell or Python script, or
+                      adapter_config.json; options given here win
     --ignore-unknown  ignore keys of --config that its tool does not have (default: report them as errors)
     """
 

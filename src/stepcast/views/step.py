@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 
 from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, read_interval
 from stepcast.ir.timeline import Timeline
-from stepcast.units import GIB, TFLOPS, format_bytes, format_money, format_percent, format_seconds, format_short_count
+from stepcast.units import (
+    DAY,
+    GIB,
+    TFLOPS,
+    format_bytes,
+    format_duration,
+    format_money,
+    format_percent,
+    format_seconds,
+    format_short_count,
+)
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs, config_notes
 from stepcast.views.measured import micro_batches_words, plain_pairs
@@ -193,7 +203,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
         cost = "" if training["cost"] is None else f", {format_money(training['cost'], training['currency'])}"
         hours = f"{training['gpu_hours']:,.0f} GPU-hours{cost}"
         tokens = f"{format_short_count(training['tokens'])} tokens"
-        figures.append(ui.Figure(tokens, f"{training['days']:,.1f} days", hours))
+        figures.append(ui.Figure(tokens, format_duration(training["days"] * DAY), hours))
     return figures
 
 
