@@ -8,7 +8,7 @@ from stepcast.checking.run import RunCheck, Write, is_first_rank
 
 
 class ForecastCallback:
-    """A callback of transformers' Trainer: the forecast when training begins, the comparison after some steps.
+    """Forecast a run of transformers' Trainer when training begins, and compare it after some steps.
 
     ``Trainer(..., callbacks=[ForecastCallback(gpu="h100-sxm")])`` needs no further call. It is no subclass of
     TrainerCallback, so that stepcast does not import transformers; other events are ignored.
