@@ -352,10 +352,33 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             (_passes_op(sizes, "weighted bias gradient", rows, width, passes[1], 2 * groups),),
         )
     first, last = up.phases(sizes), down.phases(sizes)
+    (pad, unpad), (pad_gradient, unpad_gradient) = _padding(sizes, dtype)
     return (
-        make_layer(Role.EXPERTS_UP, first.forward + forward, backward + first.input_gradient, first.weight_gradient),
-        make_layer(Role.EXPERTS_DOWN, last.forward + bias[0], bias[1] + last.input_gradient, last.weight_gradient),
+        make_layer(
+            Role.EXPERTS_UP,
+            (*pad, *first.forward, *forward),
+            (*backward, *first.input_gradient, *unpad_gradient),
+            first.weight_gradient,
+        ),
+        make_layer(
+            Role.EXPERTS_DOWN,
+            (*last.forward, *bias[0], *unpad),
+            (*pad_gradient, *bias[1], *last.input_gradient),
+            last.weight_gradient,
+        ),
     )
+
+
+def _padding(sizes: Sizes, dtype: DType) -> tuple[tuple[Ops, Ops], tuple[Ops, Ops]]:
+    """Return the copies that fill each expert's rows up to the blocks of a scaled format, and take them away again.
+
+    Megatron-Core's TEGroupedMLP does so (quantization_padding) unless the router pads, which recipes leave off.
+    """
+    if not (dtype.scaled and sizes.fused_by_hand):
+        return ((), ()), ((), ())
+    pad, unpad = (_permute(sizes, name) for name in ("pad rows", "unpad rows"))
+    back = tuple(_permute(sizes, name, backward=True) for name in ("pad gradient", "unpad gradient"))
+    return ((pad,), (unpad,)), ((back[0],), (back[1],))
 
 
 def _passes_op(sizes: Sizes, name: str, rows: int, columns: int, count: int, kernels: int) -> Op:
