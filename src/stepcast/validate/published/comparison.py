@@ -90,9 +90,9 @@ COMMAND = "command"  # the label that tells what to type for the same prediction
 DETAILS = (CORRECTION, COMMAND)
 NOTES = (
     "what a row leaves open is taken from its framework's documented defaults (docs/published.md)",
-    "the energy of a product on Blackwell, the host's time for a module's product and FlashAttention 1 with heads of "
-    "64 were chosen with these rows in sight, no other constant of times was fitted to them; their frameworks' kernels were chosen "
-    "with them in sight too",
+    "the energy of a product on Blackwell, the host's time for a module's product and FlashAttention 1 with heads "
+    "of 64 were chosen with these rows in sight, no other constant of times was fitted to them; their frameworks' "
+    "kernels were chosen with them in sight too",
 )
 
 
