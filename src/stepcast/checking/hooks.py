@@ -10,7 +10,7 @@ from stepcast.checking.run import RunCheck, Write, is_first_rank
 class ForecastCallback:
     """Forecast a run of transformers' Trainer when training begins, and compare it after some steps.
 
-    ``Trainer(..., callbacks=[ForecastCallback(gpu="h100-sxm")])`` needs no further call. It is no subclass of
+    ``Trainer(..., callbacks=[ForecastCallback(gpu="h100-sxm")])`` is all it takes. It is no subclass of
     TrainerCallback, so that stepcast does not import transformers; other events are ignored.
     """
 

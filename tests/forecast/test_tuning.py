@@ -1,0 +1,62 @@
+"""Fine-tuning: published sizes of adapters and of 4-bit weights, and what each choice must change."""
+
+from typing import Any
+
+import pytest
+
+import stepcast
+from stepcast import Prediction
+from stepcast.ir.strategy import BaseWeights, StrategyError
+
+GIB = 2**30
+
+
+def predict(**choices: Any) -> Prediction:
+    usual = {"cluster": "h200", "gpus": 1, "framework": "peft", "seq": 1024, "micro_batch": 2, "accumulation": 2}
+    return stepcast.predict("llama-3.1-8b", **{**usual, **choices})
+
+
+def test_adapters_of_all_linear_layers_have_the_size_that_peft_prints() -> None:
+    """Llama 3.1 8B, rank 16, all seven projections: 41,943,040 trainable parameters."""
+    (lora,), (full,) = predict(lora=16).memory, predict(framework="trainer").memory
+    assert lora.parameters - full.parameters == pytest.approx(41_943_040 * 4)
+
+
+def test_four_bits_take_what_qlora_states() -> None:
+    """Dettmers et al. 2023: 0.5 bits per weight for scales, 0.127 with double quantisation."""
+    assert BaseWeights.NF4_SINGLE.bytes * 8 == pytest.approx(4.5)
+    assert BaseWeights.NF4.bytes * 8 == pytest.approx(4.127, abs=1e-3)
+    plain, four = predict(lora=16), predict(lora=16, base_weights="nf4")
+    assert four.memory[0].parameters < 0.4 * plain.memory[0].parameters
+
+
+def test_fewer_targets_take_less_time_and_memory() -> None:
+    few, many = predict(lora="16,32,q_proj+v_proj"), predict(lora="16,32,all-linear")
+    assert few.step_s < many.step_s
+    assert few.memory[0].allocated < many.memory[0].allocated
+    dropping = predict(lora="16,32,all-linear,0.1")
+    assert many.step_s < dropping.step_s
+    assert many.memory[0].activations < dropping.memory[0].activations
+
+
+def test_dpo_adds_the_forward_of_a_reference_and_its_weights() -> None:
+    sft, dpo = predict(framework="trainer"), predict(framework="trainer", task="dpo", micro_batch=1)
+    assert 1.2 * sft.step_s < dpo.step_s < 1.5 * sft.step_s
+    assert dpo.memory[0].parameters == pytest.approx(2 * sft.memory[0].parameters)
+    lora = predict(lora=16, task="dpo", micro_batch=1)
+    assert lora.memory[0].parameters == predict(lora=16).memory[0].parameters
+    reward = predict(framework="trainer", task="reward", micro_batch=1)
+    assert reward.step_s < sft.step_s
+    assert reward.memory[0].temporary < sft.memory[0].temporary
+
+
+def test_packed_samples_attend_to_themselves_alone() -> None:
+    packed = predict(lora=16, seq=8192, micro_batch=1, lengths="512:1", batching="packed")
+    alone = predict(lora=16, seq=8192, micro_batch=1)
+    assert packed.step_s < alone.step_s
+    assert packed.tokens_per_s > alone.tokens_per_s
+
+
+def test_frozen_weights_need_adapters() -> None:
+    with pytest.raises(StrategyError, match="--lora 16"):
+        predict(framework="trainer", base_weights="nf4")
