@@ -2,9 +2,9 @@
 
     python tools/fit_operators.py ../shared/data/operators [--without b300,l40s] [--groups] [-o FILE]
 
-Each architecture has its own constants. ``--without`` leaves out GPUs and shows their errors; an architecture that is
-then without rows uses those of its stand-in. ``--groups`` leaves out a seventh of the shapes (by n, k or heads) at a
-time and shows the errors of these, without writing.
+Each architecture has its own constants. ``--without`` leaves out GPUs; an architecture that is then without rows uses
+those of its stand-in. ``--groups`` leaves out every third shape of weights, heads or models and shows its errors,
+without writing.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from stepcast.cost import serving
 from stepcast.cost.serving import ServingFit, serving_fit
 from stepcast.hardware import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, read_operator_table
+from stepcast.pytorch.profile.imported import RECIPES, gpu_of
 from stepcast.units import MS
-from stepcast.validate.operators import COPIES, RECIPES, attention_cost_s, gpu_of, sequence_cost_s
+from stepcast.validate.operators import COPIES, attention_cost_s, sequence_cost_s
 
 ARCHITECTURES = {
     "ampere": ("a100-sxm-80gb",),
@@ -126,20 +127,40 @@ def fit_kind(
     if base is not None:
         start = {**base, "product": dict(base["product"]), "quantise_factor": 1.0}
     entry.setdefault(kind, {})[name] = start
-    measured = np.concatenate([table.numbers("latency_ms") for table, _ in rows]) * MS
+    kept, held = divide(rows) if GROUPS else (rows, [])
     keys = list(free)
     low, high = (np.array([free[key][side] for key in keys]) for side in (1, 2))
 
-    def ratios(values: Vector) -> Vector:
-        put(start, dict(zip(keys, map(float, values), strict=True)))
+    def ratios(values: Vector, chosen: Rows) -> Vector:
+        put(start, dict(zip(keys, (float(f"{value:.5g}") for value in values), strict=True)))
         fit = serving_fit(entry)
-        return np.concatenate([predict(table, gpu, fit) for table, gpu in rows]) / measured
+        parts = [predict(table, gpu, fit) / (table.numbers("latency_ms") * MS) for table, gpu in chosen]
+        return np.concatenate(parts)
 
-    best = minimise(ratios, np.clip(np.array([free[key][0] for key in keys]), low, high), low, high)
-    put(start, dict(zip(keys, (float(f"{value:.4g}") for value in best), strict=True)))
-    error = np.abs(ratios(best) - 1.0)
-    spread = f"median {np.median(error):.1%}, 90 % within {np.quantile(error, 0.9):.1%}"
-    print(f"  {kind}.{name}: {measured.size} rows, {spread}", flush=True)
+    first = np.clip(np.array([free[key][0] for key in keys]), low, high)
+    best = minimise(lambda values: ratios(values, kept), first, low, high)
+    for label, chosen in (("", kept), (", shapes left out", held)):
+        if chosen:
+            error = np.abs(ratios(best, chosen) - 1.0)
+            spread = f"median {np.median(error):.1%}, 90 % within {np.quantile(error, 0.9):.1%}"
+            print(f"  {kind}.{name}: {error.size} rows{label}, {spread}", flush=True)
+
+
+GROUPS = False
+SHAPES = (("n", "k"), ("k",), ("num_heads", "head_dim"), ("num_heads",), ("model_name",))
+
+
+def divide(rows: Rows) -> tuple[Rows, Rows]:
+    """Return the rows to fit and those of every third shape (weights, heads or model), which are left out."""
+    kept, held = [], []
+    for table, gpu in rows:
+        columns = next(names for names in SHAPES if set(names) <= set(table.columns))
+        shapes = np.array(["/".join(words) for words in zip(*(table.columns[name] for name in columns), strict=True)])
+        left_out = np.array([sum(shape.encode()) % 3 == 0 for shape in shapes])
+        for chosen, mask in ((kept, ~left_out), (held, left_out)):
+            if mask.any():
+                chosen.append((table.take(mask), gpu))
+    return kept, held
 
 
 def predict_linear(name: str) -> Callable[[OperatorTable, Gpu, ServingFit], Vector]:
@@ -239,7 +260,10 @@ def main() -> None:
     parser.add_argument("--without", default="")
     parser.add_argument("--only", default="")
     parser.add_argument("-o", type=Path, default=OUT / "operators.toml")
+    parser.add_argument("--groups", action="store_true")
     args = parser.parse_args()
+    global GROUPS
+    GROUPS = args.groups
     tables = read_rows(args.folder)
     left_out = set(filter(None, args.without.split(",")))
     table: dict[str, Any] = {
@@ -260,6 +284,8 @@ def main() -> None:
             table["architecture"][architecture] = {
                 "gpus": list(kept), **fit_architecture(tables, kept, architecture in FOLLOWS)
             }  # fmt: skip
+    if args.groups:
+        return
     args.o.write_text("\n".join(to_toml(table)) + "\n", encoding="utf-8")
 
 

@@ -33,14 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """
         -o, --output FILE  file to write the calibration to
         --quick            measure a third of the points, in less than a minute
+        --import PLACE     take products of public operator tables (csv, parquet or a folder) instead of measuring
         --gpu G            name of this GPU in 'stepcast list gpus', or a TOML file (default: detected)
         --json
         """,
         output={"required": True},
+        **{"import": {"dest": "tables", "action": "append"}},
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.tables:
+        return _import_tables(args)
     from stepcast.cost.calibration import Calibration
     from stepcast.cost.fits import default_fit
     from stepcast.pytorch.load import load_torch_with_gpu
@@ -79,7 +83,27 @@ def run(args: argparse.Namespace) -> int:
     )
     document = _with_collectives(document, torch)
     _write(args.output, document)
-    _show(args, document, fitted, backend)
+    _show(args, document, fitted)
+    return 0
+
+
+def _import_tables(args: argparse.Namespace) -> int:
+    """Write the calibration of a GPU that others measured."""
+    from stepcast.cost.fits import default_fit
+    from stepcast.hardware import load_gpu
+    from stepcast.pytorch.profile.corrections import fit_classes
+    from stepcast.pytorch.profile.imported import import_tables
+    from stepcast.pytorch.profile.measure import Document, MeasuredPoints
+
+    if args.quick:
+        raise ValueError("--quick has no effect with --import: nothing is measured; leave it out")
+    rows = import_tables(args.tables, load_gpu(args.gpu) if args.gpu else None)
+    fitted = fit_classes(rows.cases, rows.seconds, rows.gpu, default_fit())
+    corrections = {entry.kind: entry.correction for entry in fitted}
+    document = Document(rows.gpu.name, rows.device, rows.software, MeasuredPoints(rows.seconds), corrections)
+    _write(args.output, document)
+    _show(args, document, fitted)
+    print_warnings(f"{count:,} rows were not taken: {why}" for why, count in rows.skipped.items())
     return 0
 
 
@@ -165,9 +189,7 @@ def _show_progress(progress: "MeasuringProgress") -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _show(
-    args: argparse.Namespace, document: "Document", fitted: Sequence["FittedClass"], backend: "TorchBackend"
-) -> None:
+def _show(args: argparse.Namespace, document: "Document", fitted: Sequence["FittedClass"]) -> None:
     from stepcast.pytorch.profile.backend import bus_bytes_per_s
 
     points = document.points

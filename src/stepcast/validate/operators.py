@@ -24,13 +24,14 @@ from stepcast.cost.serving import (
     quantize_s,
     sequence_kernel_s,
 )
-from stepcast.hardware import Gpu, load_cluster, load_gpu, resolve
+from stepcast.hardware import Gpu, load_cluster, resolve
 from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.progress import report_progress
 from stepcast.ir.work import CollectiveKind
+from stepcast.pytorch.profile.imported import RECIPES, gpu_of
 from stepcast.units import MIB, MS, US
 from stepcast.validate.scoreboard import MeasuredColumns, Measurements
 
@@ -103,17 +104,6 @@ def _join(pieces: list[tuple[str, str, ComparedOperators]], skipped: Mapping[str
     return Measurements(columns, skipped)
 
 
-SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200",
-           "b300_sxm": "b300", "rtx_pro_6000_server": "rtx-pro-6000", "b60": "arc-pro-b60"}  # fmt: skip
-
-
-def gpu_of(rows: OperatorTable) -> Gpu:
-    """Return the GPU of rows by the system or the device that they name."""
-    system = rows.word("system")
-    name = SYSTEMS.get(system, system) or rows.word("device")
-    return load_gpu(name)
-
-
 def label_sizes(values: FloatArray, edges: Mapping[str, float]) -> TextArray:
     """Return the size class of each value: the first of *edges* (name -> upper end) that it is below."""
     index = np.searchsorted(np.array(list(edges.values())), values, side="right")
@@ -123,8 +113,6 @@ def label_sizes(values: FloatArray, edges: Mapping[str, float]) -> TextArray:
 # ---- products and quantisation -------------------------------------------------------------------------
 
 COPIES = 5.0  # sets of weights that the tables' loop goes through
-RECIPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "sq": "int8",
-           "int8_wo": "int8-weights", "int4_wo": "int4-weights"}  # fmt: skip
 
 
 def compare_products(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
