@@ -252,6 +252,16 @@ SOURCE = (
     "gated_delta_net; B60: vLLM 0.20.1), short bursts from CUDA graphs at locked clocks; rows of an architecture are "
     "those of its GPUs"
 )
+RESTS_ON = {
+    "linear": "gemm and gemm_small: the rows of the format",
+    "quantize": "scale: quantize_scale; cast: quantize_matrix",
+    "prefill": "attention_prefill: the rows whose products run in the format, which is that of the cache where "
+    "attends_in_cache_format is true",
+    "decode": "attention_decode: the rows with a cache in the format, without kernel_source torch_flow_flashinfer",
+    "mla_prefill": "mla_prefill: the rows with a cache in the format",
+    "mla_decode": "mla_decode: the rows with a cache in the format",
+    "sequence": "mamba2 and gated_delta_net: the rows of the kernel_source",
+}
 
 
 def main() -> None:
@@ -268,12 +278,14 @@ def main() -> None:
     left_out = set(filter(None, args.without.split(",")))
     table: dict[str, Any] = {
         "source": SOURCE,
+        "rests_on": RESTS_ON,
         "stand_in": {
             "else": "hopper",
             **dict.fromkeys(("volta", "turing", "pascal"), "ampere"),
             "ada": "blackwell-rtx",
             "blackwell-rtx": "ada",
             "blackwell-ultra": "blackwell",
+            "rubin": "blackwell-ultra",
         },
         "architecture": {},
     }

@@ -97,7 +97,7 @@ def test_peaks_agree_with_cores_and_clock(name: str) -> None:
     assert order == sorted(order, reverse=True)
     if {"tf32", "bf16"} <= set(gpu.matrix_flops):
         assert gpu.matrix_flops["bf16"] == pytest.approx(2 * gpu.matrix_flops["tf32"], rel=0.01)
-    if {"fp8", "bf16"} <= set(gpu.matrix_flops):
+    if {"fp8", "bf16"} <= set(gpu.matrix_flops) and name != "rubin":  # announced with 4.4 times as much in fp8
         assert gpu.matrix_flops["fp8"] == pytest.approx(2 * gpu.matrix_flops["bf16"], rel=0.03)
 
 

@@ -43,9 +43,11 @@ def _formats() -> list[Facts]:
 
 
 def _gpus() -> list[Facts]:
+    from stepcast.cost.serving import cost_evidence
+    from stepcast.hardware import load_gpu
     from stepcast.hardware.facts import all_gpus
 
-    return all_gpus()
+    return [{**facts, "costs": cost_evidence(load_gpu(facts["gpu"]))} for facts in all_gpus()]
 
 
 def _clusters() -> list[Facts]:

@@ -35,6 +35,7 @@ from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.tables import Amount, Positive, Share, convert_table
 
+TRAINING_GPU = "h200"  # on which operators of training were measured
 BURST = Load(0.0, repeats=6.0)  # a few calls, as the tables were measured
 QUERY_TILE, HEAD_TILE, NARROW_HEAD, WIDE_HEAD = 128.0, 64.0, 128.0, 256.0
 SPLIT_TOKENS = 128.0  # of a context are not divided among thread blocks
@@ -172,6 +173,28 @@ def stand_in(architecture: str) -> str:
     return (
         architecture if architecture in known else str(table["stand_in"].get(architecture, table["stand_in"]["else"]))
     )
+
+
+def cost_evidence(gpu: Gpu) -> dict[str, str]:
+    """Return, by group of operators, whether their constants were measured on this GPU, on its architecture or on
+    another, from which they are scaled.
+    """
+    fit, entry = default_fit(), operator_fits()[0]["architecture"].get(gpu.architecture, {})
+    served, known = entry.get("gpus", []), {"training products": "tensor", "training attention": "attention",
+                                            "memory-bound kernels": "stream"}  # fmt: skip
+    evidence = {}
+    for name, kind in known.items():
+        here = gpu.name == TRAINING_GPU or (kind == "tensor" and f"{gpu.architecture}.bf16" in fit.tensor_of)
+        own = fit.measured(kind, gpu.architecture)
+        evidence[name] = _evidence(gpu, [TRAINING_GPU, *served] if here else [], own, "hopper")
+    evidence["serving operators"] = _evidence(gpu, served, bool(entry), stand_in(gpu.architecture))
+    return evidence
+
+
+def _evidence(gpu: Gpu, measured_on: list[str], own_architecture: bool, source: str) -> str:
+    if gpu.name in measured_on:
+        return "measured"
+    return f"measured on {gpu.architecture}" if own_architecture else f"scaled from {source}"
 
 
 def linear_s(

@@ -353,6 +353,11 @@ def _parameter_words(model: Facts) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
 
 
+def _short_evidence(text: str) -> str:
+    """Return where the constants of costs were measured: on the GPU, on its architecture, or elsewhere."""
+    return {"measured": "own", "scaled": "scaled"}[text.partition(" ")[0]] if " on " not in text else "family"
+
+
 CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
     "formats": {
         "format": "format",
@@ -372,6 +377,8 @@ CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
         "TB/s": ("memory_bandwidth_bytes_per_s", lambda row: f"{row['memory_bandwidth_bytes_per_s'] / 1e12:.2f}"),
         "SMs": "sms",
         "W": ("power_w", lambda row: f"{row['power_w']:.0f}"),
+        "products": lambda row: _short_evidence(row["costs"]["training products"]),
+        "serving": lambda row: _short_evidence(row["costs"]["serving operators"]),
     },
     "clusters": {
         "cluster": "name",
