@@ -24,11 +24,11 @@ generate: serving and rollouts of a model: time per token, throughput, memory [g
     Forecasts the generation of text by vLLM, SGLang or TensorRT-LLM: time to first token, time per output token,
     throughput and the concurrency that fits; or the time of a batch of responses to completion, with its long tail.
     $ generate llama-3.1-70b --cluster dgx-h100 --tp 4 --concurrency 64
-    $ generate qwen3-8b --cluster dgx-h100 --gpus 8 --requests 2048 --response-length lognormal:mean=4000,max=16k
+    $ generate qwen3-8b --cluster dgx-h100 --gpus 8 --requests 512
 rl: a step of RL post-training: rollout, updates, idle GPUs, the best split [rl]
     Forecasts a step of GRPO, DAPO, PPO or RLOO: generation with its long tail, log-probabilities, updates, weight
     synchronisation and idle GPUs, colocated, split or asynchronous. --search finds the best use of the GPUs.
-    $ rl qwen3-8b --cluster dgx-h100 --gpus 8 --response-length lognormal:mean=3000,max=8192
+    $ rl qwen3-8b --cluster dgx-h100 --gpus 8 --prompts 128 --group 16
     $ rl qwen3-8b --cluster dgx-h100 --gpus 64 --search
 sweep: run many predictions, searches or plans, locally or on a cluster, resumable [sweep]
     Answers every point of a specification (models x clusters x sizes x strategies) and stores the answers in
