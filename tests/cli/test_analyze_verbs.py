@@ -170,7 +170,7 @@ def test_replay_writes_a_trace(run: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_replay_needs_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(ROOT / "examples" / "optimus-llama-1b.txt")]) == 2
-    assert "replay needs Megatron traces" in capsys.readouterr().err
+    assert "replay needs Megatron or Kineto traces" in capsys.readouterr().err
 
 
 def test_compare_two_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
