@@ -13,6 +13,7 @@ BENCHMARKS = (
     "fluid",
     "predictions",
     "strategies",
+    "growth",
     "search",
     "runs",
     "kineto_analysis",

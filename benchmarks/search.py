@@ -22,10 +22,9 @@ from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import search_parts
-from stepcast.searching.bounds import bound_candidates
 from stepcast.searching.result import SearchCounts, SimulatedCandidate
 from stepcast.searching.space import SearchAxes, SpacePart, build_space
-from tests.searching.spaces import dense, experts, sharded
+from tests.searching.spaces import bound_candidates, dense, experts, sharded
 
 GPUS, GLOBAL_BATCH, SEQ = 1024, 1536, 2048
 WORKERS = 2

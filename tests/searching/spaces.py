@@ -2,12 +2,15 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding
 from stepcast.models.catalog import load_model
-from stepcast.searching.space import CandidateSpace, SearchAxes, build_space
+from stepcast.searching.bounds import CandidateBounds, TimeBounds, bound_memory
+from stepcast.searching.space import CandidateSpace, SearchAxes, SpaceColumns, build_space
 
 
 class Case(NamedTuple):
@@ -82,3 +85,16 @@ def hybrid() -> Case:
         sequence_parallel=(True,),
         schedule=(ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V),
     )
+
+
+def bound_candidates(
+    space: CandidateSpace, cluster: Cluster, framework: Framework, most_bytes: float = np.inf
+) -> CandidateBounds:
+    """The memory of all candidates (infinite: not legal), and the time of those that may fit into *most_bytes*."""
+    columns = SpaceColumns(space)
+    legal, memory_bytes = bound_memory(columns, cluster, framework)
+    rows = np.flatnonzero(legal & (memory_bytes <= most_bytes))
+    time_s, computing_s = np.full(len(space), np.inf), np.full(len(space), np.inf)
+    if len(rows):
+        time_s[rows], computing_s[rows] = TimeBounds(columns, cluster, framework, rows).times(rows)
+    return CandidateBounds(time_s, computing_s, memory_bytes)

@@ -11,16 +11,15 @@ import pytest
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.searching.best import search_parts
-from stepcast.searching.bounds import bound_candidates
 from stepcast.searching.result import OBJECTIVES, ScoredPrediction, SearchCounts, SearchResult, SimulatedCandidate
 from stepcast.searching.space import SpacePart, build_space
-from tests.searching.spaces import Case, dense, experts, hybrid, sharded
+from tests.searching.spaces import Case, bound_candidates, dense, experts, hybrid, sharded
 
 
 def simulate_all(case: Case, objectives: tuple[str, ...]) -> dict[str, list[tuple[float, int]]]:
     """Return the score by each objective, and the row, of all candidates that fit, the least first."""
     space, cluster, framework = case
-    legal = bound_candidates(space, cluster, framework, np.inf).legal
+    legal = np.isfinite(bound_candidates(space, cluster, framework).memory_bytes)
     scores: dict[str, list[tuple[float, int]]] = {name: [] for name in objectives}
     for at in np.flatnonzero(legal).tolist():
         strategy = space.strategy(at)

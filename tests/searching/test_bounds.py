@@ -11,9 +11,9 @@ from stepcast.frameworks.catalog import load_framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Overlap, Sharding, StrategyError
-from stepcast.searching.bounds import CandidateBounds, TimeBounds, bound_candidates
+from stepcast.searching.bounds import CandidateBounds, TimeBounds
 from stepcast.searching.space import SpaceColumns
-from tests.searching.spaces import Case, case
+from tests.searching.spaces import Case, bound_candidates, case
 
 ROUNDING = 1 + 1e-9
 EVERY = {
@@ -69,7 +69,7 @@ def check_row(name: str, at: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_hold_of_rows_drawn_once(name: str) -> None:
-    legal = np.flatnonzero(bounds_of(name).legal)
+    legal = np.flatnonzero(np.isfinite(bounds_of(name).memory_bytes))
     for at in np.random.default_rng(SEED).choice(legal, 5, replace=False):
         check_row(name, int(at))
 
@@ -77,7 +77,7 @@ def test_bounds_hold_of_rows_drawn_once(name: str) -> None:
 @settings(max_examples=10, deadline=None)
 @given(name=st.sampled_from(sorted(CASES)), share=st.floats(0, 1, exclude_max=True))
 def test_bounds_hold_of_any_row(name: str, share: float) -> None:
-    legal = np.flatnonzero(bounds_of(name).legal)
+    legal = np.flatnonzero(np.isfinite(bounds_of(name).memory_bytes))
     check_row(name, int(legal[int(share * len(legal))]))
 
 
@@ -90,14 +90,14 @@ def test_rows_are_legal_by_the_rules_for_strategies(name: str) -> None:
             legal = is_legal(space.model, space.strategy(int(at)), framework)
         except StrategyError:
             legal = False
-        assert legal == bounds_of(name).legal[at], space.values(int(at))
+        assert legal == np.isfinite(bounds_of(name).memory_bytes[at]), space.values(int(at))
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid"])
 def test_rough_bounds_are_below_tight_ones(name: str) -> None:
     space, cluster, framework = CASES[name]
     limits = bounds_of(name)
-    rows = np.random.default_rng(SEED).choice(np.flatnonzero(limits.legal), 200, replace=False)
+    rows = np.random.default_rng(SEED).choice(np.flatnonzero(np.isfinite(limits.memory_bytes)), 200, replace=False)
     timing = TimeBounds(SpaceColumns(space), cluster, framework, np.sort(rows))
     time_s, computing_s = timing.times(np.sort(rows), rough=True)
     assert timing.priced < len(np.unique(timing.hot.kind[rows]))

@@ -46,8 +46,8 @@ def extended_s(
     run = [(both.short, prices), (both.longer, prices)]
     (short_s, longer_s), moves_s = makespans_together(run, {1: both.watched})
     together_s = both.end_s(short_s, longer_s, moves_s.get(1))
-    alone_s = both.run(prices).end_s
-    assert alone_s in (None, together_s)  # lanes that decide nothing are left out where many run together
+    alone = both.run(prices)
+    assert alone is None or alone.end_s == together_s  # lanes that decide nothing are left out where many run together
     return together_s
 
 

@@ -128,6 +128,8 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
     )
 
 
+# Slots of all stages up to which a breakdown is that of the whole step.
+REPORTED_SLOTS = 2**14
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
 
@@ -135,7 +137,8 @@ DEEPEST_MODEL = 160
 def report_of(prediction: "Prediction") -> StepReport:
     """Return the breakdown of an average stage, which sums to the step because every stage's does."""
     step_s, workload, pricer = prediction.simulated_s, prediction.workload, prediction.pricer
-    steady, fluid = prediction.steady, prediction.fluid
+    fluid = prediction.fluid
+    steady = prediction.steady if prediction.source.is_extended else None
     step = steady.short[0] if steady else prediction.step
     estimate = steady or fluid
     stages = estimate.stage_times() if estimate else stage_times(prediction.step, prediction.run)
@@ -229,11 +232,14 @@ def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
     """Return the step with every price at the low and at the high end of its range."""
     steady, pricer = prediction.steady, prediction.pricer
     if steady:
-        step = steady.short[0]
-        ends = [steady.pair.run(step.program.price_costs(prices)) for prices in _price_ends(step, pricer)]
-        if all(end.end_s is not None for end in ends) or prediction.source.is_long:
-            low_s, high_s = (steady.extend(end.short.makespan_s, end.longer.makespan_s) for end in ends)
-            return low_s, high_s
+        pair, step = steady.pair, steady.short[0]
+        ends = [step.program.price_costs(prices) for prices in _price_ends(step, pricer)]
+        runs = [pair.run(seconds) for seconds in ends]
+        if runs[0] and runs[1]:
+            return runs[0].end_s, runs[1].end_s
+        if prediction.source.is_long:
+            short_s, longer_s = (makespans_s(program, np.stack(ends)) for program in (pair.short, pair.longer))
+            return steady.extend(short_s[0], longer_s[0]), steady.extend(short_s[1], longer_s[1])
     step = prediction.step
     prices = [step.program.price_costs(prices) for prices in _price_ends(step, pricer)]
     low_s, high_s = makespans_s(step.program, np.stack(prices)).tolist()
@@ -315,11 +321,19 @@ class PreparedStep:
         is_fast = self.options.engine is Engine.FAST
         return None if isinstance(self.schedule, Schedule) or varies or not is_fast else self.schedule
 
-    @cached_property
+    @property
     def is_long(self) -> bool:
         """Whether the step has too many slots to be run one by one."""
+        return self._exceeds(LONG)
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether the report is extended as well: the breakdown of two short steps takes longer than that of one."""
+        return self._exceeds(REPORTED_SLOTS)
+
+    def _exceeds(self, slots: int) -> bool:
         size = self._periodic_size
-        return size is not None and count_slots(*size[1:]) > LONG and self.steady is not None
+        return size is not None and count_slots(*size[1:]) > slots and self.steady is not None
 
     @cached_property
     def steady(self) -> SteadyStep | None:
@@ -355,6 +369,7 @@ class PickledStep:
 
     result: tuple[Step, Run] | None
     is_long: bool = False
+    is_extended: bool = False
     steady: None = None
     pair: None = None
     fluid: None = None

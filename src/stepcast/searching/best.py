@@ -143,7 +143,6 @@ class CandidateTrial:
     step_s: float | None = None
     score: float = np.inf
     refused: bool = False  # it has more micro-batches than are simulated one by one
-    took_s: float = 0.0
 
 
 TrialPool = WorkerPool[tuple[list[int], float], list[CandidateTrial]]
@@ -193,7 +192,7 @@ class _SearchRun:
             rough = self.objective.least(self.space.bound(numbers, rough=True), self.space.gpus[numbers])
             self.queue = self._queue(numbers, rough, self.objective.least)
             workers = self.workers if self.left > FEWEST_FOR_SEVERAL else 1
-            with WorkerPool(self._attempt, workers) as pool:
+            with WorkerPool(self._try, workers) as pool:
                 # Rounds have one size, so that the same candidates are simulated with any number of workers.
                 while len(indices := self.queue.next(ROUND, self._worst())):
                     self.pending = numbers[indices].tolist()
@@ -244,7 +243,7 @@ class _SearchRun:
             if len(self.simulated) == PROBES or (self.best and time.monotonic() >= until):
                 break
             space.bound(np.array([number]))
-            self._simulate(WorkerPool(self._attempt, 1), [number])
+            self._simulate(WorkerPool(self._try, 1), [number])
 
     def _queue(
         self, numbers: IntArray, rough: FloatArray, least: Callable[..., FloatArray] | None = None
@@ -263,16 +262,16 @@ class _SearchRun:
         """Try those of *numbers* that were not tried yet."""
         asked, share = [number for number in numbers if number not in self.tried], -(-ROUND // pool.workers)
         shares = [asked[start : start + share] for start in range(0, len(asked), share)]
-        worst = self._worst()
+        worst, began = self._worst(), time.monotonic()
         trials = chain.from_iterable(pool.answers([(part, worst) for part in shares]))
         for number, trial in zip(asked, trials, strict=True):
+            self.trials_s, began = self.trials_s + pool.workers * (time.monotonic() - began), time.monotonic()
             self.left -= 1
             self.tried.add(number)
             self.pending = self.pending[1:]
             if trial.step_s is not None:
                 candidate = self._candidate(number, trial)
                 self.simulated.append(candidate)
-                self.trials_s += trial.took_s
                 self.best = nsmallest(self.top, (*self.best, candidate), key=lambda each: each.rank)
             elif trial.refused:
                 self.illegal += 1
@@ -282,15 +281,9 @@ class _SearchRun:
                 self.pruned += 1
             self._tick()
 
-    def _attempt(self, asked: tuple[list[int], float]) -> list[CandidateTrial]:
+    def _try(self, asked: tuple[list[int], float], more_bytes: float = 0.0) -> list[CandidateTrial]:
+        """Predict some candidates together, each of which is of use if its score is below the second of *asked*."""
         numbers, worst = asked
-        began = time.monotonic()
-        trials = self._try(numbers, worst, self.capacity)
-        took_s = (time.monotonic() - began) / len(numbers)
-        return [replace(trial, took_s=took_s) for trial in trials]
-
-    def _try(self, numbers: Sequence[int], worst: float, capacity: float) -> list[CandidateTrial]:
-        """Predict some candidates together, each of which is of use if its score is below *worst*."""
         trials: dict[int, CandidateTrial] = {}
         groups: dict[int, list[tuple[int, Strategy]]] = {}
         for number in numbers:
@@ -299,7 +292,7 @@ class _SearchRun:
             stages = stage_memory(part.space.model, strategy, self.cluster.gpu, part.framework)
             largest = max(stage.total for stage in stages)
             trials[number] = CandidateTrial(largest)
-            if largest <= capacity and not (self.objective_name == "memory" and largest > worst):
+            if largest <= self.capacity + more_bytes and not (self.objective_name == "memory" and largest > worst):
                 groups.setdefault(int(self.space.part[number]), []).append((number, strategy))
         for which, group in groups.items():
             part = self.space.parts[which]
@@ -391,8 +384,7 @@ class _SearchRun:
 
     def _roomier(self, near: IntArray) -> SimulatedCandidate | None:
         """Return the best candidate that fits with MORE_BYTES, of the first few by their bounds."""
-        capacity = self.capacity + MORE_BYTES
-        numbers = near[self.space.memory_bytes[near] <= capacity]
+        numbers = near[self.space.memory_bytes[near] <= self.capacity + MORE_BYTES]
         queue = self._queue(numbers, self.space.time_s[numbers])
         best: SimulatedCandidate | None = None
         for _ in range(MOST_ROOMIER):
@@ -401,7 +393,7 @@ class _SearchRun:
             if not len(indices):
                 break
             number = int(numbers[indices[0]])
-            trial = self._try([number], np.inf, capacity)[0]
+            trial = self._try(([number], np.inf), MORE_BYTES)[0]
             self._tick()
             if trial.step_s is not None:
                 candidate = self._candidate(number, trial)

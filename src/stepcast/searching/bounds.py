@@ -50,7 +50,6 @@ from stepcast.searching.space import (
     PIECES,
     SAVED,
     STATES,
-    CandidateSpace,
     LazyColumn,
     SpaceColumns,
     SpacePart,
@@ -330,23 +329,9 @@ def _pairs_s(costs: FloatArray, own: FloatArray, rounds: FloatArray, single: int
 class CandidateBounds:
     """Lower bounds of time and memory; infinite for candidates that are not legal."""
 
-    legal: BoolArray
     time_s: FloatArray
     computing_s: FloatArray  # kernels of the mean stage
     memory_bytes: FloatArray
-
-
-def bound_candidates(
-    space: CandidateSpace, cluster: Cluster, framework: Framework, most_bytes: float, workers: int = 1
-) -> CandidateBounds:
-    """Return legality and memory of all candidates, and the time of those that may fit into *most_bytes*."""
-    columns = SpaceColumns(space, workers)
-    legal, memory_bytes = bound_memory(columns, cluster, framework)
-    rows = np.flatnonzero(legal & (memory_bytes <= most_bytes))
-    time_s, computing_s = np.full(len(space), np.inf), np.full(len(space), np.inf)
-    if len(rows):
-        time_s[rows], computing_s[rows] = TimeBounds(columns, cluster, framework, rows).times(rows)
-    return CandidateBounds(legal, time_s, computing_s, memory_bytes)
 
 
 # Rules of thumb that order candidates before their bounds are known.
@@ -439,9 +424,4 @@ class BoundedCandidates:
         for which, timing in enumerate(self.timings):
             here = numbers[self.part[numbers] == which]
             self.time_s[here], self.computing_s[here] = timing.times(self.row[here], rough)
-        return CandidateBounds(
-            np.ones(len(numbers), dtype=np.bool_),
-            self.time_s[numbers],
-            self.computing_s[numbers],
-            self.memory_bytes[numbers],
-        )
+        return CandidateBounds(self.time_s[numbers], self.computing_s[numbers], self.memory_bytes[numbers])

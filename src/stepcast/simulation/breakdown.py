@@ -159,18 +159,23 @@ class _CallTimes:
         columns = np.zeros(EXPOSED + len(self.groups))
         idle_s, state = 0.0, entry
         for piece, repeat in segment.chain:
-            matrix = self.maps[piece][: piece.shape.lanes]
+            matrix, earliest_s = self.maps[piece][: piece.shape.lanes], -self.other_s[piece]
             left = repeat
             while left:
                 state = state[: piece.shape.first_op]
-                begins = np.maximum(state, -self.other_s[piece])
+                begins = np.maximum(state, earliest_s)
                 key = (piece, begins.tobytes())
                 if key not in self.known:
                     self.known[key] = self._split_piece(piece, begins.tolist())
                 spent, idle = self.known[key]
                 after = np.maximum.reduce(matrix + state, 1)
-                after -= after[COMPUTE]
-                times = left if (after == state[: len(after)]).all() else 1
+                passed_s = after[COMPUTE]
+                after -= passed_s
+                # How far behind a lane is that the piece does not touch makes no difference here; later it may.
+                before = state[: len(after)]
+                behind = (after == before - passed_s) & (before <= earliest_s)
+                times = left if (behind | (after == before)).all() else 1
+                after[behind] -= (times - 1) * passed_s
                 columns += spent * times
                 idle_s += idle * times
                 left -= times

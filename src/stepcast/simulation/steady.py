@@ -115,19 +115,21 @@ class ProgramPair:
             return None
         return short_s + self.periods * (longer_s - short_s)
 
-    def run(self, seconds: FloatArray) -> "PairRun":
-        """Run both with *seconds*, one for each of their costs."""
-        short, longer = (simulate(program, seconds) for program in (self.short, self.longer))
+    def run(self, seconds: FloatArray) -> "PairRun | None":
+        """Run both with *seconds*, one for each of their costs; None where the end of the long step does not follow."""
+        longer = simulate(self.longer, seconds)
         shift_s = shift_s_of(longer, self.watched, _slack_s(longer.makespan_s))
-        return PairRun(short, longer, self.end_s(short.makespan_s, longer.makespan_s, shift_s))
+        short = simulate(self.short, seconds) if shift_s else None
+        end_s = self.end_s(short.makespan_s, longer.makespan_s, shift_s) if short else None
+        return None if short is None or end_s is None else PairRun(short, longer, end_s)
 
 
 class PairRun(NamedTuple):
-    """The runs of both programs of a pair, and when the long step ends; None where it does not follow."""
+    """The runs of both programs of a pair, and when the long step ends."""
 
     short: Run
     longer: Run
-    end_s: float | None
+    end_s: float
 
 
 def _slack_s(end_s: float) -> float:
@@ -264,10 +266,10 @@ def _list_shorter(name: str, stages: int, micro_batches: int, chunks: int, is_lo
 def _run_pair(step: Step, pair: ProgramPair, schedules: ShortSchedules) -> SteadyStep | None:
     seconds = step.base_seconds
     if step.has_lead:
-        step_s, host_s = pair.run(seconds).end_s, pair.run(step.host_seconds).end_s
-        if step_s is None or host_s is None:
+        whole, host = pair.run(seconds), pair.run(step.host_seconds)
+        if whole is None or host is None:
             return None
-        seconds = step.with_lead(step_s - host_s)
-    short, longer, end_s = pair.run(seconds)
+        seconds = step.with_lead(whole.end_s - host.end_s)
+    runs = pair.run(seconds)
     longer_step = replace(step, program=pair.longer, schedule=schedules.longer)
-    return None if end_s is None else SteadyStep((step, short), (longer_step, longer), pair)
+    return SteadyStep((step, runs.short), (longer_step, runs.longer), pair) if runs else None
