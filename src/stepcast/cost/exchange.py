@@ -55,9 +55,10 @@ class ExchangeFit:
 
 @lru_cache(maxsize=64)
 def exchange_fit(library: str, phase: Phase, architecture: str = DEFAULT_ARCHITECTURE) -> ExchangeFit:
-    """Return the constants of *library*; an architecture without its own has those of the default."""
+    """Return the constants of *library*; an architecture without its own has its family's, or those of the default."""
     tables = load_fit("exchange")[library]
-    values = (tables.get(architecture) or tables[DEFAULT_ARCHITECTURE])[phase]
+    family = architecture.partition("-")[0]  # blackwell-ultra
+    values = (tables.get(architecture) or tables.get(family) or tables[DEFAULT_ARCHITECTURE])[phase]
     units = {"_us": ("_s", US), "_ns": ("_s", NS), "_gb_per_s": ("_bytes_per_s", GB)}
     fields = {}
     for key, value in values.items():
