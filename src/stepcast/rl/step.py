@@ -30,7 +30,7 @@ from stepcast.ir.tables import Amount, Positive, convert_table
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 
-FOLDER = Path(__file__).parents[1] / "data" / "rl"
+FOLDER = Path(__file__).parents[1] / "data" / "rl_software"
 ROUND = 64  # sequences are padded or packed to multiples of this
 BF16_FORMATS = GenerationFormats()
 AHEAD = 8  # batches in a row in which the long tail of each is hidden by the others
