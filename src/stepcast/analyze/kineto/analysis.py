@@ -11,7 +11,6 @@ from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, 
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
 from stepcast.analyze.recorded import RecordedResult
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks
-from stepcast.ir.arrays import IntArray
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_seconds
 
@@ -328,32 +327,24 @@ def _advise(
     return sorted(advice, key=lambda row: -row.saves_s)
 
 
-def fusible_runs(names: Sequence[str], stream: IntArray) -> list[IntArray]:
-    """Return the rows of each run of element-wise, norm and loss kernels, between other kernels of a stream.
-
-    torch.compile fuses such a run into one kernel, or few. Kernels of Triton are fused already.
-    """
-    known = {name: kernel_class(name) in FUSIBLE and not name.startswith("triton") for name in set(names)}
-    can_fuse = np.array([known[name] for name in names], dtype=bool)
-    runs: list[IntArray] = []
-    for number in np.unique(stream).tolist():
-        rows = np.flatnonzero(stream == number).astype(np.int64)
-        edges = np.flatnonzero(np.diff(can_fuse[rows].astype(np.int8)))
-        runs += [run for run in np.split(rows, edges + 1) if len(run) > 1 and can_fuse[run[0]]]
-    return runs
+def is_fusible(name: str) -> bool:
+    """Return True for kernels that torch.compile fuses with their neighbours; those of Triton are fused already."""
+    return kernel_class(name) in FUSIBLE and not name.startswith("triton")
 
 
 def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
     """Return what is saved if each run of fusible kernels takes as long as its longest."""
     timeline, saved_s = lanes.timeline, 0.0
+    fusible = np.array([is_fusible(name) for name in timeline.names], dtype=bool)
     for lane in lanes.streams(rank):
         rows = lanes.rows[lane]
-        rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
         rows = rows[timeline.kind_of[rows] <= SpanKind.COPY]
-        names = [timeline.names[name] for name in timeline.name_of[rows].tolist()]
-        for run in fusible_runs(names, np.zeros(len(rows), np.int64)):
-            seconds = timeline.duration_s[rows[run]]
-            saved_s += float(seconds.sum() - seconds.max())
+        rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
+        if len(rows):
+            can_fuse, seconds = fusible[timeline.name_of[rows]], timeline.duration_s[rows]
+            starts = np.concatenate([[0], 1 + np.flatnonzero(np.diff(can_fuse.astype(np.int8)))])
+            rest_s = np.add.reduceat(seconds, starts) - np.maximum.reduceat(seconds, starts)
+            saved_s += float(rest_s[can_fuse[starts]].sum())
     return saved_s
 
 

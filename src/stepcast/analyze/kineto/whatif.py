@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, fusible_runs, kernel_class
+from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, is_fusible, kernel_class
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.whatif import WhatIfError, parse_factor, split_change
@@ -177,6 +177,18 @@ def _dependencies(
                 gap_s[row] = begin_s[row] - end_s[index]
                 break
     return waits_for, gap_s, queued_gap_s
+
+
+def fusible_runs(names: Sequence[str], stream: IntArray) -> list[IntArray]:
+    """Return the rows of each run of fusible kernels between other kernels of a stream."""
+    known = {name: is_fusible(name) for name in set(names)}
+    can_fuse = np.array([known[name] for name in names], dtype=bool)
+    runs: list[IntArray] = []
+    for number in np.unique(stream).tolist():
+        rows = np.flatnonzero(stream == number).astype(np.int64)
+        edges = np.flatnonzero(np.diff(can_fuse[rows].astype(np.int8)))
+        runs += [run for run in np.split(rows, edges + 1) if len(run) > 1 and can_fuse[run[0]]]
+    return runs
 
 
 def _compile(script: RankScript, share: float) -> RankScript:
