@@ -222,9 +222,9 @@ def main() -> int:
         if (ROOT.parent / "shared").is_dir():
             (Path(folder) / "shared").symlink_to((ROOT.parent / "shared").resolve())
         mutants = chosen(args)
-        for area in sorted({mutant.area for mutant in mutants}):
-            if run_tests(copy, AREAS[area][1], WAITS * args.seconds) != "survived":
-                sys.exit(f"the tests of {area} fail without any mutant")
+        for tests in sorted({AREAS[mutant.area][1] for mutant in mutants}):
+            if run_tests(copy, tests, WAITS * args.seconds) != "survived":
+                sys.exit(f"{' '.join(tests)} fail without any mutant")
         began = time.monotonic()
         for number, mutant in enumerate(mutants, 1):
             if args.minutes and time.monotonic() - began > 60 * args.minutes:

@@ -1,6 +1,8 @@
 """Answers of the local app, for the choices of its forms."""
 
+import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,7 +18,7 @@ from stepcast.forecast.prediction import roofline
 from stepcast.hardware import cluster_names
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
-from stepcast.ir.children import follow_parent
+from stepcast.ir.children import follow_parent, start_quietly
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.alternatives import answer_alternatives
@@ -46,10 +48,14 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.1
 UPLOAD_S = 60.0
+FORGET_EVERY = 100  # predictions
+FORGOTTEN = ("stepcast.generate.", "stepcast.cost.", "stepcast.forecast.", "stepcast.simulation.", "stepcast.ir.")
 
 
 class Verbs:
     """The verbs behind the forms of the app."""
+
+    predicted = 0
 
     def warm(self) -> None:
         """Load what the first answer needs before anybody asks for it."""
@@ -74,6 +80,9 @@ class Verbs:
         )
 
     def _predict(self, choices: FormChoices) -> tuple[SettledRun, dict[str, Any]]:
+        self.predicted += 1
+        if self.predicted % FORGET_EVERY == 0:
+            forget_costs()
         run = settle(build_question(PredictQuestion, dict(choices)))
         report = run.prediction.noting(run.assumptions).report
         command = form_command("predict", choices)
@@ -118,6 +127,16 @@ class Verbs:
         return _run_apart(_analyze, (given, cluster), report, UPLOAD_S)
 
 
+def forget_costs() -> None:
+    """Clear the caches of workloads, costs and programs, which neighbouring questions share and other ones fill."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(FORGOTTEN):
+            for value in list(vars(module).values()):
+                if not isinstance(value, type) and callable(clear := getattr(value, "cache_clear", None)):
+                    clear()
+    gc.collect()
+
+
 @cache
 def verbs() -> Verbs:
     return Verbs()
@@ -135,7 +154,7 @@ def _run_apart(task: Callable[..., Answer], given: tuple[Any, ...], report: Repo
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_answer, args=(os.getpid(), task, given, theirs), daemon=True)
-    process.start()
+    start_quietly(process)
     theirs.close()
     until = time.monotonic() + most_s
     try:

@@ -4,8 +4,21 @@ import os
 import signal
 import threading
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 LOOK_EVERY_S = 0.3
+
+
+def start_quietly(process: "BaseProcess") -> None:
+    """Start a child that interrupts of the terminal do not reach, from its first moment on: its parent handles them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()  # a child inherits the mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def follow_parent(parent: int, ignores_interrupts: bool = True) -> None:

@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepcast.ir.children import follow_parent
+from stepcast.ir.children import follow_parent, start_quietly
 from stepcast.ir.dataclass import dataclass
 from stepcast.outputs.files import write_file
 from stepcast.sweep.spec import Words
@@ -169,7 +169,7 @@ class _Worker:
         self.process: BaseProcess = context.Process(
             target=_serve, args=(theirs, answer, site, os.getpid()), daemon=True
         )
-        self.process.start()
+        start_quietly(self.process)
         theirs.close()
         self.chunk: PointChunk | None = None
         self.is_started = False
