@@ -44,6 +44,7 @@ RENTED = {
     "coreweave-gb200": ("gb200", 4, 1600),
     "lambda-h100": ("h100-sxm", 8, 3200),
     "lambda-b200": ("b200", 8, 3200),
+    "gcp-tpu-7x": ("tpu-7x", 1, 4800),
     "gcp-tpu-v5p": ("tpu-v5p", 1, 4800),
     "gcp-tpu-v6e": ("tpu-v6e", 1, 3200),
     "aws-trn2": ("trainium2", 1, 4096),
@@ -127,7 +128,7 @@ def test_every_cluster_is_shown_by_name(name: str, capsys: pytest.CaptureFixture
 
 def test_constants_that_a_transport_gives_name_their_source() -> None:
     """A file that states them itself is believed; a NIC named by its transport alone has the transport's."""
-    rented, own = load_cluster("aws-p5"), load_cluster("dgx-h100")
+    rented, own = load_cluster("aws-p4d"), load_cluster("dgx-h100")
     assert rented.node.transport == "efa"
     assert own.sources["node.nic.efficiency"].startswith("SimAI")
     for key in ("node.nic.latency", "node.nic.efficiency"):
