@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ def measure_rl(folder: str) -> Measurements:
     recipes = read_recipes(file.parent / RECIPES)
     scored: list[ScoredRow] = []
     skipped: Counter[str] = Counter()
+    ran: dict[tuple[str, ...], list[tuple[bool, float, float]]] = {}
     with file.open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     for row in report_progress(rows):
@@ -187,6 +189,9 @@ def measure_rl(folder: str) -> Measurements:
             "gpu": row["gpu"],
             "lengths": "mean published" if row["avg_seq"] else "assumed",
         }
+        if "step" in measured:
+            where = row["framework"], row["version"], row["model"], row["gpu"], row["num_gpus"], row["train_precision"]
+            ran.setdefault(where, []).append(("async" in row["mode"], measured["step"], predicted["step"]))
         scored += [
             ScoredRow(row["id"], seconds, predicted[name], {"quantity": name, **tags})
             for name, seconds in measured.items()
@@ -200,7 +205,16 @@ def measure_rl(folder: str) -> Measurements:
         "log-probabilities of a reference model are computed unless a recipe says otherwise",
     )
     selections = {name: columns.tags["quantity"] == name for name in QUANTITIES}
-    return Measurements(columns, skipped, selections, {}, notes)
+    right = [
+        (mine[1] > other[1]) == (mine[2] > other[2])
+        for members in ran.values()
+        for mine, other in combinations(members, 2)
+        if mine[0] != other[0]
+    ]
+    figures = (
+        {"colocated against async on as many GPUs: share of pairs right": sum(right) / len(right)} if right else {}
+    )
+    return Measurements(columns, skipped, selections, figures, notes)
 
 
 def _sync_alone(row: RlRow) -> float:
