@@ -10,7 +10,6 @@ The low-latency kernels send once for each expert and use no SM while they wait.
 SMs suffice. The constants are in data/fits/exchange.toml, each with its source (tools/fit_exchange.py).
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -19,6 +18,7 @@ import numpy as np
 from stepcast.cost.collectives import Route
 from stepcast.cost.rates import Number
 from stepcast.hardware.catalog import load_fit
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.tables import Amount, convert_table
 from stepcast.units import GB, NS, US

@@ -7,7 +7,7 @@ on batches up to *staleness* steps apart, and the slower pool decides.
 """
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
@@ -23,6 +23,7 @@ from stepcast.generation.forecast import GenerationForecast, GenerationTask, for
 from stepcast.generation.lengths import Lengths
 from stepcast.generation.placement import GenerationFormats, GenerationLayout
 from stepcast.hardware import Cluster
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.strategy import RecomputeKind

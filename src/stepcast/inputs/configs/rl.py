@@ -7,12 +7,12 @@ had an effect.
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from stepcast.inputs.configs.keys import flat
 from stepcast.inputs.configs.reader import parse_json, parse_yaml
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import DESCRIPTION
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
