@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -347,32 +348,13 @@ def looks_like_nemo_rl(head: str) -> bool:
     return bool(NEMO_RL_STEP.search(head) and NEMO_RL_TIME.search(head))
 
 
-def read_verl(source: Source) -> StepLog:
-    return read_lines(source, "verl")
-
-
-def read_nemo_rl(source: Source) -> StepLog:
-    return read_lines(source, "NeMo RL")
-
-
-def read_megatron(source: Source) -> StepLog:
-    return read_lines(source, "Megatron-LM")
-
-
-def read_torchtitan(source: Source) -> StepLog:
-    return read_lines(source, "torchtitan")
-
-
-def read_nemo(source: Source) -> StepLog:
-    return read_lines(source, "NeMo")
-
-
-def read_deepspeed(source: Source) -> StepLog:
-    return read_lines(source, "DeepSpeed")
-
-
-def read_trainer(source: Source) -> StepLog:
-    return read_lines(source, "Trainer")
+read_verl = partial(read_lines, program="verl")
+read_nemo_rl = partial(read_lines, program="NeMo RL")
+read_megatron = partial(read_lines, program="Megatron-LM")
+read_torchtitan = partial(read_lines, program="torchtitan")
+read_nemo = partial(read_lines, program="NeMo")
+read_deepspeed = partial(read_lines, program="DeepSpeed")
+read_trainer = partial(read_lines, program="Trainer")
 
 
 # MLPerf Training: lines of ``:::MLLOG`` and a JSON object (mlcommons/logging).
