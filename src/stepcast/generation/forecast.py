@@ -1,7 +1,6 @@
 """Forecasts of generation: serving at a steady concurrency, or a batch of requests to completion."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,6 @@ class GenerationForecast:
     curve: tuple[tuple[float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -194,16 +192,11 @@ def _forecast_batch(shared: GenerationForecast, rollouts: list[Rollout]) -> Gene
         prefill_s=slowest.prefill_s,
         tail_s=slowest.tail_s,
         mean_batch=slowest.mean_batch,
-        ttft_s=float(_first_token_s(slowest)),
+        ttft_s=slowest.prefill_s / 2.0,  # requests that start together wait for half of all prefills on average
         tpot_s=float(steps_taken),
         tokens_per_s=requests * response / slowest.seconds,
         curve=tuple(_thin(slowest.ends_s, slowest.batch)),
     )
-
-
-def _first_token_s(rollout: Rollout) -> float:
-    """Return the mean time until a request that starts with the batch has its first token: half of all prefills."""
-    return rollout.prefill_s / 2.0
 
 
 def _thin(times: FloatArray, batch: FloatArray) -> list[tuple[float, float]]:
