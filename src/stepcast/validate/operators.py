@@ -191,6 +191,8 @@ def sequence_cost_s(rows: OperatorTable, gpu: Gpu, fit: ServingFit | None = None
         keys = rows.counts("num_k_heads") * rows.counts("head_k_dim")
         heads, width = rows.counts("num_v_heads"), rows.counts("head_v_dim")
         channels = 2 * keys + heads * width
+    if rows.name == "gated_delta_net" and source == "causal_conv1d_fn":
+        channels = keys  # its time is the same for all widths of the values
     if source.startswith("causal_conv1d"):
         sequences, units, moved = batch * channels, tokens * channels, 2 * BF16_BYTES * tokens * channels
     elif source == "chunk_gated_delta_rule":
