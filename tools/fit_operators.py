@@ -123,6 +123,8 @@ def fit_kind(
     kind, name = path
     start: dict[str, Any] = to_builtins(FIXED.get(kind, {}))
     start = {**start, **({"product": dict(start["product"])} if "product" in start else {})}
+    if kind == "mla_decode":
+        start["divides"] = entry["attends_in_cache_format"]
     base = entry[kind].get("bf16") if kind == "linear" and name != "bf16" else None
     if base is not None:
         start = {**base, "product": dict(base["product"]), "quantise_factor": 1.0}

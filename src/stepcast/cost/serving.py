@@ -120,6 +120,7 @@ class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True):
     most_grouped: Amount  # query heads of a key head that one block can serve
     lone: Amount  # share of one block's time that nothing hides
     sharpness: Positive  # of the maximum of computing and moving
+    divides: bool = True  # a long context among idle multiprocessors; the latent kernels of Ampere and Ada do not
 
 
 class SequenceFit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -403,7 +404,8 @@ def _decode(
     memory_s = memory_s * (1.0 - hit + hit / fit.cached_speedup)
     work_s = blocks * (block_clocks + token_clocks * context) / (gpu.sms * gpu.clock_hz)
     compute_s = flops / (gpu.matrix_peak_flops("bf16") * fit.efficiency)
-    pieces = np.clip(gpu.sms / np.asarray(blocks), 1.0, np.ceil(context / SPLIT_TOKENS))
+    most = np.ceil(context / SPLIT_TOKENS) if fit.divides else 1.0
+    pieces = np.clip(gpu.sms / np.asarray(blocks), 1.0, most)
     lone_s = fit.lone * (block_clocks + token_clocks * context / pieces) / gpu.clock_hz
     longest_s = (memory_s**fit.sharpness + work_s**fit.sharpness + compute_s**fit.sharpness) ** (1.0 / fit.sharpness)
     return fit.latency_s + longest_s + lone_s
