@@ -88,7 +88,7 @@ def test_an_interleaved_schedule_takes_the_chunks_of_the_profile(capsys: pytest.
 def test_an_unknown_framework_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, *PREDICT, "--framework", "torchtitn")
     assert (status, out) == (2, "")
-    assert err == "stepcast: unknown framework 'torchtitn'; did you mean torchtitan or pytorch?\n"
+    assert err == "stepcast: unknown framework 'torchtitn'; did you mean torchtitan or pytorch or trainer?\n"
     path = tmp_path / "mine.toml"
     path.write_text("[software]\nkernels = 'quick'\n")
     status, _, err = run(capsys, *PREDICT, "--framework", str(path))
