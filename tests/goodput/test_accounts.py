@@ -42,3 +42,8 @@ def test_gpu_hours_follow_the_mean_of_simulated_runs() -> None:
     made = plan([phase], Operation(load_failures("llama-3")[0], Saving(5 * TB)), runs=5)
     assert made.mean_s != pytest.approx(made.expected_s, rel=1e-4), "or the two could not be told apart"
     assert made.gpu_hours == pytest.approx(16_384 * made.mean_s / HOUR)
+
+
+def test_a_step_of_a_phase_has_its_share_of_stragglers() -> None:
+    (phase,) = plan([PHASE], CALM, runs=3).phases
+    assert phase.step_s == pytest.approx(3.6)

@@ -8,7 +8,7 @@ from stepcast.cli.served import Verbs
 from stepcast.questions.choices import build_question, choices_of
 from stepcast.questions.question import CHOICES, PredictQuestion
 from stepcast.questions.search import SearchQuestion
-from stepcast.serve.fields import PREDICT, SEARCH, FieldError, form_command, read_form
+from stepcast.serve.fields import PREDICT, SEARCH, Field, FieldError, form_command, read_form
 
 GIVEN = {
     "model": "llama-3.1-8b",
@@ -71,3 +71,26 @@ def test_the_initial_form_is_answered() -> None:
     answer = Verbs().predict(choices, None)
     assert "per step" in answer.page.title
     assert answer.page.about.command == form_command("predict", choices)
+
+
+@pytest.mark.parametrize(
+    "field", [field for field in PREDICT + SEARCH if not field.choices], ids=lambda field: field.name
+)
+def test_a_number_is_read_at_its_limits_and_refused_beyond(field: Field) -> None:
+    low, high = field.limits
+    assert low >= 0
+    for value in (low, high):
+        assert field.read(str(value)) in (str(value), f"{value}{field.unit}")
+    for text in (str(high + 1), str(low - 1), "-1", "1e3", "0x10", "", " 1", "one"):
+        with pytest.raises(FieldError):
+            field.read(text)
+
+
+def test_a_decimal_is_read_where_the_field_has_one() -> None:
+    price = Field("price", "Price", limits=(0, 10), decimals=True)
+    assert [price.read(text) for text in ("0", "2.5", "10")] == ["0", "2.5", "10"]
+    for text in ("10.5", "-1", "nan", "inf", "1e1", ""):
+        with pytest.raises(FieldError):
+            price.read(text)
+    with pytest.raises(FieldError):
+        Field("tp", "Ways", limits=(1, 8)).read("2.5")
