@@ -89,10 +89,11 @@ DECODE: Free = {
     "token_clocks": (10.0, 0.01, 3000.0),
     "head_block_clocks": (2000.0, 10.0, 60000.0),
     "head_token_clocks": (10.0, 0.01, 3000.0),
+    "window_margin": (64.0, 0.1, 512.0),
     "lone": (1.0, 0.01, 10.0),
     "sharpness": (3.0, 1.0, 6.0),
 }
-MLA_DECODE: Free = {name: DECODE[name] for name in DECODE if not name.startswith("head_")} | {
+MLA_DECODE: Free = {name: DECODE[name] for name in DECODE if not name.startswith(("head_", "window_"))} | {
     "efficiency": (0.4, 0.005, 1.0)
 }
 SEQUENCE: Free = {
@@ -106,8 +107,14 @@ FIXED: dict[str, dict[str, Any]] = {
     "linear": {"product": {"tiles": TILES}, "quantise_factor": 1.0},
     "prefill": {},
     "mla_prefill": {"window_margin": 0.0, "narrow": 1.0, "wide": 1.0, "widest": 1.0},
-    "decode": {"efficiency": 1.0, "most_grouped": 32.0},
-    "mla_decode": {"head_block_clocks": 0.0, "head_token_clocks": 0.0, "most_grouped": 128.0},
+    "decode": {"efficiency": 1.0, "most_grouped": 32.0, "tile_heads": 16.0},
+    "mla_decode": {
+        "head_block_clocks": 0.0,
+        "head_token_clocks": 0.0,
+        "most_grouped": 128.0,
+        "tile_heads": 64.0,
+        "window_margin": 0.0,
+    },
 }
 Rows = list[tuple[OperatorTable, Gpu]]
 

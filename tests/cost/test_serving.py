@@ -55,7 +55,7 @@ def test_decoding_reads_the_cache(name: str) -> None:
         moved = batch * context * 8 * 2 * 128 * 2.0
         seconds = decode_s(batch, context, 32, 8, 128, gpu)
         assert seconds > moved / gpu.memory_bandwidth_bytes_per_s
-        assert decode_s(batch, context, 32, 8, 128, gpu, window=128.0) < seconds
+        assert decode_s(batch, context, 32, 8, 128, gpu, window=128.0) <= seconds
         assert mla_decode_s(batch, context, 16, gpu) > batch * context * 1152 / gpu.memory_bandwidth_bytes_per_s
 
 

@@ -118,6 +118,8 @@ class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True):
     head_block_clocks: Amount  # of a block that serves one query head
     head_token_clocks: Amount
     most_grouped: Amount  # query heads of a key head that one block can serve
+    tile_heads: Positive  # query heads of a key head that a block serves at once
+    window_margin: Amount  # tokens beyond a window that are read: its ends are not those of tiles
     lone: Amount  # share of one block's time that nothing hides
     sharpness: Positive  # of the maximum of computing and moving
     divides: bool = True  # a long context among idle multiprocessors; the latent kernels of Ampere and Ada do not
@@ -356,10 +358,10 @@ def decode_s(
     With *cached*, the same small cache is read again and again, and from the L2 cache (as tables are measured).
     """
     own = _of_format((fit or fit_for(gpu)).decode, cache_dtype, gpu)
-    seen = np.where(np.asarray(window) > 0, np.minimum(context, window), context)
+    seen = np.where(np.asarray(window) > 0, np.minimum(context, window + own.window_margin), context)
     group = np.asarray(heads / kv_heads)
     alone = (group == 1) | (group > own.most_grouped)
-    blocks = batch * np.where(alone, heads, kv_heads)
+    blocks = batch * np.where(alone, heads, kv_heads * np.ceil(group / own.tile_heads))
     block = np.where(alone, own.head_block_clocks, own.block_clocks)
     token = np.where(alone, own.head_token_clocks, own.token_clocks) * head_dim / 128.0
     element_bytes = 1.0 if cache_dtype == "fp8" else BF16_BYTES
