@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze": {"units", "ir", "hardware", "cost", "simulation", "views"},
     "results": {"units", "ir"},
     "views": {"units", "ir", "results"},
-    "serve": {"units", "ir", "hardware", "frameworks", "models", "questions", "views"},
+    "serve": {"units", "ir", "hardware", "frameworks", "goodput", "models", "questions", "views"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "outputs", "generate", "cost", "simulation", "views"},
     "generation": {"units", "ir", "hardware", "cost"},

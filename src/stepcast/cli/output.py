@@ -177,7 +177,7 @@ def print_warnings(warnings: Iterable[str]) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print notes, which need no action, one line each, when the command ends; an error stands alone."""
+    """Print notes, which need no action, one line each, when the command ends; an error is printed without them."""
     waiting_notes.extend(f"note: {message(note)}" for note in notes)
 
 

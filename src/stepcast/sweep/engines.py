@@ -92,7 +92,7 @@ class ChunkPace:
 
 @dataclass(frozen=True, slots=True)
 class WorkSite:
-    """What every worker must have for the answers of the driver: the same program, and the files that points name.
+    """The program and the files that every worker must have to give the answers of the driver.
 
     *identify* returns the digest of a worker's program and data. *files* are paths, relative to the driver's folder,
     and their bytes; a worker on another machine runs in a folder that holds them.

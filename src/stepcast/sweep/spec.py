@@ -178,9 +178,9 @@ class Spec:
         return words
 
     def points(self, most: int | None = None) -> Iterator[tuple[int, Words]]:
-        """Yield positions and points that pass the filter, of at most *most* that are spread evenly over all.
+        """Yield the positions and points that pass the filter, *most* at most, spread evenly over the specification.
 
-        Steps of about the golden ratio visit every value of every axis alike; a larger *most* adds points to these.
+        Steps of about the golden ratio visit every value of every axis equally often; a larger *most* adds points to these.
         """
         step = max(1, round(self.size * GOLDEN_RATIO))
         while gcd(step, self.size) > 1:
