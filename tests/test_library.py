@@ -148,7 +148,7 @@ def test_functions_stay_functions_whatever_is_imported() -> None:
 def test_measured_runs(capsys: pytest.CaptureFixture[str]) -> None:
     trace = EXAMPLES / "megatron-rank7.txt"
     assert json.loads(json.dumps(stepcast.analyze(trace).facts())) == run_json(capsys, "analyze", str(trace))
-    with pytest.raises(ValueError, match="replay needs Megatron traces"):
+    with pytest.raises(ValueError, match="replay needs Megatron or Kineto traces"):
         stepcast.replay(EXAMPLES / "optimus-llama-1b.txt")
     same = stepcast.compare(trace, stepcast.analyze(trace))
     assert same.facts()["error"] == 0

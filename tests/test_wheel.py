@@ -32,7 +32,7 @@ def test_every_file_of_the_package_is_in_the_wheel(tmp_path: Path) -> None:
     expected = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src" / "stepcast").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and "__pycache__" not in path.parts
     }
     expected |= {
         f"stepcast/examples/{path.relative_to(ROOT / 'examples')}"

@@ -127,7 +127,7 @@ def test_less_work_is_never_slower(
     """Also where a forward and a backward share a GPU, whose order is chosen anew for other work."""
     choices: dict[str, Any] = {"gpus": 64, "tp": tp, "cp": cp, "pp": pp, "ep": 1 if model.startswith("llama") else ep}
     choices |= {"execution": execution, "global_batch": 256, "seq": 2048}
-    chunks = schedule in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V)
+    chunks = schedule in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V, ScheduleKind.V_HALF, ScheduleKind.V_MIN)
     if pp > 1:
         choices |= {"schedule": str(schedule), "vpp": 2 if chunks else 1}
     if paired and choices["ep"] > 1 and (pp == 1 or schedule is ScheduleKind.INTERLEAVED):

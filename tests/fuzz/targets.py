@@ -22,6 +22,7 @@ from stepcast.inputs.table import format_named, read_sources, recognise
 from stepcast.ir.workload import Block
 from tests.analyze import test_watch as watched
 from tests.fuzz.bombs import EXAMPLES, LLAMA, MEGATRON, OPERATORS, OPTABLE, OPTIMUS, SIMAI
+from tests.generation.test_rl import NEMO_RL_LOG, VERL_LOG
 from tests.inputs import test_job_logs as job_logs
 from tests.inputs.huggingface_configs import CONFIGS
 from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, gpu_matrix, nccl_topo
@@ -87,6 +88,8 @@ def _formats() -> Iterator[Target]:
         "nemo-log": (watched.NEMO.encode(),),
         "deepspeed-log": (watched.DEEPSPEED.encode(),),
         "trainer-log": (watched.TRAINER.encode(),),
+        "verl-log": (VERL_LOG.encode(),),
+        "nemo-rl-log": (NEMO_RL_LOG.encode(),),
         "stragglers": (STRAGGLERS.encode(),),
         "flight-recorder": (json.dumps(RECORDED).encode(), *(pickle.dumps(RECORDED, kind) for kind in (2, 5))),
         "nccl-inspector": ("\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),),

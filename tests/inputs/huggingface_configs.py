@@ -569,6 +569,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 65024,
     },
     "gpt-oss-120b": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
         "model_type": "gpt_oss",
         "attention_bias": True,
         "head_dim": 64,

@@ -110,7 +110,7 @@ def test_messages_that_cost_alike_run_as_if_asked_for_one_by_one(name: str, mode
     assert alike.end_s.tolist() == one_by_one.end_s.tolist()
 
 
-NO_BUFFERS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1}
+NO_BUFFERS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "v-half": 2, "v-min": 2}
 """The schedules that run with blocking messages, and their chunks."""
 
 

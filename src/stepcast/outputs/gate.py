@@ -15,7 +15,7 @@ Facts = Mapping[str, Any]
 APPLICATION, VERSION = 0x53744761, 1  # "StGa"
 WAIT_S = 30.0  # for another gate that writes
 MOST_PARTS = 8
-MARKS = {"regression": "❌", "suspected": "⚠️", "improved": "🚀"}
+MARKS = {"regression": ":x:", "suspected": ":warning:", "improved": ":rocket:"}  # emoji codes of GitHub and GitLab
 
 
 def open_history(path: str) -> "closing[sqlite3.Connection]":
@@ -49,11 +49,11 @@ def add_runs(base: sqlite3.Connection, name: str, first: int, runs: Sequence[obj
 
 def write_markdown(facts: Facts, rows: Sequence[tuple[str, Sequence[str]]]) -> bytes:
     """Return the verdict and its largest parts for a comment; *rows* are measures and their texts."""
-    mark = MARKS.get(facts["status"], "❌" if facts["failed"] else "✅")
+    mark = MARKS.get(facts["status"], ":x:" if facts["failed"] else ":white_check_mark:")
     lines = [f"### {mark} {_plain(facts['name'])}: {facts['status']}", "", _plain(facts["verdict"]), ""]
     lines += ["| measure | run | baseline | change | noise |", "|---|---:|---:|---:|---:|"]
     lines += [f"| {_plain(name)} | {' | '.join(texts)} |" for name, texts in rows[:MOST_PARTS]]
-    recent = " → ".join(format_seconds(run["step_s"]) for run in facts["trend"][-6:])
+    recent = " -> ".join(format_seconds(run["step_s"]) for run in facts["trend"][-6:])
     lines += ["", f"Run {facts['run']}, baseline of {facts['baseline_runs']} runs. Last steps: {recent}", ""]
     return "\n".join(lines).encode()
 

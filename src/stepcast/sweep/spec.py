@@ -180,7 +180,7 @@ class Spec:
     def points(self, most: int | None = None) -> Iterator[tuple[int, Words]]:
         """Yield the positions and points that pass the filter, *most* at most, spread evenly over the specification.
 
-        Steps of about the golden ratio visit every value of every axis equally often; a larger *most* adds points to these.
+        Steps of about the golden ratio visit all values of an axis equally often; a larger *most* adds to these points.
         """
         step = max(1, round(self.size * GOLDEN_RATIO))
         while gcd(step, self.size) > 1:
