@@ -97,6 +97,7 @@ dist:
 
 fuzz: install
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+	STEPCAST_EVERY_BOMB=1 $(BIN)/python -m pytest -q -n auto tests/fuzz/test_bombs.py
 
 mutants: install
 	$(BIN)/python tools/mutants.py $(MUTANTS)
