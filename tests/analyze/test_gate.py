@@ -35,6 +35,7 @@ def play(steps_s: FloatArray) -> list[GateResult]:
     return results
 
 
+@pytest.mark.slow
 def test_regressions_of_3_percent_are_found_and_noise_is_not() -> None:
     rng = np.random.default_rng(41)
     found = alarms = runs = 0

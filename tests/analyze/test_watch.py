@@ -15,6 +15,8 @@ from stepcast.inputs.table import read, recognise
 from stepcast.ir.measured import LoggedStep, StepLog
 from tests.shared import ROOT
 
+pytestmark = pytest.mark.slow
+
 TIMERS = ROOT / "examples" / "watch" / "megatron-timers.log"
 NEMO = "".join(
     f"0: Training epoch 0, iteration {step}/99 | lr: 5.6e-06 | global_batch_size: 32 | global_step: {step} | max_memory_allocated: 62777982976 "

@@ -9,6 +9,8 @@ from stepcast import __version__
 from stepcast.units import format_seconds
 from tests.cli.test_main import EXAMPLES, run, run_json
 
+pytestmark = pytest.mark.slow
+
 LLAMA_8B = ("predict", "--model", "Meta-Llama-3.1-8B", "--cluster", "dgx-h100")
 LLAMA_70B = ("predict", "--model", "llama-3.1-70b", "--cluster", "dgx-h100")
 

@@ -8,6 +8,8 @@ import pytest
 
 from stepcast.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 STEP = "llama-3.2-1b --gpus 4 --seq 2048 --global-batch 8"
 
 

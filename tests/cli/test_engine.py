@@ -10,6 +10,8 @@ from stepcast.forecast.options import Engine
 from stepcast.questions.question import ENGINES
 from tests.shared import ROOT
 
+pytestmark = pytest.mark.slow
+
 LLAMA = str(ROOT / "examples" / "simai-llama-405b.txt")
 SHORT = ["--set", "network.kind=fat-tree", "--set", "network.leaf_nodes=4", "--set", "network.oversubscription=4"]
 RUN = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--tp", "4", "--global-batch", "64"]

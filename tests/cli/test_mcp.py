@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepcast.cli.mcp_tools import TOOLS, command_line, describe_tools, shorten
+
+pytestmark = pytest.mark.slow
 
 
 def talk(folder: Path, *lines: str) -> dict[Any, dict[str, Any]]:

@@ -7,6 +7,8 @@ import pytest
 
 from tests.cli.test_main import run, run_json
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "512")
 MEASURED = ("--gpus", "512", "--step-s", "4", "--steps", "100000", "--checkpoint-size", "1TB")
 

@@ -12,6 +12,8 @@ from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import Overlap, ScheduleKind, Sharding, Strategy, StrategyError
 from stepcast.models.catalog import load_model
 
+pytestmark = pytest.mark.slow
+
 MODEL, CLUSTER = load_model("llama-3.2-1b"), load_cluster("dgx-a100")
 STAGES = {ScheduleKind.INTERLEAVED: 2, ScheduleKind.ZB_V: 2}
 

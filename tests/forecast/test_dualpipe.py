@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 import stepcast
 from stepcast.simulation.schedules import PairPart, merge_parts
 
+pytestmark = pytest.mark.slow
+
 NIC_BYTES_PER_S = 50e9
 
 

@@ -15,6 +15,8 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.units import GB
 
+pytestmark = pytest.mark.slow
+
 Capsys = pytest.CaptureFixture[str]
 
 

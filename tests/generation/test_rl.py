@@ -11,6 +11,8 @@ from stepcast.inputs.source import FormatError
 from stepcast.rl.step import count_tensors, load_profile, profile_names
 from tests.cli.test_main import run, run_json
 
+pytestmark = pytest.mark.slow
+
 SMALL: Any = {"cluster": "dgx-h100", "prompts": 16, "group": 8, "response_length": "lognormal:mean=800,cv=0.8,max=4096"}
 STEP = ("rl", "qwen3-0.6b", "--cluster", "dgx-h100", "--gpus", "8")
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.cli.test_main import run_json
 
+pytestmark = pytest.mark.slow
+
 LLAMA = (
     *("--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--gpus", "16384"),
     # Section 3.3.2 of the paper: optimizer states and gradients are sharded, weights are not.

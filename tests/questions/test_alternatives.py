@@ -9,6 +9,8 @@ import pytest
 import stepcast
 from stepcast.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 STEP = ["--model", "llama-3.1-8b", "--tp", "2", "--seq", "4096", "--global-batch", "256"]
 TWO = ["--cluster", "dgx-h100,dgx-h200", "--gpus", "64"]
 MONEY = ["--tokens", "1T", "--price", "2,3"]

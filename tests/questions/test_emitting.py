@@ -8,6 +8,8 @@ import pytest
 from stepcast.cli.main import main
 from stepcast.outputs.configs import WRITERS
 
+pytestmark = pytest.mark.slow
+
 ENDINGS = {tool: ending for tool, (ending, _) in WRITERS.items()}
 RUNS = [
     ("megatron", "llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2 --vpp 2"),

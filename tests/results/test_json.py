@@ -11,6 +11,8 @@ from tests.pages.test_pages import VERBS
 from tests.shared import ROOT
 from tools.describe_json import ANSWERS, describe_answers, find_mismatches
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 PREDICT = VERBS["predict"]
 COMMANDS: dict[str, tuple[type, list[str]]] = {

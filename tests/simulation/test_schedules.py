@@ -13,6 +13,8 @@ from stepcast.simulation.schedule_file import check_schedule, peak_in_flight
 from stepcast.simulation.schedules import interleaved, make_schedule
 from tests.simulation.uniform import spans_s, uniform_program
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-9
 SIZES = ((1, 1), (1, 5), (2, 2), (2, 7), (4, 4), (4, 8), (4, 32), (8, 24), (16, 64))
 DURATIONS = ((1.0, 1.0, 1.0), (1.0, 1.3, 0.7), (2.5e-3, 3.1e-3, 2.9e-3), (0.4, 0.9, 0.2))

@@ -17,6 +17,8 @@ from stepcast.simulation.segments import Segment
 from stepcast.simulation.steady import PERIODS, ShortSchedules, pair_programs, shorten_schedule
 from tests.simulation.uniform import LANES, uniform_segments
 
+pytestmark = pytest.mark.slow
+
 lengths = st.floats(1e-3, 1e-2)
 
 

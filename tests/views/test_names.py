@@ -19,6 +19,8 @@ from stepcast.views.terminal import names_part, render_part, render_text
 from tests.pages.test_pages import VERBS
 from tests.shared import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Title of a part -> the key of its values in JSON, or several where verbs differ.
 JSON_NAMES = {
     "Time breakdown": "breakdown_s",

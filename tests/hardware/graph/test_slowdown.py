@@ -6,6 +6,8 @@ import pytest
 from stepcast.hardware import load_cluster, resolve
 from stepcast.hardware.graph import network_of, routes
 
+pytestmark = pytest.mark.slow
+
 NODES = 32
 PODS = ["network.leaf_nodes=2", "network.pod_nodes=8"]
 CLOS = ["network.kind=fat-tree", *PODS]
