@@ -80,8 +80,9 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     model, dtype = sizes.model, sizes.stream
     width = model.embedding_width or model.hidden
     forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)]
-    if sizes.eager_modules:  # the host waits until the GPU is idle, and then makes masks and angles
-        forward[0] = replace(forward[0], host_reads=True)
+    if sizes.eager_modules:
+        # A training loop that reads the loss of each micro-batch waits for it; masks and angles follow.
+        forward[0] = replace(forward[0], host_reads=sizes.framework.loop_kernels > 0)
         kernels = BEGINNING_KERNELS + sizes.framework.loop_kernels
         if sizes.strategy.lora_rank and sizes.framework.loop_kernels:
             kernels += LOOP_KERNELS_PER_ADAPTER * count_adapted(model, sizes.strategy.lora_targets)
