@@ -145,7 +145,10 @@ def decode_workload(packed: bytes) -> Workload:
         raise ValueError(f"{RECORD} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.message}")
-    record = msgspec.json.decode(content, type=WorkloadRecord)
+    try:
+        record = msgspec.json.decode(content, type=WorkloadRecord)
+    except msgspec.MsgspecError as error:  # no ValueError in older versions of msgspec
+        raise ValueError(str(error)) from None
     if record.version != RECORD_VERSION:
         raise ValueError(f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again")
     MICRO_BATCHES.check(record.micro_batches)
