@@ -12,6 +12,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.strategy import Sharding, StrategyError
 from tests.cli.test_main import EXAMPLES, run_json
 
+pytestmark = pytest.mark.slow
+
 NAMED: dict[str, Any] = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
 
 

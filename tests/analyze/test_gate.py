@@ -12,6 +12,8 @@ from stepcast.analyze.gate import IMPROVED, PASSED, REGRESSION, SUSPECTED, GateR
 from stepcast.cli.main import main
 from stepcast.ir.arrays import FloatArray
 
+pytestmark = pytest.mark.slow
+
 # The noise of measured runs. Levels: of 118 MLPerf Training configurations (rounds 4.0 to 5.1), (p90 - p10) / 2.563 of
 # the step over their three to ten runs, at the quantiles 5 %, 15 %, ... 95 %. Residuals: of the steps of two traced
 # jobs of 64 and more GPUs (StragglerAnalysis), in units of their median absolute deviation.

@@ -19,6 +19,8 @@ from stepcast.questions import question
 from stepcast.questions.settle import settle
 from tests.cli.test_main import run, run_json
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64")
 LLAMA_405B = ("--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--gpus", "16384", "--tp", "8", "--pp", "16")
 LLAMA_BATCH = ("--seq", "8192", "--global-batch", "2048")

@@ -12,6 +12,8 @@ import pytest
 from stepcast.hardware import cluster_names
 from tests.cli.test_main import EXAMPLES, run, run_json
 
+pytestmark = pytest.mark.slow
+
 LLAMA = EXAMPLES / "simai-llama-405b.txt"
 MEGATRON = EXAMPLES / "megatron-rank7.txt"
 KINETO = EXAMPLES / "kineto-llama-1b.json.gz"

@@ -12,6 +12,8 @@ from stepcast.questions.choices import alias_flags
 from stepcast.questions.question import PredictQuestion
 from tests.cli.test_main import run, run_json
 
+pytestmark = pytest.mark.slow
+
 LLAMA = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100")
 
 

@@ -10,6 +10,8 @@ from stepcast.hardware.path import GroupPath, Place, group_path, neighbour_path,
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import Copies, RankGrid, grid_of
 
+pytestmark = pytest.mark.slow
+
 
 def slowness(path: GroupPath) -> tuple[object, ...]:
     inter = path.inter.effective_bytes_per_s if path.inter else float("inf")

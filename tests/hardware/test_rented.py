@@ -8,6 +8,8 @@ import pytest
 from stepcast.cli.main import main
 from stepcast.hardware import cluster_names, load_cluster
 
+pytestmark = pytest.mark.slow
+
 # GPU, GPUs of a node, and Gb/s out of a node over all its NICs, as the provider's page has them.
 RENTED = {
     "aws-p4d": ("a100-sxm-40gb", 8, 400),

@@ -22,6 +22,8 @@ from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.uniform import LANES, uniform_program, uniform_segments
 
+pytestmark = pytest.mark.slow
+
 
 def messages(mode: Send, seconds: float) -> Messages:
     return Messages(lambda kind, source, target: seconds, mode)

@@ -10,6 +10,8 @@ from stepcast.hardware.graph import Network, network_of, routes, seats_of, seats
 from stepcast.hardware.graph.routes import sum_shares
 from stepcast.ir.layout import Layout
 
+pytestmark = pytest.mark.slow
+
 CLOS = ["network.kind=fat-tree", "network.leaf_nodes=2"]
 PODS = [*CLOS, "network.pod_nodes=4", "network.pod_oversubscription=2"]
 KINDS = {
