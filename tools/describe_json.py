@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from stepcast.results import answers, documents
+from stepcast.results import answers, costs, documents, generation
 
 ANSWERS: Mapping[str, tuple[type, ...]] = {
     "predict, simulate": (answers.StepAnswer,),
     "search": (answers.SearchAnswer,),
     "plan": (answers.PlanAnswer,),
     "predict, search or plan with several values": (answers.AlternativesAnswer,),
-    "generate": (answers.GenerationAnswer,),
-    "rl": (answers.RlAnswer, answers.RlSearchAnswer),
+    "generate": (generation.GenerationAnswer,),
+    "rl": (generation.RlAnswer, generation.RlSearchAnswer),
     "network": (answers.NetworkAnswer,),
     "compare": (answers.CompareAnswer,),
     "gate": (answers.GateAnswer,),
-    "op": (answers.OperatorAnswer, answers.OperatorSweepAnswer),
-    "collective": (answers.CollectiveAnswer, answers.CollectiveSweepAnswer, answers.SharedCollectiveAnswer),
+    "op": (costs.OperatorAnswer, costs.OperatorSweepAnswer),
+    "collective": (costs.CollectiveAnswer, costs.CollectiveSweepAnswer, costs.SharedCollectiveAnswer),
     "show": (
         documents.WorkloadFacts,
         documents.TimelineFacts,
@@ -31,8 +31,8 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
         documents.ModelFacts,
     ),
     "list": (answers.ListAnswer,),
-    "validate": (answers.ValidateAnswer,),
-    "calibrate": (answers.FitFacts,),
+    "validate": (costs.ValidateAnswer,),
+    "calibrate": (costs.FitFacts,),
     "run": (answers.RunAnswer,),
     "sweep": (answers.SweepCountsAnswer, answers.SweepRowsAnswer),
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.results import answers, documents
+from stepcast.results import answers, costs, documents, generation
 from tests.pages.test_pages import VERBS
 from tests.shared import ROOT
 from tools.describe_json import ANSWERS, describe_answers, find_mismatches
@@ -21,25 +21,25 @@ COMMANDS: dict[str, tuple[type, list[str]]] = {
     "search": (answers.SearchAnswer, VERBS["search"]),
     "plan": (answers.PlanAnswer, VERBS["plan"]),
     "alternatives": (answers.AlternativesAnswer, VERBS["alternatives"]),
-    "generate": (answers.GenerationAnswer, VERBS["generate"]),
-    "rl": (answers.RlAnswer, VERBS["rl"]),
-    "rl search": (answers.RlSearchAnswer, VERBS["rl search"]),
+    "generate": (generation.GenerationAnswer, VERBS["generate"]),
+    "rl": (generation.RlAnswer, VERBS["rl"]),
+    "rl search": (generation.RlSearchAnswer, VERBS["rl search"]),
     "network": (answers.NetworkAnswer, VERBS["network"]),
     "compare": (answers.CompareAnswer, VERBS["compare"]),
     "gate": (answers.GateAnswer, VERBS["gate"]),
-    "op": (answers.OperatorAnswer, VERBS["op"]),
-    "op sweep": (answers.OperatorSweepAnswer, VERBS["op sweep"]),
-    "collective": (answers.CollectiveAnswer, VERBS["collective"]),
-    "collective sweep": (answers.CollectiveSweepAnswer, VERBS["collective sweep"]),
-    "collective on links": (answers.SharedCollectiveAnswer, VERBS["collective on links"]),
+    "op": (costs.OperatorAnswer, VERBS["op"]),
+    "op sweep": (costs.OperatorSweepAnswer, VERBS["op sweep"]),
+    "collective": (costs.CollectiveAnswer, VERBS["collective"]),
+    "collective sweep": (costs.CollectiveSweepAnswer, VERBS["collective sweep"]),
+    "collective on links": (costs.SharedCollectiveAnswer, VERBS["collective on links"]),
     "show a workload": (documents.WorkloadFacts, ["show", str(EXAMPLES / "simai-gpt-13b.txt")]),
     "show a sweep": (documents.SweepFacts, ["show", str(EXAMPLES / "nccl-one-nic.txt")]),
     "show operators": (documents.OperatorTimesFacts, ["show", str(EXAMPLES / "operators-h200.csv")]),
     "list": (answers.ListAnswer, ["list", "failures"]),
-    "validate": (answers.ValidateAnswer, VERBS["validate"]),
-    "calibrate": (answers.FitFacts, VERBS["calibrate"]),
+    "validate": (costs.ValidateAnswer, VERBS["validate"]),
+    "calibrate": (costs.FitFacts, VERBS["calibrate"]),
     "calibrate a trace": (
-        answers.FitFacts, ["calibrate", str(EXAMPLES / "megatron-rank7.txt"), "--gpu", "a800-sxm-80gb"],
+        costs.FitFacts, ["calibrate", str(EXAMPLES / "megatron-rank7.txt"), "--gpu", "a800-sxm-80gb"],
     ),
 }  # fmt: skip
 
@@ -62,11 +62,11 @@ def test_json_has_the_keys_and_types_of_its_description(name: str, capsys: pytes
 
 def test_a_mismatch_is_found() -> None:
     row = {"link": "leaf 0", "busy": "much", "new": 1}
-    assert sorted(find_mismatches(row, answers.BusyLinkFacts)) == [
+    assert sorted(find_mismatches(row, costs.BusyLinkFacts)) == [
         "answer.busy: expected a number, not 'much'",
         "answer.new: not in BusyLinkFacts",
     ]
-    assert list(find_mismatches({"link": "leaf 0"}, answers.BusyLinkFacts)) == ["answer.busy: missing"]
+    assert list(find_mismatches({"link": "leaf 0"}, costs.BusyLinkFacts)) == ["answer.busy: missing"]
 
 
 def test_the_page_describes_the_types() -> None:
