@@ -76,7 +76,7 @@ def build_lightning_callback(run: RunCheck) -> Any:
     base: Any = library.Callback
 
     class LightningForecast(base):  # type: ignore[misc]
-        """Counts optimizer steps, of which each may have several batches."""
+        """Counts optimizer steps; each may have several batches."""
 
         def __init__(self) -> None:
             self.seen_steps = -1

@@ -147,7 +147,7 @@ class AgentServer:
 
     def _run_call(self, call: Mapping[str, Any], cancelled: threading.Event) -> dict[str, Any] | None:
         """Return the result of a call; None if it was cancelled."""
-        began = told = time.monotonic()
+        began = reported = time.monotonic()
         try:
             self._start_process()
             self._pipe.send(call["words"])
@@ -159,8 +159,8 @@ class AgentServer:
                 if now - began > self.most_s:
                     self._end_process()
                     return _result(False, f"the call took more than {self.most_s:.0f} seconds and was ended")
-                if call["token"] is not None and now - told >= PROGRESS_S:
-                    told = now
+                if call["token"] is not None and now - reported >= PROGRESS_S:
+                    reported = now
                     progress = {"progressToken": call["token"], "progress": now - began, "message": "computing"}
                     self._send({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
             return _result(*self._pipe.recv())

@@ -62,7 +62,7 @@ class GenerationFormats:
     int4: bool = False  # weights alone in 4 bits (AWQ, GPTQ); products run in bf16
 
     def weight_bytes(self, experts: bool) -> float:
-        """Return the bytes of one quantised weight with its scales, of which fp8 has one for 128 x 128 weights."""
+        """Return the bytes of one quantised weight with its scales; fp8 has one scale for 128 x 128 weights."""
         dtype = self.experts if experts else self.dense
         scales = {DType.NVFP4: 1 / 16, DType.FP4: 1 / 32, DType.MXFP8: 1 / 32}.get(dtype, 0.0)
         return 0.5 + 1 / 32 if self.int4 else dtype.bytes + scales

@@ -98,7 +98,7 @@ def defaults_of(kind: type[Question]) -> Mapping[str, Any]:
 
 
 def several_of(question: Question) -> list[str]:
-    """Return the choices of *question* that have several values, each of which asks for an answer."""
+    """Return the choices of *question* that have several values; each value asks for an answer."""
     choices = choices_of(type(question)).items()
     return [name for name, choice in choices if choice.several and isinstance(getattr(question, name), tuple)]
 

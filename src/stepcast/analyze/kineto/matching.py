@@ -26,7 +26,7 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     size_bytes: int | None
     count: int
     total_s: float
-    matched: int  # runs of which every member is in the trace
+    matched: int  # runs whose members are all in the trace
     transfer_s: float | None  # median of the matched runs
     wait_s: float  # in matched runs
     busbw_bytes_per_s: float | None

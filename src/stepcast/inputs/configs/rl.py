@@ -20,7 +20,7 @@ PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 OVERRIDE = re.compile(r"(?:^|\s)\+{0,2}([A-Za-z_][\w.]*\.[\w.]+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
 MOST_ROUNDS = 8  # of references to references
 
-# Our choice -> the tool's keys, of which the first that is there counts.
+# Our choice -> the tool's keys; the first one present counts.
 NEMO_RL = {
     "model": "policy.model_name",
     "prompts": "grpo.num_prompts_per_step",

@@ -135,7 +135,7 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if width != model.hidden:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(make_layer(Role.HEAD_PROJECTION, *project.phases(sizes)))
-    if sizes.strategy.objective is Objective.REWARD:  # one number for each token, of which the last counts
+    if sizes.strategy.objective is Objective.REWARD:  # one number for each token; the last one counts
         score = Linear("score", sizes.tokens, width, 1, sizes.unquantised, adapted=False)
         return (*layers, column_layer(sizes, Role.HEAD, (score,), width=width))
     logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
