@@ -7,8 +7,8 @@ from stepcast.hardware import load_cluster
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
-from stepcast.units import MIB
-from stepcast.validate.collectives import MeasuredCollective, compare_sweep, mean_abs_error, read_sweep
+from stepcast.validate.collectives import compare_sweep, measure_nccl_tests
+from stepcast.validate.scoreboard import Scoreboard, build_scoreboard
 from tests.shared import DATA, needs_data
 
 FOLDER = DATA / "nccl-tests"
@@ -22,24 +22,22 @@ def sweep(ranks: int, nodes: int, rows: tuple[SweepRow, ...] = (), ranks_per_thr
 
 
 @pytest.fixture(scope="module")
-def rows() -> tuple[MeasuredCollective, ...]:
-    cluster = load_cluster(CLUSTER)
-    return tuple(row for path in folder_files(str(FOLDER)) for row in compare_sweep(read_sweep(path), cluster))
+def board() -> Scoreboard:
+    return build_scoreboard(measure_nccl_tests(str(FOLDER)))
 
 
 @needs_data("nccl-tests")
-def test_all_world_sizes_together(rows: tuple[MeasuredCollective, ...]) -> None:
-    assert len(rows) == 104
-    assert mean_abs_error(rows) <= 0.07
-    assert mean_abs_error(rows, MIB) <= 0.04
+def test_all_world_sizes_together(board: Scoreboard) -> None:
+    assert board.summary is not None
+    assert board.summary.rows == 104
+    assert board.summary.mean_abs_error <= 0.07
+    assert board.selections["1 MiB and more"].mean_abs_error <= 0.04
 
 
 @needs_data("nccl-tests")
 @pytest.mark.parametrize("ranks", [2, 8, 16, 64])
-def test_each_world_size(rows: tuple[MeasuredCollective, ...], ranks: int) -> None:
-    ours = [row for row in rows if row.ranks == ranks]
-    assert mean_abs_error(ours) <= 0.125
-    assert mean_abs_error(ours, MIB) <= 0.07
+def test_each_world_size(board: Scoreboard, ranks: int) -> None:
+    assert board.groups["ranks"][f"{ranks} ranks"].mean_abs_error <= 0.125
 
 
 @needs_data("nccl-tests")
@@ -61,7 +59,7 @@ def test_ranks_are_spread_as_the_log_says() -> None:
 def test_measured_is_the_mean_of_the_variants_that_ran() -> None:
     cluster = load_cluster(CLUSTER)
     rows = (SweepRow(1024, 10e-6, 20e-6), SweepRow(2048, None, 30e-6), SweepRow(4096, None, None))
-    compared = compare_sweep(sweep(2, 1, rows), cluster)
+    compared = [row for _, row in compare_sweep(sweep(2, 1, rows), cluster)]
     assert [row.measured_s for row in compared] == pytest.approx([15e-6, 30e-6])
     assert compared[0].error == pytest.approx(compared[0].predicted_s / 15e-6 - 1)
 
@@ -69,5 +67,5 @@ def test_measured_is_the_mean_of_the_variants_that_ran() -> None:
 def test_launching_from_one_thread_takes_longer() -> None:
     cluster = load_cluster(CLUSTER)
     rows = (SweepRow(1024, 10e-6, 10e-6),)
-    own, shared = (compare_sweep(sweep(8, 1, rows, held), cluster)[0] for held in (1, 8))
+    own, shared = (next(compare_sweep(sweep(8, 1, rows, held), cluster))[1] for held in (1, 8))
     assert shared.predicted_s > 1.7 * own.predicted_s

@@ -117,14 +117,14 @@ def _given_places(data: Path, chosen: list["MeasurementSet"], named: bool) -> Pl
         return [(chosen[0], _folders_in(data, chosen[0]) or (data,))]
     places = [(entry, inside) for entry in chosen if (inside := _folders_in(data, entry))]
     if not places:
-        folders = ", ".join(entry.folder for entry in chosen)
+        folders = ", ".join(entry.folders[0] for entry in chosen)
         raise ValueError(f"{data}: holds none of the folders {folders}; say which set it is with --set")
     return places
 
 
 def _folders_in(data: Path, entry: "MeasurementSet") -> tuple[Path, ...]:
     """Return the folders of *entry* in *data*; none if its first is missing."""
-    if not (data / entry.folder).is_dir():
+    if not (data / entry.folders[0]).is_dir():
         return ()
     return tuple(data / folder for folder in entry.folders if (data / folder).is_dir())
 

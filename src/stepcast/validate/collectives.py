@@ -1,50 +1,73 @@
-"""The nccl-tests set: measured collectives on a cluster."""
+"""The sets of measured collectives: nccl-tests logs of one cluster, and public tables of many machines."""
 
-import csv
 import math
 import os
 import re
-import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from stepcast.cost.collectives import Algorithm, Protocol, Route, collective_s, price, route_of, send_receive_price
+from stepcast.cost.collectives import (
+    Algorithm,
+    CollectivePrice,
+    Route,
+    collective_s,
+    price,
+    route_of,
+    send_receive_price,
+)
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
 from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
+from stepcast.inputs.rows import parse_count
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import folder_files, read
+from stepcast.ir.arrays import BoolArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each
+from stepcast.validate.scoreboard import (
+    Measurements,
+    Record,
+    ScoredRow,
+    columns_of,
+    compare_each,
+    load_table,
+    read_records,
+)
+
+FILE = "collectives.csv"
+CLUSTER = "azure-nd-a100-v4"  # the cluster of the nccl-tests set
+IN_A_NODE, BETWEEN_NODES = "in a node", "between nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredCollective:
-    """One size of one log. Measured is the mean of out-of-place and in-place, which differ by noise."""
+def _size_classes(*edges_bytes: int) -> dict[str, float]:
+    """Return the names of size classes and their upper ends."""
+    names = [f"{format_bytes(low)} to {format_bytes(high)}" for low, high in pairwise(edges_bytes)]
+    names = [f"under {format_bytes(edges_bytes[0])}", *names, f"{format_bytes(edges_bytes[-1])} and more"]
+    return dict(zip(names, (*edges_bytes, math.inf), strict=True))
 
-    source: str
-    kind: CollectiveKind
-    ranks: int
-    size_bytes: int
-    measured_s: float
-    predicted_s: float
-    algorithm: Algorithm | None
-    protocol: Protocol | None
 
-    @property
-    def error(self) -> float:
-        """Return the signed error as a share of the measured time."""
-        return self.predicted_s / self.measured_s - 1
+# Latency, the middle, and bandwidth; of tables sizes by powers of 16.
+SWEEP_SIZES = dict(zip(("under 64 KiB", "64 KiB to 1 MiB", "1 to 64 MiB", "64 MiB and more"),
+                       (64 * KIB, MIB, 64 * MIB, math.inf), strict=True))  # fmt: skip
+TABLE_SIZES = _size_classes(*(64 * KIB * 16**power for power in range(4)))
+
+
+def _class_of(size_bytes: float, classes: Mapping[str, float]) -> str:
+    return next(name for name, end in classes.items() if size_bytes < end)
+
+
+def _by_size(sizes: Sequence[float]) -> dict[str, BoolArray]:
+    """Return the rows whose bandwidth counts, and those whose latency does."""
+    large = np.array(sizes, dtype=np.float64) >= MIB
+    return {"1 MiB and more": large, "below 1 MiB": ~large}
 
 
 def read_sweep(path: str) -> CollectiveSweep:
@@ -59,89 +82,22 @@ def read_sweep(path: str) -> CollectiveSweep:
     return sweep
 
 
-def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> list[MeasuredCollective]:
+def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> Iterator[tuple[int, ScoredRow]]:
+    """Yield each size of a log and its row; measured is the mean of out of place and in place, which differ by noise."""
     kind, route = kind_of(sweep), sweep_route(sweep, cluster)
-    rows = []
     for row in sweep.rows:
         measured_s = measured_time_s(row)
         if measured_s is None or row.size_bytes == 0:
             continue
         predicted = price(kind, row.size_bytes, route)
-        rows.append(
-            MeasuredCollective(
-                source=sweep.source,
-                kind=kind,
-                ranks=sweep.ranks,
-                size_bytes=row.size_bytes,
-                measured_s=measured_s,
-                predicted_s=predicted.seconds,
-                algorithm=predicted.algorithm,
-                protocol=predicted.protocol,
-            )
-        )
-    return rows
-
-
-def mean_abs_error(rows: Iterable[MeasuredCollective], at_least_bytes: int = 0) -> float:
-    """Return the mean absolute error over sizes of *at_least_bytes* and more."""
-    errors: Sequence[float] = [abs(row.error) for row in rows if row.size_bytes >= at_least_bytes]
-    if not errors:
-        raise ValueError("no measurements to compare with")
-    return sum(errors) / len(errors)
-
-
-# The constants that ``tools/fit_nccl.py`` fits to nccl-tests logs, and their values without each log.
-#
-# ``data/fits/nccl_folds.toml`` holds for each number of ranks what the logs of the others give, so that the
-# scoreboard can also say how far off a size of group is that nobody measured.
-
-
-def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
-    """Return *route* with these constants in place of those that ship."""
-    launch_us, channel_us, nic_us, fabric, nic, ll_us, ll128_us = map(float, constants)
-    links = cluster.node.fabric.link, cluster.node.nic
-    assert links[1] is not None
-    between_s = route.inter_latency_s - links[1].latency_s + nic_us * US if route.nodes > 1 else 0.0
-    starts = replace(route.tuning.start_s, ll=ll_us * US, ll128=ll128_us * US)
-    return replace(
-        route,
-        launch_overhead_s=launch_us * US,
-        channel_overhead_s=channel_us * US,
-        intra_bytes_per_s=route.intra_bytes_per_s / links[0].efficiency * fabric,
-        inter_bytes_per_s=route.inter_bytes_per_s / links[1].efficiency * nic,
-        inter_latency_s=between_s,
-        tuning=replace(route.tuning, start_s=starts),
-    )
-
-
-def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> Iterator[tuple[str, float]]:
-    """Yield the mean errors of logs by constants of logs with other numbers of ranks."""
-    table = load_fit("nccl_folds")
-    if table["cluster"] != cluster.name:
-        return
-    folds = {fold["ranks"]: fold["values"] for fold in table["fold"]}
-    errors, sizes = [], []
-    for sweep in sweeps:
-        if sweep.ranks not in folds:
-            continue
-        route = with_constants(sweep_route(sweep, cluster), folds[sweep.ranks], cluster)
-        timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
-        sizes_of_sweep, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
-        errors.append(np.abs(collective_s(kind_of(sweep), sizes_of_sweep, route) / times - 1))
-        sizes.append(sizes_of_sweep)
-    if errors:
-        every, size = np.concatenate(errors), np.concatenate(sizes)
-        parts = {"all sizes": size > 0, "1 MiB and more": size >= MIB, "below 1 MiB": size < MIB}
-        for name, mask in parts.items():
-            if mask.any():
-                yield f"each number of ranks left out of the fit, {name}", float(every[mask].mean())
-
-
-CLUSTER = "azure-nd-a100-v4"  # the cluster of the set
-# Latency, the middle, and bandwidth.
-SIZES = ((64 * KIB, "under 64 KiB"), (MIB, "64 KiB to 1 MiB"), (64 * MIB, "1 to 64 MiB"))
-LARGEST = "64 MiB and more"
-ORDER = (*(name for _, name in SIZES), LARGEST)
+        tags = {
+            "kind": str(kind),
+            "ranks": f"{sweep.ranks} ranks",
+            "size": _class_of(row.size_bytes, SWEEP_SIZES),
+            "algorithm": str(predicted.algorithm or ""),
+        }
+        name = f"{kind} {format_bytes(row.size_bytes)} on {sweep.ranks} ranks"
+        yield row.size_bytes, ScoredRow(name, measured_s, predicted.seconds, tags)
 
 
 def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> Measurements:
@@ -153,33 +109,44 @@ def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> Measurements:
     else:
         sweeps = [read_sweep(folder)]
     rows = [row for sweep in sweeps for row in compare_sweep(sweep, described)]
-    table = columns_of([_row(row) for row in rows])
-    sizes = np.array([row.size_bytes for row in rows], dtype=np.float64)
     return Measurements(
-        table,
+        columns_of([row for _, row in rows]),
         skipped,
-        {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
-        figures=dict(left_out_errors(sweeps, described)),
+        _by_size([size for size, _ in rows]),
+        figures=left_out_errors(sweeps, described),
         notes=(f"priced on {cluster}",),
-        orders={"size": ORDER},
+        orders={"size": list(SWEEP_SIZES)},
     )
 
 
-def _row(row: MeasuredCollective) -> ScoredRow:
-    size = next((name for edge, name in SIZES if row.size_bytes < edge), LARGEST)
-    return ScoredRow(
-        f"{row.kind} {format_bytes(row.size_bytes)} on {row.ranks} ranks",
-        row.measured_s,
-        row.predicted_s,
-        {"kind": str(row.kind), "ranks": f"{row.ranks} ranks", "size": size, "algorithm": str(row.algorithm or "")},
-    )
+def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> dict[str, float]:
+    """Return the mean errors of logs by constants of logs with other numbers of ranks.
+
+    ``data/fits/nccl_folds.toml`` holds for each number of ranks what the logs of the others give.
+    """
+    table = load_fit("nccl_folds")
+    folds = {fold["ranks"]: fold["values"] for fold in table["fold"]}
+    errors: list[tuple[float, float]] = []
+    for sweep in sweeps if table["cluster"] == cluster.name else ():
+        if sweep.ranks in folds:
+            route = with_constants(sweep_route(sweep, cluster), folds[sweep.ranks], cluster)
+            timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
+            sizes, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
+            found = np.abs(collective_s(kind_of(sweep), sizes, route) / times - 1)
+            errors += zip(sizes.tolist(), found.tolist(), strict=True)
+    if not errors:
+        return {}
+    sizes, every = np.array(errors).T
+    parts = {"all sizes": sizes > 0, **_by_size(sizes.tolist())}
+    return {
+        f"each number of ranks left out of the fit, {name}": float(every[mask].mean())
+        for name, mask in parts.items()
+        if mask.any()
+    }
 
 
-# The set of public tables of collectives: nccl-tests and rccl-tests on many machines.
-
-# Tables of measured collectives, gathered from many sources: one line for each size of each table (csv).
-
-# Field of a TableRow -> column, where their names differ.
+# The set of public tables of collectives: nccl-tests and rccl-tests on many machines, one line for each size of
+# each table. Field of a TableRow -> column, where their names differ.
 TABLE_COLUMNS = {
     "table": "id",
     "algorithm": "algo",
@@ -223,41 +190,26 @@ COLUMNS = tuple(TABLE_COLUMNS.get(name, name) for name in TableRow.__annotations
 
 def read_rows(path: str) -> list[TableRow]:
     """Return the rows of a csv file, one for each size of each table."""
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise FormatError(f"is no table of collectives: no column {missing[0]}", path)
-            return [_read_row(line, f"{path}:{number}") for number, line in enumerate(reader, start=2)]
-    except UnicodeDecodeError:
-        raise FormatError("is not UTF-8 text", path) from None
-    except csv.Error as error:
-        raise FormatError(f"is not valid csv: {error}", path) from None
+    lines = read_records(path, FILE, needed=COLUMNS)
+    return [_read_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=2)]
 
 
-def _read_row(line: dict[str, str], where: str) -> TableRow:
+def _read_row(line: Record, where: str) -> TableRow:
     values: dict[str, Any] = {}
     for (name, kind), column in zip(TableRow.__annotations__.items(), COLUMNS, strict=True):
         text = line[column]
-        if text is None:
-            raise FormatError("ends early, or names no source", where)
-        if name == "problem":
-            values[name] = text == "problem"
-        elif name == "measured_s":
-            try:
+        try:
+            if kind is int:
+                values[name] = parse_count(text or "0", column, None)
+            elif kind is float:
                 values[name] = float(text or "nan") * US
-            except ValueError:
-                raise FormatError(f"{column}: {text!r} is not a number", where) from None
-        elif kind is int:
-            if not ((text or "0").isascii() and (text or "0").isdigit()):
-                raise FormatError(f"{column}: {text!r} is not a whole number", where)
-            values[name] = int(text or "0")
-        else:
-            values[name] = bool(text) if kind is bool else text
+            else:
+                values[name] = bool(text) if kind is bool else text
+        except ValueError:
+            raise FormatError(f"{column}: {text!r} is not a number", where) from None
     if not values["source"]:
         raise FormatError("ends early, or names no source", where)
-    return TableRow(**values)
+    return TableRow(**values | {"problem": line["status"] == "problem"})
 
 
 # Rows of public tables of collectives, on the hardware they ran on and by the host that ran them.
@@ -274,18 +226,12 @@ class TableHardware:
     transport: str
 
 
-@lru_cache(maxsize=1)
-def _matching() -> dict[str, Any]:
-    text = (resources.files("stepcast") / "data" / "rows" / "collectives.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
 def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
     """Return the catalogue's cluster of the row's GPU, with the NICs that its network names.
 
     A machine that has an entry of its own is that one, unless it is to be taken for any other.
     """
-    table = _matching()
+    table = load_table("rows/collectives")
     own = next((name for start, name in table["machines"].items() if row.source.startswith(start)), None)
     if own is not None and own_entry:
         return TableHardware(_loaded(own, ()), "")
@@ -336,25 +282,17 @@ def row_route(row: TableRow, own_entry: bool = True) -> Route:
     return route
 
 
-@dataclass(frozen=True, slots=True)
-class PricedRow:
-    seconds: float
-    algorithm: Algorithm | None
-    nodes: int  # or scale-up domains
-
-
-def price_row(row: TableRow, route: Route) -> PricedRow:
+def price_row(row: TableRow, route: Route) -> CollectivePrice:
     """Return the mean of in place and out of place where the source has both, else the one it has."""
     if row.collective == SEND_RECEIVE:
-        cost = send_receive_price(row.size_bytes, route)
-        return PricedRow(cost.seconds, cost.algorithm, route.nodes)
+        return send_receive_price(row.size_bytes, route)
     if row.collective not in set(CollectiveKind):
         raise ValueError(f"{row.collective} is not priced")
     kind = CollectiveKind(row.collective)
     forced = Algorithm.RING if re.match(r"ring \(NVLS off\)|ring forced", row.algorithm) else None
     places = [place for place, measured in ((True, row.in_place), (False, row.out_of_place)) if measured] or [True]
     prices = [price(kind, row.size_bytes, route, forced, in_place=place) for place in places]
-    return PricedRow(sum(cost.seconds for cost in prices) / len(prices), prices[0].algorithm, route.nodes)
+    return replace(prices[0], seconds=sum(cost.seconds for cost in prices) / len(prices))
 
 
 # The constants that were fitted to public tables of collectives, and their values without some of them.
@@ -464,6 +402,25 @@ CONSTANTS = (
 )
 
 
+# Those that ``tools/fit_nccl.py`` fits to the logs of one cluster, in its order.
+SWEEP_CONSTANTS: tuple[Change, ...] = (
+    _field("launch_overhead_s", US),
+    _field("channel_overhead_s", US),
+    _nic_latency,
+    _link_efficiency,
+    _nic_efficiency,
+    _tuning("start_s", "ll", US),
+    _tuning("start_s", "ll128", US),
+)
+
+
+def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
+    """Return *route* with these SWEEP_CONSTANTS in place of those that ship."""
+    for change, value in zip(SWEEP_CONSTANTS, constants, strict=True):
+        route = change(route, cluster, float(value))
+    return route
+
+
 def change_route(row: TableRow, values: Mapping[str, float], own_entry: bool = True) -> Route:
     """Return the row's route with *values* in place of shipped constants; without *own_entry*, of its usual cluster."""
     hardware = match_hardware(row, own_entry)
@@ -482,51 +439,46 @@ def load_table_folds() -> dict[str, dict[str, float]]:
     return {fold["held"]: dict(fold["values"]) for fold in load_fit("collective_folds")["fold"]}
 
 
-FILE = "collectives.csv"
-IN_A_NODE, BETWEEN_NODES = "in a node", "between nodes"
-DECADE = 16  # sizes by powers of 16, from 64 KiB on
-
-
 def measure_tables(folder: str) -> Measurements:
     """Compare every row of the table in *folder*, or of that file, on the hardware that it names."""
-    path = os.path.join(folder, FILE) if os.path.isdir(folder) else folder
-    rows = read_rows(path)
+    rows = read_rows(os.path.join(folder, FILE) if os.path.isdir(folder) else folder)
     reasons = [find_exclusion(row) for row in rows]
     comparable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    compared, skipped = compare_each(
-        comparable, lambda row: (row, price_row(row, row_route(row))), lambda row: row.table
-    )
-    skipped.update(reason for reason in reasons if reason is not None)
-    sizes = np.array([row.size_bytes for row, _ in compared], dtype=np.float64)
-    return Measurements(
-        columns_of([_table_row(row, priced) for row, priced in compared]),
-        skipped,
-        {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
-        figures=_left_out_figures(compared),
-        notes=("left out: by constants that have not seen the row's machine, nor the entry fitted to it",),
-        orders={"size": [name for _, name in _decades()]},
-        details=("table", "system"),
-    )
+    errors: dict[str, list[float]] = defaultdict(list)
 
-
-def _left_out_figures(compared: Sequence[tuple[TableRow, PricedRow]]) -> dict[str, float]:
-    """Return mean errors of rows whose machine took part in no fit, in total and by GPU from 1 MiB on."""
-    errors: dict[str, list[float]] = {}
-    for row, priced in compared:
+    def compare(row: TableRow) -> ScoredRow:
+        route = row_route(row)
+        priced = price_row(row, route)
+        large, where = row.size_bytes >= MIB, f"{row.gpu} {IN_A_NODE if route.nodes == 1 else BETWEEN_NODES}"
         seconds = priced.seconds
         if row.system in load_table_folds():
             seconds = price_row(row, change_route(row, load_table_folds()[row.system], own_entry=False)).seconds
-        error = abs(seconds / row.measured_s - 1)
-        if row.size_bytes < MIB:
-            errors.setdefault("left out, below 1 MiB", []).append(error)
-            continue
-        for label in ("1 MiB and more", f"{row.gpu} {_way(priced)}"):
-            errors.setdefault(f"left out, {label}", []).append(error)
-    return {label: sum(values) / len(values) for label, values in sorted(errors.items())}
+        for label in ("1 MiB and more", where) if large else ("below 1 MiB",):
+            errors[f"left out, {label}"].append(abs(seconds / row.measured_s - 1))
+        tags = {
+            "gpu from 1 MiB": where if large else "",
+            "gpu below 1 MiB": "" if large else where,
+            "collective": row.collective,
+            "size": _class_of(row.size_bytes, TABLE_SIZES),
+            "algorithm": str(priced.algorithm or ""),
+            "table": row.table,
+            "system": row.system,
+        }
+        sizes.append(row.size_bytes)
+        return ScoredRow(f"{row.table} {format_bytes(row.size_bytes)}", row.measured_s, priced.seconds, tags)
 
-
-def _way(priced: PricedRow) -> str:
-    return IN_A_NODE if priced.nodes == 1 else BETWEEN_NODES
+    sizes: list[float] = []
+    compared, skipped = compare_each(comparable, compare, lambda row: row.table)
+    skipped.update(reason for reason in reasons if reason is not None)
+    return Measurements(
+        columns_of(compared),
+        skipped,
+        _by_size(sizes),
+        figures={label: sum(values) / len(values) for label, values in sorted(errors.items())},
+        notes=("left out: by constants that have not seen the row's machine, nor the entry fitted to it",),
+        orders={"size": list(TABLE_SIZES)},
+        details=("table", "system"),
+    )
 
 
 def find_exclusion(row: TableRow) -> str | None:
@@ -538,29 +490,3 @@ def find_exclusion(row: TableRow) -> str | None:
     if not math.isfinite(row.measured_s) or row.measured_s <= 0 or row.size_bytes == 0:
         return "no time, or no size"
     return None
-
-
-def _decades() -> list[tuple[float, str]]:
-    """Return the upper ends and names of the size classes."""
-    edges = [64 * KIB * DECADE**power for power in range(4)]
-    names = [f"under {format_bytes(edges[0])}"]
-    names += [f"{format_bytes(low)} to {format_bytes(high)}" for low, high in pairwise(edges)]
-    return [*zip(edges, names, strict=True), (math.inf, f"{format_bytes(edges[-1])} and more")]
-
-
-def _table_row(row: TableRow, priced: PricedRow) -> ScoredRow:
-    way = _way(priced)
-    return ScoredRow(
-        f"{row.table} {format_bytes(row.size_bytes)}",
-        row.measured_s,
-        priced.seconds,
-        {
-            "gpu from 1 MiB": f"{row.gpu} {way}" if row.size_bytes >= MIB else "",
-            "gpu below 1 MiB": f"{row.gpu} {way}" if row.size_bytes < MIB else "",
-            "collective": row.collective,
-            "size": next(name for edge, name in _decades() if row.size_bytes < edge),
-            "algorithm": str(priced.algorithm or ""),
-            "table": row.table,
-            "system": row.system,
-        },
-    )

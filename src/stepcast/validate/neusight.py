@@ -21,12 +21,20 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.rows import csv_rows
 from stepcast.inputs.source import Source
-from stepcast.ir.arrays import FloatArray
+from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate.folds import GpuFold, load_folds, price_kernels
-from stepcast.validate.scoreboard import MeasuredColumns, Measurements, ScoredRow, columns_of
+from stepcast.validate.scoreboard import (
+    MeasuredColumns,
+    Measurements,
+    Record,
+    ScoredRow,
+    columns_of,
+    compare_each,
+    join_columns,
+)
 
 MATRIX = ("linear", "bmm")
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor
@@ -211,8 +219,7 @@ def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
 # An operator on a GPU of that set is predicted by constants learnt without that GPU; one on any other GPU by
 # the committed constants, which have not seen it either. Models took part in no fit.
 
-OPERATOR_FILES = ("ops_fp32.csv.gz", "ops_fp32.csv")
-MODEL_FILES = ("models_fp32.csv.gz", "models_fp32.csv")
+FILES = {"ops": "ops_fp32.csv", "models": "models_fp32.csv"}
 CALIBRATING_POINTS = 20
 Skipped = Counter[str]
 Table = Mapping[str, Sequence[str]]
@@ -220,46 +227,37 @@ Table = Mapping[str, Sequence[str]]
 
 def measure_neusight(folder: str) -> Measurements:
     """Compare the operators and models in *folder*, or in that one file."""
-    path = Path(folder)
     skipped: Skipped = Counter()
-    cells: list[OperatorCell] = []
-    models: list[ScoredRow] = []
+    pieces: list[MeasuredColumns] = []
     figures: dict[str, float] = {}
-    for file in _files(path):
+    for file in _files(Path(folder)):
         table = _read(file)
         if "op" in table:
-            cells_of_file = list(_cells(table, skipped, file.name))
-            figures |= _cell_figures(cells_of_file)
-            cells += cells_of_file
+            cells = list(_compare_operators(table, skipped, file.name))
+            figures |= _cell_figures(cells)
+            pieces += cells
         elif "model" in table:
-            found_models = list(_models(table, skipped, file.name))
-            figures |= _model_figures(found_models)
-            models += [model.row for model in found_models]
+            pieces.append(_compare_models(table, skipped, file.name, figures))
         else:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
-    joined = _joined(cells, columns_of(models))
-    is_model = joined.tags["model"] != ""
-    selections = {"operators": ~is_model, "linear and bmm": np.isin(joined.tags["kind"], MATRIX), "models": is_model}
-    return Measurements(joined, skipped, selections, figures, _notes(cells))
-
-
-def _notes(cells: Sequence["OperatorCell"]) -> tuple[str, ...]:
+    joined = join_columns(pieces)
+    kind, gpu, model = (joined.tags.get(tag, np.zeros(0, dtype=np.str_)) for tag in ("kind", "gpu", "model"))
+    operators: BoolArray = model == ""
+    selections = {"operators": operators, "linear and bmm": np.isin(kind, MATRIX), "models": ~operators}
     folds = load_folds()
-    gpus = sorted({cell.points.gpu.name for cell in cells})
-    left_out = [name for name in gpus if name in folds.gpus]
+    left_out = [name for name in np.unique(gpu[operators]).tolist() if name in folds.gpus]
     notes = [folds.note] if folds.note else []
     if left_out:
         notes.append(f"operators on {', '.join(left_out)} by constants learnt without that GPU")
     notes.append("models by the committed constants, which no model was part of")
-    return tuple(notes)
+    return Measurements(joined, skipped, selections, figures, tuple(notes))
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    candidates = [next((path / name for name in names if (path / name).is_file()), None)
-             for names in (OPERATOR_FILES, MODEL_FILES)]  # fmt: skip
-    files = [file for file in candidates if file is not None]
+    places = ((path / f"{name}.gz", path / name) for name in FILES.values())
+    files = [file for names in places if (file := next(filter(Path.is_file, names), None))]
     if not files:
         raise ValueError(f"{path}: expected ops_fp32.csv.gz or models_fp32.csv, as in NeuSight's set")
     return files
@@ -273,44 +271,27 @@ def _read(file: Path) -> Table:
     return dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
 
 
-# ---- operators ---------------------------------------------------------------------------------------
+@lru_cache(maxsize=64)
+def _gpu(device: str) -> Gpu | None:
+    try:
+        return load_gpu(device)
+    except ValueError:
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorCell:
-    """The rows of one operator on one GPU."""
-
-    points: FP32Rows
-    measured_s: FloatArray
-    predicted_s: FloatArray
-
-    @property
-    def mean_abs_error(self) -> float:
-        return float(np.mean(np.abs(self.predicted_s / self.measured_s - 1.0)))
-
-    def calibrated_error(self, points: int) -> float:
-        """Return the mean error on the other rows once *points* of them have been measured on this GPU."""
-        size = self.measured_s.size
-        seen = np.random.default_rng(1).choice(size, min(points, size // 2), replace=False)
-        rest = np.ones(size, dtype=bool)
-        rest[seen] = False
-        correction = fit_correction(self.predicted_s[seen], self.measured_s[seen])
-        better = np.asarray(correction.applied_s(self.predicted_s[rest]))
-        return float(np.mean(np.abs(better / self.measured_s[rest] - 1.0)))
-
-    def name(self, index: int) -> str:
-        p = self.points
-        sizes = f"{p.rows[index]:.0f} x {p.columns[index]:.0f}"
-        if p.op in MATRIX:
-            sizes = f"{sizes} x {p.depth[index]:.0f}" + (f", batch {p.batch[index]:.0f}" if p.op == "bmm" else "")
-        return f"{p.op} {sizes} on {p.gpu.name}"
+def _fold(gpu: Gpu) -> GpuFold:
+    return load_folds().gpus.get(gpu.name) or GpuFold(*neusight_fit())
 
 
-def _cells(table: Table, skipped: Skipped, file: str) -> Iterator[OperatorCell]:
+def _compare_operators(table: Table, skipped: Skipped, file: str) -> Iterator[MeasuredColumns]:
+    """Yield the rows of each operator on each GPU."""
     ops, devices = np.array(table["op"]), np.array(table["device"])
-    measured_s = _numbers(table, "ms") * 1e-3
-    sizes = {name: _numbers(table, name) for name in ("b", "m", "n", "k", "h")}
-    broken = ~(measured_s > 0)
+    # A blank counts as 1: a linear has no batch.
+    numbers = {
+        name: np.array([value or "1" for value in table[name]], dtype=np.float64)
+        for name in ("ms", "b", "m", "n", "k", "h")
+    }
+    timed = numbers["ms"] > 0
     for device in np.unique(devices):
         on_device = devices == device
         gpu = _gpu(str(device))
@@ -322,143 +303,94 @@ def _cells(table: Table, skipped: Skipped, file: str) -> Iterator[OperatorCell]:
             if op not in OPERATORS:
                 skipped[f"{file}: unknown operator {op}"] += int(np.sum(chosen))
                 continue
-            if np.any(chosen & broken):
-                skipped[f"{file}: no measured time"] += int(np.sum(chosen & broken))
-                chosen &= ~broken
-            rows = np.flatnonzero(chosen)
-            if rows.size:
-                points = _points(str(op), gpu, {name: column[rows] for name, column in sizes.items()})
-                yield OperatorCell(points, measured_s[rows], _predicted_s(points, _fold(gpu)))
+            if untimed := int(np.sum(chosen & ~timed)):
+                skipped[f"{file}: no measured time"] += untimed
+            if np.any(chosen & timed):
+                yield _compare_cell(str(op), gpu, {name: column[chosen & timed] for name, column in numbers.items()})
 
 
-def _predicted_s(points: FP32Rows, fold: GpuFold) -> FloatArray:
-    return reported_s(points, fold.fit, fold.added_s[points.op], fold.least_s[points.op])
-
-
-def _points(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> FP32Rows:
-    """Return their (m, n) by (n, k) as our rows, columns and depth."""
-    if op in MATRIX:
-        return FP32Rows(op, gpu, sizes["m"], sizes["k"], sizes["n"], sizes["b"])
-    ones = np.ones_like(sizes["b"])
-    return FP32Rows(op, gpu, sizes["b"], sizes["h"], sizes["h"], ones)
-
-
-def _fold(gpu: Gpu) -> GpuFold:
-    fit, added_s, least_s = neusight_fit()
-    return load_folds().gpus.get(gpu.name) or GpuFold(fit, added_s, least_s)
-
-
-def _numbers(table: Table, name: str) -> FloatArray:
-    """Return a column; blank entries count as 1, since a linear has no batch."""
-    return np.array([value or "1" for value in table[name]], dtype=np.float64)
-
-
-@lru_cache(maxsize=64)
-def _gpu(device: str) -> Gpu | None:
-    try:
-        return load_gpu(device)
-    except ValueError:
-        return None
-
-
-def _cell_figures(cells: Sequence[OperatorCell]) -> dict[str, float]:
-    if not cells:
-        return {}
-    calibrated = [cell.calibrated_error(CALIBRATING_POINTS) for cell in cells if cell.measured_s.size >= 4]
-    matrix = [cell.mean_abs_error for cell in cells if cell.points.op in MATRIX]
-    return {
-        "operators_mean_over_cells": float(np.mean([cell.mean_abs_error for cell in cells])),
-        "matmuls_mean_over_cells": float(np.mean(matrix)) if matrix else 0.0,
-        f"operators_mean_over_cells_with_{CALIBRATING_POINTS}_points": float(np.mean(calibrated)),
-    }
-
-
-def _joined(cells: Sequence[OperatorCell], models: MeasuredColumns) -> MeasuredColumns:
-    """Return operators and models in one table; names are made when a row is printed."""
-    starts = np.cumsum([0, *(cell.measured_s.size for cell in cells)])
-    operators = int(starts[-1])
-
-    def labels(tag: str, of_cell: Sequence[str]) -> list[str]:
-        own = [label for cell, label in zip(cells, of_cell, strict=True) for _ in range(cell.measured_s.size)]
-        blank = [""] * len(models)
-        return [*own, *(models.tags[tag].tolist() if tag in models.tags else blank)]
+def _compare_cell(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> MeasuredColumns:
+    """Return one operator on one GPU; their (m, n) by (n, k) are our rows, columns and depth."""
+    b, m, n, k, h = (sizes[name] for name in "bmnkh")
+    points = FP32Rows(op, gpu, m, k, n, b) if op in MATRIX else FP32Rows(op, gpu, b, h, h, np.ones_like(b))
 
     def name(index: int) -> str:
-        if index >= operators:
-            return models.name(index - operators)
-        which = int(np.searchsorted(starts, index, side="right")) - 1
-        return cells[which].name(index - int(starts[which]))
+        words = f"{points.rows[index]:.0f} x {points.columns[index]:.0f}"
+        if op in MATRIX:
+            words += f" x {points.depth[index]:.0f}" + (f", batch {points.batch[index]:.0f}" if op == "bmm" else "")
+        return f"{op} {words} on {gpu.name}"
 
-    tags = {
-        "kind": labels("kind", [cell.points.op for cell in cells]),
-        "gpu": labels("gpu", [cell.points.gpu.name for cell in cells]),
-        "model": labels("model", [""] * len(cells)),
+    fold = _fold(gpu)
+    predicted_s = reported_s(points, fold.fit, fold.added_s[op], fold.least_s[op])
+    tags = {tag: np.full(len(b), word) for tag, word in (("kind", op), ("gpu", gpu.name), ("model", ""))}
+    return MeasuredColumns(sizes["ms"] * 1e-3, predicted_s, tags, name)
+
+
+def _mean_error(cell: MeasuredColumns) -> float:
+    return float(np.mean(np.abs(cell.error)))
+
+
+def _calibrated_error(cell: MeasuredColumns) -> float:
+    """Return the mean error on the other rows once some have been measured on this GPU."""
+    seen = np.zeros(len(cell), dtype=bool)
+    points = min(CALIBRATING_POINTS, len(cell) // 2)
+    order = np.random.default_rng(1).choice(len(cell), points, replace=False)
+    seen[order] = True
+    correction = fit_correction(cell.predicted_s[order], cell.measured_s[order])
+    better = np.asarray(correction.applied_s(cell.predicted_s[~seen]))
+    return float(np.mean(np.abs(better / cell.measured_s[~seen] - 1.0)))
+
+
+def _cell_figures(cells: Sequence[MeasuredColumns]) -> dict[str, float]:
+    if not cells:
+        return {}
+    matrix = [_mean_error(cell) for cell in cells if cell.tags["kind"][0] in MATRIX]
+    return {
+        "operators_mean_over_cells": float(np.mean([_mean_error(cell) for cell in cells])),
+        "matmuls_mean_over_cells": float(np.mean(matrix)) if matrix else 0.0,
+        f"operators_mean_over_cells_with_{CALIBRATING_POINTS}_points": float(
+            np.mean([_calibrated_error(cell) for cell in cells if len(cell) >= 4])
+        ),
     }
-    return MeasuredColumns(
-        np.concatenate([*(cell.measured_s for cell in cells), models.measured_s]),
-        np.concatenate([*(cell.predicted_s for cell in cells), models.predicted_s]),
-        {tag: np.array(values, dtype=np.str_) for tag, values in tags.items()},
-        name,
-    )
 
 
-# ---- models ------------------------------------------------------------------------------------------
+def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str, float]) -> MeasuredColumns:
+    """Return the models; *figures* gains errors with the GPU left out of the fit, and of NeuSight's own predictions."""
+    unseen: list[float] = []
+    theirs: list[tuple[float, float]] = []
 
-
-@dataclass(frozen=True, slots=True)
-class ModelResult:
-    """One model on one GPU: our prediction, with the GPU in the fit and without it, and NeuSight's own."""
-
-    row: ScoredRow
-    unseen_s: float
-    neusight_s: float  # 0: not published
-
-
-def _models(table: Table, skipped: Skipped, file: str) -> Iterator[ModelResult]:
-    names = list(table)
-    for number, values in enumerate(zip(*table.values(), strict=True), start=2):
-        record = dict(zip(names, values, strict=True))
+    def compare(numbered: tuple[int, Record]) -> ScoredRow:
+        number, record = numbered
         gpu = _gpu(record["device"])
         if gpu is None:
-            skipped[f"{file}: unknown GPU {record['device']}"] += 1
-            continue
+            raise ValueError(f"{file}: unknown GPU {record['device']}")
         if record.get("option"):
-            skipped[f"{file}: option {record['option']} is not modelled"] += 1
-            continue
+            raise ValueError(f"{file}: option {record['option']} is not modelled")
+        seq, batch, training = int(record["seq"]), int(record["batch"]), record["mode"] == "train"
         try:
-            yield _comparison_model(record, gpu)
+            kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
         except ValueError as error:
-            skipped[f"{file}:{number}: {error}"] += 1
-
-
-def _comparison_model(record: Mapping[str, str], gpu: Gpu) -> ModelResult:
-    seq, batch, training = int(record["seq"]), int(record["batch"]), record["mode"] == "train"
-    kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
-
-    def seconds(fit: ComputeFit) -> float:
-        return sum(price_kernels(kernels, gpu, fit, step_load(kernels, gpu, fit)))
-
-    mode = "training" if training else "inference"
-    row = ScoredRow(
-        f"{record['model']} {mode}, {batch} x {seq} on {gpu.name}",
-        float(record["measured_ms"]) * 1e-3,
-        seconds(neusight_fit()[0]),
-        {"kind": f"model {mode}", "gpu": gpu.name, "model": record["model"]},
-    )
-    theirs = float(record.get("neusight_ms") or 0) * 1e-3
-    return ModelResult(row, seconds(_fold(gpu).fit), theirs)
-
-
-def _model_figures(models: Sequence[ModelResult]) -> dict[str, float]:
-    if not models:
-        return {}
-    unseen = [abs(model.unseen_s / model.row.measured_s - 1.0) for model in models]
-    figures = {"models_mean_abs_error_gpu_left_out": float(np.mean(unseen))}
-    same = [model for model in models if model.neusight_s]
-    if same:
-        theirs = [abs(model.neusight_s / model.row.measured_s - 1.0) for model in same]
-        figures["models_mean_abs_error_where_neusight_has_one"] = float(
-            np.mean([abs(model.row.error) for model in same])
+            raise ValueError(f"{file}:{number}: {error}") from None
+        mode, measured_s = "training" if training else "inference", float(record["measured_ms"]) * 1e-3
+        predicted_s, unseen_s = (
+            sum(price_kernels(kernels, gpu, fit, step_load(kernels, gpu, fit)))
+            for fit in (neusight_fit()[0], _fold(gpu).fit)
         )
-        figures["models_mean_abs_error_of_neusight"] = float(np.mean(theirs))
-    return figures
+        name = f"{record['model']} {mode}, {batch} x {seq} on {gpu.name}"
+        tags = {"kind": f"model {mode}", "gpu": gpu.name, "model": record["model"]}
+        row = ScoredRow(name, measured_s, predicted_s, tags)
+        unseen.append(abs(unseen_s / measured_s - 1.0))
+        if record.get("neusight_ms"):
+            theirs.append((abs(row.error), abs(float(record["neusight_ms"]) * 1e-3 / measured_s - 1.0)))
+        return row
+
+    records = (dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True))
+    rows, left_out = compare_each(enumerate(records, start=2), compare)
+    skipped.update(left_out)
+    if unseen:
+        figures["models_mean_abs_error_gpu_left_out"] = float(np.mean(unseen))
+    if theirs:
+        ours, of_neusight = np.mean(theirs, axis=0).tolist()
+        figures["models_mean_abs_error_where_neusight_has_one"] = ours
+        figures["models_mean_abs_error_of_neusight"] = of_neusight
+    return columns_of(rows)

@@ -6,6 +6,7 @@ Rows of one GPU that share their words (format, kernel, phase) are compared at o
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from stepcast.ir.progress import report_progress
 from stepcast.ir.work import CollectiveKind
 from stepcast.pytorch.profile.imported import RECIPES, gpu_of
 from stepcast.units import MIB, MS, US
-from stepcast.validate.scoreboard import MeasuredColumns, Measurements
+from stepcast.validate.scoreboard import MeasuredColumns, Measurements, join_columns
 
 SIDE = 1024  # sides of products from which the hardware, not the launch, decides
 
@@ -46,16 +47,13 @@ class ComparedOperators(NamedTuple):
     dtype: str
     sizes: TextArray
 
-    def take(self, rows: BoolArray) -> "ComparedOperators":
-        return ComparedOperators(self.measured_s[rows], self.predicted_s[rows], self.dtype, self.sizes[rows])
-
 
 Comparison = Callable[[OperatorTable, Gpu], Iterator[ComparedOperators]]
 
 
 def measure_operators(*places: str) -> Measurements:
     """Return the rows of all tables in *places* with their costs; rows without one are counted with the reason."""
-    pieces: list[tuple[str, str, ComparedOperators]] = []
+    pieces: list[MeasuredColumns] = []
     skipped: Counter[str] = Counter()
     paths = [path for place in places for path in find_operator_tables(place)]
     for path in report_progress(paths):
@@ -69,39 +67,24 @@ def measure_operators(*places: str) -> Measurements:
                 gpu = gpu_of(rows)
                 for compared in compare(rows, gpu):
                     timed = (compared.measured_s > 0) & np.isfinite(compared.predicted_s)
-                    pieces.append((table.name, gpu.name, compared.take(timed)))
+                    pieces.append(_label(table.name, gpu.name, compared, timed))
                     if not timed.all():
                         skipped[f"{table.name}: measured as 0 s, or without a cost"] += int((~timed).sum())
             except ValueError as error:
                 skipped[f"{table.name}: {error}"] += len(rows)
-    return _join(pieces, skipped)
+    joined = join_columns(pieces)
+    labels = [joined.tags[tag] for tag in ("table", "dtype", "gpu")] if pieces else []
+    names = replace(joined, name=lambda index: "{} {} on {}, row {}".format(*(tag[index] for tag in labels), index))
+    return Measurements(names, skipped)
 
 
-def _join(pieces: list[tuple[str, str, ComparedOperators]], skipped: Mapping[str, int]) -> Measurements:
-    lengths = [len(compared.measured_s) for _, _, compared in pieces]
-
-    def repeat(words: list[str]) -> TextArray:
-        return np.repeat(np.array(words, dtype=np.str_), lengths)
-
-    tables, gpus = repeat([table for table, _, _ in pieces]), repeat([gpu for _, gpu, _ in pieces])
-    formats = repeat([compared.dtype for _, _, compared in pieces])
-    sizes = np.concatenate([compared.sizes for _, _, compared in pieces]) if pieces else tables
-    empty: FloatArray = np.empty(0)
-    measured_s = np.concatenate([empty, *(compared.measured_s for _, _, compared in pieces)])
-    predicted_s = np.concatenate([empty, *(compared.predicted_s for _, _, compared in pieces)])
-    kinds = np.char.add(np.char.add(tables, " "), formats)
-    tags = {
-        "table": tables,
-        "gpu": gpus,
-        "dtype": formats,
-        "size": sizes,
-        "gpu by table": np.char.add(np.char.add(gpus, " "), kinds),
-        "table by size": np.char.add(np.char.add(tables, " "), sizes),
-    }
-    columns = MeasuredColumns(
-        measured_s, predicted_s, tags, lambda index: f"{tables[index]} {formats[index]} on {gpus[index]}, row {index}"
-    )
-    return Measurements(columns, skipped)
+def _label(table: str, gpu: str, compared: ComparedOperators, rows: BoolArray) -> MeasuredColumns:
+    sizes = compared.sizes[rows]
+    words = {"table": table, "gpu": gpu, "dtype": compared.dtype, "size": ""}
+    words |= {"gpu by table": f"{gpu} {table} {compared.dtype}", "table by size": ""}
+    tags = {tag: np.full(len(sizes), word) for tag, word in words.items()}
+    tags |= {"size": sizes, "table by size": np.char.add(f"{table} ", sizes)}
+    return MeasuredColumns(compared.measured_s[rows], compared.predicted_s[rows], tags, str)
 
 
 def label_sizes(values: FloatArray, edges: Mapping[str, float]) -> TextArray:

@@ -4,7 +4,6 @@ Rows state mean lengths and limits, not distributions: responses are taken as lo
 recipes, where they are at hand, add packing, recomputation, memory shares and the split of GPUs.
 """
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -15,11 +14,10 @@ from typing import Any
 
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.configs.rl import read_rl_values
-from stepcast.ir.progress import report_progress
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, RlStep, load_profile, sync_seconds
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of
+from stepcast.validate.scoreboard import Measurements, Record, ScoredRow, columns_of, compare_each, read_records
 
 FILE, RECIPES = "rl_runs.csv", "nemo_rl_recipes.csv"
 CLUSTERS = {
@@ -38,7 +36,14 @@ STREAMS = re.compile("stale|separate_async")
 QUANTITIES = {"step": "step_time_s", "generation": "gen_s", "logprob": "old_logprob_s", "update": "update_actor_s",
               "sync": "weight_sync_s"}  # fmt: skip
 
-RlRow = Mapping[str, str]
+# Choices of a recipe that its run takes over.
+TAKEN = ["tp", "cp", "ep", "pp", "recompute", "pack_tokens", "gen_ep", "memory_share", "precision", "staleness"]
+NOTES = (
+    f"prompts of {PROMPT} tokens, responses lognormal with cv {CV} before the cut at the limit: lengths are "
+    "published as means",
+    f"verl's runs on H20 publish no lengths: {UNSTATED_RESPONSE:,} tokens assumed",
+    "log-probabilities of a reference model are computed unless a recipe says otherwise",
+)
 
 
 @lru_cache(maxsize=16)
@@ -52,14 +57,12 @@ def _cluster(gpu: str) -> Cluster:
 def read_recipes(path: Path) -> list[dict[str, Any]]:
     """Return the choices of each recipe."""
     recipes: dict[str, dict[str, object]] = {}
-    if path.is_file():
-        with path.open(newline="", encoding="utf-8") as lines:
-            for row in csv.DictReader(lines):
-                recipes.setdefault(row["recipe"], {})[row["key"]] = row["value"]
+    for row in read_records(path) if path.is_file() else ():
+        recipes.setdefault(row["recipe"], {})[row["key"]] = row["value"]
     return [{"recipe": name, **read_rl_values(keys).choices} for name, keys in recipes.items()]
 
 
-def find_recipe(row: RlRow, recipes: list[dict[str, Any]]) -> dict[str, Any]:
+def find_recipe(row: Record, recipes: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the recipe of a run: the same model, GPUs, mode and formats; nothing where none is."""
     name = find_name(row["model"])
     for recipe in recipes:
@@ -82,7 +85,7 @@ def _model_of(recipe: str) -> str | None:
     return next(filter(None, names), None)
 
 
-def question_of(row: RlRow, recipe: Mapping[str, Any]) -> RlQuestion:
+def question_of(row: Record, recipe: Mapping[str, Any]) -> RlQuestion:
     """Return the question that a row describes, with what its recipe adds."""
     model, cluster = load_model(row["model"]), _cluster(row["gpu"])
     gpus = int(row["num_gpus"])
@@ -94,22 +97,7 @@ def question_of(row: RlRow, recipe: Mapping[str, Any]) -> RlQuestion:
     if not row["rollout_batch"] and row["tokens_per_s_per_gpu"] and row["avg_seq"]:  # stated by the tokens of a step
         tokens = float(row["tokens_per_s_per_gpu"]) * gpus * float(row["step_time_s"])
         responses = round(tokens / float(row["avg_seq"]) / group) * group
-    choices: dict[str, Any] = {
-        name: recipe[name]
-        for name in (
-            "tp",
-            "cp",
-            "ep",
-            "pp",
-            "recompute",
-            "pack_tokens",
-            "gen_ep",
-            "memory_share",
-            "precision",
-            "staleness",
-        )
-        if name in recipe
-    }
+    choices: dict[str, Any] = {name: recipe[name] for name in TAKEN if name in recipe}
     choices |= {
         "model": model,
         "cluster": cluster,
@@ -161,27 +149,18 @@ def predict_quantities(step: RlStep) -> dict[str, float]:
 def measure_rl(folder: str) -> Measurements:
     """Return measured and predicted times of the steps in *folder*."""
     place = Path(folder)
-    file = place if place.is_file() else place / FILE
-    if not file.is_file():
-        raise ValueError(f"{folder}: has no {FILE}")
-    recipes = read_recipes(file.parent / RECIPES)
-    scored: list[ScoredRow] = []
-    skipped: Counter[str] = Counter()
+    recipes = read_recipes((place.parent if place.is_file() else place) / RECIPES)
+    waits: Counter[str] = Counter()
     ran: dict[tuple[str, ...], list[tuple[bool, float, float]]] = {}
-    with file.open(newline="", encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
-    for row in report_progress(rows):
+
+    def compare(row: Record) -> list[ScoredRow]:
         measured = {name: float(row[column]) for name, column in QUANTITIES.items() if row[column]}
         if "async" in row["mode"] and measured.pop("generation", 0.0):
-            skipped["asynchronous runs publish the wait of the trainer as generation, which is not forecast"] += 1
-        try:
-            if set(measured) == {"sync"}:
-                predicted = {"sync": _sync_alone(row)}
-            else:
-                predicted = predict_quantities(answer_rl(question_of(row, find_recipe(row, recipes))))
-        except (ValueError, KeyError) as error:
-            skipped[str(error)] += 1
-            continue
+            waits["asynchronous runs publish the wait of the trainer as generation, which is not forecast"] += 1
+        if set(measured) == {"sync"}:
+            predicted = {"sync": _sync_alone(row)}
+        else:
+            predicted = predict_quantities(answer_rl(question_of(row, find_recipe(row, recipes))))
         tags = {
             "software": row["framework"],
             "mode": "async" if "async" in row["mode"] else row["mode"].split()[0],
@@ -192,18 +171,14 @@ def measure_rl(folder: str) -> Measurements:
         if "step" in measured:
             where = row["framework"], row["version"], row["model"], row["gpu"], row["num_gpus"], row["train_precision"]
             ran.setdefault(where, []).append(("async" in row["mode"], measured["step"], predicted["step"]))
-        scored += [
+        return [
             ScoredRow(row["id"], seconds, predicted[name], {"quantity": name, **tags})
             for name, seconds in measured.items()
             if predicted[name] > 0
         ]
-    columns = columns_of(scored)
-    notes = (
-        f"prompts of {PROMPT} tokens, responses lognormal with cv {CV} before the cut at the limit: lengths are "
-        "published as means",
-        f"verl's runs on H20 publish no lengths: {UNSTATED_RESPONSE:,} tokens assumed",
-        "log-probabilities of a reference model are computed unless a recipe says otherwise",
-    )
+
+    scored, skipped = compare_each(read_records(folder, FILE), compare)
+    columns = columns_of([row for rows in scored for row in rows])
     selections = {name: columns.tags["quantity"] == name for name in QUANTITIES}
     right = [
         (mine[1] > other[1]) == (mine[2] > other[2])
@@ -211,13 +186,12 @@ def measure_rl(folder: str) -> Measurements:
         for mine, other in combinations(members, 2)
         if mine[0] != other[0]
     ]
-    figures = (
-        {"colocated against async on as many GPUs: share of pairs right": sum(right) / len(right)} if right else {}
-    )
-    return Measurements(columns, skipped, selections, figures, notes)
+    pairs = "colocated against async on as many GPUs: share of pairs right"
+    figures = {pairs: sum(right) / len(right)} if right else {}
+    return Measurements(columns, waits + skipped, selections, figures, NOTES)
 
 
-def _sync_alone(row: RlRow) -> float:
+def _sync_alone(row: Record) -> float:
     """Return the time of moving weights where nothing else was measured."""
     from stepcast.generation.placement import GenerationLayout
 

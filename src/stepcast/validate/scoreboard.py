@@ -9,14 +9,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from stepcast.forecast.prediction import Prediction
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.rows import csv_records
+from stepcast.inputs.source import FormatError, Source, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
@@ -24,6 +27,9 @@ from stepcast.ir.progress import report_progress
 
 Item = TypeVar("Item")
 Compared = TypeVar("Compared")
+Record = Mapping[str, str]  # a row of a csv file, by its columns
+Pair = tuple[float, float]  # measured and predicted
+DATA = Path(__file__).parents[1] / "data"
 WORST = 10
 # Measured times: launches decide the first, the hardware the last.
 TIME_EDGES_S = (20e-6, 50e-6, 1e-3, 10e-3)
@@ -136,13 +142,34 @@ class Scoreboard:
     unit: str = "s"
 
 
+@lru_cache(maxsize=8)
+def load_table(name: str) -> dict[str, Any]:
+    """Return a table of the package's data, such as ``rows/sets``."""
+    return read_toml(DATA / f"{name}.toml")
+
+
+def read_records(place: str | Path, *files: str, needed: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the rows of the csv file *place*, or of the first of *files* that is in that folder."""
+    path = Path(place)
+    file = path if path.is_file() else next((path / name for name in files if (path / name).is_file()), None)
+    if file is None:
+        raise ValueError(f"{path}: expected {files[0]}, or a csv file with its columns")
+    names, records = csv_records(Source(file))
+    if missing := [name for name in needed if name not in names]:
+        raise FormatError(f"no column {missing[0]}; expected the columns of {files[0]}", str(file))
+    return list(records)
+
+
 def compare_each(
-    items: Iterable[Item], compare: Callable[[Item], Compared], where: Callable[[Item], str] | None = None
+    items: Iterable[Item],
+    compare: Callable[[Item], Compared],
+    where: Callable[[Item], str] | None = None,
+    count: Callable[[Item], int] = lambda item: 1,
 ) -> tuple[list[Compared], Counter[str]]:
     """Compare every item with its prediction, and count why the others could not be compared.
 
     *compare* raises a ValueError (or a KeyError for a missing column) for an item that it has no prediction for;
-    *where* names the file that the reason is put after.
+    *where* names the file that the reason is put after; *count* is the number of rows of an item.
     """
     compared: list[Compared] = []
     skipped: Counter[str] = Counter()
@@ -151,7 +178,7 @@ def compare_each(
             compared.append(compare(item))
         except (ValueError, KeyError) as error:
             reason = error.message if isinstance(error, FormatError) else str(error)
-            skipped[f"{where(item)}: {reason}" if where else reason] += 1
+            skipped[f"{where(item)}: {reason}" if where else reason] += count(item)
     return compared, skipped
 
 
@@ -165,6 +192,23 @@ def columns_of(rows: Sequence[ScoredRow]) -> MeasuredColumns:
         {tag: np.array([row.tags.get(tag, "") for row in rows], dtype=np.str_) for tag in tags},
         lambda index: rows[index].name,
         None if all(row.ends is None for row in rows) else (ends[:, 0], ends[:, 1]),
+    )
+
+
+def join_columns(pieces: Sequence[MeasuredColumns]) -> MeasuredColumns:
+    """Return the rows of all *pieces*, without intervals; a tag that a piece lacks is blank there."""
+    starts = np.cumsum([0, *map(len, pieces)])
+    tags = dict.fromkeys(tag for piece in pieces for tag in piece.tags)
+
+    def name(index: int) -> str:
+        which = int(np.searchsorted(starts, index, side="right")) - 1
+        return pieces[which].name(index - int(starts[which]))
+
+    return MeasuredColumns(
+        np.concatenate([np.empty(0), *(piece.measured_s for piece in pieces)]),
+        np.concatenate([np.empty(0), *(piece.predicted_s for piece in pieces)]),
+        {tag: np.concatenate([piece.tags.get(tag, np.full(len(piece), "")) for piece in pieces]) for tag in tags},
+        name,
     )
 
 
@@ -186,7 +230,7 @@ def summarise(measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArra
     )
 
 
-def error_figures(what: str, pairs: Sequence[tuple[float, float]], *names: str) -> Iterator[tuple[str, float]]:
+def error_figures(what: str, pairs: Sequence[Pair], *names: str) -> Iterator[tuple[str, float]]:
     """Yield the fields *names* of the Summary of measured and predicted *pairs*, as figures of *what*."""
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     if summary := summarise(table[:, 0], table[:, 1]):
@@ -272,22 +316,13 @@ def unseen_share(model: Model, tokens: int) -> float:
 
 
 class MeasurementSet(NamedTuple):
-    """A set that we check ourselves against; *measure* names the function that reads and predicts its rows.
-
-    *folder* is its name among the folders of other sets, *more_folders* hold more rows of it.
-    """
+    """A set that we check ourselves against: an entry of ``data/rows/sets.toml``."""
 
     name: str
     about: str
     function: str  # module:function below stepcast.validate; takes folders and options, returns Measurements
-    folder: str
-    more_folders: tuple[str, ...] = ()
-    when_named: bool = False  # left out unless it is asked for: it takes long, and needs packages of its own
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Return all folders of the set."""
-        return (self.folder, *self.more_folders)
+    folders: tuple[str, ...]
+    when_named: bool = False
 
     def measure(self, *folders: str, **options: str) -> Measurements:
         """Return the rows of *folders* with their predictions."""
@@ -299,68 +334,5 @@ class MeasurementSet(NamedTuple):
 
 
 MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
-    entry[0]: MeasurementSet(*entry)
-    for entry in (
-        ("h200", "operators, blocks and training steps on one H200", "h200:measure_h200", "h200"),
-        ("neusight", "fp32 operators and models, five GPUs", "neusight:measure_neusight", "neusight"),
-        ("nccl-tests", "all-reduce on 2 to 64 A100", "collectives:measure_nccl_tests", "nccl-tests"),
-        (
-            "collectives",
-            "public nccl-tests and rccl-tests tables, A100 to GB300 and MI355X",
-            "collectives:measure_tables",
-            "collectives",
-        ),
-        (
-            "megatron-traces",
-            "Megatron-LM runs, every rank traced",
-            "traced_runs:measure_megatron_traces",
-            "megatron-traces",
-        ),
-        ("optimus", "OptimusPrime sweep of a 1B model", "traced_runs:measure_optimus", "optimus-sweep"),
-        (
-            "published",
-            "published training runs",
-            "published.comparison:measure_published",
-            "published",
-            ("published-new",),
-        ),
-        (
-            "transformers",
-            "training steps of Hugging Face models on one H200",
-            "transformers:measure_transformers",
-            "transformers",
-        ),
-        ("tuning", "fine-tuning steps on one H200", "tuning:measure_tuning", "transformers"),
-        (
-            "captured",
-            "the same steps, captured (needs PyTorch and transformers)",
-            "transformers:measure_captured",
-            "transformers",
-            ("captured",),
-            True,
-        ),
-        (
-            "ultrascale",
-            "nanotron's sweep of strategies on 8 to 512 H100, ranked",
-            "ultrascale:measure_ultrascale",
-            "ultrascale",
-        ),
-        ("mlperf", "MLPerf Training runs of language models", "published.comparison:measure_mlperf", "mlperf"),
-        (
-            "operators",
-            "public tables of operators on ten GPUs (needs --data, or ../shared/data)",
-            "operators:measure_operators",
-            "operators",
-            (),
-            True,
-        ),
-        (
-            "megatron-memory",
-            "peak memory of Megatron-LM's functional tests",
-            "megatron_memory:measure_peak_memory",
-            "megatron-memory",
-        ),
-        ("serving", "serving with vLLM, SGLang and TensorRT-LLM", "serving:measure_serving", "serving"),
-        ("rl", "steps of RL post-training with NeMo RL and verl", "rl:measure_rl", "rl"),
-    )
+    name: MeasurementSet(name, **entry) for name, entry in load_table("rows/sets").items()
 }

@@ -3,15 +3,11 @@
 Rows have the columns of aiconfigurator's ``silicon_sample.csv``. The concurrency is in the text of the source.
 """
 
-import csv
-import gzip
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +17,8 @@ from stepcast.generation.steady import SteadyServing, split_serving, steady_serv
 from stepcast.generation.steps import Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType
-from stepcast.ir.progress import report_progress
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of
+from stepcast.validate.scoreboard import Measurements, Pair, Record, ScoredRow, columns_of, compare_each, read_records
 
 FILE = "serving_runs.csv.gz"
 CLUSTERS = {"h100_sxm": "dgx-h100", "h200_sxm": "hgx-h200", "b200_sxm": "dgx-b200", "b300_sxm": "dgx-b300",
@@ -38,17 +33,16 @@ DRAFTING = Speculation(1)  # assumed of models with MTP modules where a disaggre
 MOST_MEMORY = 0.98
 DIFFERENT = 0.1  # times that differ by less are not ranked
 
-ServingRow = Mapping[str, str]
+NOTES = (
+    "requests follow one another at a fixed concurrency; prompt and output lengths are those stated",
+    "the KV cache is taken as fp8 where weights are fp8 or fp4: rows do not state it",
+    "speculative decoding (MTP) is not stated by any row; aggregated runs that used it are faster than predicted; "
+    "disaggregated runs that state no workers are taken as one decode engine (with one drafted token where the "
+    "model has MTP modules) and as many prefill engines as keep up",
+)
 
 
-def read_rows(path: Path) -> list[ServingRow]:
-    """Return the rows of a table, compressed or plain."""
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def concurrency_of(row: ServingRow, layout: GenerationLayout) -> float:
+def concurrency_of(row: Record, layout: GenerationLayout) -> float:
     """Return the clients of a run, which its source states; else its batch on every attention rank."""
     if stated := re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source", "")):
         return float(stated[1])
@@ -57,7 +51,7 @@ def concurrency_of(row: ServingRow, layout: GenerationLayout) -> float:
     raise ValueError("states no concurrency")
 
 
-def layout_of(row: ServingRow, pool: str, cluster: Cluster) -> GenerationLayout:
+def layout_of(row: Record, pool: str, cluster: Cluster) -> GenerationLayout:
     """Return the layout that the columns of *pool* describe.
 
     Some dumps multiply tensor and expert parallel sizes, of which both span the same GPUs: 64 and 8 x 8 for
@@ -78,7 +72,7 @@ def _cluster(system: str) -> Cluster:
     return load_cluster(CLUSTERS[system])
 
 
-def predict_group(rows: Sequence[ServingRow]) -> SteadyServing:
+def predict_group(rows: Sequence[Record]) -> SteadyServing:
     """Return the prediction of rows that differ in their concurrency alone."""
     row = rows[0]
     model, cluster, engine = load_model(row["model_path"]), _cluster(row["system"]), load_engine(row["backend"])
@@ -104,7 +98,7 @@ def predict_group(rows: Sequence[ServingRow]) -> SteadyServing:
     return split_serving(times("prefill_"), steps, memory, workers, clients, prompt, output)
 
 
-def _pairs_right(cases: Mapping[tuple[str, ...], list[tuple[float, float]]]) -> Iterator[bool]:
+def _pairs_right(cases: Mapping[tuple[str, ...], list[Pair]]) -> Iterator[bool]:
     """Yield for each two cases of a group that differ enough whether their order was predicted."""
     for members in cases.values():
         for (measured, predicted), (other, other_predicted) in combinations(members, 2):
@@ -114,52 +108,41 @@ def _pairs_right(cases: Mapping[tuple[str, ...], list[tuple[float, float]]]) -> 
 
 def measure_serving(folder: str) -> Measurements:
     """Return measured and predicted times of the serving runs in *folder*."""
-    place = Path(folder)
-    files = [place] if place.is_file() else [path for path in (place / FILE, place / FILE[:-3]) if path.is_file()]
-    if not files:
-        raise ValueError(f"{folder}: has no {FILE}")
-    groups: dict[tuple[str, ...], list[ServingRow]] = {}
-    for row in read_rows(files[0]):
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for row in read_records(folder, FILE, FILE.removesuffix(".gz")):
         groups.setdefault(tuple(row.get(key) or "" for key in SHARED), []).append(row)
-    scored: list[ScoredRow] = []
-    skipped: Counter[str] = Counter()
-    ranked: dict[str, dict[tuple[str, ...], list[tuple[float, float]]]] = {"concurrency": {}, "tp": {}}
-    for members in report_progress(groups.values()):
-        try:
-            predicted = predict_group(members)
-        except (ValueError, KeyError) as error:
-            skipped[str(error)] += len(members)
-            continue
-        for index, row in enumerate(members):
-            tags = {"mode": row["mode"], "engine": row["backend"], "model": row["model_path"].rsplit("/", 1)[-1],
-                    "system": row["system"]}  # fmt: skip
-            workers = "" if row["mode"] == "agg" else "stated" if row["prefill_num_workers"] else "not stated"
-            for quantity, seconds in (("ttft", predicted.ttft_s[index]), ("tpot", predicted.tpot_s[index])):
-                measured = float(row[f"silicon_{quantity}_ms"] or 0) / 1e3
-                if measured <= 0:
-                    skipped[f"no {quantity}"] += 1
-                    continue
-                own = {"quantity": quantity, "part": f"{row['mode']} {quantity}", "workers": workers}
-                scored.append(ScoredRow(row["id"], measured, float(seconds), {**own, **tags}))
-                if quantity == "tpot":
-                    pair = measured, float(seconds)
-                    version = row.get("backend_version", "")
-                    fixed = tuple(row.get(key) or "" for key in SHARED)
-                    ranked["concurrency"].setdefault((version, *fixed), []).append(pair)
-                    same = tuple(row.get(key) or "" for key in SHARED if not key.endswith(SIZES))
-                    clients = row.get("silicon_data_source", "").partition("silicon_concurrency=")[2].split(";")[0]
-                    ranked["tp"].setdefault((version, clients, *same), []).append(pair)
-    figures = {}
-    for name, cases in ranked.items():
-        if right := list(_pairs_right(cases)):
-            figures[f"order of time per output token by {name}: share of pairs right"] = float(np.mean(right))
-    notes = (
-        "requests follow one another at a fixed concurrency; prompt and output lengths are those stated",
-        "the KV cache is taken as fp8 where weights are fp8 or fp4: rows do not state it",
-        "speculative decoding (MTP) is not stated by any row; aggregated runs that used it are faster than predicted; "
-        "disaggregated runs that state no workers are taken as one decode engine (with one drafted token where the "
-        "model has MTP modules) and as many prefill engines as keep up",
-    )
-    columns = columns_of(scored)
+    untimed: Counter[str] = Counter()
+    ranked: dict[str, dict[tuple[str, ...], list[Pair]]] = {"concurrency": {}, "tp": {}}
+
+    def compare(members: list[Record]) -> list[ScoredRow]:
+        predicted = predict_group(members)
+        times = zip(predicted.ttft_s.tolist(), predicted.tpot_s.tolist(), strict=True)
+        return [scored for row, of_row in zip(members, times, strict=True) for scored in compare_row(row, *of_row)]
+
+    def compare_row(row: Record, ttft_s: float, tpot_s: float) -> Iterator[ScoredRow]:
+        tags = {"mode": row["mode"], "engine": row["backend"], "model": row["model_path"].rsplit("/", 1)[-1],
+                "system": row["system"]}  # fmt: skip
+        workers = "" if row["mode"] == "agg" else "stated" if row["prefill_num_workers"] else "not stated"
+        for quantity, seconds in (("ttft", ttft_s), ("tpot", tpot_s)):
+            measured = float(row[f"silicon_{quantity}_ms"] or 0) / 1e3
+            if measured <= 0:
+                untimed[f"no {quantity}"] += 1
+                continue
+            own = {"quantity": quantity, "part": f"{row['mode']} {quantity}", "workers": workers}
+            yield ScoredRow(row["id"], measured, seconds, {**own, **tags})
+            if quantity == "tpot":
+                version, fixed = row.get("backend_version", ""), {key: row.get(key) or "" for key in SHARED}
+                ranked["concurrency"].setdefault((version, *fixed.values()), []).append((measured, seconds))
+                same = (text for key, text in fixed.items() if not key.endswith(SIZES))
+                clients = row.get("silicon_data_source", "").partition("silicon_concurrency=")[2].split(";")[0]
+                ranked["tp"].setdefault((version, clients, *same), []).append((measured, seconds))
+
+    scored, skipped = compare_each(groups.values(), compare, count=len)
+    figures = {
+        f"order of time per output token by {name}: share of pairs right": float(np.mean(right))
+        for name, cases in ranked.items()
+        if (right := list(_pairs_right(cases)))
+    }
+    columns = columns_of([row for rows in scored for row in rows])
     selections = {part: columns.tags["part"] == part for part in PARTS}
-    return Measurements(columns, skipped, selections, figures, notes)
+    return Measurements(columns, untimed + skipped, selections, figures, NOTES)

@@ -4,16 +4,23 @@ Under transformers' Trainer, but for DPO, whose loop is TRL's written out. ``hel
 allocated when a step's peaks were measured; they are subtracted. ``before_*`` are forecasts made before measuring.
 """
 
-import csv
 import shlex
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepcast.questions.choices import build_question, spell_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures
+from stepcast.validate.scoreboard import (
+    Measurements,
+    Pair,
+    Record,
+    ScoredRow,
+    columns_of,
+    compare_each,
+    error_figures,
+    read_records,
+)
 
 FILE = "tuning.csv"
 NOTES = (
@@ -34,7 +41,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def read_choices_of(record: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def read_choices_of(record: Record, folder: Path) -> dict[str, Any]:
     """Return the choices of ``predict`` that a row's words mean."""
     words = record["setting"].split()
     choices: dict[str, Any] = {"framework": "peft"}
@@ -59,10 +66,10 @@ def read_choices_of(record: Mapping[str, str], folder: Path) -> dict[str, Any]:
 
 def measure_tuning(folder: str) -> Measurements:
     """Compare the steps of ``tuning.csv`` in *folder* and their peaks with forecasts."""
-    peaks: dict[str, list[tuple[float, float]]] = {"allocated": [], "reserved": []}
-    before: list[tuple[float, float]] = []
+    peaks: dict[str, list[Pair]] = {"allocated": [], "reserved": []}
+    before: list[Pair] = []
 
-    def compare(record: Mapping[str, str]) -> ScoredRow:
+    def compare(record: Record) -> ScoredRow:
         choices = read_choices_of(record, Path(folder))
         prediction = settle(build_question(PredictQuestion, choices)).prediction
         measured_s, (stage,) = float(record["step_ms"]) * 1e-3, prediction.memory
@@ -75,19 +82,8 @@ def measure_tuning(folder: str) -> Measurements:
         tags = {"setting": record["setting"], "model": record["model"], "command": command}
         return ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
 
-    rows, skipped = compare_each(_records(Path(folder) / FILE), compare, lambda record: record["setting"])
+    rows, skipped = compare_each(read_records(folder, FILE), compare, lambda record: record["setting"])
     names = ("mean_abs_error", "worst_abs_error", "mean_error")
-    figures = {
-        name: value
-        for part, pairs in {
-            **{f"{name} memory": pairs for name, pairs in peaks.items()},
-            "predicted before": before,
-        }.items()
-        for name, value in error_figures(part, pairs, *names)
-    }
+    compared = {**{f"{name} memory": pairs for name, pairs in peaks.items()}, "predicted before": before}
+    figures = {name: value for part, pairs in compared.items() for name, value in error_figures(part, pairs, *names)}
     return Measurements(columns_of(rows), skipped, {}, figures, NOTES, details=("command",))
-
-
-def _records(path: Path) -> Iterator[Mapping[str, str]]:
-    with path.open(encoding="utf-8", newline="") as lines:
-        yield from csv.DictReader(lines)
