@@ -19,7 +19,6 @@ from stepcast.validate.published.comparison import (
     measure_step_s,
     predict_step,
     records_of,
-    score_rows,
 )
 from stepcast.validate.published.rows import NotComparableError, read_run
 from stepcast.validate.published.setup import Setup, complete_heads, read_setup
@@ -57,7 +56,7 @@ def test_a_row_becomes_a_model_a_cluster_and_a_strategy() -> None:
     assert setup.strategy.layout.gpus == 16
     assert setup.strategy.precision is DType.BF16
     assert setup.strategy.sharding is Sharding.ZERO_1
-    assert any("NeMo" in text for text in setup.assumptions)
+    assert setup.profile.name == "nemo"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +278,8 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
         {**LLAMA, "id": "x2", "model": "no-such-model"},
         {**LLAMA, "id": "x3", "status": "OOM", "iter_time_s": "", "micro_batch": "32"},
     )
-    found, skipped = score_rows(str(path))
+    compared = compare_records(records_of(str(path)))
+    found, skipped = compared.rows, compared.skipped
     assert [row.name.split()[0] for row in found] == ["x1"]
     assert found[0].tags["precision"] == "bf16"
     assert sum(skipped.values()) == 2
@@ -307,7 +307,7 @@ def test_several_folders_are_taken_together(tmp_path: Path) -> None:
     write(tmp_path / "training_runs.csv", LLAMA)
     (tmp_path / "more").mkdir()
     write(tmp_path / "more" / "training_runs.csv", {**LLAMA, "id": "x2"})
-    found, _ = score_rows(str(tmp_path), str(tmp_path / "more"))
+    found = compare_records(records_of(str(tmp_path), str(tmp_path / "more"))).rows
     assert [row.name.split()[0] for row in found] == ["x1", "x2"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.validate.published.comparison import COMMAND, predict_step, score_rows
+from stepcast.validate.published.comparison import COMMAND, compare_records, predict_step, records_of
 from stepcast.validate.published.rows import correct_records, load_corrections
 from stepcast.validate.published.setup import complete_heads, read_setup
 from tests.shared import DATA, needs_data
@@ -43,7 +43,8 @@ def test_a_row_is_what_its_command_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str]
 ) -> None:
     path = write(tmp_path / "runs.csv", {**LLAMA, "cp": "1", "dp": "8", **changes})
-    found, skipped = score_rows(str(path))
+    compared = compare_records(records_of(str(path)))
+    found, skipped = compared.rows, compared.skipped
     assert not skipped
     assert typed_s(found[0].tags[COMMAND], capsys) == pytest.approx(found[0].predicted_s, rel=1e-9)
 

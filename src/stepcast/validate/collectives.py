@@ -83,7 +83,7 @@ def read_sweep(path: str) -> CollectiveSweep:
 
 
 def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> Iterator[tuple[int, ScoredRow]]:
-    """Yield each size of a log and its row; measured is the mean of out of place and in place, which differ by noise."""
+    """Yield each size of a log and its row; measured is the mean of both places, which differ by noise."""
     kind, route = kind_of(sweep), sweep_route(sweep, cluster)
     for row in sweep.rows:
         measured_s = measured_time_s(row)

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stepcast.cost.band import kind_of
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
-from stepcast.inputs.rows import csv_records
-from stepcast.inputs.source import Source
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
@@ -27,7 +26,7 @@ from stepcast.validate.published.rows import (
 )
 from stepcast.validate.published.setup import Setup, complete_heads, read_setup
 from stepcast.validate.residual import interval_figures, residual_figures
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures, read_records
 
 FILE = "training_runs.csv"
 
@@ -79,12 +78,6 @@ def measure_published(*folders: str) -> Measurements:
     return Measurements(table, published.skipped, figures=figures, notes=tuple(notes), details=DETAILS)
 
 
-def score_rows(*paths: str) -> tuple[tuple[ScoredRow, ...], Mapping[str, int]]:
-    """Return measured and predicted step times, and why rows were left out: reason -> rows."""
-    published = compare_records(records_of(*paths))
-    return published.rows, published.skipped
-
-
 CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
 COMMAND = "command"  # the label that tells what to type for the same prediction
 DETAILS = (CORRECTION, COMMAND)
@@ -98,7 +91,12 @@ NOTES = (
 
 def records_of(*paths: str) -> list[Record]:
     """Return the rows of csv files, or of the one in each folder."""
-    return [record for path in map(Path, paths) for record in _records(path)]
+    others = (sorted(file.name for file in Path(path).glob("*.csv")) for path in paths)
+    return [
+        record
+        for path, names in zip(paths, others, strict=True)
+        for record in read_records(path, FILE, *names, needed=("model", "num_gpus"))
+    ]
 
 
 def compare_records(records: Iterable[Record]) -> PublishedRows:
@@ -115,9 +113,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
             raise NotComparableError("ran out of memory: compared for memory alone")
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
-        if key not in predicted:
-            predicted[key] = predict_step(setup)
-        step = predicted[key]
+        step = predicted[key] = predicted.get(key) or predict_step(setup)
         return ScoredRow(_label(setup), measured_s, step.step_s, _tags(setup), step.ends)
 
     times, skipped = compare_each(complete_heads(records), compare)
@@ -149,8 +145,7 @@ def measure_step_s(setup: Setup) -> float:
     raise NotComparableError("no time, tokens per second or FLOP/s is published")
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedPrediction:
+class PublishedPrediction(NamedTuple):
     """Seconds of a step, and the ends of its 90 % interval."""
 
     step_s: float
@@ -184,6 +179,8 @@ def _label(setup: Setup) -> str:
 
 def _tags(setup: Setup) -> dict[str, str]:
     run, strategy = setup.run, setup.strategy
+    used = [name for name in ("tp", "cp", "ep", "pp") if getattr(strategy.layout, name) > 1]
+    used += ["fsdp"] * strategy.sharding.splits_parameters
     return {
         "source": run.source.split()[0].partition("@")[0] if run.source else "",
         "framework": run.framework,
@@ -192,21 +189,13 @@ def _tags(setup: Setup) -> dict[str, str]:
         "precision": str(strategy.precision),
         "kind": kind_of(setup.model, setup.cluster, strategy),
         "model": run.model.split("-")[0],
-        "parallelism": _parallelism(strategy),
+        "parallelism": " ".join(used) or "dp",
         "recompute": str(strategy.recompute.kind),
         "time from": "derived" if run.derived or run.iteration_s is None else "stated",
         "values": "corrected" if run.corrected else "as published",
         CORRECTION: run.corrected,
         COMMAND: setup.command,
     }
-
-
-def _parallelism(strategy: Strategy) -> str:
-    layout = strategy.layout
-    used = [name for name in ("tp", "cp", "ep", "pp") if getattr(layout, name) > 1]
-    if strategy.sharding.splits_parameters:
-        used.append("fsdp")
-    return " ".join(used) or "dp"
 
 
 def memory_figures(published: PublishedRows) -> Iterator[tuple[str, float]]:
@@ -223,19 +212,6 @@ def memory_figures(published: PublishedRows) -> Iterator[tuple[str, float]]:
     over = [row for row in published.memory_rows if row.out_of_memory]
     if over:
         yield "out of memory, predicted not to fit", sum(not row.fits for row in over) / len(over)
-
-
-def _records(path: Path) -> Iterable[Record]:
-    file = path if path.is_file() else path / FILE
-    if not file.is_file():
-        others = sorted(path.glob("*.csv")) if path.is_dir() else []
-        if not others:
-            raise ValueError(f"{path}: expected {FILE}, or a csv file with its columns")
-        file = others[0]
-    names, records = csv_records(Source(file))
-    if "model" not in names or "num_gpus" not in names:
-        raise ValueError(f"{file}: expected the columns of {FILE}, such as model, num_gpus, iter_time_s")
-    return records
 
 
 # ---- MLPerf Training runs: the columns of published runs, and some of their own ------------------------------

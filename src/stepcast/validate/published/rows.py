@@ -5,15 +5,17 @@
 where the source says so. A row that does not hold the published value is left as it is.
 """
 
-import tomllib
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
-from importlib.resources import files
-from typing import Any
+from typing import get_args, get_type_hints
 
+from stepcast.inputs.source import parse_toml
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.tables import TableError, convert_table
 from stepcast.units import TFLOPS
+from stepcast.validate.scoreboard import DATA
 
 Record = Mapping[str, str | None]
 CORRECTED = "corrected"  # the column that lists what was changed, and why
@@ -25,26 +27,21 @@ class CorrectionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class RowChange:
-    """One value of a row, as published and as corrected."""
-
-    column: str
-    published: str
-    corrected: str
-
-    def __str__(self) -> str:
-        return f"{self.column} {self.published or 'blank'} -> {self.corrected or 'blank'}"
-
-
-@dataclass(frozen=True, slots=True)
 class RowCorrection:
-    """Changes of the rows whose source starts with *source*: those of *rows*, or all for which *when* holds."""
+    """Changes of the rows whose source starts with *source*: those of *rows*, or all for which *when* holds.
+
+    *change* holds by column the value as published and as corrected.
+    """
 
     source: str
-    rows: tuple[str, ...]
-    when: tuple[tuple[str, str], ...]
-    changes: tuple[RowChange, ...]
+    change: Mapping[str, tuple[str, str]] = field(hash=False)
     reason: str
+    rows: tuple[str, ...] = ()
+    when: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not (self.rows or self.when):
+            raise ValueError("needs rows or when: which rows it is about")
 
     def applies_to(self, record: Record) -> bool:
         """Return True if the correction is about this row."""
@@ -52,7 +49,7 @@ class RowCorrection:
             return False
         if self.rows and record.get("id") not in self.rows:
             return False
-        return all(_is_same(record.get(column), value) for column, value in self.when)
+        return all(_is_same(record.get(column), value) for column, value in self.when.items())
 
 
 def correct_records(records: Iterable[Record], corrections: Iterable[RowCorrection]) -> Iterator[Record]:
@@ -63,46 +60,33 @@ def correct_records(records: Iterable[Record], corrections: Iterable[RowCorrecti
         for correction in corrections:
             if not correction.applies_to(record):
                 continue
-            changes = [change for change in correction.changes if _is_same(record.get(change.column), change.published)]
+            changes = {
+                column: pair for column, pair in correction.change.items() if _is_same(record.get(column), pair[0])
+            }
             if changes:
-                notes.append(f"{', '.join(map(str, changes))}: {correction.reason}")
-                record = {**record, **{change.column: change.corrected for change in changes}}
+                words = (f"{column} {old or 'blank'} -> {new or 'blank'}" for column, (old, new) in changes.items())
+                notes.append(f"{', '.join(words)}: {' '.join(correction.reason.split())}")
+                record = {**record, **{column: new for column, (_, new) in changes.items()}}
         yield {**record, CORRECTED: "; ".join(notes)} if notes else record
 
 
 @lru_cache(maxsize=1)
 def load_corrections() -> tuple[RowCorrection, ...]:
     """Return the corrections that ship with the package."""
-    return parse_corrections(
-        files("stepcast").joinpath("data/corrections/training_runs.toml").read_text(encoding="utf-8")
-    )
+    return parse_corrections((DATA / "corrections" / "training_runs.toml").read_text(encoding="utf-8"))
 
 
 def parse_corrections(text: str) -> tuple[RowCorrection, ...]:
     """Return the corrections of a TOML text."""
-    return tuple(_parse_correction(entry) for entry in tomllib.loads(text).get("correction", ()))
+    return tuple(_parse_correction(entry) for entry in parse_toml(text).get("correction", ()))
 
 
 def _parse_correction(entry: Mapping[str, object]) -> RowCorrection:
-    for needed in ("source", "change", "reason"):
-        if not entry.get(needed):
-            raise CorrectionError(f"a correction of {entry.get('source', '?')!r} has no {needed}")
-    rows, when, change = entry.get("rows", []), entry.get("when", {}), entry["change"]
-    if not (rows or when):
-        raise CorrectionError(f"a correction of {entry['source']!r} needs rows or when: which rows it is about")
-    assert isinstance(rows, list)
-    assert isinstance(when, dict)
-    assert isinstance(change, dict)
-    for column, pair in change.items():
-        if not (isinstance(pair, list) and len(pair) == 2):
-            raise CorrectionError(f"{entry['source']!r}: {column} needs two values, published and corrected")
-    return RowCorrection(
-        source=str(entry["source"]),
-        rows=tuple(map(str, rows)),
-        when=tuple((str(column), str(value)) for column, value in when.items()),
-        changes=tuple(RowChange(str(column), str(old), str(new)) for column, (old, new) in change.items()),
-        reason=" ".join(str(entry["reason"]).split()),
-    )
+    try:
+        return convert_table(entry, RowCorrection)
+    except TableError as error:
+        pairs = "; a change has two values, published and corrected" if "change" in error.path else ""
+        raise CorrectionError(f"a correction of {entry.get('source', '?')!r}: {error}{pairs}") from None
 
 
 def _is_same(held: str | None, stated: str) -> bool:
@@ -160,15 +144,7 @@ def _flag(record: Record, name: str) -> bool | None:
 NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
 # Column -> field of an Overlap.
 OVERLAPS = {"tp_comm_overlap": "tensor", "overlap_grad_reduce": "gradients", "overlap_param_gather": "parameters"}
-# How the columns of fields are read; a field is named after its column unless COLUMNS says otherwise.
-READERS: Mapping[Callable[[Record, str], object], str] = {
-    _text: "name source table model gpu network framework precision sharding recompute schedule status tflops_kind "
-    "graphs corrected",
-    _needed_count: "gpus tp pp dp global_batch",
-    _count: "vpp cp ep expert_tp micro_batch seq lora_rank",
-    _number: "gpu_memory_gb iteration_s tokens_per_s_per_gpu peak_memory_gib",
-    _flag: "sequence_parallel flash_attention compiled further_tokens fp8_parameters",
-}
+# Field of a PublishedRun -> column, where their names differ.
 COLUMNS = {
     "name": "id",
     "sharding": "zero_fsdp",
@@ -188,7 +164,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """The columns that a prediction or its target is made from."""
+    """The columns that a prediction or its target is made from; READERS reads a column by its field's type."""
 
     name: str
     source: str
@@ -269,12 +245,11 @@ def read_run(record: Record) -> PublishedRun:
         raise NotComparableError(f"{missing[0]} is not published")
     if _text(record, "status") == LEFT_OUT:
         raise NotComparableError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
-    values: dict[str, Any] = {
-        name: read(record, COLUMNS.get(name, name)) for read, names in READERS.items() for name in names.split()
-    }
+    own = {"flops_per_gpu", "utilisation", "derived", "overlapped", "flags", "logged_by_first"}
+    values = {name: read(record, COLUMNS.get(name, name)) for name, read in _readers() if name not in own}
     tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
     return PublishedRun(
-        **values,
+        **values,  # type: ignore[arg-type]
         flops_per_gpu=None if tflops is None else tflops * TFLOPS,
         utilisation=None if mfu_percent is None else mfu_percent / 100,
         derived=_text(record, "derived").lower() == "true",
@@ -282,3 +257,19 @@ def read_run(record: Record) -> PublishedRun:
         flags=tuple(_text(record, "flags").split()),
         logged_by_first=bool(_text(record, "bench")) or _text(record, "memory_of") == "first stage",
     )
+
+
+READERS: Mapping[frozenset[type], Callable[[Record, str], object]] = {
+    frozenset({str}): _text,
+    frozenset({int}): _needed_count,
+    frozenset({int, types.NoneType}): _count,
+    frozenset({float, types.NoneType}): _number,
+    frozenset({bool, types.NoneType}): _flag,
+}
+
+
+@lru_cache(maxsize=1)
+def _readers() -> list[tuple[str, Callable[[Record, str], object]]]:
+    """Return the fields of a run with the functions that read them."""
+    kinds = {name: frozenset(get_args(kind) or (kind,)) for name, kind in get_type_hints(PublishedRun).items()}
+    return [(name, READERS[kind]) for name, kind in kinds.items() if kind in READERS]

@@ -2,13 +2,11 @@
 
 import re
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from stepcast.frameworks.catalog import load_profile
@@ -33,6 +31,7 @@ from stepcast.ir.strategy import (
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, read_run
+from stepcast.validate.scoreboard import load_table
 
 # The cluster a published run was measured on, from the words of its row.
 
@@ -68,14 +67,6 @@ JEAN_ZAY_LINKS = 4
 TRAYS_PER_RACK = 16
 OMNI_PATH_GBIT = 100
 HDR_GBIT = 200
-
-
-def find_cluster(run: PublishedRun, assumptions: list[str]) -> Cluster:
-    """Return the catalogue's cluster of that GPU with the network that the row states."""
-    name, changes = cluster_words(run)
-    if not run.network and run.gpus > 8:
-        assumptions.append(f"the network of {name}")
-    return _cluster(name, changes)
 
 
 def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
@@ -133,19 +124,13 @@ def _is_omni_path(network: str) -> bool:
 
 # The profile that a published run's framework has, from the words of its row: data/rows/frameworks.toml.
 
-FILE = Path(__file__).parents[2] / "data" / "rows" / "frameworks.toml"
 RELEASE = re.compile(r"(\d\d\.\d\d)[. ].*NeMo Container")
 
 
 def find_profile(record: Record) -> Profile:
     """Return the profile of the first entry of the table that fits."""
-    return load_profile(next(entry["profile"] for entry in _entries() if _fits(entry, record)))
-
-
-@lru_cache(maxsize=1)
-def _entries() -> tuple[Mapping[str, Any], ...]:
-    with open(FILE, "rb") as file:
-        return tuple(tomllib.load(file)["row"])
+    entries = load_table("rows/frameworks")["row"]
+    return load_profile(next(entry["profile"] for entry in entries if _fits(entry, record)))
 
 
 def _fits(entry: Mapping[str, Any], record: Record) -> bool:
@@ -207,16 +192,12 @@ USUAL_TOKENS = 16384
 LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
 
 
-def build_strategy(
-    run: PublishedRun, profile: Profile, model: Model, gpu: str, assumptions: list[str]
-) -> tuple[Strategy, Framework]:
-    """Return the strategy and framework of *run*; *assumptions* gains what the row leaves open."""
-    assumptions.append(profile.description)
-    layout = _layout(run, 1)
-    chunks = _chunks(run, model, profile.chunks(model, gpu, layout), assumptions)
-    layout = replace(layout, vpp=chunks)
+def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) -> tuple[Strategy, Framework]:
+    """Return the strategy and framework of *run*; the profile's defaults fill what the row leaves open."""
+    layout = _layout(run)
+    layout = replace(layout, vpp=_chunks(run, model, *profile.chunks(model, gpu, layout)))
     seq = run.seq or profile.defaults.seq
-    micro_batch = _micro_batch(run, seq, assumptions)
+    micro_batch = _micro_batch(run, seq)
     settled = settle(profile, model, gpu, layout, _given(run))
     choices = dict(settled.choices)
     pieces = layout.pp * layout.vpp
@@ -229,7 +210,9 @@ def build_strategy(
     choices["overlap"] = replace(choices["overlap"], **run.overlapped)
     if layout.vpp > 1:
         choices["schedule"] = default_schedule(layout.vpp)
-    batch = _global_batch(run, micro_batch * layout.dp, assumptions)
+    # Composer's last micro-batch may be smaller; the time is scaled for it.
+    per_round = micro_batch * layout.dp
+    batch = max(1, round(run.global_batch / per_round)) * per_round
     strategy = replace(settled, choices=choices).strategy(layout, micro_batch, batch, seq)
     return strategy, settled.framework
 
@@ -283,7 +266,7 @@ def _gradient_dtype(run: PublishedRun) -> DType | None:
     return DType.FP32 if "fp32 grad" in run.sharding else None
 
 
-def _layout(run: PublishedRun, chunks: int) -> Layout:
+def _layout(run: PublishedRun) -> Layout:
     within = WITHIN.search(run.sharding)
     layout = Layout(
         tp=run.tp,
@@ -291,7 +274,6 @@ def _layout(run: PublishedRun, chunks: int) -> Layout:
         ep=run.ep or 1,
         dp=run.dp,
         pp=run.pp,
-        vpp=chunks,
         # Recipes of mixtures do not split single experts unless they say so.
         expert_tp=run.expert_tp or (1 if run.ep and run.ep > 1 else 0),
         shard=min(int(within[1]), run.dp) if within else 0,
@@ -305,44 +287,23 @@ def _layout(run: PublishedRun, chunks: int) -> Layout:
     return layout
 
 
-def _chunks(run: PublishedRun, model: Model, known: tuple[int, bool], assumptions: list[str]) -> int:
+def _chunks(run: PublishedRun, model: Model, usual: int, recipe: bool) -> int:
     if run.pp == 1:
         return 1
     if run.vpp is not None:
-        # The embedding and the loss may each have a piece to themselves.
-        if run.pp * run.vpp <= model.layers + 2:
-            return run.vpp
-        fewer = model.layers // run.pp
-        assumptions.append(f"{fewer} chunks per stage instead of {run.vpp}, so that each holds a layer")
-        return fewer
-    usual, recipe = known
+        # The embedding and the loss may each have a piece to themselves; each of the others holds a layer.
+        return run.vpp if run.pp * run.vpp <= model.layers + 2 else model.layers // run.pp
     if recipe:
-        assumptions.append(f"{usual} chunks per stage, as the recipe has")
         return usual
-    if "interleaved" not in run.schedule.lower():
-        return 1
-    layers = model.layers // run.pp
-    chunks = usual if usual and layers % usual == 0 else 1
-    assumptions.append(f"{chunks} chunks per stage")
-    return chunks
+    return usual if "interleaved" in run.schedule.lower() and usual and model.layers // run.pp % usual == 0 else 1
 
 
-def _micro_batch(run: PublishedRun, seq: int, assumptions: list[str]) -> int:
+def _micro_batch(run: PublishedRun, seq: int) -> int:
     if run.micro_batch is not None:
         return run.micro_batch
     share = max(1, run.global_batch // run.dp)
     fits = max(1, USUAL_TOKENS * (run.cp or 1) // seq)
-    size = 1 if run.pp > 1 else max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
-    assumptions.append(f"micro-batches of {size}")
-    return size
-
-
-def _global_batch(run: PublishedRun, per_round: int, assumptions: list[str]) -> int:
-    """Return a batch of equal micro-batches; Composer's last may be smaller, and the time is scaled for it."""
-    rounded = max(1, round(run.global_batch / per_round)) * per_round
-    if rounded != run.global_batch:
-        assumptions.append(f"a batch of {rounded}, scaled to {run.global_batch}")
-    return rounded
+    return 1 if run.pp > 1 else max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
 
 
 def _recompute(run: PublishedRun) -> Recompute | None:
@@ -376,7 +337,7 @@ def _word(text: str, words: tuple[tuple[str, Meaning], ...], column: str) -> Mea
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A published run in our nouns, and what its row left open."""
+    """A published run in our nouns."""
 
     run: PublishedRun
     model: Model
@@ -384,7 +345,6 @@ class Setup:
     strategy: Strategy
     framework: Framework
     profile: Profile
-    assumptions: tuple[str, ...]
     # What the row says of its model's sizes, by column.
     sizes: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
@@ -435,9 +395,8 @@ def read_setup(record: Record) -> Setup:
     """Return the model, cluster and strategy of one row; a ValueError where it states too little."""
     run = read_run(record)
     model = model_of_columns(run.model, record)
-    assumptions: list[str] = []
-    cluster, profile = find_cluster(run, assumptions), find_profile(record)
-    strategy, framework = build_strategy(run, profile, model, cluster.gpu.name, assumptions)
+    cluster, profile = _cluster(*cluster_words(run)), find_profile(record)
+    strategy, framework = build_strategy(run, profile, model, cluster.gpu.name)
     if strategy.seq > model.max_seq:
         model = model.with_max_seq(strategy.seq)
-    return Setup(run, model, cluster, strategy, framework, profile, tuple(assumptions), record)
+    return Setup(run, model, cluster, strategy, framework, profile, record)
