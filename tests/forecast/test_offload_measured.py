@@ -20,7 +20,8 @@ from stepcast.ir.framework import Offloaded
 from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Offload
 from stepcast.units import GB
-from stepcast.validate.h200 import Record, row_framework, row_model, row_strategy
+from stepcast.validate.h200 import row_framework, row_model, row_strategy
+from stepcast.validate.scoreboard import Record
 
 UPDATE_BYTES = 28  # of fp32 AdamW: weight and moments read and written, gradient read
 

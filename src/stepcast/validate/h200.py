@@ -8,11 +8,9 @@ rows, where gradients that are not zero take 5.2 to 5.5).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -37,13 +35,15 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
-from stepcast.ir.workload import Op
 from stepcast.models.catalog import model_of
 from stepcast.validate.folds import Family, load_folds, price_kernels
 from stepcast.validate.scoreboard import (
+    DATA,
     PHASES,
     MeasuredColumns,
     Measurements,
+    Pair,
+    Record,
     ScoredRow,
     columns_of,
     error_figures,
@@ -57,7 +57,6 @@ from stepcast.validate.scoreboard import (
 # took part in the fit are predicted by constants learnt without their family of shapes; rows of another
 # folder, and blocks and steps, by the committed constants.
 
-Record = Mapping[str, str]
 SIZES = {"layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv", "ffn": "ffn"}
 GPT = {
     "gated": False,
@@ -90,7 +89,9 @@ def row_strategy(row: Record) -> Strategy:
     batch = int(row.get("batch") or row["micro_batch"])
     block = "micro_batch" in row
     full = row.get("recompute") == "full"
-    seq = int(row["seq"])
+    seq, zeros = int(row["seq"]), 0.0
+    if not block:
+        zeros = 1.0 if row_model(row).tied else unseen_share(row_model(row), batch * seq)
     return Strategy(
         Layout(tp=int(row.get("tp") or 1)),
         batch,
@@ -98,12 +99,8 @@ def row_strategy(row: Record) -> Strategy:
         seq,
         precision=DType(row["dtype"]),
         recompute=Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE),
-        zero_gradients=0.0 if block else _zero_gradients(row_model(row), batch * seq),
+        zero_gradients=zeros,
     )
-
-
-def _zero_gradients(model: Model, tokens: int) -> float:
-    return 1.0 if model.tied else unseen_share(model, tokens)
 
 
 def row_framework(row: Record) -> Framework:
@@ -122,7 +119,7 @@ def row_framework(row: Record) -> Framework:
 # The time that the model gives a row of the h200 operator files.
 
 
-def operator_s(row: Mapping[str, str], gpu: Gpu, fit: ComputeFit) -> float:
+def operator_s(row: Record, gpu: Gpu, fit: ComputeFit) -> float:
     """Return the seconds of the measured call.
 
     A second kernel queues behind the first; a lone backward waits for the autograd engine.
@@ -143,56 +140,35 @@ def operator_s(row: Mapping[str, str], gpu: Gpu, fit: ComputeFit) -> float:
 MEASURED_ROUNDS = 3  # the heat of a short piece depends on its own length: settle it in a few rounds
 
 
-class BlockTime(NamedTuple):
-    forward_s: float
-    backward_s: float
-
-
-class BlockKernels(NamedTuple):
-    """Kernels, and how many each represents."""
-
-    works: tuple[Compute, ...]
-    counts: tuple[int, ...]
-
-    def issue_s(self, dispatch: DispatchFit, backward: bool) -> list[float]:
-        pairs = zip(self.works, self.counts, strict=True)
-        return [dispatch.issue_s(work, backward) * count for work, count in pairs]
-
-
 def block_time(
     model: Model, strategy: Strategy, framework: Framework, gpu: Gpu, fit: ComputeFit, dispatch: DispatchFit
-) -> BlockTime:
-    """Return forward and backward of a *model* of one layer, without its ends."""
+) -> Pair:
+    """Return the seconds of forward and backward of a *model* of one layer, without its ends."""
     layers = [
         layer
         for layer in generate(model, strategy, framework).stages[0].body_layers()
         if layer.name.startswith(("attention", "mlp"))
     ]
-    forward = _kernels([op for layer in layers for op in layer.forward])
-    backward = _kernels([op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)])
-    duty = step_load((*forward.works, *backward.works), gpu, fit).duty
-    forward_s, backward_s = price_kernels(forward.works, gpu, fit, Load(1e-3, duty)), [0.0]
-    for _ in range(MEASURED_ROUNDS):
-        load = Load(max(1e-6, sum(forward_s) + sum(backward_s)), duty)
-        forward_s, backward_s = (
-            price_kernels(forward.works, gpu, fit, load),
-            price_kernels(backward.works, gpu, fit, load),
-        )
-    forward_host, backward_host = forward.issue_s(dispatch, False), backward.issue_s(dispatch, True)
-    return BlockTime(
-        max(elapsed_s(forward_s, forward_host), dispatch.call_s + sum(forward_host)),
-        elapsed_s(backward_s, backward_host),
+    passes = (
+        [op for layer in layers for op in layer.forward],
+        [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)],
     )
-
-
-def _kernels(ops: Sequence[Op]) -> BlockKernels:
-    kernels = [(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)]
-    return BlockKernels(tuple(work for work, _ in kernels), tuple(count for _, count in kernels))
+    kernels = [[(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)] for ops in passes]
+    works = [[work for work, _ in pairs] for pairs in kernels]
+    host_s = [
+        [dispatch.issue_s(work, backward) * count for work, count in pairs]
+        for pairs, backward in zip(kernels, (False, True), strict=True)
+    ]
+    duty = step_load((*works[0], *works[1]), gpu, fit).duty
+    seconds = [price_kernels(works[0], gpu, fit, Load(1e-3, duty)), [0.0]]
+    for _ in range(MEASURED_ROUNDS):
+        load = Load(max(1e-6, sum(map(sum, seconds))), duty)
+        seconds = [price_kernels(of_pass, gpu, fit, load) for of_pass in works]
+    forward_s, backward_s = (elapsed_s(*pair) for pair in zip(seconds, host_s, strict=True))
+    return max(forward_s, dispatch.call_s + sum(host_s[0])), backward_s
 
 
 Skipped = Counter[str]
-Peak = tuple[float, float]
-ATTENTION = {"sdpa_fwd": "attention forward", "sdpa_bwd": "attention backward"}
 FITTED_FILES = ("ops.csv", "ops_batched.csv", "ops_fp8_grouped.csv")
 FILES = ("ops*.csv", "blocks*.csv", "models*.csv", "eager_memory*.csv")
 MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
@@ -206,7 +182,7 @@ def measure_h200(folder: str) -> Measurements:
         raise ValueError(f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
     rows: list[ScoredRow] = []
     skipped: Skipped = Counter()
-    peaks: list[Peak] = []
+    peaks: list[Pair] = []
     for file in files:
         rows += _rows_of(file, skipped, peaks)
     table = columns_of(rows)
@@ -217,28 +193,26 @@ def measure_h200(folder: str) -> Measurements:
 
 def shipped_folder() -> Path:
     """Return the folder of the set inside the package."""
-    return Path(str(resources.files("stepcast") / "data" / "h200"))
+    return DATA / "h200"
 
 
-def family_of(row: Mapping[str, str]) -> tuple[str, Family]:
+# Operator -> kind of rows that are left out of a fit together, and the columns that make a family of shapes.
+FAMILIES = {
+    "linear": ("linear {dtype}", ("N", "K")),
+    "bmm": ("bmm {dtype}", ("B", "N", "K")),
+    "grouped_linear": ("grouped", ("B", "N", "K")),
+    "sdpa_fwd": ("attention forward", ("heads", "kv", "D")),
+    "sdpa_bwd": ("attention backward", ("heads", "kv", "D")),
+}
+
+
+def family_of(row: Record) -> tuple[str, Family]:
     """Return the kind and family of shapes that an operator row is left out of a fit with."""
-    op = row["op"]
-    if op == "linear":
-        return f"linear {row['dtype']}", _numbers(row, "N", "K")
-    if op == "bmm":
-        return f"bmm {row['dtype']}", _numbers(row, "B", "N", "K")
-    if op == "grouped_linear":
-        return "grouped", _numbers(row, "B", "N", "K")
-    if op in ATTENTION:
-        return ATTENTION[op], _numbers(row, "heads", "kv", "D")
-    return "memory-bound", _numbers(row, "rows", "cols", "numel")
+    kind, columns = FAMILIES.get(row["op"], ("memory-bound", ("rows", "cols", "numel")))
+    return kind.format(dtype=row.get("dtype")), tuple(round(float(row[name] or 0)) for name in columns)
 
 
-def _numbers(row: Mapping[str, str], *names: str) -> Family:
-    return tuple(round(float(row[name] or 0)) for name in names)
-
-
-def _rows_of(file: Path, skipped: Skipped, peaks: list[Peak]) -> Iterator[ScoredRow]:
+def _rows_of(file: Path, skipped: Skipped, peaks: list[Pair]) -> Iterator[ScoredRow]:
     names, records = csv_records(Source(file))
     kind = next((part for needed, part in KINDS.items() if set(needed) <= set(names)), None)
     if kind is None:
@@ -266,7 +240,7 @@ def _fitted_rows() -> frozenset[tuple[str, ...]]:
     return frozenset(shapes)
 
 
-def _shape(record: Mapping[str, str]) -> tuple[str, ...]:
+def _shape(record: Record) -> tuple[str, ...]:
     return tuple(value for name, value in record.items() if name != "ms")
 
 
@@ -285,15 +259,14 @@ def _operator(record: Record) -> Iterator[ScoredRow]:
 
 def _block(record: Record) -> Iterator[ScoredRow]:
     model, strategy = row_model(record), row_strategy(record)
-    time = block_time(model, strategy, row_framework(record), load_gpu("h200"), default_fit(), default_dispatch())
+    seconds = block_time(model, strategy, row_framework(record), load_gpu("h200"), default_fit(), default_dispatch())
     name = (
         f"{record['kind']} block, hidden {model.hidden}, tp {strategy.layout.tp}, "
         f"micro-batch {strategy.micro_batch} x {strategy.seq}, {strategy.precision}"
     )
-    tags = {"model": f"{record['kind']} block"}
-    for phase, predicted_s in (("forward", time.forward_s), ("backward", time.backward_s)):
-        measured_s = float(record[f"{phase[0]}wd_ms" if phase == "forward" else "bwd_ms"]) * 1e-3
-        yield ScoredRow(f"{name} {phase}", measured_s, predicted_s, {**tags, "kind": f"block {phase}"})
+    for phase, column, predicted_s in zip(PHASES, ("fwd_ms", "bwd_ms"), seconds, strict=False):
+        tags = {"model": f"{record['kind']} block", "kind": f"block {phase}"}
+        yield ScoredRow(f"{name} {phase}", float(record[column]) * 1e-3, predicted_s, tags)
 
 
 def _step(record: Record) -> Iterator[ScoredRow]:
@@ -322,7 +295,7 @@ def _no_times(record: Record) -> Iterator[ScoredRow]:
     return iter(())
 
 
-def _peak(record: Record) -> Peak:
+def _peak(record: Record) -> Pair:
     """Return the bytes of tensors at the peak, measured and predicted."""
     (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"), row_framework(record))
     return float(record["peak_alloc"]), stage.allocated

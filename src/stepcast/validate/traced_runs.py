@@ -12,17 +12,16 @@ from stepcast.analyze.play import from_durations, play
 from stepcast.analyze.recording import Recording
 from stepcast.hardware import load_cluster
 from stepcast.hardware.gpu import Gpu
-from stepcast.inputs.optimus_log import LOG_END, find_gpustat, read_gpustat, read_logs
+from stepcast.inputs.optimus_log import find_gpustat, read_gpustat, read_logs
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files, read
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import RunLog
 from stepcast.ir.timeline import Timeline
 from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped
 from stepcast.optimus.cost import machine_of
 from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.program import step_s
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures
+from stepcast.validate.scoreboard import Measurements, Pair, ScoredRow, columns_of, compare_each, error_figures
 
 # A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
 REAL_LAYERS = 16
@@ -93,46 +92,30 @@ WITHIN = 0.10
 FEWEST_OTHERS = 4  # fewer other runs than constants cannot fit them
 
 
-@dataclass(frozen=True, slots=True)
-class StagePeak:
-    """The fullest GPU of a stage; gpustat samples every two seconds, so it may miss the peak."""
+def stage_peaks(log: RunLog, gpu: Gpu) -> list[Pair]:
+    """Return the measured and predicted bytes of the fullest GPU of every stage.
 
-    run: str
-    stage: int
-    measured_bytes: float
-    predicted_bytes: float
-
-    @property
-    def error(self) -> float:
-        """Return the signed error as a share of the measured bytes."""
-        return self.predicted_bytes / self.measured_bytes - 1
-
-
-def stage_peaks(log: RunLog, gpu: Gpu) -> tuple[StagePeak, ...]:
-    """Return the peak of every stage; nothing without a gpustat log next to it, or with data parallelism."""
-    file = find_gpustat(log.source)
+    There are none without a gpustat log next to it, or with data parallelism. gpustat samples every two seconds, so
+    it may miss the peak.
+    """
+    file, tp = find_gpustat(log.source), log.layout.tp
     if file is None or log.layout.dp > 1:
-        return ()
+        return []
     try:
         peaks = read_gpustat(Source(file))
     except FormatError:
-        return ()
+        return []
     stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
-    tp, name = log.layout.tp, os.path.basename(log.source).removesuffix(LOG_END)
-    if len(peaks) < log.layout.tp * log.layout.pp:
-        return ()
-    return tuple(
-        StagePeak(name, stage.stage, max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total)
-        for stage in stages
-    )
+    if len(peaks) < tp * log.layout.pp:
+        return []
+    return [(max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total) for stage in stages]
 
 
-def peak_figures(peaks: Sequence[StagePeak]) -> Iterator[tuple[str, float]]:
+def peak_figures(peaks: Sequence[Pair]) -> Iterator[tuple[str, float]]:
     """Yield the errors of the peak memory of stages."""
-    pairs = [(peak.measured_bytes, peak.predicted_bytes) for peak in peaks]
-    yield from error_figures("peak memory by stage", pairs, "mean_abs_error", "worst_abs_error", "mean_error")
+    yield from error_figures("peak memory by stage", peaks, "mean_abs_error", "worst_abs_error", "mean_error")
     if peaks:
-        within = sum(abs(peak.error) <= WITHIN for peak in peaks)
+        within = sum(abs(predicted / measured - 1) <= WITHIN for measured, predicted in peaks)
         yield f"stages whose peak memory is within {WITHIN:.0%}", within / len(peaks)
 
 
@@ -167,8 +150,8 @@ def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]
     return rows, unread + skipped
 
 
-def read_stage_peaks(logs: Sequence[RunLog]) -> list[StagePeak]:
-    """Return the peak memory of every stage of every run with a gpustat log next to it."""
+def read_stage_peaks(logs: Sequence[RunLog]) -> list[Pair]:
+    """Return the measured and predicted peak of every stage of every run with a gpustat log next to it."""
     gpu = load_cluster(CLUSTER).gpu
     peaks, _ = compare_each(logs, lambda log: stage_peaks(log, gpu))  # predict_runs counts what is left out
     return [peak for of_run in peaks for peak in of_run]

@@ -4,13 +4,12 @@ Every row is a ``config.json`` and the words of its setting; each goes through t
 profile that these words mean. ``tools/measure_hf_steps.py`` measured them.
 """
 
-import csv
 import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from multiprocessing import get_context
@@ -20,7 +19,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cost.band import kind_of
-from stepcast.cost.calibration import Calibration
 from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.predict import predict
@@ -41,10 +39,13 @@ from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import (
     PHASES,
     Measurements,
+    Pair,
+    Record,
     ScoredRow,
     columns_of,
     compare_each,
     error_figures,
+    read_records,
     split_phases_s,
     unseen_share,
 )
@@ -52,8 +53,6 @@ from stepcast.validate.scoreboard import (
 if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import CaptureOptions
 
-Record = Mapping[str, str]
-Peak = tuple[float, float]  # bytes, measured and predicted
 CLUSTER, GPU = "hgx-h200", "h200"
 ROW = ("model", "layers", "batch", "seq", "setting")
 NEEDED = ("model", "batch", "seq", "setting", "step_ms")
@@ -146,20 +145,26 @@ def measure_transformers(folder: str, calibration: str = "") -> Measurements:
 
     *calibration* names a profile of the GPU.
     """
-    files, own = step_files(folder), _loaded(calibration)
-    further = ("--calibration", calibration) if calibration else ()
-    peaks: list[Peak] = []
+    own = calibration_of(read_toml(calibration), calibration) if calibration else None
+    if own is not None and own.gpu != GPU:
+        raise ValueError(f"{calibration} was measured on {own.gpu}; these steps ran on an {GPU}")
+    further = f" --calibration {shlex.quote(calibration)}" if calibration else ""
+    cluster = load_cluster(CLUSTER)
+    peaks: list[Pair] = []
 
     def compare(visit: tuple[Path, Record]) -> list[ScoredRow]:
         file, record = visit
-        return list(_rows(record, Setting(record, file.parent), peaks, own, further))
+        setting = Setting(record, file.parent)
+        prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
+        kind = {"kind": kind_of(setting.model, cluster, setting.strategy)}
+        return list(step_rows(record, prediction, setting.command + further, peaks, kind, banded=True))
 
-    rows, skipped = compare_each(merge_visits(files), compare, lambda visit: visit[0].name)
+    rows, skipped = compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
     return measurements_of(list(chain.from_iterable(rows)), skipped, peaks, NOTES)
 
 
 def measurements_of(
-    rows: Sequence[ScoredRow], skipped: Mapping[str, int], peaks: Sequence[Peak], notes: tuple[str, ...]
+    rows: Sequence[ScoredRow], skipped: Mapping[str, int], peaks: Sequence[Pair], notes: tuple[str, ...]
 ) -> Measurements:
     """Return steps and their phases, and the bytes allocated at their peaks."""
     table = columns_of(rows)
@@ -169,15 +174,6 @@ def measurements_of(
     return Measurements(table, skipped, selections, figures, notes, details=(COMMAND,))
 
 
-def _loaded(path: str) -> Calibration | None:
-    if not path:
-        return None
-    loaded = calibration_of(read_toml(path), path)
-    if loaded.gpu != GPU:
-        raise ValueError(f"{path} was measured on {loaded.gpu}; these steps ran on an {GPU}")
-    return loaded
-
-
 def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """Yield every row; a row that was measured more than once has the medians of its times.
 
@@ -185,44 +181,22 @@ def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """
     visits: dict[tuple[str | None, ...], list[tuple[Path, Record]]] = {}
     for file in files:
-        for record in records(file):
+        for record in read_records(file):
             visits.setdefault(tuple(record.get(name) for name in ROW), []).append((file, record))
-    for visits_of_row in visits.values():
-        file, record = visits_of_row[0]
-        if len(visits_of_row) > 1:
-            times = [name for name in record if name.endswith("_ms")]
-            record = {
-                **record,
-                **{name: _median(name, [record_of_visit for _, record_of_visit in visits_of_row]) for name in times},
-            }
-        yield file, record
-
-
-def _median(name: str, records: Sequence[Record]) -> str:
-    known = [float(record[name]) for record in records if record.get(name)]
-    return repr(median(known)) if known else ""
-
-
-def records(file: Path) -> Iterator[Record]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        yield from csv.DictReader(lines)
-
-
-def _rows(
-    record: Record, setting: Setting, peaks: list[Peak], own: Calibration | None, further: Sequence[str]
-) -> Iterator[ScoredRow]:
-    cluster = load_cluster(CLUSTER)
-    prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
-    command = shlex.join([*shlex.split(setting.command), *further])
-    kind = {"kind": kind_of(setting.model, cluster, setting.strategy)}
-    yield from step_rows(record, prediction, command, peaks, kind, banded=True)
+    for (file, first), *others in visits.values():
+        merged = dict(first)
+        for name in first if others else ():
+            if name.endswith("_ms"):
+                known = [float(record[name]) for _, record in ((file, first), *others) if record.get(name)]
+                merged[name] = repr(median(known)) if known else ""
+        yield file, merged
 
 
 def step_rows(
     record: Record,
     prediction: Prediction,
     command: str,
-    peaks: list[Peak],
+    peaks: list[Pair],
     further: Mapping[str, str] = MappingProxyType({}),
     banded: bool = False,
 ) -> Iterator[ScoredRow]:
@@ -266,7 +240,7 @@ def measure_captured(*folders: str) -> Measurements:
     versions = load_torch("capture").__version__, load_transformers("capture").__version__
     rows: list[ScoredRow] = []
     skipped: Counter[str] = Counter()
-    peaks: list[Peak] = []
+    peaks: list[Pair] = []
     asked = list(merge_visits([file for folder in folders for file in step_files(folder)]))
     with _workers(len(asked)) as map_each:
         results = iter(map_each(_compared, asked))
@@ -290,10 +264,10 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield pool.map
 
 
-def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Peak], str]:
+def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Pair], str]:
     """Return the rows of one step and its peak; or why there are none."""
     file, record = asked
-    peaks: list[Peak] = []
+    peaks: list[Pair] = []
     try:
         prediction, command = _predicted(record, file.parent)
     except ValueError as error:
@@ -304,18 +278,11 @@ def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Peak], 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
     from stepcast.pytorch.capture.run import capture
 
-    what, asked = config_words(record, folder), _asked(record, setting_words(record))
-    zeros = _unseen(what, asked.batch * asked.seq)
+    what, asked, zeros = config_words(record, folder), _asked(record, setting_words(record)), 0.0
+    with suppress(ValueError):  # a model that is not known by its config
+        zeros = unseen_share(load_model(what), asked.batch * asked.seq)
     spread = Spread(zero_gradients=zeros)
     return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked, zeros)
-
-
-def _unseen(what: str, tokens: int) -> float:
-    """Return the share of weights without a gradient, of a model that is known by its config."""
-    try:
-        return unseen_share(load_model(what), tokens)
-    except ValueError:
-        return 0.0
 
 
 def _asked(record: Record, words: set[str]) -> "CaptureOptions":
