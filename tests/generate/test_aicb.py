@@ -3,9 +3,9 @@
 import pytest
 
 from stepcast.generate.aicb import aicb_workload
+from stepcast.inputs.model_table import model_of
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Sharding, Strategy, StrategyError
-from stepcast.models.catalog import model_of
 from stepcast.outputs.simai import write
 from tests.shared import DATA, ROOT, needs_data
 

@@ -1,4 +1,4 @@
-"""Models by name, by a table of values, by columns of measured runs, and by the sizes of a configuration.
+"""Models by name, by columns of measured runs, and by the sizes of a configuration.
 
 The catalogue is data/models/*.toml, one file per family; only the file that is asked for is read.
 """
@@ -8,114 +8,14 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stepcast.ir.check import require
+from stepcast.inputs.model_table import model_of
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import (
-    Activation,
-    Biases,
-    Experts,
-    Hybrid,
-    Latent,
-    Norm,
-    NormKind,
-    Position,
-    PositionKind,
-    QkNorm,
-    Window,
-)
-from stepcast.ir.recurrent import Delta, Selective
-
-# Models written as a table of plain values, as in the catalogue's TOML files.
-
-NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
-SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # of every model
-PARTS = {
-    "window": Window,
-    "experts": Experts,
-    "latent": Latent,
-    "hybrid": Hybrid,
-    "delta": Delta,
-    "selective": Selective,
-}
-WORDS: dict[str, type[StrEnum]] = {"activation": Activation, "qk_norm": QkNorm}
-FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}
-
-
-def model_of(name: str, table: Mapping[str, object]) -> Model:
-    """Return the model that *table* describes, with what can be derived filled in.
-
-    Fields are the Model's own; ``norm`` is rms, layer or layer+bias, ``biases`` lists the biased layers,
-    ``position`` is a kind (yarn: rotary with a factor), with ``positions`` rows (max_seq unless given) where learned.
-    Left out: kv_heads = heads, head_dim = hidden / heads, ffn = 4 x hidden if not gated.
-    """
-    try:
-        return _build(name, {key: _convert(key, value) for key, value in _check_keys(table).items()})
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"model {name}: {error}") from None
-
-
-def _check_keys(table: Mapping[str, object]) -> Mapping[str, object]:
-    for key in sorted(set(table) - set(FIELDS)):
-        from difflib import get_close_matches
-
-        near = get_close_matches(key, FIELDS, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
-        raise ValueError(f"unknown key {key}; {hint}")
-    return table
-
-
-def _build(name: str, values: dict[str, Any]) -> Model:
-    positions = values.pop("positions", None)
-    if "hybrid" in values:
-        values.setdefault("layers", len(values["hybrid"].pattern))
-        values.setdefault("ffn", 0)
-    for key in (key for key in SIZES if key in values):
-        require(type(values[key]) is int and values[key] > 0, f"{key} must be a positive whole number")
-    missing = [key for key in SIZES if key not in values]
-    require(not missing, f"lacks {', '.join(missing)}")
-    hidden, heads = values["hidden"], values["heads"]
-    if "position" in values:
-        scaled = values["position"] == "yarn"
-        kind = PositionKind.ROTARY if scaled else PositionKind(values["position"])
-        rows = (positions or values["max_seq"]) if kind is PositionKind.LEARNED else 0
-        values["position"] = Position(kind, rows, scaled=scaled)
-    if "latent" in values:
-        values.setdefault("head_dim", values["latent"].nope_dim + values["latent"].rope_dim)
-    if "head_dim" not in values:
-        require(hidden % heads == 0, f"hidden {hidden} is not a multiple of heads {heads}; give head_dim")
-        values["head_dim"] = hidden // heads
-    values.setdefault("kv_heads", heads)
-    if "ffn" not in values:
-        require(not values.get("gated", True), "lacks ffn")
-        values["ffn"] = 4 * hidden
-    return Model(**(values | {"name": name}))
-
-
-def _convert(key: str, value: object) -> object:
-    """Return a value of a table as the field of the Model needs it."""
-    if key in PARTS:
-        if not isinstance(value, dict):
-            raise ValueError(f"{key} must be a table")
-        return PARTS[key](**{name: tuple(item) if isinstance(item, list) else item for name, item in value.items()})
-    if key in WORDS:
-        return WORDS[key](str(value))
-    if key == "norm":
-        if value not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, not {value!r}")
-        return NORMS[str(value)]
-    if key == "biases":
-        if not isinstance(value, list):
-            raise ValueError("biases must be a list")
-        return Biases(**dict.fromkeys(value, True))
-    require(isinstance(value, int | float | bool | str), f"{key} must be a single value")
-    return value
-
+from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
 INDEX = "index"

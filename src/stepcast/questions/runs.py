@@ -140,7 +140,7 @@ def is_workload(name: str) -> bool:
 def _is_model(name: str) -> bool:
     """Return True for a model: TOML with its sizes at the top, or a configuration of Hugging Face."""
     from stepcast.inputs.huggingface.reader import looks_like
-    from stepcast.models.catalog import SIZES
+    from stepcast.inputs.model_table import SIZES
 
     if name.endswith(".json"):
         return looks_like(Source(name).head)

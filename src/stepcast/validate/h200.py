@@ -24,6 +24,7 @@ from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
+from stepcast.inputs.model_table import model_of
 from stepcast.inputs.op_times import read_works
 from stepcast.inputs.rows import csv_records
 from stepcast.inputs.source import Source
@@ -35,7 +36,6 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
-from stepcast.models.catalog import model_of
 from stepcast.validate.folds import Family, load_folds, price_kernels
 from stepcast.validate.scoreboard import (
     DATA,

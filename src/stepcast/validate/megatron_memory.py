@@ -12,6 +12,7 @@ from stepcast.cost.memory import memory
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import load_cluster
+from stepcast.inputs.model_table import model_of
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, LossKernel
 from stepcast.ir.layout import Layout
@@ -19,7 +20,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import parse_optimizer
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
-from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
+from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.validate.published.setup import MODULES
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each

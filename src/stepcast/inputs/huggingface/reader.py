@@ -2,83 +2,18 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 from stepcast.inputs.configs.peers import as_hugging_face
-from stepcast.inputs.huggingface import dense, variants
-from stepcast.inputs.huggingface.dense import ConfigTable, shown
+from stepcast.inputs.huggingface.families import families, read_fields
+from stepcast.inputs.huggingface.keys import ConfigTable, shown
+from stepcast.inputs.model_table import build_model
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import PositionKind
 
-BUILDERS: dict[Callable[[ConfigTable, str], Model], str] = {
-    dense.bloom: "bloom",
-    dense.falcon: "falcon",
-    dense.gemma: "gemma",
-    dense.gemma2: "gemma2",
-    dense.gemma3: "gemma3 gemma3_text",
-    dense.gpt2: "gpt2 gpt_bigcode",
-    dense.gpt_neox: "gpt_neox",
-    dense.gptj: "gptj",
-    dense.internlm: "internlm",
-    dense.llama: "granite internlm2 llama smollm3",
-    dense.mistral: "mistral",
-    dense.mpt: "mpt",
-    dense.nemotron: "nemotron",
-    dense.olmo2: "olmo2",
-    dense.opt: "opt",
-    dense.phi: "phi",
-    dense.phi3: "phi3",
-    dense.qwen2: "qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text",
-    dense.qwen3: "qwen3 qwen3_vl qwen3_vl_text",
-    dense.starcoder2: "starcoder2",
-    variants.bamba: "bamba",
-    variants.deepseek: "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2",
-    variants.glm4_moe: "glm4_moe",
-    variants.gpt_oss: "gpt_oss",
-    variants.granite_hybrid: "granitemoehybrid",
-    variants.grok: "grok grok-1",
-    variants.jamba: "jamba",
-    variants.llama4: "llama4 llama4_text",
-    variants.mamba: "falcon_mamba mamba",
-    variants.mamba2: "mamba2",
-    variants.mixtral: "mixtral",
-    variants.nemotron_h: "nemotron_h",
-    variants.qwen2_moe: "qwen2_moe",
-    variants.qwen3_moe: "qwen3_moe qwen3_vl_moe qwen3_vl_moe_text",
-    variants.qwen3_next: "qwen3_next",
-}
-FAMILIES = dict(sorted((kind, build) for build, kinds in BUILDERS.items() for kind in kinds.split()))
-
-# Families whose code has one matrix for queries, keys and values, and for gate and up.
-JOINED = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "phi3")
-# The key of dropout behind attention and MLP, and its default.
-DROPOUTS: dict[str, tuple[str, float]] = {
-    "bloom": ("hidden_dropout", 0.0),
-    "gpt2": ("resid_pdrop", 0.1),
-    "gpt_bigcode": ("resid_pdrop", 0.1),
-    "gpt_neox": ("hidden_dropout", 0.0),
-    "gptj": ("resid_pdrop", 0.0),
-    "opt": ("dropout", 0.1),
-    "phi": ("resid_pdrop", 0.0),
-    "phi3": ("resid_pdrop", 0.0),
-    "starcoder2": ("residual_dropout", 0.0),
-}
-
-# Families that also drop attention probabilities, unless their config switches it off.
-DROPPING = ("gpt2", "gpt_bigcode")
-# Families whose code joins the part of a head that is turned and the part that is not: how much is turned.
-TAILED: dict[str, tuple[str, float]] = {
-    "glm4_moe": ("partial_rotary_factor", 0.5),
-    "gpt_neox": ("rotary_pct", 0.25),
-    "phi": ("partial_rotary_factor", 0.5),
-    "phi3": ("partial_rotary_factor", 1.0),
-    "qwen3_next": ("partial_rotary_factor", 0.25),
-}
-# Families whose routers weigh experts in fp32, whatever the format of the tokens.
-WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "mixtral")
+FAMILIES = families()
 # Parts of often requested types that are not modelled.
 LACKING: dict[str, str] = {
     "minimax": "lightning attention",
@@ -121,33 +56,14 @@ def read_config(data: bytes | str, name: str) -> Model:
             raise FormatError(f"expected a JSON object with a model's sizes, not {shown(table)}")
         table = as_hugging_face(table) or table
         keys = _text_keys(ConfigTable(table, ""))
-        return _as_coded(FAMILIES[keys.kind](keys, name or keys.kind), keys)
+        model = build_model(name or keys.kind, read_fields(keys))
+        if model.position.kind is PositionKind.ROTARY and model.latent is None and _is_yarn(keys):
+            model = replace(model, position=replace(model.position, scaled=True))
+        return model
     except FormatError:
         raise
     except ValueError as error:  # a check of the Model or one of its parts
         raise FormatError(str(error)) from None
-
-
-def _as_coded(model: Model, keys: ConfigTable) -> Model:
-    """Return *model* with what transformers' code of its family does."""
-    dropout = keys.number(*DROPOUTS[keys.kind]) if keys.kind in DROPOUTS else 0.0
-    wide_norms = keys.kind.startswith("gemma") or keys.kind in ("olmo2", "gpt_oss", "qwen3_next")
-    position = model.position
-    if keys.kind in TAILED:
-        share = keys.number(*TAILED[keys.kind])
-        position = replace(position, share=share if 0 < share < 1 else 1.0, tailed=True)
-    if position.kind is PositionKind.ROTARY and model.latent is None and _is_yarn(keys):
-        position = replace(position, scaled=True)
-    experts = model.experts and replace(model.experts, wide_weights=keys.kind in WIDE_ROUTERS)
-    return replace(
-        model,
-        joined=keys.kind in JOINED,
-        wide_norms=wide_norms,
-        dropout=dropout,
-        drops_attention=keys.kind in DROPPING and keys.number("attn_pdrop", 0.1) > 0,
-        position=position,
-        experts=experts,
-    )
 
 
 def _is_yarn(keys: ConfigTable) -> bool:

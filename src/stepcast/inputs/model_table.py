@@ -1,0 +1,109 @@
+"""Models written as a table of plain values: the catalogue's TOML files, and what configurations are read to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+
+from stepcast.ir.check import require
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import (
+    Activation,
+    Biases,
+    Experts,
+    Hybrid,
+    Latent,
+    Norm,
+    NormKind,
+    Position,
+    PositionKind,
+    QkNorm,
+    Window,
+)
+from stepcast.ir.recurrent import Delta, Selective
+
+NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
+SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # of every model
+PARTS: Mapping[str, Callable[..., object]] = {
+    "window": Window,
+    "experts": Experts,
+    "latent": Latent,
+    "hybrid": Hybrid,
+    "delta": Delta,
+    "selective": Selective,
+}
+FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}
+
+
+def model_of(name: str, table: Mapping[str, object]) -> Model:
+    """Return the model that *table* describes, with what can be derived filled in.
+
+    Fields are the Model's own; ``norm`` is rms, layer or layer+bias, ``biases`` lists the biased layers,
+    ``position`` is a kind (yarn: rotary with a factor), with ``positions`` rows (max_seq unless given) where learned.
+    Left out: kv_heads = heads, head_dim = hidden / heads, ffn = 4 x hidden if not gated.
+    """
+    try:
+        for key in sorted(set(table) - set(FIELDS)):
+            from difflib import get_close_matches
+
+            near = get_close_matches(key, FIELDS, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
+            raise ValueError(f"unknown key {key}; {hint}")
+        return build_model(name, table)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model {name}: {error}") from None
+
+
+def build_model(name: str, table: Mapping[str, object]) -> Model:
+    """Return the model of a table whose keys are known."""
+    values = {key: _convert(key, value) for key, value in table.items()}
+    if isinstance(hybrid := values.get("hybrid"), Hybrid):
+        values.setdefault("layers", len(hybrid.pattern))
+        values.setdefault("ffn", 0)
+    sizes: dict[str, int] = {}
+    for key in (key for key in SIZES if key in values):
+        size = values[key]
+        require(type(size) is int and size > 0, f"{key} must be a positive whole number")
+        assert isinstance(size, int)
+        sizes[key] = size
+    missing = [key for key in SIZES if key not in values]
+    require(not missing, f"lacks {', '.join(missing)}")
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    rows = values.pop("positions", None) or sizes["max_seq"]
+    if isinstance(word := values.get("position"), str):
+        kind = PositionKind("rotary" if word == "yarn" else word)
+        assert isinstance(rows, int)
+        values["position"] = Position(kind, rows if kind is PositionKind.LEARNED else 0, scaled=word == "yarn")
+    if isinstance(latent := values.get("latent"), Latent):
+        values.setdefault("head_dim", latent.nope_dim + latent.rope_dim)
+    if "head_dim" not in values:
+        require(
+            hidden % heads == 0, f"hidden size {hidden} is not a multiple of {heads} attention heads; give head_dim"
+        )
+        values["head_dim"] = hidden // heads
+    values.setdefault("kv_heads", heads)
+    if "ffn" not in values:
+        require(not values.get("gated", True), "lacks ffn")
+        values["ffn"] = 4 * hidden
+    build: Callable[..., Model] = Model
+    return build(**(values | {"name": name}))
+
+
+def _convert(key: str, value: object) -> object:
+    """Return a value of a table as the field of the Model needs it."""
+    if key in PARTS:
+        if not isinstance(value, dict):
+            raise ValueError(f"{key} must be a table")
+        return PARTS[key](**{name: tuple(item) if isinstance(item, list) else item for name, item in value.items()})
+    if key == "position" and isinstance(value, dict):
+        return Position(**{**value, "kind": PositionKind(value.get("kind", "rotary"))})
+    if key in ("activation", "qk_norm"):
+        return Activation(str(value)) if key == "activation" else QkNorm(str(value))
+    if key == "norm":
+        if value not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, not {value!r}")
+        return NORMS[str(value)]
+    if key == "biases":
+        if not isinstance(value, list | dict):
+            raise ValueError("biases must be a list")
+        return Biases(**(value if isinstance(value, dict) else dict.fromkeys(value, True)))
+    require(isinstance(value, int | float | bool | str), f"{key} must be a single value")
+    return value
