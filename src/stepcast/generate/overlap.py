@@ -104,11 +104,11 @@ def gather_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
         layers, copies = list(units[index].layers), _unpack_ops(sizes, units[index].held)
         following = request("forward", index + 1, 0) if ahead else ()
         own = request("forward", index, 0)
-        layers[0] = _begin_forward(layers[0], copies, own, following, not ahead or index == 0)
+        layers[0] = _begin(layers[0], Phase.FORWARD, copies, own, following, not ahead or index == 0)
         if again and units[index].has_backward:
             following = request("backward", index - 1, end) if aheads["backward"] else ()
             own, begins = request("backward", index, end), not aheads["backward"] or index == end
-            layers[-1] = _begin_backward(layers[-1], copies, own, following, begins)
+            layers[-1] = _begin(layers[-1], Phase.INPUT_GRADIENT, copies, own, following, begins)
         return replace(units[index], layers=tuple(layers))
 
     # Units between others of their kind are equal.
@@ -285,7 +285,7 @@ def _gather_once(sizes: Sizes, units: Sequence[Unit], buckets: UnitBuckets) -> t
             for number, issued in enumerate(issue_buckets(sizes, reversed(own)))
             for op in gather_ops(sizes, f"parameters {number}", issued, blocking=not overlaps)
         )
-        return ops, _begin_forward(layer, (), ops, (), True)
+        return ops, _begin(layer, Phase.FORWARD, (), ops, (), True)
 
     for index in sorted(buckets):
         layer, own = units[index].layers[0], buckets[index]
@@ -301,18 +301,14 @@ def _gather_once(sizes: Sizes, units: Sequence[Unit], buckets: UnitBuckets) -> t
 LAYERS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
 
-def _begin_forward(layer: Layer, copies: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
-    """Return *layer* whose forward waits for its *own* gathers and requests the *following* ones."""
-    key = (Phase.FORWARD, copies, own, following, begins)
-    forward = partial(_prefetch, copies + layer.forward, own, following, begins)
-    return LAYERS.get((layer,), lambda: replace(layer, forward=forward()), key)
+def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
+    """Return *layer* whose *phase* waits for its *own* gathers and requests the *following* ones."""
 
+    def make() -> Layer:
+        ops = _prefetch(copies + layer.ops(phase), own, following, begins)
+        return replace(layer, forward=ops) if phase is Phase.FORWARD else replace(layer, input_gradient=ops)
 
-def _begin_backward(layer: Layer, copies: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
-    """Return *layer* whose backward waits for its *own* gathers and requests the *following* ones."""
-    key = (Phase.INPUT_GRADIENT, copies, own, following, begins)
-    backward = partial(_prefetch, copies + layer.input_gradient, own, following, begins)
-    return LAYERS.get((layer,), lambda: replace(layer, input_gradient=backward()), key)
+    return LAYERS.get((layer,), make, (phase, copies, own, following, begins))
 
 
 def _end_backward(layer: Layer, ops: Ops) -> Layer:

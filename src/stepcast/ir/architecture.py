@@ -4,33 +4,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Self
 
+from stepcast.ir import model_parts as parts
 from stepcast.ir.check import require, require_amounts, require_counts
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import LAYERS, WIDTH
-from stepcast.ir.model_parts import (
-    HYBRID_BLOCKS,
-    Activation,
-    Biases,
-    Experts,
-    FeedForward,
-    Hybrid,
-    Latent,
-    LayerParts,
-    Mixer,
-    Norm,
-    Position,
-    PositionKind,
-    QkNorm,
-    Window,
-)
+from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.recurrent import Delta, Selective
 
 MOST_LAYERS = LAYERS.most
 MOST_WIDTH = WIDTH.most
 
-RMS_NORM = Norm()
-NO_BIASES = Biases()
-ROTARY = Position()
+RMS_NORM = parts.Norm()
+NO_BIASES = parts.Biases()
+ROTARY = parts.Position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +48,15 @@ class Architecture:
     max_seq: int
     tied: bool = False
     gated: bool = True
-    activation: Activation = Activation.SILU
-    norm: Norm = RMS_NORM
-    biases: Biases = NO_BIASES
-    position: Position = ROTARY
+    activation: parts.Activation = parts.Activation.SILU
+    norm: parts.Norm = RMS_NORM
+    biases: parts.Biases = NO_BIASES
+    position: parts.Position = ROTARY
     parallel_block: bool = False
     shared_norm: bool = False
     pre_norms: bool = True
     post_norms: bool = False
-    qk_norm: QkNorm = QkNorm.NONE
+    qk_norm: parts.QkNorm = parts.QkNorm.NONE
     embedding_norm: bool = False
     final_norm: bool = True
     attention_sinks: bool = False
@@ -78,10 +64,10 @@ class Architecture:
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_width: int = 0
-    window: Window | None = None
-    experts: Experts | None = None
-    latent: Latent | None = None
-    hybrid: Hybrid | None = None
+    window: parts.Window | None = None
+    experts: parts.Experts | None = None
+    latent: parts.Latent | None = None
+    hybrid: parts.Hybrid | None = None
     delta: Delta | None = None
     selective: Selective | None = None
     next_token_layers: int = 0
@@ -185,7 +171,7 @@ class Architecture:
 
     def with_max_seq(self, max_seq: int) -> Self:
         """Return the model built for sequences of *max_seq*; learned positions grow or shrink with it."""
-        learned = self.position.kind is PositionKind.LEARNED
+        learned = self.position.kind is parts.PositionKind.LEARNED
         offset = max(self.position.count - self.max_seq, 0)
         position = replace(self.position, count=max_seq + offset) if learned else self.position
         return replace(self, max_seq=max_seq, position=position)
@@ -193,21 +179,21 @@ class Architecture:
 
 @lru_cache(maxsize=256)
 def _block_kinds(
-    layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
+    layers: int, window: parts.Window | None, experts: parts.Experts | None, hybrid: parts.Hybrid | None
 ) -> frozenset[LayerParts]:
     return frozenset(_blocks(layers, window, experts, hybrid))
 
 
 @lru_cache(maxsize=256)
 def _blocks(
-    layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
+    layers: int, window: parts.Window | None, experts: parts.Experts | None, hybrid: parts.Hybrid | None
 ) -> tuple[LayerParts, ...]:
     """Return the parts of each layer; layers of a kind are one object, which compares by identity."""
     known: dict[LayerParts, LayerParts] = {}
     kinds = []
     for layer in range(layers):
         if hybrid:
-            mixer, feed_forward = HYBRID_BLOCKS[hybrid.pattern[layer]]
+            mixer, feed_forward = parts.HYBRID_BLOCKS[hybrid.pattern[layer]]
         else:
             mixer = Mixer.ATTENTION
             routed = experts is not None and experts.at(layer)

@@ -82,8 +82,7 @@ def _tensor(model: Model, strategy: Strategy) -> str:
         widths.append(("the shared experts' ffn", model.experts.shared_ffn))
     for name, width in widths:
         if width % tp:
-            near = nearest_divisor(width, tp)
-            return f"tp {tp} does not divide {name} {width}: the nearest legal tp is {near}"
+            return f"tp {tp} does not divide {name} {width}: the nearest legal tp is {nearest_divisor(width, tp)}"
     return ""
 
 
@@ -96,8 +95,7 @@ def _mamba(model: Model, strategy: Strategy) -> str:
         return ""
     for name, count in (("Mamba heads", hybrid.mamba_heads), ("Mamba groups", hybrid.groups)):
         if count % tp:
-            near = nearest_divisor(count, tp)
-            return f"tp {tp} does not divide {count} {name}: the nearest legal tp is {near}"
+            return f"tp {tp} does not divide {count} {name}: the nearest legal tp is {nearest_divisor(count, tp)}"
     heads, groups = hybrid.mamba_heads // tp, hybrid.groups // tp
     if heads % cp:
         near = nearest_divisor(heads, cp)
@@ -137,8 +135,7 @@ def _sequence(model: Model, strategy: Strategy) -> str:
     if model.position.kind is PositionKind.LEARNED and seq > model.max_seq:
         return f"seq {seq} exceeds the model's {model.max_seq} learned positions: use at most {model.max_seq}"
     if seq % layout.cp:
-        near = nearest_divisor(seq, layout.cp)
-        return f"cp {layout.cp} does not divide seq {seq}: the nearest legal cp is {near}"
+        return f"cp {layout.cp} does not divide seq {seq}: the nearest legal cp is {nearest_divisor(seq, layout.cp)}"
     if not strategy.sequence_parallel:
         if layout.tp > 1 and model.experts is not None:
             # Megatron-Core's MoELayer refuses to train so: all tensor ranks would route the same tokens.

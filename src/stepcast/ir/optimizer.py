@@ -52,13 +52,7 @@ LISTED: dict[OptimizerKind, Passes] = {
     K.ADAFACTOR: Passes(weight=(2, 1), gradient=3, temporary=(6, 5)),
 }
 # Formats of moments by the names that ask for them; fp16 and fp8 are Megatron-LM's --exp-avg-dtype.
-FORMATS: dict[str, DType] = {
-    "fp32": DType.FP32,
-    "bf16": DType.BF16,
-    "fp16": DType.FP16,
-    "fp8": DType.FP8,
-    "8bit": DType.INT8,
-}
+FORMATS = {"fp32": DType.FP32, "bf16": DType.BF16, "fp16": DType.FP16, "fp8": DType.FP8, "8bit": DType.INT8}
 WIDE = ("fp32", "bf16")
 KNOWN_FORMATS: dict[OptimizerKind, tuple[str, ...]] = {
     K.ADAMW: tuple(FORMATS),

@@ -62,25 +62,27 @@ def count_saved(
 
 def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor], float]]:
     """Return the saved tensors of mixer and feed-forward, norms included, and the transient of each."""
-    halves = []
+    model, kinds = sizes.model, list[tuple[LayerKind, bool, tuple[str, ...], bool]]()
     if block.mixer is not Mixer.NONE:
-        kind = MIXERS[block.mixer]
         # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
-        own_norm = block.mixer is Mixer.ATTENTION and sizes.model.latent is not None
-        names: tuple[str, ...] = ("query", "query down", "kv down") if sizes.model.latent else ("query", "key", "value")
-        norms = _saved_norms(sizes, kind, own_norm, names)
-        halves.append(
-            ([*norms, *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)], _transient(sizes, kind, block))
-        )
+        own_norm = block.mixer is Mixer.ATTENTION and model.latent is not None
+        names = ("query", "query down", "kv down") if model.latent else ("query", "key", "value")
+        kinds.append((MIXERS[block.mixer], own_norm, names, True))
     if block.feed_forward is not FeedForward.NONE:
-        kind = FEED_FORWARDS[block.feed_forward]
-        own_norm, names = block.feed_forward is FeedForward.EXPERTS, ("gate", "up") if sizes.model.gated else ("up",)
-        normed = not (sizes.model.shared_norm and block.mixer is Mixer.ATTENTION)
-        norms = _saved_norms(sizes, kind, own_norm, names, normed)
-        halves.append(
-            ([*norms, *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)], _transient(sizes, kind, block))
+        normed = not (model.shared_norm and block.mixer is Mixer.ATTENTION)
+        own_norm, sides = block.feed_forward is FeedForward.EXPERTS, ("gate", "up") if model.gated else ("up",)
+        kinds.append((FEED_FORWARDS[block.feed_forward], own_norm, sides, normed))
+    return [
+        (
+            [
+                *_saved_norms(sizes, kind, own_norm, names, normed),
+                *kind.saved(sizes, block),
+                *_saved_by_adapters(sizes, kind),
+            ],
+            _transient(sizes, kind, block),
         )
-    return halves
+        for kind, own_norm, names, normed in kinds
+    ]
 
 
 def _transient(sizes: Sizes, kind: LayerKind, block: LayerParts) -> float:
@@ -106,7 +108,7 @@ def _saved_by_adapters(sizes: Sizes, kind: LayerKind) -> list[SavedTensor]:
 
 
 def _saved_norms(
-    sizes: Sizes, kind: LayerKind, own_norm: bool, products: tuple[str, ...], normed: bool = True
+    sizes: Sizes, kind: LayerKind, own_norm: bool, products: tuple[str, ...], normed: bool
 ) -> list[SavedTensor]:
     """Return the input of a norm, its output, which the *products* after it need, the input of a norm at the
     end and dropout's mask. *own_norm*: the norm is a kernel of its own, which recomputation can run again.

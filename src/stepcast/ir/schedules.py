@@ -125,10 +125,6 @@ def describe_misfit(kind: ScheduleKind, stages: int, micro_batches: int) -> str:
     return ""
 
 
-def _all(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    return (pipeline.micro_batches,) * pipeline.chunks
-
-
 def _to_the_end_and_back(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
     return (pipeline.stages - stage + pipeline.ahead,) * pipeline.chunks
 
@@ -140,25 +136,6 @@ def _in_rounds(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
     for slot in range(2 * (stages - stage - 1) + (chunks - 1) * stages + 1 + pipeline.ahead):
         counts[slot // stages % chunks] += 1
     return tuple(counts)
-
-
-def _every_stage(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    """Forwards ahead and weight gradients held back make up for each other (Qi et al. 2023, table 2)."""
-    return (pipeline.stages,)
-
-
-def _twice_ahead(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    return (2 * pipeline.stages - 1,)
-
-
-def _to_the_end_and_back_twice(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    """Return the forwards of ZB-H2 before the first input gradient (Qi et al. 2023, figure 3)."""
-    return (2 * (pipeline.stages - stage) - 1,)
-
-
-def _down_and_up(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    """Return as much as the first stage of 1F1B, spread over both chunks."""
-    return (2 * pipeline.stages - 1 - stage, stage + 1)
 
 
 class VeeTimes(NamedTuple):
@@ -222,18 +199,32 @@ def _from_both_ends(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
 
 
 SCHEDULES: dict[ScheduleKind, ScheduleFacts] = {
-    ScheduleKind.GPIPE: ScheduleFacts(_all, most_chunks=None, stops=True, alone=True),
+    ScheduleKind.GPIPE: ScheduleFacts(
+        lambda pipeline, _: (pipeline.micro_batches,) * pipeline.chunks, most_chunks=None, stops=True, alone=True
+    ),
     ScheduleKind.ONE_F_ONE_B: ScheduleFacts(_to_the_end_and_back, stops=True, alone=True),
     ScheduleKind.INTERLEAVED: ScheduleFacts(
         _in_rounds, 2, None, pairs=Pairs.ASKED, fewest_batches=1, whole_rounds=True
     ),
+    # Forwards ahead and weight gradients held back make up for each other (Qi et al. 2023, table 2).
     ScheduleKind.ZB_H1: ScheduleFacts(
-        _every_stage, splits_backward=True, before_input_gradient=_to_the_end_and_back, stops=True
+        lambda pipeline, _: (pipeline.stages,),
+        splits_backward=True,
+        before_input_gradient=_to_the_end_and_back,
+        stops=True,
     ),
+    # Twice to the end and back before the first input gradient (figure 3).
     ScheduleKind.ZB_H2: ScheduleFacts(
-        _twice_ahead, splits_backward=True, before_input_gradient=_to_the_end_and_back_twice
+        lambda pipeline, _: (2 * pipeline.stages - 1,),
+        splits_backward=True,
+        before_input_gradient=lambda pipeline, stage: (2 * (pipeline.stages - stage) - 1,),
     ),
-    ScheduleKind.ZB_V: ScheduleFacts(_down_and_up, 2, 2, PiecePlacement.V, splits_backward=True),
+    # As much as the first stage of 1F1B, spread over both chunks.
+    ScheduleKind.ZB_V: ScheduleFacts(
+        lambda pipeline, stage: (2 * pipeline.stages - 1 - stage, stage + 1),
+        *(2, 2, PiecePlacement.V),
+        splits_backward=True,
+    ),
     ScheduleKind.V_HALF: ScheduleFacts(_hold_vee(2), 2, 2, PiecePlacement.V, splits_backward=True),
     ScheduleKind.V_MIN: ScheduleFacts(_hold_vee(1), 2, 2, PiecePlacement.V, splits_backward=True),
     ScheduleKind.DUALPIPE: ScheduleFacts(

@@ -88,16 +88,16 @@ class ShardingPlan:
 
 def plan_of(strategy: Strategy, framework: Framework) -> ShardingPlan:
     """Return how *strategy* splits, gathers and reduces."""
-    return _PLANS.get((strategy, framework), lambda: _make_plan(strategy, framework))
+
+    def make() -> ShardingPlan:
+        keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
+        mirrored = find_schedule(strategy.schedule, strategy.layout.pp).copies > 1
+        return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
+
+    return _PLANS.get((strategy, framework), make)
 
 
 _PLANS: ByIdentity[ShardingPlan] = ByIdentity(256)
-
-
-def _make_plan(strategy: Strategy, framework: Framework) -> ShardingPlan:
-    keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
-    mirrored = find_schedule(strategy.schedule, strategy.layout.pp).copies > 1
-    return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
 
 
 def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
@@ -115,13 +115,22 @@ def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
 
 @lru_cache(maxsize=1024)
 def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, mirrored: bool) -> ShardingPlan:
-    dense, experts = _dense(layout, sharding), _experts(layout, sharding)
+    # As many copies of the experts are split as of the other weights: each within the ranks of a copy
+    # (Megatron-Core's --num-distributed-optimizer-instances, torchtitan's mesh of dp_replicate and efsdp).
+    none, partitions = sharding is Sharding.NONE, []
+    for group, shard, replica, ways in (
+        (Group.DP, Group.SHARD, Group.REPLICA, layout.shard_size),
+        (Group.EXPERT_DP, Group.EXPERT_SHARD, Group.EXPERT_REPLICA, layout.size(Group.EXPERT_SHARD)),
+    ):
+        ranks, ways = layout.size(group), 1 if none else ways
+        partitions.append(Partition(ways, ranks // ways, *((shard, replica) if 1 < ways < ranks else (group, group))))
+    dense, experts = partitions
     split = dense.ways > 1 or experts.ways > 1
     splits_gradients = sharding.splits_gradients and split
     gathered, reduced = Gathered.NEVER, Reduced.EACH_MICRO_BATCH if splits_gradients else Reduced.ONCE
     by_unit = sharding.splits_parameters and (split or keeps_fp32)
     if by_unit:
-        dense, experts = (_mark_collected(part, keeps_fp32) for part in (dense, experts))
+        dense, experts = (replace(part, collected=part.ways > 1 or keeps_fp32) for part in partitions)
         if reshards:
             gathered = Gathered.EACH_PASS
         elif layout.pp == 1:
@@ -133,24 +142,3 @@ def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, 
     elif split:
         gathered = Gathered.AFTER_UPDATE
     return ShardingPlan(dense, experts, gathered, reduced, splits_gradients, by_unit, mirrored)
-
-
-def _dense(layout: Layout, sharding: Sharding) -> Partition:
-    ranks = layout.size(Group.DP)
-    ways = layout.shard_size if sharding is not Sharding.NONE else 1
-    parts = (Group.SHARD, Group.REPLICA) if 1 < ways < ranks else (Group.DP, Group.DP)
-    return Partition(ways, ranks // ways, *parts)
-
-
-def _experts(layout: Layout, sharding: Sharding) -> Partition:
-    """Split as many copies of the experts as of the other weights: each within the ranks of a copy
-    (Megatron-Core's --num-distributed-optimizer-instances, torchtitan's mesh of dp_replicate and efsdp).
-    """
-    ranks = layout.size(Group.EXPERT_DP)
-    ways = layout.size(Group.EXPERT_SHARD) if sharding is not Sharding.NONE else 1
-    parts = (Group.EXPERT_SHARD, Group.EXPERT_REPLICA) if 1 < ways < ranks else (Group.EXPERT_DP, Group.EXPERT_DP)
-    return Partition(ways, ranks // ways, *parts)
-
-
-def _mark_collected(part: Partition, keeps_fp32: bool) -> Partition:
-    return replace(part, collected=part.ways > 1 or keeps_fp32)

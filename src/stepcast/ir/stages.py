@@ -64,12 +64,10 @@ def spread_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int
     wanted = [share + (1 <= piece <= rest) for piece in range(count)]
     wanted[0] -= 1
     wanted[-1] -= end
-    return tuple(wanted) if min(wanted) >= 1 else _nearly_even(layers, count)
-
-
-def _nearly_even(layers: int, count: int) -> tuple[int, ...]:
-    share, rest = divmod(layers, count)
-    return tuple(share + (piece < rest) for piece in range(count))
+    if min(wanted) < 1:  # nearly even
+        share, rest = divmod(layers, count)
+        wanted = [share + (piece < rest) for piece in range(count)]
+    return tuple(wanted)
 
 
 @lru_cache(maxsize=4096)

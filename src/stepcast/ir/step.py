@@ -12,24 +12,15 @@ from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
 # Parts of a step, in the order in which they are shown.
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")
 # The part of a step that the exposed communication of a group counts as.
-PART_OF_GROUP = {
-    "tp": "tp",
-    "expert-tp": "tp",
-    "cp": "cp",
-    "ep": "ep",
-    "dp": "dp",
-    "expert-dp": "dp",
-    "shard": "dp",
-    "replica": "dp",
-    "expert-shard": "dp",
-    "expert-replica": "dp",
-    "mirror": "dp",
-    "pp": "pp",
-    "embedding": "dp",
-    "world": "other",
-    "to-host": "other",
-    "from-host": "other",
+GROUPS_OF_PART = {
+    "tp": ("tp", "expert-tp"),
+    "cp": ("cp",),
+    "ep": ("ep",),
+    "dp": (*("dp", "expert-dp", "shard", "replica", "expert-shard", "expert-replica"), "mirror", "embedding"),
+    "pp": ("pp",),
+    "other": ("world", "to-host", "from-host"),
 }
+PART_OF_GROUP = {group: part for part, groups in GROUPS_OF_PART.items() for group in groups}
 SUM_TOLERANCE = 1e-9
 
 
@@ -48,13 +39,8 @@ class StageReport:
         return cast(StageFacts, asdict(self))
 
     def times(self, factor: float) -> "StageReport":
-        return replace(
-            self,
-            busy_s=self.busy_s * factor,
-            exposed_s=self.exposed_s * factor,
-            host_s=self.host_s * factor,
-            bubble_s=self.bubble_s * factor,
-        )
+        names = ("busy_s", "exposed_s", "host_s", "bubble_s")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +113,10 @@ class StepReport:
             residual=residual,
         )
 
-    def _range_facts(self) -> BandFacts:
-        if self.band:
-            return self.band.facts(self.low_s, self.high_s)
-        return {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
-
     def facts(self) -> StepFacts:
         """Return the step as the JSON contract spells it."""
         reached = self.throughput
+        unmeasured: BandFacts = {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
         return {
             "step_s": self.step_s,
             "breakdown_s": {part: self.breakdown_s[part] for part in PARTS},
@@ -152,7 +134,7 @@ class StepReport:
             "tflops_per_gpu": reached.tflops_per_gpu if reached else None,
             "mfu": reached.mfu if reached else None,
             "memory_bytes": self.memory_bytes,
-            "uncertainty": self._range_facts(),
+            "uncertainty": self.band.facts(self.low_s, self.high_s) if self.band else unmeasured,
             "residual": self.residual.facts() if self.residual else None,
             "sources": dict(self.sources),
             "warnings": list(self.warnings),

@@ -179,13 +179,9 @@ NO_OFFLOAD = Offload()
 NO_TARGETS = ("none",)  # adapters that are switched off
 # The format in which weights and activations are stored, by the format of the matmuls.
 STORED_AS: dict[DType, DType] = {
-    DType.BF16: DType.BF16,
-    DType.FP16: DType.FP16,
-    DType.FP32: DType.FP32,
+    **{dtype: dtype for dtype in (DType.BF16, DType.FP16, DType.FP32)},
     DType.TF32: DType.FP32,
-    DType.FP8: DType.BF16,
-    DType.MXFP8: DType.BF16,
-    DType.NVFP4: DType.BF16,
+    **dict.fromkeys((DType.FP8, DType.MXFP8, DType.NVFP4), DType.BF16),
 }
 PRECISIONS = tuple(STORED_AS)
 # Formats to which torch.autocast casts.

@@ -19,6 +19,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work
 
 NONE = -1
+INDEXED = ("name", "lane", "kind", "work", "detail", "micro_batch", "parent")  # the ``*_of`` columns of a Timeline
 
 
 class SpanKind(IntEnum):
@@ -87,17 +88,8 @@ class Timeline:
 
     def __post_init__(self) -> None:
         rows = len(self.start_s)
-        columns = (
-            self.name_of,
-            self.lane_of,
-            self.kind_of,
-            self.work_of,
-            self.detail_of,
-            self.micro_batch_of,
-            self.parent_of,
-            self.duration_s,
-        )
-        require(all(len(column) == rows for column in columns), "all columns need the same length")
+        columns = (*(f"{name}_of" for name in INDEXED), "duration_s")
+        require(all(len(getattr(self, column)) == rows for column in columns), "all columns need the same length")
         if rows:
             require(bool(np.isfinite(self.start_s).all()), "start times must be finite")
             require(
@@ -137,7 +129,7 @@ class Timeline:
         number = np.full(len(self) + 1, NONE, np.int32)
         number[rows] = np.arange(len(rows))
         flows = number[self.flows]
-        columns = ("name_of", "lane_of", "kind_of", "work_of", "detail_of", "micro_batch_of")
+        columns = [f"{name}_of" for name in INDEXED if name != "parent"]
         return replace(
             self,
             **{name: getattr(self, name)[rows] for name in (*columns, "start_s", "duration_s")},
@@ -178,7 +170,7 @@ class TimelineBuilder:
         self._lanes: dict[Lane, int] = {}
         self._works: dict[Work, int] = {}
         self._details: dict[tuple[tuple[str, str], ...], int] = {}
-        self._columns = {key: array("i") for key in ("name", "lane", "kind", "work", "detail", "micro_batch", "parent")}
+        self._columns = {name: array("i") for name in INDEXED}
         self._start = array("d")
         self._duration = array("d")
         self._flows = [np.zeros((0, 2), np.int32)]
@@ -272,7 +264,6 @@ class TimelineBuilder:
         rebase: bool = True,
     ) -> Timeline:
         """Return the finished Timeline; with *rebase* the first start becomes the origin."""
-        columns = {key: np.array(column, dtype=np.int32) for key, column in self._columns.items()}
         start_s = np.array(self._start, dtype=np.float64)
         origin_s = float(start_s.min()) if rebase and len(start_s) else 0.0
         return Timeline(
@@ -280,13 +271,7 @@ class TimelineBuilder:
             lanes=tuple(self._lanes),
             works=tuple(self._works),
             details=tuple(dict(detail) for detail in self._details),
-            name_of=columns["name"],
-            lane_of=columns["lane"],
-            kind_of=columns["kind"],
-            work_of=columns["work"],
-            detail_of=columns["detail"],
-            micro_batch_of=columns["micro_batch"],
-            parent_of=columns["parent"],
+            **{f"{key}_of": np.array(column, dtype=np.int32) for key, column in self._columns.items()},
             start_s=start_s - origin_s,
             duration_s=np.array(self._duration, dtype=np.float64),
             measured=measured,

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
+from functools import partial
 from itertools import accumulate
 
 from stepcast.ir.check import require, require_counts
@@ -345,16 +346,13 @@ def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
             if count > 1 and count * length > best * times:
                 best, times = length, count
         layers = units[at] if best == 1 else tuple([each for unit in units[at : at + best] for each in unit])
-        blocks.append(Block(_one(layers), times))
+        kept = _RUNS.get(layers, partial(tuple, layers)) if isinstance(layers, tuple) else tuple(layers)
+        blocks.append(Block(kept, times))
         at += best * times
     return blocks
 
 
-def _one(layers: Sequence[Layer]) -> Sequence[Layer]:
-    """Return one object for the same layers in the same order, so that caches by identity find it again."""
-    return _RUNS.get(layers, lambda: layers) if isinstance(layers, tuple) else tuple(layers)
-
-
+# One object for the same layers in the same order, so that caches by identity find it again.
 _RUNS: ByIdentity[tuple[Layer, ...]] = ByIdentity(8192)
 
 
@@ -441,14 +439,25 @@ LAYER_BLOCK = "layer_block"
 
 
 def with_ops(workload: Workload, change: Callable[[Op], Op]) -> Workload:
-    """Return the workload with every op changed; layers and stages that were one object stay one."""
+    """Return the workload with every op changed."""
+
+    def changed(each: Layer) -> Layer:
+        forward, inputs, weights = (tuple(map(change, each.ops(phase))) for phase in Phase)
+        return replace(each, forward=forward, input_gradient=inputs, weight_gradient=weights)
+
+    return _with_layers(workload, changed)
+
+
+def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: bool = True) -> Workload:
+    """Return the workload with every layer changed, with *ends* those that run once per step too; layers and stages
+    that were one object stay one.
+    """
     layers: dict[int, Layer] = {}
     stages: dict[int, Stage] = {}
 
     def layer(each: Layer) -> Layer:
         if id(each) not in layers:
-            forward, inputs, weights = (tuple(map(change, each.ops(phase))) for phase in Phase)
-            layers[id(each)] = replace(each, forward=forward, input_gradient=inputs, weight_gradient=weights)
+            layers[id(each)] = change(each)
         return layers[id(each)]
 
     def stage(each: Stage) -> Stage:
@@ -456,8 +465,8 @@ def with_ops(workload: Workload, change: Callable[[Op], Op]) -> Workload:
             stages[id(each)] = replace(
                 each,
                 body=tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in each.body),
-                prologue=tuple(map(layer, each.prologue)),
-                epilogue=tuple(map(layer, each.epilogue)),
+                prologue=tuple(map(layer, each.prologue)) if ends else each.prologue,
+                epilogue=tuple(map(layer, each.epilogue)) if ends else each.epilogue,
                 variations=tuple(replace(one, layer=layer(one.layer)) for one in each.variations),
             )
         return stages[id(each)]
@@ -495,17 +504,7 @@ def repeat_layers(workload: Workload, count: int) -> Workload:
 def scale_backward(workload: Workload, factor: float) -> Workload:
     """Set backward compute times to *factor* x forward, halved between input and weight gradient."""
     require(0 <= factor <= 1e6, f"a backward factor is zero or more, and below a million, not {factor}")
-    return replace(workload, stages=tuple(_scale_stage(stage, factor) for stage in workload.stages))
-
-
-def _scale_stage(stage: Stage, factor: float) -> Stage:
-    body = tuple(
-        Block(tuple(_scale_layer(layer, factor) for layer in block.layers), block.repeat) for block in stage.body
-    )
-    variations = tuple(
-        replace(variation, layer=_scale_layer(variation.layer, factor)) for variation in stage.variations
-    )
-    return replace(stage, body=body, variations=variations)
+    return _with_layers(workload, lambda layer: _scale_layer(layer, factor), ends=False)
 
 
 def _scale_layer(layer: Layer, factor: float) -> Layer:

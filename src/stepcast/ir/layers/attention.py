@@ -20,44 +20,12 @@ there are any.
 from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dtype import FP32_BYTES, DType
+from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.group import Group
-from stepcast.ir.layers.attention_core import (
-    context_saved_bytes,
-    context_transient,
-    core_layer,
-    falls_back,
-    fuses_attention,
-    masks_window,
-    selects_heads,
-    widens_softmax,
-    window_keys,
-)
+from stepcast.ir.layers import attention_core as core
+from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor
-from stepcast.ir.layers.operators import (
-    FP32,
-    GATHER,
-    SCATTER,
-    K,
-    Linear,
-    Ops,
-    PhaseOps,
-    cast_op,
-    collective,
-    column_layer,
-    column_waits,
-    gate_ops,
-    join_phases,
-    make_layer,
-    norm_backward,
-    norm_forward,
-    row_layer,
-    stream_op,
-    sum_input_gradients,
-    surround_with_norms,
-    tensor_bytes,
-    wait_for,
-)
+from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
@@ -146,7 +114,7 @@ def _adapters(model: Architecture) -> list[AdaptedLinear]:
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     """Count scores and weighted sums of one forward; not *causal* takes attention as the full square."""
     all_keys: float = seq / 2 if causal else seq
-    keys = min(all_keys, window_keys(seq, _attended(model, block)) or all_keys)
+    keys = min(all_keys, core.window_keys(seq, _attended(model, block)) or all_keys)
     flops = 2.0 * float(batch * seq) * keys * model.heads * (model.head_dim + model.value_dim)
     if model.latent and model.latent.top_keys:
         # Scores of all pairs, and their sum over heads by the weights of each query.
@@ -158,7 +126,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the projection's output to the output projection's input."""
     model, tp, tokens, element = sizes.model, sizes.tp, sizes.tokens, sizes.stored.bytes
     kv_heads = max(model.kv_heads / tp, 1)
-    latent, flash = model.latent, fuses_attention(model, sizes.strategy, sizes.framework)
+    latent, flash = model.latent, core.fuses_attention(model, sizes.strategy, sizes.framework)
     from_latent = (M.LATENT_UP,) if latent else ()
     query = SavedTensor("queries", tokens * model.heads * model.head_dim / tp * element, from_latent)
     key = SavedTensor("keys", tokens * kv_heads * model.head_dim * element, from_latent)
@@ -188,7 +156,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
             tensors.append(SavedTensor("indexer", sizes.outer_share * index * element))
             chosen = min(latent.top_keys, sizes.strategy.seq) * INDEX_BYTES
             tensors.append(SavedTensor("places of the chosen keys", tokens * chosen))
-    masked = masks_window(_attended(model, block).window, sizes.strategy, sizes.framework)
+    masked = core.masks_window(_attended(model, block).window, sizes.strategy, sizes.framework)
     if (masked or not flash) and sizes.eager_modules and model.heads != model.kv_heads:
         repeated = tokens * (model.heads / tp * (model.head_dim + model.value_dim)) * element
         tensors.append(SavedTensor("keys and values repeated for each head", repeated))
@@ -196,7 +164,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
         square = sizes.strategy.micro_batch * sizes.strategy.seq * sizes.strategy.seq
         tensors.append(SavedTensor("mask as each layer adds it", square * element))
     if sizes.cp > 1:
-        tensors.append(SavedTensor("context-parallel exchange", context_saved_bytes(sizes)))
+        tensors.append(SavedTensor("context-parallel exchange", core.context_saved_bytes(sizes)))
     if flash:
         return [*tensors, log_sum]
     return [*tensors, SavedTensor("probabilities", _scores(sizes) * _score_bytes(sizes), (M.CORE,))]
@@ -209,9 +177,9 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
     if sizes.alternates_matmuls and sizes.cp == 1:
         return 0.0
     gradients = 2 * _projected(sizes)
-    if not fuses_attention(sizes.model, sizes.strategy, sizes.framework):
+    if not core.fuses_attention(sizes.model, sizes.strategy, sizes.framework):
         gradients += 2 * _scores(sizes) * _probability_bytes(sizes)
-    return context_transient(sizes, gradients) if sizes.cp > 1 else gradients
+    return core.context_transient(sizes, gradients) if sizes.cp > 1 else gradients
 
 
 def _projected(sizes: Sizes) -> float:
@@ -229,15 +197,15 @@ def _scores(sizes: Sizes) -> float:
 
 
 def _probability_bytes(sizes: Sizes) -> float:
-    return FP32_BYTES if falls_back(sizes.model, sizes.strategy, sizes.framework) else sizes.stored.bytes
+    return FP32_BYTES if core.falls_back(sizes.model, sizes.strategy, sizes.framework) else sizes.stored.bytes
 
 
 def _score_bytes(sizes: Sizes) -> float:
     """Return the bytes saved of one probability; with dropout its mask and what that leaves of it, too
     (Korthikanti et al. 2022, section 4.1).
     """
-    fallback = falls_back(sizes.model, sizes.strategy, sizes.framework)
-    before_cast = FP32_BYTES if sizes.eager_modules and widens_softmax(sizes.model) and not fallback else 0.0
+    fallback = core.falls_back(sizes.model, sizes.strategy, sizes.framework)
+    before_cast = FP32_BYTES if sizes.eager_modules and core.widens_softmax(sizes.model) and not fallback else 0.0
     dropped = sizes.mask_bytes + sizes.stored.bytes if sizes.mask_bytes else 0.0
     return before_cast + _probability_bytes(sizes) + dropped
 
@@ -246,15 +214,15 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     model = sizes.model
     bias = model.biases.attention_output
     output = Linear("output", sizes.tokens, sizes.output_width, model.hidden, sizes.dtype, bias=bias)
-    waits = column_waits(sizes, Role.LATENT_DOWN if model.latent else Role.QKV)
+    waits = build.column_waits(sizes, Role.LATENT_DOWN if model.latent else Role.QKV)
     layers = [*(_latent_layers(sizes) if model.latent else (_qkv_layer(sizes),))]
-    layers.append(core_layer(sizes, _attended(model, block)))
+    layers.append(core.core_layer(sizes, _attended(model, block)))
     if model.attention_gate:
         # The result of attention times the sigmoid of its gate.
-        layers.append(make_layer(Role.ATTENTION_GATE, *gate_ops(sizes, "gate", sizes.tokens, sizes.output_width)))
-    layers.append(row_layer(sizes, Role.ATTENTION_OUTPUT, output))
+        layers.append(make_layer(Role.ATTENTION_GATE, *build.gate_ops(sizes, "gate", sizes.tokens, sizes.output_width)))
+    layers.append(build.row_layer(sizes, Role.ATTENTION_OUTPUT, output))
     roles = (Role.ATTENTION_NORM, Role.ATTENTION_POST_NORM)
-    return surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
+    return build.surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
 
 
 ATTENTION = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters)
@@ -270,8 +238,8 @@ def _qkv_layer(sizes: Sizes) -> Layer:
         linears = tuple(
             Linear(name, sizes.tokens, hidden, width, sizes.dtype, bias=bias) for name, width in widths.items()
         )
-        layer = column_layer(sizes, Role.QKV, linears, forward, backward)
-        return sum_input_gradients(sizes, layer, len(linears))
+        layer = build.column_layer(sizes, Role.QKV, linears, forward, backward)
+        return build.sum_input_gradients(sizes, layer, len(linears))
     qkv = Linear("qkv", sizes.tokens, hidden, sizes.qkv_width // sizes.tp, sizes.dtype, bias=bias)
     if sizes.eager_modules:
         backward = (*backward, *_join_gradients(sizes))
@@ -282,7 +250,7 @@ def _qkv_layer(sizes: Sizes) -> Layer:
     if sizes.shares_kv_heads:
         gathered, scattered = _share_heads(sizes)
         forward, backward = (*gathered, *forward), (*backward, *scattered)
-    return column_layer(sizes, Role.QKV, (qkv,), forward, backward)
+    return build.column_layer(sizes, Role.QKV, (qkv,), forward, backward)
 
 
 def _share_heads(sizes: Sizes) -> tuple[Ops, Ops]:
@@ -293,17 +261,17 @@ def _share_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     tensor_parallel/mappings.py, which joins and splits columns by a copy.
     """
     rows, width, dtype = sizes.tokens, sizes.qkv_width, sizes.stored
-    size = tensor_bytes(sizes, width)
+    size = build.tensor_bytes(sizes, width)
     return (
         (
-            collective("qkv heads tp all-gather", GATHER, size, Group.TP),
+            build.collective("qkv heads tp all-gather", GATHER, size, Group.TP),
             stream_op("join heads", K.COPY, rows, width, 1, 1, dtype),
         ),
         (
             # What the rank took no part of has no gradient.
             stream_op("heads gradient fill", K.FILL, rows, width, 0, 1, dtype),
             stream_op("split heads gradient", K.COPY, rows, width, 1, 1, dtype),
-            collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP),
+            build.collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP),
         ),
     )
 
@@ -323,12 +291,14 @@ def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
         if model.qk_norm is not QkNorm.NONE
     }
     for name, shape in shapes.items():
-        forward += norm_forward(sizes, f"{name}norm", *shape, heads=True)
+        forward += build.norm_forward(sizes, f"{name}norm", *shape, heads=True)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, width in rotated.items() for op in _rotate(sizes, width, name))
-        backward += (op for name, width in reversed(rotated.items()) for op in _rotate_gradient(sizes, width, name))
+        backward += (
+            op for name, width in reversed(rotated.items()) for op in _rotate(sizes, width, name, gradient=True)
+        )
     for name, shape in shapes.items():
-        backward += norm_backward(sizes, f"{name}norm", *shape, heads=True)
+        backward += build.norm_backward(sizes, f"{name}norm", *shape, heads=True)
     return tuple(forward), tuple(backward)
 
 
@@ -338,127 +308,64 @@ def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
 ROTARY_PASSES, ROTARY_BACKWARD_PASSES = 29, 30
 
 
-def _unfused_rotation(sizes: Sizes, name: str, width: int, passes: int, kernels: int) -> Op:
-    """Return Megatron-Core's rotation by PyTorch operators, which it falls back to where YaRN scales cosines."""
-    writes = passes // 3
-    return stream_op(name, K.MUL, sizes.tokens, width, passes - writes, writes, sizes.stored, kernels=kernels)
-
-
-def _rotate(sizes: Sizes, width: int, name: str = "") -> Ops:
-    """Return x cos + rotate(x) sin. Plain PyTorch writes every intermediate."""
-    if sizes.eager_modules:
-        return _eager_rotate(sizes, width, name)
-    half = max(1, width // 2)
-    steps = {"cos": (width, 1), "negate": (half, 1), "join": (width, 1), "sin": (width, 1), "sum": (width, 2)}
-    if sizes.fused:
-        if sizes.model.position.scaled:
-            return (_unfused_rotation(sizes, "rotary", width, ROTARY_PASSES, 7),)
-        name, steps = "", {"": (width, 1)}
-    return tuple(
-        stream_op(f"{name}rotary {step}".rstrip(), K.ROTARY, sizes.tokens, columns, reads, 1, sizes.stored)
-        for step, (columns, reads) in steps.items()
-    )
-
-
-def _rotate_gradient(sizes: Sizes, width: int, name: str = "") -> Ops:
-    """Return the gradient: each half goes into zeros of the full width, the second with its sign turned."""
-    if sizes.eager_modules:
-        return _eager_rotate_gradient(sizes, width, name)
-    if sizes.fused:
-        if sizes.model.position.scaled:
-            return (_unfused_rotation(sizes, "rotary gradient", width, ROTARY_BACKWARD_PASSES, 11),)
-        return (stream_op("rotary gradient", K.ROTARY, sizes.tokens, width, 1, 1, sizes.stored),)
-    half = max(1, width // 2)
-    steps = (
-        ("sin", K.ROTARY, width, 1),
-        ("second fill", K.FILL, width, 0),
-        ("second half", K.ROTARY, half, 1),
-        ("negate", K.ROTARY, half, 1),
-        ("first fill", K.FILL, width, 0),
-        ("first half", K.ROTARY, half, 1),
-        ("add", K.ADD, width, 2),
-        ("cos", K.ROTARY, width, 1),
-        ("sum", K.ROTARY, width, 2),
-        ("copy", K.ROTARY, width, 1),
-    )
-    return tuple(
-        stream_op(f"{name}rotary gradient {step}", kind, sizes.tokens, columns, reads, 1, sizes.stored)
-        for step, kind, columns, reads in steps
-    )
-
-
-RotaryStep = tuple[str, ElementwiseKind, int, float]
-
-
-def _rotary_widths(sizes: Sizes, width: int) -> tuple[DType, int, int]:
-    """Return the format of rotated elements, how many of *width* are rotated, and the half of these."""
-    turned = max(1, round(width * sizes.model.position.share))
-    return FP32 if sizes.casts_activations else sizes.stored, turned, max(1, turned // 2)
-
-
-def _eager_rotate(sizes: Sizes, width: int, name: str) -> Ops:
-    """Return the rotary embedding of *width* elements of every token as transformers runs it, a kernel for
-    each operation of ``q * cos + cat((-q2, q1)) * sin``, where q1 and q2 are the halves of each head
-    (models/llama/modeling_llama.py, apply_rotary_pos_emb). Queries and keys have tokens and heads swapped,
-    which their kernels feel. Autocast leaves the angles, and so the result, in fp32.
+def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) -> Ops:
+    """Return the rotary embedding of *width* elements of every token, or its *gradient*: one kernel, or an op for each
+    operation. Megatron-Core falls back to PyTorch operators where YaRN scales cosines. Autocast leaves the angles of
+    transformers, and so the result, in fp32.
     """
-    dtype, turned, half = _rotary_widths(sizes, width)
-    steps: list[RotaryStep] = [
-        ("cos", K.STRIDED, turned, 1),
-        ("negate", K.BROADCAST, half, 1),
-        ("join", K.JOIN, turned, 1),
-        ("sin", K.BROADCAST, turned, 1),
-        ("sum", K.STRIDED, turned, 2),
-    ]
-    if sizes.model.attention_sinks:  # each half by itself: models/gpt_oss/modeling_gpt_oss.py
-        steps = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
-        steps += [("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2), ("join", K.JOIN, turned, 1)]
-    if sizes.model.position.tailed:
-        steps.append(("tail", K.JOIN, width, 1))
-    ops = [
-        stream_op(f"{name}rotary {step}", kind, sizes.tokens, columns, reads, 1, dtype)
-        for step, kind, columns, reads in steps
-    ]
-    if dtype is not sizes.stored:
-        ops.append(cast_op(f"{name}rotary narrow", sizes.tokens, width, dtype, sizes.stored))
-    return tuple(ops)
+    word, tokens, stored = "rotary gradient" if gradient else "rotary", sizes.tokens, sizes.stored
+    if sizes.fused:
+        if not sizes.model.position.scaled:
+            return (stream_op(word, K.ROTARY, tokens, width, 1, 1, stored),)
+        passes, kernels = (ROTARY_BACKWARD_PASSES, 11) if gradient else (ROTARY_PASSES, 7)
+        writes = passes // 3
+        return (stream_op(word, K.MUL, tokens, width, passes - writes, writes, stored, kernels=kernels),)
+    dtype = FP32 if sizes.eager_modules and sizes.casts_activations else stored
+    ops = tuple(
+        stream_op(f"{name}{word} {step}", kind, tokens, columns, reads, 1, dtype)
+        for step, kind, columns, reads in _rotation_steps(sizes, width, gradient)
+    )
+    if dtype is stored:
+        return ops
+    if gradient:
+        return (build.cast_op(f"{name}rotary gradient widen", tokens, width, stored, dtype), *ops)
+    return (*ops, build.cast_op(f"{name}rotary narrow", tokens, width, dtype, stored))
 
 
-def _eager_rotate_gradient(sizes: Sizes, width: int, name: str) -> Ops:
-    """Return the operations of autograd for the gradient of ``_eager_rotate``."""
-    dtype, turned, half = _rotary_widths(sizes, width)
-    steps: list[RotaryStep] = [
-        ("sin", K.STRIDED, turned, 1),
-        ("negate", K.BROADCAST, half, 1),
-        ("second fill", K.FILL, turned, 0),
-        ("second half", K.BROADCAST, half, 1),
-        ("first fill", K.FILL, turned, 0),
-        ("first half", K.BROADCAST, half, 1),
-        ("add", K.ADD, turned, 2),
-        ("cos", K.STRIDED, turned, 1),
-        ("sum", K.ADD if sizes.model.position.tailed else K.STRIDED, turned, 2),
-    ]
-    if sizes.model.attention_sinks:
-        steps = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
-        steps += [("negate", K.BROADCAST, half, 1), ("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2)]
-        steps.append(("join", K.COPY, turned, 1))
-    if sizes.model.position.tailed:
-        steps += [
-            ("tail fill", K.FILL, width, 0),
-            ("tail", K.BROADCAST, max(1, width - turned), 1),
-            ("turned fill", K.FILL, width, 0),
-            ("turned", K.BROADCAST, turned, 1),
-            ("tail add", K.ADD, width, 2),
-        ]
-    if not sizes.model.joined:
-        steps.append(("copy", K.STRIDED, width, 1))
-    ops = [
-        stream_op(f"{name}rotary gradient {step}", kind, sizes.tokens, columns, reads, 1, dtype)
-        for step, kind, columns, reads in steps
-    ]
-    if dtype is not sizes.stored:
-        ops.insert(0, cast_op(f"{name}rotary gradient widen", sizes.tokens, width, sizes.stored, dtype))
-    return tuple(ops)
+def _rotation_steps(sizes: Sizes, width: int, gradient: bool) -> list[tuple[str, ElementwiseKind, int, int]]:
+    """Return name, kernel, columns and tensors read of each operation of ``q * cos + cat((-q2, q1)) * sin``, where q1
+    and q2 are the halves of each head, or of its *gradient*, in which each half goes into zeros of the full width.
+
+    Queries and keys of transformers have tokens and heads swapped, which its kernels feel (models/llama/
+    modeling_llama.py, apply_rotary_pos_emb); gpt-oss turns each half by itself (models/gpt_oss/modeling_gpt_oss.py).
+    """
+    eager, sinks = sizes.eager_modules, sizes.eager_modules and sizes.model.attention_sinks
+    tailed = eager and sizes.model.position.tailed
+    strided, spread, join = (K.STRIDED, K.BROADCAST, K.JOIN) if eager else (K.ROTARY, K.ROTARY, K.ROTARY)
+    turned = max(1, round(width * sizes.model.position.share)) if eager else width
+    half = max(1, turned // 2)
+    negate = [("negate", spread, half, 1)]
+    products = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
+    sums = [("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2)]
+    if not gradient:
+        steps = [("cos", strided, turned, 1), *negate, ("join", join, turned, 1), ("sin", spread, turned, 1)]
+        steps.append(("sum", strided, turned, 2))
+        if sinks:
+            steps = [*products, *sums, ("join", K.JOIN, turned, 1)]
+        return [*steps, ("tail", K.JOIN, width, 1)] if tailed else steps
+    first, second = (
+        [(f"{which} fill", K.FILL, turned, 0), (f"{which} half", spread, half, 1)] for which in ("first", "second")
+    )
+    turned_second = [*negate, *second] if eager else [*second, *negate]
+    steps = [("sin", strided, turned, 1), *turned_second, *first, ("add", K.ADD, turned, 2)]
+    steps += [("cos", strided, turned, 1), ("sum", K.ADD if tailed else strided, turned, 2)]
+    if sinks:
+        steps = [*products, *negate, *sums, ("join", K.COPY, turned, 1)]
+    if tailed:
+        steps += [("tail fill", K.FILL, width, 0), ("tail", K.BROADCAST, max(1, width - turned), 1)]
+        steps += [("turned fill", K.FILL, width, 0), ("turned", K.BROADCAST, turned, 1)]
+        steps.append(("tail add", K.ADD, width, 2))
+    return steps if eager and sizes.model.joined else [*steps, ("copy", strided, width, 1)]
 
 
 def _join_gradients(sizes: Sizes) -> Ops:
@@ -474,7 +381,7 @@ def _join_gradients(sizes: Sizes) -> Ops:
         name = f"join gradients {step}".strip()
         return stream_op(name, kind, sizes.tokens, columns, reads, 1, sizes.stored)
 
-    if sizes.model.gated or selects_heads(sizes.model):
+    if sizes.model.gated or core.selects_heads(sizes.model):
         parts = [op(f"fill {at}", K.FILL, total, 0) for at in range(3)]
         parts += [op(f"slice {at}", K.BROADCAST, width, 1) for at, width in enumerate(widths)]
         return (*parts, *(op(f"add {at}", K.ADD, total, 2) for at in range(2)))
@@ -497,22 +404,22 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     else:
         up.insert(0, Linear("query", sizes.tokens, hidden, sizes.query_width, dtype))
     rotated = (sizes.heads + 1) * latent.rope_dim
-    forward, backward = _rotate(sizes, rotated), _rotate_gradient(sizes, rotated)
+    forward, backward = _rotate(sizes, rotated), _rotate(sizes, rotated, gradient=True)
     if sizes.eager_modules:
         joined, parted = _eager_latent_heads(sizes)
         forward, backward = forward + joined, parted + backward
-    down_forward, down_gradient, down_weights = join_phases(sizes, down)
-    norms = norm_backward(sizes, "latent norm", outer, normed)
+    down_forward, down_gradient, down_weights = build.join_phases(sizes, down)
+    norms = build.norm_backward(sizes, "latent norm", outer, normed)
     width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)
     index = _index_ops(sizes, latent) if latent.top_keys else PhaseOps()
     return (
         make_layer(
             Role.LATENT_DOWN,
-            (*down_forward, *norm_forward(sizes, "latent norm", outer, normed), *index.forward),
-            (*wait_for(index.input_gradient + norms, column_waits(sizes, Role.LATENT_UP)), *down_gradient),
+            (*down_forward, *build.norm_forward(sizes, "latent norm", outer, normed), *index.forward),
+            (*build.wait_for(index.input_gradient + norms, build.column_waits(sizes, Role.LATENT_UP)), *down_gradient),
             down_weights + index.weight_gradient,
         ),
-        column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),
+        build.column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),
     )
 
 
@@ -523,13 +430,13 @@ def _index_ops(sizes: Sizes, latent: Latent) -> PhaseOps:
         Linear(name, outer, inputs, outputs, sizes.dtype, adapted=False)
         for name, (inputs, outputs) in _index_projections(sizes.model, latent).items()
     )
-    forward, gradient, weights = join_phases(sizes, linears)
+    forward, gradient, weights = build.join_phases(sizes, linears)
     norm = ("index norm", K.LAYER_NORM, outer, latent.index_dim)
     gathers: Ops = ()
     for group, ways in ((Group.TP, strategy.outer_ways), (Group.CP, sizes.cp)):
         if ways > 1:
             size = outer * ways * latent.index_dim * sizes.element
-            gathers += (collective(f"index keys {group} all-gather", GATHER, size, group),)
+            gathers += (build.collective(f"index keys {group} all-gather", GATHER, size, group),)
     keys = max(1, strategy.seq // 2)  # of all queries on average
 
     def score(backward: bool) -> Attention:

@@ -21,20 +21,8 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.group import Group
-from stepcast.ir.layers.operators import (
-    FP32,
-    GATHER,
-    SCATTER,
-    K,
-    Ops,
-    cast_op,
-    collective,
-    dropout_gradient_op,
-    dropout_op,
-    make_layer,
-    softcap_ops,
-    stream_op,
-)
+from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
 from stepcast.ir.strategy import ContextKind, RecomputeModule, Strategy
@@ -172,14 +160,14 @@ def _all_to_all(sizes: Sizes, block: LayerParts) -> Layer:
     return make_layer(
         Role.CORE,
         (
-            collective("cp all-to-all qkv", kind, inside, Group.CP),
+            build.collective("cp all-to-all qkv", kind, inside, Group.CP),
             *core.forward(),
-            collective("cp all-to-all output", kind, outside, Group.CP),
+            build.collective("cp all-to-all output", kind, outside, Group.CP),
         ),
         (
-            collective("cp all-to-all output gradient", kind, outside, Group.CP),
+            build.collective("cp all-to-all output gradient", kind, outside, Group.CP),
             *core.backward(),
-            collective("cp all-to-all qkv gradient", kind, inside, Group.CP),
+            build.collective("cp all-to-all qkv gradient", kind, inside, Group.CP),
         ),
     )
 
@@ -196,11 +184,11 @@ def _all_gather(sizes: Sizes, block: LayerParts) -> Layer:
         size = size * sizes.heads // sizes.kv_heads
     return make_layer(
         Role.CORE,
-        (collective("cp all-gather", GATHER, size, Group.CP), *core.forward()),
+        (build.collective("cp all-gather", GATHER, size, Group.CP), *core.forward()),
         (
-            collective("cp all-gather again", GATHER, size, Group.CP),
+            build.collective("cp all-gather again", GATHER, size, Group.CP),
             *core.backward(),
-            collective("cp reduce-scatter", SCATTER, size, Group.CP),
+            build.collective("cp reduce-scatter", SCATTER, size, Group.CP),
         ),
     )
 
@@ -273,16 +261,16 @@ class _Core:
 
     def forward(self, name: str = "core") -> Ops:
         if not self._fused:
-            return self._eager.forward() if self.sizes.eager_modules else self._unfused()
+            return self._eager_forward() if self.sizes.eager_modules else self._unfused()
         # Code that joins the parts of queries has them head by head, not token by token.
         by_heads = self.sizes.model.position.tailed or self.sizes.model.latent is not None
-        joined = (self._eager.join_heads("join heads"),) if self.sizes.eager_modules and by_heads else ()
+        joined = (self.join_heads("join heads"),) if self.sizes.eager_modules and by_heads else ()
         return (*self._mask_ops(), Op(name, self._flash(False)), *joined)
 
     def backward(self, name: str = "core gradient") -> Ops:
         if not self._fused:
-            return self._eager.backward() if self.sizes.eager_modules else self._unfused_gradient()
-        repeated = self._eager.repeat_gradient() if self._mask_ops() else ()
+            return self._eager_backward() if self.sizes.eager_modules else self._unfused_gradient()
+        repeated = self.repeat(gradient=True) if self._mask_ops() else ()
         return (Op(name, self._flash(True)), *repeated)
 
     @property
@@ -316,24 +304,34 @@ class _Core:
         if not self.masked:
             return ()
         if not self.sizes.eager_modules:
-            return self._eager.repeat()
+            return self.repeat()
         rows = self.sizes.strategy.micro_batch * self.query_len
         mask = stream_op("mask", K.MASK, rows, self.key_len, 0.5, 1, self.sizes.unquantised)
-        return (*self._eager.repeat(), mask)
+        return (*self.repeat(), mask)
 
     @property
-    def _eager(self) -> "_EagerCore":
-        return _EagerCore(self.sizes, self.query_len, self.key_len, self.heads, self.kv_heads)
+    def _batch(self) -> int:
+        return self.sizes.strategy.micro_batch * self.heads
 
     @property
     def _rows(self) -> int:
-        return self.sizes.strategy.micro_batch * self.heads * self.query_len
+        return self._batch * self.query_len
+
+    @property
+    def _fallen_back(self) -> bool:
+        eager = self.sizes.eager_modules
+        return eager and falls_back(self.sizes.model, self.sizes.strategy, self.sizes.framework)
+
+    @property
+    def _dtype(self) -> DType:
+        return FP32 if self._fallen_back else self.sizes.unquantised
 
     def _matmul(self, name: str, m: int, n: int, k: int) -> Op:
-        return Op(name, Matmul(m, n, k, self.sizes.strategy.micro_batch * self.heads, self.sizes.unquantised))
+        return Op(name, Matmul(m, n, k, self._batch, self._dtype))
 
-    def _score_op(self, name: str, kind: ElementwiseKind) -> Op:
-        return stream_op(name, kind, self._rows, self.key_len, 1, 1, self.sizes.unquantised)
+    def _score_op(self, name: str, kind: ElementwiseKind, reads: float = 1, writes: float = 1) -> Op:
+        """Return a kernel over all scores."""
+        return stream_op(name, kind, self._rows, self.key_len, reads, writes, self._dtype)
 
     def _unfused(self) -> Ops:
         """Compute and store the full square; a mask hides the future."""
@@ -344,7 +342,7 @@ class _Core:
             scale = (self._score_op("scale", K.MUL), self._score_op("mask copy", K.COPY))
             softmax = (*scale, self._score_op("mask", K.MASK), *softmax)
         if sizes.framework.dropout:
-            softmax += (dropout_op(sizes, "dropout", self._rows, self.key_len),)
+            softmax += (build.dropout_op(sizes, "dropout", self._rows, self.key_len),)
         return (
             self._matmul("scores", self.query_len, self.key_len, model.head_dim),
             *softmax,
@@ -356,7 +354,7 @@ class _Core:
         sizes, head, value = self.sizes, self.sizes.model.head_dim, self.sizes.model.value_dim
         softmax = self._softmax("softmax gradient", 2, backward=True)
         if sizes.framework.dropout:
-            softmax = (dropout_gradient_op(sizes, "dropout gradient", self._rows, self.key_len), *softmax)
+            softmax = (build.dropout_op(sizes, "dropout gradient", self._rows, self.key_len, gradient=True), *softmax)
         if not sizes.fused:
             mask = (self._score_op("mask copy gradient", K.COPY), self._score_op("mask gradient", K.MASK))
             softmax = (*softmax, *mask, self._score_op("scale gradient", K.MUL))
@@ -378,8 +376,8 @@ class _Core:
         softmax = stream_op(name, K.SOFTMAX, rows, columns, seen, 1, dtype, backward)
         if not sizes.casts_activations:
             return (softmax,)
-        widen = cast_op(f"{name} cast", rows, columns, sizes.stored, sizes.stream, sizes.stored)
-        narrow = cast_op(f"{name} cast back", rows, columns, sizes.stream, sizes.stored, sizes.stored)
+        widen = build.cast_op(f"{name} cast", rows, columns, sizes.stored, sizes.stream, sizes.stored)
+        narrow = build.cast_op(f"{name} cast back", rows, columns, sizes.stream, sizes.stored, sizes.stored)
         return (widen, softmax, narrow)
 
     def _join_heads(self, suffix: str) -> Ops:
@@ -390,93 +388,48 @@ class _Core:
         width, rows = self.heads * sizes.model.value_dim, sizes.strategy.micro_batch * self.query_len
         return (stream_op(f"join heads{suffix}", K.COPY, rows, width, 1, 1, sizes.unquantised),)
 
+    # transformers' eager_attention_forward, and GPT-OSS's with its sinks: the full square is computed and stored, keys
+    # and values are repeated for every head.
 
-@dataclass(frozen=True, slots=True)
-class _EagerCore:
-    """Attention as PyTorch operations: transformers' eager_attention_forward, and GPT-OSS's with its sinks.
-
-    The full square is computed and stored, keys and values are repeated for every head.
-    """
-
-    sizes: Sizes
-    query_len: int
-    key_len: int
-    heads: int
-    kv_heads: int
-
-    @property
-    def _batch(self) -> int:
-        return self.sizes.strategy.micro_batch * self.heads
-
-    @property
-    def _rows(self) -> int:
-        return self._batch * self.query_len
-
-    @property
-    def _fallen_back(self) -> bool:
-        return falls_back(self.sizes.model, self.sizes.strategy, self.sizes.framework)
-
-    @property
-    def _dtype(self) -> DType:
-        return FP32 if self._fallen_back else self.sizes.unquantised
-
-    @property
-    def _is_biased(self) -> bool:
-        """Return True if a bias by distance is written over the full square."""
-        return self.sizes.model.position.kind is PositionKind.ALIBI
-
-    @property
-    def _widths(self) -> dict[str, int]:
-        return {"key": self.sizes.model.head_dim, "value": self.sizes.model.value_dim}
-
-    def _score_op(self, name: str, kind: ElementwiseKind, reads: float, writes: float = 1) -> Op:
-        """Return a kernel over all scores."""
-        return stream_op(name, kind, self._rows, self.key_len, reads, writes, self._dtype)
-
-    def _matmul(self, name: str, m: int, n: int, k: int) -> Op:
-        return Op(name, Matmul(m, n, k, self._batch, self._dtype))
-
-    def forward(self) -> Ops:
+    def _eager_forward(self) -> Ops:
         model = self.sizes.model
+        separated: Ops = ()
+        biases: Ops = ()
+        if model.position.kind is PositionKind.ALIBI:
+            # Queries, keys and values are copied out of the product that made them, where nothing else does; a bias by
+            # distance is written over the full square.
+            shape = (self.sizes.strategy.micro_batch * self.query_len, self.heads * model.head_dim, 1, 1, self._dtype)
+            separated = tuple(stream_op(f"{what} apart", K.BROADCAST, *shape) for what in ("query", "key", "value"))
+            biases = (self._score_op("bias", K.BROADCAST, 0),)
         # A sink makes rows one longer, which products of what is left of them have to step over.
         row = self.key_len + model.attention_sinks
         return (
-            *self._separate_heads(),
+            *separated,
             *self.repeat(),
-            *((self._score_op("bias", K.BROADCAST, 0),) if self._is_biased else ()),
+            *biases,
             self._matmul("scores", self.query_len, self.key_len, model.head_dim),
-            *(() if self._fallen_back else (self._score_op("scale", K.MUL, 1),)),
+            *(() if self._fallen_back else (self._score_op("scale", K.MUL),)),
             *self._softcap()[0],
             self._score_op("mask", K.BROADCAST, 1),
-            *self._softmax(),
+            *self._eager_softmax(),
             *self._clear_empty_rows(),
             self._matmul("values", self.query_len, model.value_dim, row),
             self.join_heads("join heads"),
         )
 
-    def backward(self) -> Ops:
+    def _eager_backward(self) -> Ops:
         model, length = self.sizes.model, self.query_len
         row = self.key_len + model.attention_sinks
         return (
             self.join_heads("join heads gradient"),
             self._matmul("probability gradient", length, self.key_len, model.value_dim),
             self._matmul("value gradient", row, model.value_dim, length),
-            *self._softmax_gradient(),
+            *self._eager_softmax_gradient(),
             *self._softcap()[1],
             *self._scale_gradient(),
             self._matmul("query gradient", length, model.head_dim, self.key_len),
             self._matmul("key gradient", self.key_len, model.head_dim, length),
-            *self.repeat_gradient(),
-        )
-
-    def _separate_heads(self) -> Ops:
-        """Copy queries, keys and values out of the product that made them, where nothing else does."""
-        if not self._is_biased:
-            return ()
-        rows, width = self.sizes.strategy.micro_batch * self.query_len, self.heads * self.sizes.model.head_dim
-        return tuple(
-            stream_op(f"{what} apart", K.BROADCAST, rows, width, 1, 1, self._dtype)
-            for what in ("query", "key", "value")
+            *self.repeat(gradient=True),
         )
 
     def _scale_gradient(self) -> Ops:
@@ -487,26 +440,23 @@ class _EagerCore:
             return ()
         return (self._score_op("scale gradient", K.BROADCAST if self.sizes.model.attention_sinks else K.MUL, 1),)
 
-    def repeat(self) -> Ops:
-        """Make keys and values as wide as queries, where heads share them."""
+    def repeat(self, gradient: bool = False) -> Ops:
+        """Make keys and values as wide as queries, where heads share them; or add up the gradients of the copies."""
         if self.heads == self.kv_heads:
             return ()
+        widths = {"key": self.sizes.model.head_dim, "value": self.sizes.model.value_dim}
+        if gradient:
+            return tuple(
+                stream_op(f"{what} repeat gradient", K.ROW_SUM, self._batch * self.key_len, width, 1, 0, self._dtype)
+                for what, width in widths.items()
+            )
         rows = self.sizes.strategy.micro_batch * self.key_len
         return tuple(
             stream_op(f"{what} repeat", K.BROADCAST, rows, self.heads * width, 1, 1, self._dtype)
-            for what, width in self._widths.items()
+            for what, width in widths.items()
         )
 
-    def repeat_gradient(self) -> Ops:
-        if self.heads == self.kv_heads:
-            return ()
-        rows = self._batch * self.key_len
-        return tuple(
-            stream_op(f"{what} repeat gradient", K.ROW_SUM, rows, width, 1, 0, self._dtype)
-            for what, width in self._widths.items()
-        )
-
-    def _softmax(self) -> Ops:
+    def _eager_softmax(self) -> Ops:
         sizes, rows, columns = self.sizes, self._rows, self.key_len
         if sizes.model.attention_sinks:
             ops: Ops = (
@@ -517,17 +467,17 @@ class _EagerCore:
             )
         elif widens_softmax(sizes.model) and self._dtype is not FP32:
             ops = (
-                cast_op("softmax widen", rows, columns, self._dtype, FP32, sizes.stored),
+                build.cast_op("softmax widen", rows, columns, self._dtype, FP32, sizes.stored),
                 stream_op("softmax", K.SOFTMAX, rows, columns, 1, 1, FP32),
-                cast_op("softmax cast", rows, columns, FP32, self._dtype, sizes.stored),
+                build.cast_op("softmax cast", rows, columns, FP32, self._dtype, sizes.stored),
             )
         else:
             ops = (self._score_op("softmax", K.SOFTMAX, 1),)
         if sizes.framework.dropout and sizes.model.drops_attention:
-            ops += (dropout_op(sizes, "dropout", rows, columns),)
+            ops += (build.dropout_op(sizes, "dropout", rows, columns),)
         return ops
 
-    def _softmax_gradient(self) -> Ops:
+    def _eager_softmax_gradient(self) -> Ops:
         sizes, rows, columns = self.sizes, self._rows, self.key_len
         ops: Ops = (stream_op("softmax gradient", K.SOFTMAX, rows, columns, 2, 1, self._dtype, True),)
         if sizes.model.attention_sinks:
@@ -543,12 +493,12 @@ class _EagerCore:
             )
         elif widens_softmax(sizes.model) and self._dtype is not FP32:
             ops = (
-                cast_op("softmax gradient cast", rows, columns, self._dtype, FP32, sizes.stored),
+                build.cast_op("softmax gradient cast", rows, columns, self._dtype, FP32, sizes.stored),
                 stream_op("softmax gradient", K.SOFTMAX, rows, columns, 2, 1, FP32, True),
-                cast_op("softmax gradient narrow", rows, columns, FP32, self._dtype, sizes.stored),
+                build.cast_op("softmax gradient narrow", rows, columns, FP32, self._dtype, sizes.stored),
             )
         if sizes.framework.dropout and sizes.model.drops_attention:
-            ops = (dropout_gradient_op(sizes, "dropout gradient", rows, columns), *ops)
+            ops = (build.dropout_op(sizes, "dropout gradient", rows, columns, gradient=True), *ops)
         return ops
 
     def _clear_empty_rows(self) -> Ops:
@@ -558,7 +508,7 @@ class _EagerCore:
         if not self._fallen_back:
             return ()
         sizes, asked = self.sizes, self.sizes.unquantised
-        narrow = (cast_op("probabilities", self._rows, self.key_len, FP32, asked, sizes.stored),)
+        narrow = (build.cast_op("probabilities", self._rows, self.key_len, FP32, asked, sizes.stored),)
         return (
             self._score_op("rows of nothing", K.MUL, 1, 0.25),
             self._score_op("whole rows of nothing", K.ROW_SUM, 0.25, 0),
@@ -569,7 +519,7 @@ class _EagerCore:
     def _softcap(self) -> tuple[Ops, Ops]:
         if not self.sizes.model.attention_softcap:
             return (), ()
-        return softcap_ops("scores", self._rows, self.key_len, self._dtype)
+        return build.softcap_ops("scores", self._rows, self.key_len, self._dtype)
 
     def join_heads(self, name: str) -> Op:
         """Bring the heads of a token next to each other, or apart again."""

@@ -12,24 +12,9 @@ from functools import partial
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
-from stepcast.ir.layers.operators import (
-    K,
-    Linear,
-    Ops,
-    column_layer,
-    column_waits,
-    exchange_in,
-    exchange_out,
-    gate_ops,
-    make_layer,
-    norm_backward,
-    norm_forward,
-    row_layer,
-    sequence_tokens,
-    stream_op,
-    surround_with_norms,
-)
+from stepcast.ir.layers.operators import K, Linear, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Delta, DeltaRule, delta_rule_of
@@ -64,7 +49,7 @@ def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, 
 
 def _saved_rule(sizes: Sizes) -> DeltaRule:
     batch = sizes.strategy.micro_batch
-    seq = max(1, sequence_tokens(sizes) // batch)
+    seq = max(1, build.sequence_tokens(sizes) // batch)
     return delta_rule_of(_delta(sizes.model), batch, seq, sizes.tp * sizes.cp)
 
 
@@ -103,15 +88,15 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     delta, model = _delta(sizes.model), sizes.model
     into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype, adapted=False)
     out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype, adapted=False)
-    return surround_with_norms(
+    return build.surround_with_norms(
         sizes,
         Role.DELTA_NORM,
         Role.DELTA_POST_NORM,
-        column_layer(sizes, Role.DELTA_IN, (into,)),
+        build.column_layer(sizes, Role.DELTA_IN, (into,)),
         _rule_layer(sizes, delta),
         _gate_norm_layer(sizes, delta),
-        row_layer(sizes, Role.DELTA_OUT, out),
-        waits=column_waits(sizes, Role.DELTA_IN),
+        build.row_layer(sizes, Role.DELTA_OUT, out),
+        waits=build.column_waits(sizes, Role.DELTA_IN),
     )
 
 
@@ -121,10 +106,10 @@ DELTA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_ad
 def _rule_layer(sizes: Sizes, delta: Delta) -> Layer:
     """Return the convolution with its activation, decay and strength of each head, and the rule."""
     strategy, ways, dtype = sizes.strategy, sizes.tp * sizes.cp, sizes.stored
-    rows, channels, heads = sequence_tokens(sizes), delta.channels // ways, max(1, delta.value_heads // ways)
+    rows, channels, heads = build.sequence_tokens(sizes), delta.channels // ways, max(1, delta.value_heads // ways)
     rule = partial(delta_rule_of, delta, strategy.micro_batch, strategy.seq, ways, dtype=sizes.unquantised)
-    arrange = partial(exchange_in, sizes, delta.projected // sizes.tp)
-    back = partial(exchange_out, sizes, delta.values // sizes.tp)
+    arrange = partial(build.exchange_in, sizes, delta.projected // sizes.tp)
+    back = partial(build.exchange_out, sizes, delta.values // sizes.tp)
     return make_layer(
         Role.DELTA_RULE,
         (
@@ -150,7 +135,7 @@ def _repeat_keys(sizes: Sizes, delta: Delta, name: str, backward: bool) -> Ops:
     """Repeat queries and keys for each head of values; backward add up the gradients of the copies."""
     if delta.key_heads == delta.value_heads:
         return ()
-    ways, rows, element = sizes.tp * sizes.cp, sequence_tokens(sizes), sizes.element
+    ways, rows, element = sizes.tp * sizes.cp, build.sequence_tokens(sizes), sizes.element
     few = 2 * max(1, delta.key_heads // ways) * delta.key_dim
     many = 2 * max(1, delta.value_heads // ways) * delta.key_dim
     read, write = (float(rows * width * element) for width in ((many, few) if backward else (few, many)))
@@ -160,9 +145,9 @@ def _repeat_keys(sizes: Sizes, delta: Delta, name: str, backward: bool) -> Ops:
 def _gate_norm_layer(sizes: Sizes, delta: Delta) -> Layer:
     """Return an RMS norm of each head, times the activated gate."""
     rows, width = sizes.tokens * (delta.value_heads // sizes.tp), delta.value_dim
-    gate, gate_gradient = gate_ops(sizes, "gate", rows, width)
+    gate, gate_gradient = build.gate_ops(sizes, "gate", rows, width)
     return make_layer(
         Role.DELTA_GATE_NORM,
-        (*norm_forward(sizes, "head norm", rows, width, heads=True), *gate),
-        (*gate_gradient, *norm_backward(sizes, "head norm", rows, width, heads=True)),
+        (*build.norm_forward(sizes, "head norm", rows, width, heads=True), *gate),
+        (*gate_gradient, *build.norm_backward(sizes, "head norm", rows, width, heads=True)),
     )

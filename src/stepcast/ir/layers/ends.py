@@ -11,27 +11,9 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
+from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kinds import count_adapted
-from stepcast.ir.layers.operators import (
-    FP32,
-    GATHER,
-    REDUCE,
-    SCATTER,
-    K,
-    Linear,
-    Ops,
-    add_op,
-    cast_op,
-    collective,
-    column_layer,
-    column_waits,
-    make_layer,
-    norm_backward,
-    norm_forward,
-    norm_layer,
-    softcap_ops,
-    stream_op,
-)
+from stepcast.ir.layers.operators import FP32, GATHER, REDUCE, SCATTER, K, Linear, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import Objective, TrainingKind
@@ -92,20 +74,20 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if sizes.tp > 1:
         size = sizes.activation_bytes
         if sizes.strategy.sequence_parallel:
-            forward.append(collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
-            backward.append(collective("embedding tp all-gather", GATHER, size, Group.TP))
+            forward.append(build.collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
+            backward.append(build.collective("embedding tp all-gather", GATHER, size, Group.TP))
         else:
-            forward.append(collective("embedding tp all-reduce", REDUCE, size, Group.TP))
+            forward.append(build.collective("embedding tp all-reduce", REDUCE, size, Group.TP))
     if width != model.hidden:
         project = Linear("project in", sizes.outer_tokens, width, model.hidden, sizes.dtype, adapted=False)
         forward += project.forward(sizes)
         backward += project.input_gradient(sizes)
         weight += project.weight_gradient(sizes)
     if model.position.kind is PositionKind.LEARNED:
-        forward.append(add_op(sizes, "positions", sizes.outer_tokens, model.hidden))
+        forward.append(build.add_op(sizes, "positions", sizes.outer_tokens, model.hidden))
     if model.embedding_norm:
-        forward += norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
-        backward = [*norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
+        forward += build.norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
+        backward = [*build.norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
     if sizes.strategy.training is TrainingKind.FULL:
         weight += _lookup_gradient(sizes, width)
     return (make_layer(Role.EMBEDDING, tuple(forward), tuple(backward), tuple(weight)),)
@@ -131,15 +113,15 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     width = model.embedding_width or model.hidden
     layers = []
     if model.final_norm:
-        layers.append(norm_layer(sizes, Role.FINAL_NORM, column_waits(sizes, Role.HEAD), branches=False))
+        layers.append(build.norm_layer(sizes, Role.FINAL_NORM, build.column_waits(sizes, Role.HEAD), branches=False))
     if width != model.hidden:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(make_layer(Role.HEAD_PROJECTION, *project.phases(sizes)))
     if sizes.strategy.objective is Objective.REWARD:  # one number for each token; the last one counts
         score = Linear("score", sizes.tokens, width, 1, sizes.unquantised, adapted=False)
-        return (*layers, column_layer(sizes, Role.HEAD, (score,), width=width))
+        return (*layers, build.column_layer(sizes, Role.HEAD, (score,), width=width))
     logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
-    return (*layers, column_layer(sizes, Role.HEAD, (logits,), width=width), _loss_layer(sizes))
+    return (*layers, build.column_layer(sizes, Role.HEAD, (logits,), width=width), _loss_layer(sizes))
 
 
 def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ...]:
@@ -150,9 +132,9 @@ def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ..
     project = Linear("further", sizes.tokens, 2 * hidden, hidden // sizes.tp, sizes.dtype, adapted=False)
     return (
         *embedding_layers(sizes),
-        norm_layer(sizes, Role.FURTHER_EMBEDDING_NORM),
-        norm_layer(sizes, Role.FURTHER_NORM),
-        column_layer(sizes, Role.FURTHER_PROJECTION, (project,), width=2 * hidden),
+        build.norm_layer(sizes, Role.FURTHER_EMBEDDING_NORM),
+        build.norm_layer(sizes, Role.FURTHER_NORM),
+        build.column_layer(sizes, Role.FURTHER_PROJECTION, (project,), width=2 * hidden),
         *block,
         *head_layers(sizes),
     )
@@ -182,16 +164,16 @@ def _loss_layer(sizes: Sizes) -> Layer:
         backward.append(stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, FP32))
     backward.append(stream_op("cross entropy gradient", K.CROSS_ENTROPY, tokens, vocab, 2, 1, FP32, True))
     if stored is not FP32:
-        forward.append(cast_op("cast", tokens, vocab, stored, FP32, stored))
-        backward.append(cast_op("cast gradient", tokens, vocab, FP32, stored, stored))
+        forward.append(build.cast_op("cast", tokens, vocab, stored, FP32, stored))
+        backward.append(build.cast_op("cast gradient", tokens, vocab, FP32, stored, stored))
     if sizes.eager_modules and sizes.model.logit_softcap:
-        cap, cap_gradient = softcap_ops("logits", tokens, vocab, stored)
+        cap, cap_gradient = build.softcap_ops("logits", tokens, vocab, stored)
         forward, backward = [*cap, *forward], [*backward, *cap_gradient]
     forward.append(stream_op("cross entropy", K.CROSS_ENTROPY, tokens, vocab, 3, 1, FP32))
     if sizes.framework.loop_kernels and stored is not FP32:
         # The loop wants outputs in fp32 (accelerate, ConvertOutputsToFp32).
-        forward.append(cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
+        forward.append(build.cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
     if sizes.tp > 1:
         names = ("maximum", "target logit", "exponential sum")
-        forward += [collective(f"loss tp all-reduce {name}", REDUCE, 4 * tokens, Group.TP) for name in names]
+        forward += [build.collective(f"loss tp all-reduce {name}", REDUCE, 4 * tokens, Group.TP) for name in names]
     return make_layer(Role.LOSS, tuple(forward), tuple(backward))

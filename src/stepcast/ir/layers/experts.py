@@ -12,23 +12,10 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.group import Group
+from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
-from stepcast.ir.layers.operators import (
-    FP32,
-    GATHER,
-    SCATTER,
-    K,
-    Linear,
-    Ops,
-    PhaseOps,
-    add_op,
-    cast_op,
-    collective,
-    make_layer,
-    stream_op,
-    surround_with_norms,
-)
+from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
@@ -137,9 +124,9 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         layers += mlp_layers(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
         # Shared and routed experts are added up; the backward adds the gradients of both inputs.
         shape = (sizes.outer_tokens, sizes.model.hidden)
-        total = add_op(sizes, "shared sum", *shape, OpPart.SUM)
-        layers.append(make_layer(Role.EXPERTS_SUM, (total,), (add_op(sizes, "shared gradient sum", *shape),)))
-    return surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
+        total = build.add_op(sizes, "shared sum", *shape, OpPart.SUM)
+        layers.append(make_layer(Role.EXPERTS_SUM, (total,), (build.add_op(sizes, "shared gradient sum", *shape),)))
+    return build.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
 
 
 EXPERTS = LayerKind(_weights, no_mixing, _operators, _saved, _transient, _adapters)
@@ -184,8 +171,8 @@ def _fused_router(sizes: Sizes, scores: Linear) -> PhaseOps:
         return scores.phases(sizes)
     back = replace(scores, dtype=DType.TF32)
     shape = (scores.rows, scores.inputs)
-    widen = cast_op("router widen", *shape, sizes.stored, FP32, sizes.stored)
-    narrow = cast_op("router narrow", *shape, FP32, sizes.stored, sizes.stored)
+    widen = build.cast_op("router widen", *shape, sizes.stored, FP32, sizes.stored)
+    narrow = build.cast_op("router narrow", *shape, FP32, sizes.stored, sizes.stored)
     weight = back.weight_gradient(sizes)
     return PhaseOps(
         replace(scores, dtype=sizes.stored).forward(sizes),
@@ -208,20 +195,24 @@ def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
     if ep == 1:
         return ()
     if sizes.framework.dispatcher is not Dispatcher.ALL_GATHER:
-        return (collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
+        return (build.collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
     tokens = sizes.outer_tokens * ep
     kind = GATHER if gathers else SCATTER
-    exchange = collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
+    exchange = build.collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
     # Probabilities of all experts and the choice among them go with the tokens (MoEAllGatherTokenDispatcher).
     choice_bytes = tokens * _sizes_of(sizes.model).count * int(FP32_BYTES + 1)
-    return (exchange, collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP)) if gathers else (exchange,)
+    return (
+        (exchange, build.collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP))
+        if gathers
+        else (exchange,)
+    )
 
 
 def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
     ways = sizes.strategy.layout.expert_tp_size
     if ways == 1:
         return ()
-    return (collective(f"{name} {kind}", kind, _dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
+    return (build.collective(f"{name} {kind}", kind, _dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
 
 
 def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
@@ -304,7 +295,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
             *_exchange(sizes, "combine", gathers=False),
             *((_scatter_add(sizes, "unpermute"),) if last else ()),
             *latent.forward,
-            add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
+            build.add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
         ),
         (
             *latent.input_gradient,
@@ -352,7 +343,13 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             (_passes_op(sizes, "weighted bias gradient", rows, width, passes[1], 2 * groups),),
         )
     first, last = up.phases(sizes), down.phases(sizes)
-    (pad, unpad), (pad_gradient, unpad_gradient) = _padding(sizes, dtype)
+    # Copies fill each expert's rows up to the blocks of a scaled format and take them away again: Megatron-Core's
+    # TEGroupedMLP (quantization_padding) unless the router pads, which recipes leave off.
+    pads = dtype.scaled and sizes.fused_by_hand
+    pad, unpad, pad_gradient, unpad_gradient = (
+        (_permute(sizes, name, backward="gradient" in name),) if pads else ()
+        for name in ("pad rows", "unpad rows", "pad gradient", "unpad gradient")
+    )
     return (
         make_layer(
             Role.EXPERTS_UP,
@@ -367,18 +364,6 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             last.weight_gradient,
         ),
     )
-
-
-def _padding(sizes: Sizes, dtype: DType) -> tuple[tuple[Ops, Ops], tuple[Ops, Ops]]:
-    """Return the copies that fill each expert's rows up to the blocks of a scaled format, and take them away again.
-
-    Megatron-Core's TEGroupedMLP does so (quantization_padding) unless the router pads, which recipes leave off.
-    """
-    if not (dtype.scaled and sizes.fused_by_hand):
-        return ((), ()), ((), ())
-    pad, unpad = (_permute(sizes, name) for name in ("pad rows", "unpad rows"))
-    back = tuple(_permute(sizes, name, backward=True) for name in ("pad gradient", "unpad gradient"))
-    return ((pad,), (unpad,)), ((back[0],), (back[1],))
 
 
 def _passes_op(sizes: Sizes, name: str, rows: int, columns: int, count: int, kernels: int) -> Op:
@@ -441,7 +426,7 @@ def _grouped_masks(sizes: Sizes, rows: int, width: int, inner: int, wide: bool) 
         return stream_op(name, kind, rows, width, reads, writes, weighed)
 
     def cast(name: str, before: DType, after: DType, count: int) -> Ops:
-        return (cast_op(name, count, width, before, after),) if wide else ()
+        return (build.cast_op(name, count, width, before, after),) if wide else ()
 
     forward = (
         (op("mask input", K.MASK, width, 1),),

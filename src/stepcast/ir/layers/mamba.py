@@ -22,23 +22,9 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
+from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
-from stepcast.ir.layers.operators import (
-    FP32,
-    K,
-    Linear,
-    column_layer,
-    column_waits,
-    eager_norm,
-    eager_norm_gradient,
-    exchange_in,
-    exchange_out,
-    make_layer,
-    row_layer,
-    sequence_tokens,
-    stream_op,
-    surround_with_norms,
-)
+from stepcast.ir.layers.operators import FP32, K, Linear, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Hybrid, LayerParts
 from stepcast.ir.recurrent import Scan, scan_of
@@ -116,7 +102,7 @@ def saved_scan(sizes: Sizes) -> Scan:
     """Return the scan on one rank, of the tokens of a micro-batch after ranks exchanged them for heads."""
     hybrid, batch = sizes.model.hybrid, sizes.strategy.micro_batch
     assert hybrid is not None
-    seq = max(1, sequence_tokens(sizes) // batch)
+    seq = max(1, build.sequence_tokens(sizes) // batch)
     return scan_of(hybrid, batch, seq, sizes.tp * sizes.cp, backward=True)
 
 
@@ -202,14 +188,14 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
     projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype, adapted=False)
     output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
-    return surround_with_norms(
+    return build.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
-        column_layer(sizes, Role.MAMBA_IN, (projected,)),
+        build.column_layer(sizes, Role.MAMBA_IN, (projected,)),
         *((_eager_core(own), _eager_norm(own)) if eager else (_core(own), _group_norm(own))),
-        row_layer(sizes, Role.MAMBA_OUT, output),
-        waits=column_waits(sizes, Role.MAMBA_IN),
+        build.row_layer(sizes, Role.MAMBA_OUT, output),
+        waits=build.column_waits(sizes, Role.MAMBA_IN),
     )
 
 
@@ -218,8 +204,11 @@ MAMBA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_ad
 
 def _core(own: MambaSizes) -> Layer:
     """Return the convolution with its activation, and the scan."""
-    rows, columns, dtype = sequence_tokens(own.sizes), own.channels, own.sizes.stored
-    arrange, back = partial(exchange_in, own.sizes, own.exchanged), partial(exchange_out, own.sizes, own.inner)
+    rows, columns, dtype = build.sequence_tokens(own.sizes), own.channels, own.sizes.stored
+    arrange, back = (
+        partial(build.exchange_in, own.sizes, own.exchanged),
+        partial(build.exchange_out, own.sizes, own.inner),
+    )
     convolution = stream_op("convolution", K.CONVOLUTION, rows, columns, 1, 1, dtype)
     return make_layer(
         Role.MAMBA_SCAN,
@@ -313,6 +302,6 @@ def _eager_norm(own: MambaSizes) -> Layer:
     gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
     return make_layer(
         Role.MAMBA_GROUP_NORM,
-        (gate, *eager_norm(sizes, "group norm", rows, columns, FP32)),
-        (*eager_norm_gradient(sizes, "group norm", rows, columns, FP32), gate_gradient),
+        (gate, *build.eager_norm(sizes, "group norm", rows, columns, FP32)),
+        (*build.eager_norm_gradient(sizes, "group norm", rows, columns, FP32), gate_gradient),
     )

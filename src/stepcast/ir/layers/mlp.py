@@ -6,20 +6,9 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
+from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
-from stepcast.ir.layers.operators import (
-    FP32,
-    K,
-    Linear,
-    Ops,
-    cast_op,
-    column_layer,
-    column_waits,
-    row_layer,
-    stream_op,
-    sum_input_gradients,
-    surround_with_norms,
-)
+from stepcast.ir.layers.operators import FP32, K, Linear, Ops, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
@@ -105,19 +94,15 @@ def mlp_layers(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> 
     firsts: tuple[Linear, ...] = (up,)
     if sizes.separate_projections and model.gated:
         firsts = (replace(up, name="gate", outputs=inner), replace(up, outputs=inner))
-    first = column_layer(sizes, roles[0], firsts, *activation_ops(sizes, sizes.tokens, inner))
-    return sum_input_gradients(sizes, first, len(firsts)), row_layer(sizes, roles[1], down, ends)
-
-
-def _weights(model: Architecture) -> list[Weight]:
-    return mlp_weights(model, "mlp", WeightPart.MLP, model.ffn)
+    first = build.column_layer(sizes, roles[0], firsts, *activation_ops(sizes, sizes.tokens, inner))
+    return build.sum_input_gradients(sizes, first, len(firsts)), build.row_layer(sizes, roles[1], down, ends)
 
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     products = 2 if sizes.model.gated else 1
     layers = mlp_layers(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True)
-    waits, roles = column_waits(sizes, Role.MLP_UP), (Role.MLP_NORM, Role.MLP_POST_NORM)
-    return surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
+    waits, roles = build.column_waits(sizes, Role.MLP_UP), (Role.MLP_NORM, Role.MLP_POST_NORM)
+    return build.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
 
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
@@ -128,15 +113,14 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     return mlp_saved(sizes, tokens, inner, (M.MLP,), (M.MLP,))
 
 
-def _transient(sizes: Sizes, block: LayerParts) -> float:
-    return mlp_transient(sizes, sizes.tokens, sizes.model.ffn / sizes.tp)
-
-
-def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    return mlp_adapters(model, model.ffn, model.hidden)
-
-
-MLP = LayerKind(_weights, no_mixing, _operators, _saved, _transient, _adapters)
+MLP = LayerKind(
+    lambda model: mlp_weights(model, "mlp", WeightPart.MLP, model.ffn),
+    no_mixing,
+    _operators,
+    _saved,
+    lambda sizes, block: mlp_transient(sizes, sizes.tokens, sizes.model.ffn / sizes.tp),
+    lambda model: mlp_adapters(model, model.ffn, model.hidden),
+)
 
 
 def activation_ops(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> tuple[Ops, Ops]:
@@ -187,7 +171,7 @@ def _autocast_gelu(rows: int, inner: int, narrow: DType) -> tuple[Ops, Ops]:
     def op(reads: int, dtype: DType = FP32, kind: ElementwiseKind = K.MUL) -> Op:
         return stream_op("", kind, rows, inner, reads, 1, dtype)
 
-    widen, cut = cast_op("", rows, inner, narrow, FP32), cast_op("", rows, inner, FP32, narrow)
+    widen, cut = build.cast_op("", rows, inner, narrow, FP32), build.cast_op("", rows, inner, FP32, narrow)
     mixed = op(2, FP32, K.STRIDED)
     forward = (op(1, narrow), widen, op(1), op(1), mixed, op(1), op(1), op(1), mixed, cut)
     backward = (

@@ -497,18 +497,12 @@ def residual_op(sizes: Sizes) -> Op:
     return Op("residual", Elementwise(kind, rows, width, read, write, dtype=stream), part=OpPart.RESIDUAL)
 
 
-def dropout_op(sizes: Sizes, name: str, rows: int, width: int) -> Op:
-    """Drop some of *rows* x *width* elements and write the mask of those that are left."""
+def dropout_op(sizes: Sizes, name: str, rows: int, width: int, gradient: bool = False) -> Op:
+    """Drop some of *rows* x *width* elements and write the mask of those left; or multiply their gradient by it."""
     elements = float(rows * width)
-    read, write = elements * sizes.element, elements * (sizes.element + MASK_BYTES)
-    return Op(name, Elementwise(K.DROPOUT, rows, width, read, write, dtype=sizes.stored))
-
-
-def dropout_gradient_op(sizes: Sizes, name: str, rows: int, width: int) -> Op:
-    """Multiply the gradient by the mask."""
-    elements = float(rows * width)
-    read, write = elements * (sizes.element + MASK_BYTES), elements * sizes.element
-    return Op(name, Elementwise(K.MUL, rows, width, read, write, dtype=sizes.stored))
+    values, with_mask = elements * sizes.element, elements * (sizes.element + MASK_BYTES)
+    kind, read, write = (K.MUL, with_mask, values) if gradient else (K.DROPOUT, values, with_mask)
+    return Op(name, Elementwise(kind, rows, width, read, write, dtype=sizes.stored))
 
 
 def sum_input_gradients(sizes: Sizes, layer: Layer, products: int) -> Layer:
@@ -603,7 +597,7 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     if ends and sizes.framework.dropout:
         if sizes.eager_modules:
             tail = (dropout_op(sizes, "dropout", rows, hidden), *tail)
-        gradient = (dropout_gradient_op(sizes, "dropout gradient", rows, hidden), *gradient)
+        gradient = (dropout_op(sizes, "dropout gradient", rows, hidden, gradient=True), *gradient)
     if ends and sizes.casts_activations:
         # The stream's gradient is as wide as the stream, the branch's as narrow as the branch.
         narrow = cast_op("branch gradient cast", rows, hidden, sizes.stream, sizes.stored, sizes.stored)

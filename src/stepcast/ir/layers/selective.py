@@ -8,20 +8,9 @@ and the states at every 2,048th token.
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
-from stepcast.ir.layers.operators import (
-    K,
-    Linear,
-    Ops,
-    add_op,
-    column_layer,
-    make_layer,
-    norm_backward,
-    norm_forward,
-    row_layer,
-    stream_op,
-    surround_with_norms,
-)
+from stepcast.ir.layers.operators import K, Linear, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Selective, SelectiveScan
@@ -86,14 +75,14 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
     convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
     gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, own.inner, 2, 1, dtype, True)
-    return surround_with_norms(
+    return build.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
-        column_layer(sizes, Role.MAMBA_IN, (into,), (convolution,), (gradient,)),
+        build.column_layer(sizes, Role.MAMBA_IN, (into,), (convolution,), (gradient,)),
         _steps_layer(sizes, own),
         _scan_layer(sizes, own),
-        row_layer(sizes, Role.MAMBA_OUT, out),
+        build.row_layer(sizes, Role.MAMBA_OUT, out),
     )
 
 
@@ -109,9 +98,9 @@ def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
     norm: Ops = ()
     norm_gradient: Ops = ()
     if own.normed:
-        norm = norm_forward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
-        norm_gradient = norm_backward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
-    channels = add_op(sizes, "channel gradient", sizes.tokens, own.inner)
+        norm = build.norm_forward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
+        norm_gradient = build.norm_backward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
+    channels = build.add_op(sizes, "channel gradient", sizes.tokens, own.inner)
     return make_layer(
         Role.MAMBA_STEPS,
         (*low.forward, *norm, *high.forward),
