@@ -94,68 +94,48 @@ if TYPE_CHECKING:
     from stepcast.searching.result import SearchWatch as SearchWatch
     from stepcast.searching.result import SimulatedCandidate as SimulatedCandidate
 
-# Public name -> module and name there, loaded at first use, so that `import stepcast` alone is fast.
-PUBLIC = {
-    "Alternatives": ("stepcast.questions.alternatives", "Alternatives"),
-    "AnalyzeChoices": ("stepcast.questions.measured", "AnalyzeChoices"),
-    "Calibration": ("stepcast.cost.calibration", "Calibration"),
-    "Cluster": ("stepcast.hardware", "Cluster"),
-    "AnalysisResult": ("stepcast.analyze.result", "AnalysisResult"),
-    "Comparison": ("stepcast.analyze.compare", "Comparison"),
-    "GenerateChoices": ("stepcast.questions.generation", "GenerateChoices"),
-    "GenerationForecast": ("stepcast.generation.forecast", "GenerationForecast"),
-    "FormatError": ("stepcast.inputs.source", "FormatError"),
-    "Framework": ("stepcast.ir.framework", "Framework"),
-    "GateResult": ("stepcast.analyze.gate", "GateResult"),
-    "KinetoReplay": ("stepcast.analyze.kineto.whatif", "KinetoReplay"),
-    "Layout": ("stepcast.ir.layout", "Layout"),
-    "Model": ("stepcast.ir.model", "Model"),
-    "Operation": ("stepcast.goodput.operation", "Operation"),
-    "Options": ("stepcast.forecast.options", "Options"),
-    "Place": ("stepcast.hardware", "Place"),
-    "Plan": ("stepcast.goodput.plan", "Plan"),
-    "PlanChoices": ("stepcast.questions.plan", "PlanChoices"),
-    "PredictChoices": ("stepcast.questions.question", "PredictChoices"),
-    "Prediction": ("stepcast.forecast.prediction", "Prediction"),
-    "ReplayChoices": ("stepcast.questions.measured", "ReplayChoices"),
-    "RunCheck": ("stepcast.checking.run", "RunCheck"),
-    "SearchChoices": ("stepcast.questions.search", "SearchChoices"),
-    "SearchCounts": ("stepcast.searching.result", "SearchCounts"),
-    "ReplayResult": ("stepcast.analyze.replay", "ReplayResult"),
-    "SearchResult": ("stepcast.searching.result", "SearchResult"),
-    "SearchWatch": ("stepcast.searching.result", "SearchWatch"),
-    "SimulatedCandidate": ("stepcast.searching.result", "SimulatedCandidate"),
-    "Sharding": ("stepcast.ir.strategy", "Sharding"),
-    "Strategy": ("stepcast.ir.strategy", "Strategy"),
-    "Timeline": ("stepcast.ir.timeline", "Timeline"),
-    "TrainingPhase": ("stepcast.goodput.plan", "TrainingPhase"),
-    "WatchAlert": ("stepcast.analyze.watch", "WatchAlert"),
-    "WatchedStep": ("stepcast.analyze.watch", "WatchedStep"),
-    "Workload": ("stepcast.ir.workload", "Workload"),
-    "alternatives": ("stepcast.library", "alternatives"),
-    "analyze": ("stepcast.library", "analyze"),
-    "check": ("stepcast.checking.check", "check"),
-    "compare": ("stepcast.library", "compare"),
-    "gate": ("stepcast.library", "gate"),
-    "load_cluster": ("stepcast.hardware", "load_cluster"),
-    "load_failures": ("stepcast.goodput.operation", "load_failures"),
-    "load_framework": ("stepcast.frameworks.catalog", "load_framework"),
-    "load_model": ("stepcast.models.catalog", "load_model"),
-    "plan": ("stepcast.library", "plan"),
-    "record": ("stepcast.pytorch.record.recorder", "record"),
-    "predict": ("stepcast.library", "predict"),
-    "predict_generation": ("stepcast.library", "predict_generation"),
-    "RlChoices": ("stepcast.rl.question", "RlChoices"),
-    "RlStep": ("stepcast.rl.step", "RlStep"),
-    "predict_rl": ("stepcast.library", "predict_rl"),
-    "predict_many": ("stepcast.library", "predict_many"),
-    "read": ("stepcast.inputs.table", "read"),
-    "replay": ("stepcast.library", "replay"),
-    "rows": ("stepcast.library", "rows"),
-    "search": ("stepcast.library", "search"),
-    "simulate": ("stepcast.forecast.simulate", "simulate"),
-    "watch": ("stepcast.library", "watch"),
+# The public names of each module, loaded at first use, so that `import stepcast` alone is fast.
+NAMES = {
+    "analyze.compare": "Comparison",
+    "analyze.gate": "GateResult",
+    "analyze.kineto.whatif": "KinetoReplay",
+    "analyze.replay": "ReplayResult",
+    "analyze.result": "AnalysisResult",
+    "analyze.watch": "WatchAlert WatchedStep",
+    "checking.check": "check",
+    "checking.run": "RunCheck",
+    "cost.calibration": "Calibration",
+    "forecast.options": "Options",
+    "forecast.prediction": "Prediction",
+    "forecast.simulate": "simulate",
+    "frameworks.catalog": "load_framework",
+    "generation.forecast": "GenerationForecast",
+    "goodput.operation": "Operation load_failures",
+    "goodput.plan": "Plan TrainingPhase",
+    "hardware": "Cluster Place load_cluster",
+    "inputs.source": "FormatError",
+    "inputs.table": "read",
+    "ir.framework": "Framework",
+    "ir.layout": "Layout",
+    "ir.model": "Model",
+    "ir.strategy": "Sharding Strategy",
+    "ir.timeline": "Timeline",
+    "ir.workload": "Workload",
+    "library": "alternatives analyze compare gate plan predict predict_generation predict_many predict_rl replay rows "
+    "search watch",
+    "models.catalog": "load_model",
+    "pytorch.record.recorder": "record",
+    "questions.alternatives": "Alternatives",
+    "questions.generation": "GenerateChoices",
+    "questions.measured": "AnalyzeChoices ReplayChoices",
+    "questions.plan": "PlanChoices",
+    "questions.question": "PredictChoices",
+    "questions.search": "SearchChoices",
+    "rl.question": "RlChoices",
+    "rl.step": "RlStep",
+    "searching.result": "SearchCounts SearchResult SearchWatch SimulatedCandidate",
 }
+PUBLIC = {name: f"stepcast.{module}" for module, names in NAMES.items() for name in names.split()}
 __all__ = ["__version__", *PUBLIC]
 FORMER_NAMES = {"Phase": "TrainingPhase"}
 
@@ -165,8 +145,7 @@ def __getattr__(name: str) -> object:
     if name in PUBLIC:
         from importlib import import_module
 
-        module, attribute = PUBLIC[name]
-        return getattr(import_module(module), attribute)
+        return getattr(import_module(PUBLIC[name]), name)
     raise AttributeError(f"module 'stepcast' has no attribute {name!r}")
 
 

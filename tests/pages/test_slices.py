@@ -97,7 +97,7 @@ def test_communication_has_the_colour_of_its_group() -> None:
     data = pack_timeline(timeline(200))
     found = decoded(data)
     for row, kind in zip(found["row"], found["kind"], strict=True):
-        assert KINDS[kind] == ("tp" if data["rows"][row]["name"] == "tp" else "compute")
+        assert list(KINDS)[kind] == ("tp" if data["rows"][row]["name"] == "tp" else "compute")
 
 
 def test_many_slices_are_drawn_together_without_losing_time() -> None:

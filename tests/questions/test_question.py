@@ -14,7 +14,7 @@ from stepcast.questions.choices import NOUNS, Question, build_question, choices_
 from stepcast.questions.measured import AnalyzeChoices, AnalyzeQuestion, ReplayChoices, ReplayQuestion
 from stepcast.questions.plan import PlanChoices, PlanQuestion
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictChoices, PredictQuestion
-from stepcast.questions.rules import PREDICT
+from stepcast.questions.rules import rules_of
 from stepcast.questions.search import SearchChoices, SearchQuestion
 from stepcast.questions.settle import settle
 
@@ -60,7 +60,7 @@ def test_every_choice_has_an_option(verb: str) -> None:
 
 
 def test_rules_name_choices() -> None:
-    assert {name for rule in PREDICT for name in rule.options} <= set(CHOICES)
+    assert {name for rule in rules_of("predict") for name in rule.options} <= set(CHOICES)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcast.inputs.expression import Filter
 from stepcast.inputs.source import FormatError
-from stepcast.sweep.spec import Filter, read_spec
+from stepcast.sweep.spec import read_spec
 
 
 def points(text: str) -> list[dict[str, object]]:

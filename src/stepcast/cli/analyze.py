@@ -13,7 +13,7 @@ from stepcast.inputs.table import Format, format_named, read_as_one, recognise
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.measured import AnalyzeQuestion
-from stepcast.questions.rules import CLUSTER_CHANGES, Rule, check_rules
+from stepcast.questions.rules import check_rules
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
@@ -29,31 +29,6 @@ Analyze = Callable[[Any, AnalyzeQuestion], "AnalysisResult"]
 BuildView = Callable[..., "View"]
 # Formats whose text has details that --verbose adds.
 DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
-NO_TIMES = "{format} logs say how long each operation took, not when; leave it out"
-RULES = (
-    Rule(
-        ("trace",),
-        lambda f: f["format"] != "kineto",
-        "the file is a trace already; 'stepcast convert {file} OUT --to perfetto' writes it for Perfetto",
-    ),
-    Rule(("trace",), lambda f: f["format"] not in ("optimus", "nccl-tests"), NO_TIMES),
-    Rule(
-        ("trace",),
-        lambda f: f["format"] == "megatron",
-        "it writes the waits of Megatron traces, and this is {format}; leave it out",
-    ),
-    Rule(
-        ("cluster", "set"),
-        lambda f: f["format"] in ("megatron", "optimus", "nccl-tests"),
-        "the analysis of {format} files needs no cluster; leave it out",
-    ),
-    Rule(
-        ("calibration",),
-        lambda f: f["format"] == "optimus",
-        "it holds constants of OptimusPrime runs, and this is {format}; leave it out",
-    ),
-    Rule(("set",), lambda f: f["format"] == "optimus" or f["cluster"] is not None, CLUSTER_CHANGES.otherwise),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +103,7 @@ def analyze_files(
 
 def _check(question: AnalyzeQuestion, format_name: str, file: str, trace: str | None) -> None:
     facts = {"format": format_name, "file": file, "cluster": question.cluster}
-    check_rules(RULES, question.given | ({"trace"} if trace else set()), facts)
+    check_rules("analyze", question.given | ({"trace"} if trace else set()), facts)
 
 
 def _analyze_each(

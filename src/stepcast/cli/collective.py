@@ -3,9 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, option_of
+from stepcast.cli.options import add_options, check_applicable, has_racks, option_of
 from stepcast.cli.pages import show_view
-from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import GIB, parse_size_bytes

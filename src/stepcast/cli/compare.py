@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
-from stepcast.cli.pages import print_view, write_view
+from stepcast.cli.pages import show_view
 from stepcast.cli.progress import open_source
 from stepcast.inputs.source import FormatError
 from stepcast.ir.facts import find_doubts
@@ -50,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
     judged = len(set(found["kinds"])) > 1
     status = NOT_THE_SAME if judged and not found["same_run"] else 0
     found["warnings"] = [*found["warnings"], *find_doubts(found)]
-    view = _build_view(args, found)
-    write_view(args, view)
-    print_view(args, view)
+    show_view(args, _build_view(args, found))
     return status
 
 

@@ -4,9 +4,8 @@ import argparse
 from dataclasses import replace
 
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, check_applicable
 from stepcast.cli.output import print_data, print_json, print_warnings, write_files
-from stepcast.cli.rules import check_applicable
 from stepcast.outputs.table import TARGETS, target_named
 from stepcast.views.text import visible
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.options import add_options, add_question, cluster_question, option_of
 from stepcast.cli.output import print_notes
-from stepcast.cli.pages import print_view, write_view
+from stepcast.cli.pages import show_view
 from stepcast.questions.numbers import count
 from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
 from stepcast.version import __version__
@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     }
     from stepcast.views.network import network_view
 
-    view = network_view(found)
-    write_view(args, view)
-    print_view(args, view)
+    show_view(args, network_view(found))
     return 0
 
 

@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.options import add_options, option_of
+from stepcast.cli.options import add_options, check_applicable, option_of
 from stepcast.cli.pages import show_view
-from stepcast.cli.rules import check_applicable, sizes_of
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
@@ -20,13 +19,14 @@ if TYPE_CHECKING:
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
 MATRIX_KINDS = ("matmul", "bmm", "grouped", "attention")
-NEEDED = {
-    "matmul": ("m", "n", "k"),
-    "bmm": ("batch", "m", "n", "k"),
-    "grouped": ("groups", "m", "n", "k"),
-    "attention": ("seq", "heads", "head_dim"),
+# Sizes of an operator; those with a question mark have a default.
+SIZES = {
+    "matmul": "m n k batch?",
+    "bmm": "batch m n k",
+    "grouped": "groups m n k",
+    "attention": "seq keys? batch? heads kv_heads? head_dim",
 }
-NEEDED_ELEMENTWISE = ("rows", "columns")
+ELEMENTWISE_SIZES = "rows columns"
 SWEPT = {"matmul": "m", "bmm": "m", "grouped": "m", "attention": "seq"}
 LARGEST_OF_SWEEP = 65_536
 
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
-    options = map(option_of, sizes_of(args.kind))
-    check_applicable(args, size_list=", ".join(options), corrects=corrects)
+    sizes = SIZES.get(args.kind, ELEMENTWISE_SIZES).replace("?", "").split()
+    check_applicable(args, sizes=sizes, size_list=", ".join(map(option_of, sizes)), corrects=corrects)
     if args.gpu is None and calibration is None:
         raise ValueError("no GPU given: use --gpu NAME, such as --gpu h200")
     gpu = load_gpu(args.gpu if calibration is None else args.gpu or calibration.gpu)
@@ -146,7 +146,7 @@ def _works(args: argparse.Namespace) -> Iterator[Operator]:
 
 
 def _work(args: argparse.Namespace) -> Operator:
-    needed = NEEDED.get(args.kind, NEEDED_ELEMENTWISE)
+    needed = [name for name in SIZES.get(args.kind, ELEMENTWISE_SIZES).split() if not name.endswith("?")]
     missing = [option_of(name) for name in needed if getattr(args, name) is None]
     if missing:
         raise ValueError(f"{args.kind} needs {' and '.join(missing)}")

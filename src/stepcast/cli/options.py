@@ -12,12 +12,13 @@ from dataclasses import replace
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import new_file, print_warnings
+from stepcast.cli.output import new_file, print_notes, print_warnings
 from stepcast.ir.limits import STEPS
 from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
 from stepcast.questions.choices import option_of as option_of
 from stepcast.questions.numbers import MOST_LAYERS, MOST_RUNS, amount, count, gpu_count, rate
 from stepcast.questions.question import CHOICES, DEFAULTS, WHAT, PredictQuestion
+from stepcast.questions.rules import check_rules
 
 if TYPE_CHECKING:
     from stepcast.questions.runs import RunFile
@@ -130,6 +131,24 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> ar
         if args.run_file and args.verb not in ("predict", "plan"):  # these have warnings in their answers
             print_warnings(args.run_file.warnings)
     return args
+
+
+def check_applicable(args: argparse.Namespace, **facts: object) -> None:
+    """Raise a ValueError for the first option of a verb without effect; print notes for the harmless ones.
+
+    A verb calls it once it knows its input, which *facts* describe.
+    """
+    name = "forecast" if args.verb == "predict" else args.verb  # the rules of its question are checked with it
+    print_notes(check_rules(name, args.given, {**vars(args), **facts}))
+
+
+def has_racks(args: argparse.Namespace) -> bool:
+    """Return True if nodes of the cluster share a scale-up domain; load it only if --place is given."""
+    from stepcast.hardware import load_cluster
+
+    if "place" not in args.given or args.cluster is None:
+        return False
+    return load_cluster(args.cluster, args.set).topology.scale_up_nodes > 1
 
 
 def cluster_question(args: argparse.Namespace) -> PredictQuestion:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,10 @@ def about(args: argparse.Namespace) -> "About":
     return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
 
 
-def show_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> None:
-    """Write the page of an answer if ``--html`` asks for it, then print the answer."""
+def show_view(args: argparse.Namespace, view: "View", verbose: bool = True, below: Sequence[str] = ()) -> None:
+    """Write the page of an answer if ``--html`` asks for it, then print the answer, with texts *below* it."""
     write_view(args, view)
-    print_view(args, view, verbose)
+    print_view(args, view, verbose, below)
 
 
 # Output of one answer, which several have none of.
@@ -65,7 +66,7 @@ def write_view(args: argparse.Namespace, view: "View") -> None:
         write_file(args.html, render_page(view, about(args)))
 
 
-def print_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> None:
+def print_view(args: argparse.Namespace, view: "View", verbose: bool = True, below: Sequence[str] = ()) -> None:
     """Print JSON, or the answer as text, the name of the page that was written, and the warnings."""
     if args.json:
         print_json(view.facts)
@@ -74,6 +75,8 @@ def print_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> 
 
     if text := render_text(view, terminal_width(), verbose):
         print(text)
+    for more in below:
+        print(f"\n{more}")
     if args.html:
         print(f"\n{told_page(args)}")
     print_warnings(view.warnings)

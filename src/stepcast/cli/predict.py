@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, add_question
+from stepcast.cli.options import add_options, add_question, check_applicable
 from stepcast.cli.output import print_notes, show_emitted, write_file, write_files
 from stepcast.cli.pages import show_alternatives
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.cli.rules import check_applicable
 from stepcast.questions.choices import several_of
 from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_seconds
@@ -20,7 +19,6 @@ SAME_STEP = 0.01  # of a step: an exported workload that differs by more is repo
 if TYPE_CHECKING:
     from stepcast.ir.work import Work
     from stepcast.ir.workload import Workload
-    from stepcast.questions.emitting import EmittedConfig
     from stepcast.questions.settle import SettledRun
 
 
@@ -50,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return show_alternatives(args, args.question)
     from stepcast.ir.framework import Execution
     from stepcast.questions.changes import find_neighbours, find_remedies
+    from stepcast.questions.emitting import emit_config
     from stepcast.questions.runs import run_facts, save_run, training_facts, write_command
     from stepcast.questions.settle import settle
 
@@ -67,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.save, save_run(settled))
     prediction = settled.prediction.noting(settled.assumptions, warnings)
     fits = prediction.fits
-    emitted = _emit(args, settled)
+    values = settled.model, settled.cluster, settled.strategy, settled.framework
+    emitted = emit_config(args.emit, settled.question, *values, prediction.step_s) if args.emit else None
     show_prediction(
         prediction,
         args,
@@ -80,17 +80,6 @@ def run(args: argparse.Namespace) -> int:
     )
     show_emitted(args, emitted)
     return DOES_NOT_FIT if args.require_fit and not fits else 0
-
-
-def _emit(args: argparse.Namespace, run: "SettledRun") -> "EmittedConfig | None":
-    """Return the configuration that ``--emit`` asks for."""
-    if not args.emit:
-        return None
-    from stepcast.questions.emitting import emit_config, read_emit
-
-    asked = {name: getattr(run.question, name) for name in ("model", "cluster", "set")}
-    values = run.model, run.cluster, run.strategy, run.framework
-    return emit_config(read_emit(args.emit)[0], *values, asked, run.prediction.step_s)
 
 
 def _run_captured(args: argparse.Namespace) -> int:

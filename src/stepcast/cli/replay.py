@@ -10,29 +10,13 @@ from stepcast.cli.output import print_notes, write_trace
 from stepcast.cli.pages import show_view
 from stepcast.ir.facts import find_doubts
 from stepcast.questions.measured import ReplayQuestion
-from stepcast.questions.rules import CLUSTER_CHANGES, Rule, check_rules
+from stepcast.questions.rules import check_rules
 
 if TYPE_CHECKING:
     from stepcast.analyze.kineto.whatif import KinetoReplay
     from stepcast.analyze.replay import Replay, ReplayResult
     from stepcast.ir.timeline import Timeline
     from stepcast.views.view import View
-
-RULES = (
-    CLUSTER_CHANGES,
-    Rule(
-        ("gpu",),
-        lambda f: any(change.startswith("gpu") for change in f["changes"]),
-        "it is compared with the GPU of --what-if gpu=NAME, and no such change is given",
-        harmless=True,
-    ),
-    Rule(
-        ("cluster",),
-        lambda f: f["engine"] != "fast" or any(change.startswith(("gpu", "dp")) for change in f["changes"]),
-        "it is for communication that was not measured, with --what-if dp=N or gpu=NAME, or --engine fluid",
-        harmless=True,
-    ),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +58,9 @@ def replay_files(
     if entry.name != "megatron":
         raise ValueError(f"{files[0]}: is {entry.name}; replay needs Megatron or Kineto traces")
     recording, changes = record_megatron(timeline), question.changes
-    facts = {"changes": changes, "cluster": question.cluster, "engine": question.engine}
-    notes = check_rules(RULES, question.given, facts)
+    gpu, dp = (any(change.startswith(name) for change in changes) for name in ("gpu", "dp"))
+    facts = {"gpu_changes": gpu, "dp_changes": dp, "cluster": question.cluster, "engine": question.engine}
+    notes = check_rules("replay", question.given, facts)
     cluster = load_cluster(question.cluster, question.set) if question.cluster else None
     if question.engine != "fast" and cluster is None:
         raise ValueError(f"--engine {question.engine} needs the links of a cluster: use --cluster as well")

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import told_page, write_view
+from stepcast.cli.output import terminal_width, write_trace
+from stepcast.cli.pages import show_view
 from stepcast.version import __version__
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
     from stepcast.ir.facts import ChangeFacts
-    from stepcast.views.view import View
 
 
 def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
@@ -46,6 +45,8 @@ def show_prediction(
 
     *changes* are predictions with one choice changed.
     """
+    from stepcast.views.step import step_view
+
     found = {**asked, "command": args.command, "version": __version__, **prediction.report.facts()}
     found |= {name: value for name, value in extra_facts.items() if value is not None}
     if args.jitter is not None:
@@ -57,41 +58,20 @@ def show_prediction(
     if args.trace:
         found["trace"] = args.trace
         write_trace(prediction.timeline, args.trace)
-    view = _view(prediction, found, args, changes)
-    write_view(args, view)
-    if args.json:
-        print_json(found)
-        return
-    from stepcast.views.terminal import render_text
+    explained, drawn = getattr(args, "explain_memory", False), []
+    if args.html:  # its page also has the timeline, the roofline and the changes to try
+        from stepcast.forecast.prediction import roofline
 
-    width = terminal_width()
-    print(render_text(view, width))
-    if args.gantt:
+        view = step_view(found, prediction.drawn, roofline(prediction), changes(), explained)
+    else:
+        view = step_view(found, explain_memory=explained)
+    if args.gantt and not args.json:
         from stepcast.views.gantt import gantt
 
-        print("\n" + gantt(prediction.timeline, width))
+        drawn.append(gantt(prediction.timeline, terminal_width()))
     if args.trace:
-        print(f"\nwrote {visible(args.trace)}: open it at ui.perfetto.dev")
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
-
-
-def _view(
-    prediction: "Prediction",
-    found: dict[str, Any],
-    args: argparse.Namespace,
-    changes: "Callable[[], list[ChangeFacts]]",
-) -> "View":
-    """Return the view of a step; its timeline, roofline and the changes to try are those of its page."""
-    from stepcast.views.step import step_view
-
-    explained = getattr(args, "explain_memory", False)
-    if not args.html:
-        return step_view(found, explain_memory=explained)
-    from stepcast.forecast.prediction import roofline
-
-    return step_view(found, prediction.drawn, roofline(prediction), changes(), explained)
+        drawn.append(f"wrote {visible(args.trace)}: open it at ui.perfetto.dev")
+    show_view(args, view, below=drawn)
 
 
 def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from stepcast.ir.step import StepReport
-    from stepcast.questions.emitting import EmittedConfig
     from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
     from stepcast.views.view import View
 
@@ -65,21 +64,17 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.output, _build_document(args.output, facts))
     emitted = None
     if args.emit and result.best:
-        emitted = _emit(args.emit, settled, result.best[0])
+        from stepcast.questions.emitting import emit_config
+
+        best = result.best[0]
+        values = settled.model, settled.cluster, best.strategy, best.framework
+        emitted = emit_config(args.emit, settled.question, *values, best.step_s)
         facts["emitted"] = emitted.facts()
     show_view(args, result_view(facts, result))
     show_emitted(args, emitted)
     if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
-
-
-def _emit(text: str, asked: SettledSearch, best: "SimulatedCandidate") -> "EmittedConfig":
-    from stepcast.questions.emitting import emit_config, read_emit
-
-    named = {name: getattr(asked.question, name) for name in ("model", "cluster", "set")}
-    values = asked.model, asked.cluster, best.strategy, best.framework
-    return emit_config(read_emit(text)[0], *values, named, best.step_s)
 
 
 def result_view(facts: dict[str, Any], result: "SearchResult") -> "View":

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.options import add_options, cluster_question
+from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
@@ -128,9 +127,11 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
         exchanges = _exchanges(workload, args.gpus)
     groups = {work.group for work in exchanges}
     reductions = [work for work in exchanges if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_REDUCE]
+    named = {entry.partition("=")[0].replace("dp_ep", Group.EXPERT_DP) for entry in args.slow_group + args.overlap}
     check_applicable(
         args,
         groups=groups,
+        named_groups=named & set(Group),
         group_list=", ".join(sorted(groups)) or "none",
         all_reduces=bool(reductions),
         stages=workload.layout.pp,

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, check_applicable
 from stepcast.cli.output import write_file
 from stepcast.cli.pages import show_view
 from stepcast.cli.progress import ProgressBar
-from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import show_status
 from stepcast.ir.progress import watch_progress
 

@@ -237,17 +237,21 @@ def option_of(name: str) -> str:
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
+def spell_option(name: str, value: object) -> list[str]:
+    """Return the option that makes a choice, and its value unless it is a flag."""
+    if isinstance(value, bool):
+        return [option_of(name if value else f"no-{name}")]
+    return [option_of(name), f"{value:.15g}" if isinstance(value, float) else str(value)]
+
+
 def spell_choices(choices: Mapping[str, object]) -> list[str]:
-    """Return the options of a command line that make *choices*."""
-    words: list[str] = []
-    for name, value in choices.items():
-        if isinstance(value, bool):
-            words.append(option_of(name) if value else option_of(f"no-{name}"))
-        elif isinstance(value, tuple | list):
-            words += [f"{option_of(name)}={entry}" for entry in value]
-        elif value is not None:
-            words.append(f"{option_of(name)}={f'{value:.15g}' if isinstance(value, float) else value}")
-    return words
+    """Return the options of a command line that make *choices*, each in one word."""
+    pairs = [
+        (name, each)
+        for name, value in choices.items()
+        for each in (value if isinstance(value, tuple | list) else [value])
+    ]
+    return ["=".join(spell_option(name, value)) for name, value in pairs if value is not None]
 
 
 # ---- readers of words -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.outputs.configs import WRITERS, EmittedRun
-from stepcast.questions.choices import option_of, read_choices
+from stepcast.questions.choices import Question, read_choices, spell_option
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import SET_BY_OTHERS, SETTERS, NoOptionError, ask_with_file, run_of_config, spell_field
 from stepcast.questions.settle import SettledRun, settle
@@ -47,29 +47,24 @@ class EmittedConfig:
         return notes
 
 
-def read_emit(text: str) -> tuple[str, str]:
-    """Read ``TOOL`` or ``TOOL=FILE``."""
-    tool, _, file = text.partition("=")
-    if tool not in WRITERS:
-        raise ValueError(f"--emit {tool!r} is not known; expected one of {', '.join(WRITERS)}")
-    return tool, file
-
-
 def emit_config(
-    tool: str,
+    text: str,
+    question: Question,
     model: Model,
     cluster: Cluster,
     strategy: Strategy,
     framework: Framework,
-    asked: Mapping[str, Any],
     step_s: float,
 ) -> EmittedConfig:
-    """Return the configuration of a run; *asked* has the model, the cluster and its overrides as they were named."""
+    """Return the configuration of a run for ``TOOL`` or ``TOOL=FILE``; *question* names its model and its cluster."""
+    tool, asked = text.partition("=")[0], {name: getattr(question, name) for name in ("model", "cluster", "set")}
+    if tool not in WRITERS:
+        raise ValueError(f"--emit {tool!r} is not known; expected one of {', '.join(WRITERS)}")
     ending, write = WRITERS[tool]
     title = f"{model.name} on {strategy.layout.gpus:,} {cluster.gpu.name}: {format_seconds(step_s)} per step "
     title += f"(stepcast {__version__})"
-    text = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title))
-    file = run_of_config(read_text(text, f"emitted{ending}"), f"emitted{ending}")
+    emitted = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title))
+    file = run_of_config(read_text(emitted, f"emitted{ending}"), f"emitted{ending}")
     written_for = str(file.choices["framework"])
     if not framework.name.startswith(written_for.partition("-")[0]):
         raise ValueError(
@@ -98,19 +93,13 @@ def emit_config(
                 lost.append(name.replace("_", " "))
             else:
                 remaining[name] = value
-    words = [word for name, value in remaining.items() for word in _spell(name, value)]
-    return EmittedConfig(tool, text, tuple(words), tuple(lost))
+    words = [word for name, value in remaining.items() for word in spell_option(name, value)]
+    return EmittedConfig(tool, emitted, tuple(words), tuple(lost))
 
 
 def _ask(file: Any, choices: Mapping[str, Any]) -> SettledRun:
     given = read_choices(PredictQuestion, {name: value for name, value in choices.items() if value != ()})
     return settle(ask_with_file(PredictQuestion, given, file))
-
-
-def _spell(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [option_of(name if value else f"no-{name}")]
-    return [option_of(name), str(value)]
 
 
 def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, Any]]:
@@ -131,7 +120,7 @@ def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> l
             if name == "overlap" and _acting_overlap(strategy, run) == _acting_overlap(run.strategy, run):
                 continue
             try:
-                words = list(spell_field(name, getattr(wanted, name)))
+                words = spell_field(name, getattr(wanted, name))
             except NoOptionError:
                 pairs.append((name, None))
                 continue

@@ -14,7 +14,7 @@ from stepcast.questions.choices import Choice, read_choices, refuse_several
 from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate
 from stepcast.questions.prices import settle_price
 from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, StepChoices
-from stepcast.questions.rules import CURRENCY, check_rules
+from stepcast.questions.rules import check_rules
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
@@ -162,7 +162,7 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
         )
     if measured and question.allow_oom:
         raise ValueError("--allow-oom has no effect: memory is not checked with --step-s")
-    check_rules((CURRENCY,), question.given, {"price": question.price})
+    check_rules("plan", question.given, {"price": question.price})
     stages = [_read_stage(question, text) for text in question.stage] or [question]
     steps = [settle(stage.step) if stage.step_s is None else None for stage in stages]
     stages = [

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ from stepcast.questions.choices import (
     AnyQuestion,
     Question,
     choices_of,
-    option_of,
     read_choices,
     replaced_names,
     spell_choices,
+    spell_option,
 )
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
 from stepcast.questions.settle import SettledRun
@@ -237,24 +237,14 @@ SET_BY_OTHERS |= {"lora_separate", "document", "longest"}
 
 def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:
     """Return the options of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
-    layout = strategy.layout
-    words = ["--framework", profile.name, "--gpus", str(layout.gpus)]
-    for name in ("tp", "cp", "ep", "pp", "vpp"):
-        if getattr(layout, name) > 1:
-            words += [option_of(name), str(getattr(layout, name))]
-    for name in ("expert_tp", "shard"):
-        if getattr(layout, name):
-            words += [option_of(name), str(getattr(layout, name))]
-    pairs = strategy.objective.sequences
-    words += [
-        "--micro-batch",
-        str(strategy.micro_batch // pairs),
-        "--global-batch",
-        str(strategy.global_batch // pairs),
-    ]
-    words += ["--seq", str(strategy.seq)]
+    layout, pairs = strategy.layout, strategy.objective.sequences
+    degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep", "pp", "vpp") if getattr(layout, name) > 1}
+    degrees |= {name: getattr(layout, name) for name in ("expert_tp", "shard") if getattr(layout, name)}
+    batch = {"micro_batch": strategy.micro_batch // pairs, "global_batch": strategy.global_batch // pairs}
+    choices = {"framework": profile.name, "gpus": layout.gpus, **degrees, **batch, "seq": strategy.seq}
     if strategy.precision is not profile.defaults.precision:
-        words += ["--precision", str(strategy.precision)]
+        choices["precision"] = str(strategy.precision)
+    words = [word for name, value in choices.items() for word in spell_option(name, value)]
     # Presets and formats depend on the precision, so differences are those with it given.
     settled = settle_profile(profile, model, gpu, layout, {"precision": strategy.precision})
     usual = settled.strategy(layout, strategy.micro_batch, strategy.global_batch, strategy.seq)
@@ -266,18 +256,15 @@ def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, 
     return words
 
 
-def spell_field(name: str, value: object) -> Iterator[str]:
-    """Yield the option that sets the field *name* of a Strategy or a Framework, and its value."""
-    if name not in SETTERS or value is None or (name == "stage_layers" and not value):
+def spell_field(name: str, value: object) -> list[str]:
+    """Return the option that sets the field *name* of a Strategy or a Framework, and its value."""
+    if name not in SETTERS or value is None or (name in ("stage_layers", "fp8_parameters") and not value):
         kind = "the framework" if name in DECISIONS else "the strategy"
         raise NoOptionError(f"no option sets {name} of {kind} to {value!r}")
     setter = SETTERS[name]
-    if CHOICES[setter].deniable:
-        yield option_of(setter if value else f"no-{setter}")
-        return
-    yield option_of(setter)
-    if DEFAULTS[setter] is not False:
-        yield CHOICES[setter].write(value)
+    if CHOICES[setter].deniable or DEFAULTS[setter] is False:
+        return spell_option(setter, bool(value))
+    return spell_option(setter, CHOICES[setter].write(value))
 
 
 # ---- runs as facts of the JSON contract -------------------------------------------------------------------

@@ -43,7 +43,7 @@ from stepcast.questions.numbers import (
 )
 from stepcast.questions.prices import settle_price
 from stepcast.questions.question import CHOICES, DEFAULT_FRAMEWORK, PRECISIONS, SCHEDULES, PredictQuestion
-from stepcast.questions.rules import CURRENCY, PRICE, check_rules
+from stepcast.questions.rules import check_rules
 from stepcast.questions.settle import name_cluster, suggest_larger
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
@@ -359,7 +359,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     from stepcast.searching.best import MEMORY_RESERVE
 
     refuse_several(question)
-    check_rules((PRICE, CURRENCY), question.given, {"tokens": question.tokens, "price": question.price})
+    check_rules("search", question.given, {"tokens": question.tokens, "price": question.price})
     place = name_cluster(PredictQuestion(model=question.model, cluster=question.cluster, gpu=question.gpu))
     model = load_model(question.model) if isinstance(question.model, str) else question.model
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place

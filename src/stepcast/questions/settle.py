@@ -31,7 +31,7 @@ from stepcast.questions.choices import build_question, option_of, refuse_several
 from stepcast.questions.numbers import check_multiple
 from stepcast.questions.prices import settle_price
 from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PREDICTED_AS, PredictQuestion
-from stepcast.questions.rules import PREDICT, Facts, check_rules
+from stepcast.questions.rules import Facts, check_rules, rules_of
 
 if TYPE_CHECKING:
     from stepcast.forecast.background import Others
@@ -113,7 +113,7 @@ def settle(question: PredictQuestion) -> SettledRun:
         "model": model.name,
         "framework": profile.name,
     }
-    notes = check_rules(PREDICT, question.given, facts)
+    notes = check_rules("predict", question.given, facts)
     if question.file and (left := _drop_idle(question, facts)):
         question = msgspec.structs.replace(question, **left)
         settled = settle_framework(question, profile, model, gpu, layout)
@@ -373,16 +373,16 @@ def _drop_idle(question: PredictQuestion, facts: Facts) -> dict[str, Any]:
     one, else the default. A file may ask for what has no effect.
     """
     left: dict[str, Any] = {}
-    for name in sorted({name for rule in PREDICT for name in rule.options} - question.given):
-        rules = [rule for rule in PREDICT if name in rule.options and not rule.harmless]
+    for name in sorted({name for rule in rules_of("predict") for name in rule.options} - question.given):
+        rules = [rule for rule in rules_of("predict") if name in rule.options and not rule.harmless]
         value, default = getattr(question, name), DEFAULTS[name]
-        if value == default or all(rule.needs(facts) for rule in rules):
+        if value == default or all(rule.holds(name, facts) for rule in rules):
             continue
         kind, colon, words = str(value).rpartition(":")
         applying = [
             word
             for word in words.split(",")
-            if all(rule.needs({**facts, name: f"{kind}{colon}{word}"}) for rule in rules)
+            if all(rule.holds(name, {**facts, name: f"{kind}{colon}{word}"}) for rule in rules)
         ]
         words = f"{kind}{colon}{','.join(applying)}" if applying else "none"
         left[name] = words if name in LISTS else default

@@ -22,7 +22,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
-from stepcast.views.document import Page, asset, body_of, policy, render
+from stepcast.views.document import Page, asset, body_of, plain_json, policy, render
 from stepcast.views.text import message
 
 Report = Callable[[dict[str, str]], None]
@@ -132,8 +132,8 @@ def make_app(answers: Answers, token: str, hosts: frozenset[str], most_bytes: in
             Route("/page", routes.page),
             Route("/compare", routes.compare),
             Route("/search", routes.search),
-            Route("/plan", routes.plan),
-            Route("/alternatives", routes.alternatives),
+            Route("/plan", routes.run),
+            Route("/alternatives", routes.run),
             Route("/analyze", routes.analyze, methods=["POST"]),
             *(Route(f"/{name}", routes.asset, name=name) for name in ASSETS),
         ]
@@ -168,7 +168,7 @@ class _Routes:
             return self.answers.predict(choices, self.turns.rest)
 
     async def home(self, request: Request) -> Response:
-        return HTMLResponse(shell())
+        return HTMLResponse(shell(_load_asset("shell.html")))
 
     async def asset(self, request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
@@ -199,20 +199,16 @@ class _Routes:
 
         return await self._answer(answer, self.quick)
 
-    async def plan(self, request: Request) -> Response:
-        query = request.query_params
-        return await self._answer(lambda: self._in_turn(self.answers.plan, read_form(PLAN, query)), self.slow)
+    async def run(self, request: Request) -> Response:
+        """Answer about a whole run: planned, or with several clusters and frameworks in one table."""
 
-    async def alternatives(self, request: Request) -> Response:
-        """Answer with several clusters and frameworks in one table."""
-        query = request.query_params
-        return await self._answer(
-            lambda: self._in_turn(self.answers.alternatives, read_form(COMPARE, query)), self.slow
-        )
+        def answer() -> bytes:
+            is_plan = request.url.path.endswith("/plan")
+            choices = read_form(PLAN if is_plan else COMPARE, request.query_params)
+            with self.turns:
+                return _encode((self.answers.plan if is_plan else self.answers.alternatives)(choices))
 
-    def _in_turn(self, answer: Callable[[FormChoices], Answer], choices: FormChoices) -> bytes:
-        with self.turns:
-            return _encode(answer(choices))
+        return await self._answer(answer, self.slow)
 
     async def analyze(self, request: Request) -> Response:
         try:
@@ -281,7 +277,7 @@ class _Routes:
         try:
             while True:
                 name, value = await events.get()
-                yield f"event: {name}\ndata: {msgspec.json.encode(_plain(value)).decode()}\n\n"
+                yield f"event: {name}\ndata: {msgspec.json.encode(plain_json(value)).decode()}\n\n"
                 if name != "progress":
                     return
         finally:
@@ -289,7 +285,7 @@ class _Routes:
 
 
 def _encode(answer: Answer) -> bytes:
-    return msgspec.json.encode(_plain(answer.facts()))
+    return msgspec.json.encode(plain_json(answer.facts()))
 
 
 async def _run(workers: Workers, work: Callable[[], Any]) -> Any:
@@ -331,14 +327,3 @@ def shown_name(name: str) -> str:
 def _mistake(error: BaseException) -> Response:
     text = str(error) or type(error).__name__
     return JSONResponse({"error": message(text)}, 400)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can encode, with invalid text escaped."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value

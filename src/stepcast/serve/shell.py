@@ -5,7 +5,7 @@ from functools import cache
 from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, Field
 from stepcast.version import __version__
 from stepcast.views.glossary import explain
-from stepcast.views.markup import Child, Markup, tag
+from stepcast.views.markup import Child, Markup, fill_template, join, tag
 
 VIEWS = (
     *(("predict", "Predict"), ("search", "Search"), ("plan", "Plan"), ("alternatives", "Compare")),
@@ -23,25 +23,8 @@ HINTS = {
 
 
 @cache
-def shell() -> str:
-    """Return the page without an answer."""
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", "stepcast"),
-        tag("link", rel="stylesheet", href="page.css"),
-        tag("link", rel="stylesheet", href="app.css"),
-    )
-    bar = tag(
-        "div",
-        tag("span", "stepcast", class_="mark"),
-        tag("nav", [_tab(*view) for view in VIEWS], aria_label="Views", class_="views"),
-        tag("button", "Theme", type="button", id="theme", class_="quiet"),
-        class_="bar",
-        role="banner",
-    )
+def shell(template: str) -> str:
+    """Return the page without an answer, from the *template* in the assets."""
     panels = (
         _panel("predict", _form("predict", PREDICT)),
         _panel("search", _form("search", SEARCH), _search_tools()),
@@ -54,47 +37,10 @@ def shell() -> str:
             tag("button", "Compare", type="button", id="compare", class_="quiet", disabled=True),
         ),
     )
-    side = tag("div", panels, class_="side", role="complementary", aria_label="What to ask")
-    main = tag(
-        "div",
-        tag("p", "", id="problem", role="alert", class_="problem", hidden=True),
-        tag(
-            "div",
-            tag("code", "", id="line"),
-            _copy("copy-line", "Copy the command"),
-            _copy("copy-link", "Copy the link"),
-            tag(
-                "a",
-                "Open as a page",
-                id="open-page",
-                class_="quiet button",
-                target="_blank",
-                rel="noopener",
-                hidden=True,
-            ),
-            tag("button", "Save", type="button", id="keep", class_="quiet", hidden=True),
-            tag("span", "", id="took", class_="took", aria_live="off"),
-            class_="told",
-            id="told",
-            hidden=True,
-        ),
-        tag("main", tag("p", "Choose on the left.", class_="lead"), id="answer", tabindex="-1", aria_busy="false"),
-        class_="main",
-    )
-    body = tag(
-        "body",
-        tag("a", "Skip to the answer", class_="skip", href="#answer"),
-        bar,
-        tag("div", side, main, class_="app"),
-        tag("button", "", type="button", id="short", class_="short", hidden=True),
-        tag("footer", f"stepcast {__version__}, runs on this machine"),
-        Markup('<script src="page.js"></script><script src="app.js"></script>'),
-    )
-    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
-
-
-def _tab(key: str, words: str) -> Markup:
-    return tag("button", words, type="button", class_="tab", data_view=key, aria_pressed="false")
+    tabs = [tag("button", words, type="button", class_="tab", data_view=key, aria_pressed="false")
+            for key, words in VIEWS]  # fmt: skip
+    page = fill_template(template, tabs=join(tabs), panels=join(panels), version=__version__)
+    return f"<!doctype html>\n{page}\n"
 
 
 def _panel(key: str, *inside: Child) -> Markup:
@@ -189,7 +135,3 @@ def _drop() -> Markup:
         ),
         tag("p", "", id="analyze-told", aria_live="polite", class_="lead"),
     )
-
-
-def _copy(key: str, words: str) -> Markup:
-    return tag("button", words, type="button", id=key, class_="quiet")

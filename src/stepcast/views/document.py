@@ -110,20 +110,20 @@ def _asked(page: Page) -> Markup | None:
 
 def data_block(key: str, value: object) -> Markup:
     """Return *value* as JSON that the page holds and nothing executes."""
-    data = msgspec.json.encode(_plain(value)).decode()
+    data = msgspec.json.encode(plain_json(value)).decode()
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
     return Markup(f'<script type="application/json" id="{text(key)}">{data}</script>')
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Return a value as JSON can hold it: valid text, and lists instead of arrays."""
     if isinstance(value, Mapping):
-        return {visible(str(key)): _plain(item) for key, item in value.items()}
+        return {visible(str(key)): plain_json(item) for key, item in value.items()}
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -62,3 +62,11 @@ def _attribute(key: str, value: object) -> str:
     if isinstance(value, float):
         value = f"{value:.4g}" if abs(value) < 1e5 else f"{value:.0f}"
     return f' {name}="{text(value, 4000)}"'
+
+
+def fill_template(template: str, **parts: str) -> Markup:
+    """Return an HTML file of ours with *parts* in place of their names in braces; indented lines are joined."""
+    text = "".join(line.strip() for line in template.splitlines())
+    for name, part in parts.items():
+        text = text.replace(f"{{{name}}}", part)
+    return Markup(text)

@@ -13,8 +13,8 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.step import PART_OF_GROUP
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.charts import swatch
-from stepcast.views.document import Section, data_block
-from stepcast.views.markup import Markup, join, tag
+from stepcast.views.document import Section, asset, data_block
+from stepcast.views.markup import fill_template, join, tag
 from stepcast.views.text import visible
 
 # A Timeline packed for the canvas of a page: columns of whole numbers, squeezed, as text.
@@ -30,23 +30,23 @@ TICKS = 2**31  # of the whole span
 DEEPEST = 8
 LONGEST_NAME = 200
 SEVERAL = "several short operations"
-# Colours by number; the style names each.
-KINDS = (
-    "compute",
-    "backward",
-    "weight",
-    "optimizer",
-    "tp",
-    "cp",
-    "ep",
-    "dp",
-    "pp",
-    "comm",
-    "copy",
-    "host",
-    "bubble",
-    "other",
-)
+# Colours in the order of their numbers, and what they mean; the style names each.
+KINDS = {
+    "compute": "forward, or computing",
+    "backward": "backward",
+    "weight": "weight gradient",
+    "optimizer": "once per step",
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "dp": "data parallel",
+    "pp": "pipeline messages",
+    "comm": "communication",
+    "copy": "copies",
+    "host": "host",
+    "bubble": "waiting",
+    "other": "other",
+}
 FIRST = ("compute", "stream")
 PHASES = {"F": "compute", "B": "backward", "I": "backward", "W": "weight"}
 
@@ -99,7 +99,7 @@ def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]
         "names": [*(_shown(name) for name in timeline.names), SEVERAL],
         "details": [", ".join(map(visible, detail.values()))[:LONGEST_NAME] for detail in timeline.details],
         "rows": [_row(timeline, int(used[index])) for index in order],
-        "kinds": KINDS,
+        "kinds": list(KINDS),
         "measured": timeline.measured,
         "data": _compress(columns),
     }
@@ -202,22 +202,6 @@ def _compress(columns: tuple[Ints, ...]) -> str:
     return base64.b64encode(zlib.compress(b"".join(planes), 6)).decode()
 
 
-WORDS = {
-    "compute": "forward, or computing",
-    "backward": "backward",
-    "weight": "weight gradient",
-    "optimizer": "once per step",
-    "tp": "tensor parallel",
-    "cp": "context parallel",
-    "ep": "expert parallel",
-    "dp": "data parallel",
-    "pp": "pipeline messages",
-    "comm": "communication",
-    "copy": "copies",
-    "host": "host",
-    "bubble": "waiting",
-    "other": "other",
-}
 HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to search, Enter to fold a rank."
 
 
@@ -232,51 +216,12 @@ def timeline_section(
     lead = f"{data['of']:,} spans, {what or usual}."
     if data["count"] < data["of"]:
         lead += f" More than {MOST_SLICES:,}: runs of the shortest are merged; --trace writes them all."
-    links_shown = [tag("a", words, href=name) for words, name in links]
-    tools = tag(
-        "div",
-        tag("label", "Search", for_="find"),
-        tag(
-            "input",
-            type="search",
-            id="find",
-            placeholder="name of an operation",
-            autocomplete="off",
-            spellcheck="false",
-        ),
-        tag("output", "", id="found", for_="find", aria_live="polite"),
-        tag("span", class_="space"),
-        _button("zoom-in", "+", "zoom in"),
-        _button("zoom-out", "−", "zoom out"),
-        _button("fit", "Fit", "show all of it"),
-        _button("fold", "Fold", "fold or unfold all ranks"),
-        links_shown,
-        class_="tools",
-        role="toolbar",
-        aria_label="Timeline",
+    legend = [swatch(kind, words, data_kind=index) for index, (kind, words) in enumerate(KINDS.items())]
+    drawn = fill_template(
+        asset("timeline.html"),
+        links=join(tag("a", words, href=name) for words, name in links),
+        legend=tag("ul", legend, class_="legend", id="kinds"),  # the program hides colours that no slice has
+        spans=f"{data['of']:,}",
+        help=HELP,
     )
-    canvas = tag(
-        "canvas",
-        id="canvas",
-        tabindex="0",
-        role="application",
-        aria_label=f"Timeline of {data['of']:,} spans. {HELP}",
-        aria_describedby="picked",
-    )
-    picked = tag("p", HELP, id="picked", aria_live="polite", class_="picked")
-    return Section(
-        "Timeline",
-        join((tools, _legend(), tag("div", canvas, class_="canvas"), picked, data_block("timeline-data", data))),
-        lead,
-        wide=True,
-    )
-
-
-def _button(key: str, words: str, title: str) -> Markup:
-    return tag("button", words, type="button", id=key, class_="quiet", title=title, aria_label=title)
-
-
-def _legend() -> Markup:
-    """Return the colours; the program hides those that no slice has."""
-    listed = [swatch(kind, WORDS[kind], data_kind=index) for index, kind in enumerate(KINDS)]
-    return tag("ul", listed, class_="legend", id="kinds")
+    return Section("Timeline", join((drawn, data_block("timeline-data", data))), lead, wide=True)

@@ -1,0 +1,106 @@
+"""Conditions in a file: expressions over named values, with nothing in them that could do harm."""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepcast.inputs.source import FormatError
+from stepcast.ir.limits import EXPRESSION
+
+# No power and no shift: a few characters of them would be numbers of any size.
+_TWO: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, several: value in several,
+    ast.NotIn: lambda value, several: value not in several,
+}
+_ONE: dict[type[ast.AST], Callable[[Any], Any]] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_NUMBERS_ALONE = (ast.Mult, ast.Mod)
+EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
+
+Value = Callable[[Mapping[str, Any]], Any]
+
+
+class Filter:
+    """A condition on points; names that a point lacks are None."""
+
+    def __init__(self, text: str, names: Sequence[str] | None = None) -> None:
+        EXPRESSION.check(len(text))
+        self.text, self._names = text, names
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+            self._value = self._read(tree.body)
+        except (SyntaxError, RecursionError, MemoryError):
+            raise FormatError(f'where = {text!r} is not an expression, such as "tp * pp <= gpus"') from None
+
+    def __call__(self, words: Mapping[str, Any]) -> bool:
+        try:
+            return bool(self._value(words))
+        except (TypeError, ZeroDivisionError, OverflowError) as error:
+            raise FormatError(f"where = {self.text!r}: {error}, for {dict(words)}") from None
+
+    def _read(self, node: ast.AST) -> Value:
+        """Return a function from the words of a point to the value of *node*."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+            constant = node.value
+            return lambda words: constant
+        if isinstance(node, ast.Name):
+            return self._name(node.id)
+        if isinstance(node, ast.Tuple | ast.List):
+            several = [self._read(each) for each in node.elts]
+            return lambda words: [each(words) for each in several]
+        if isinstance(node, ast.BoolOp):
+            parts = [self._read(each) for each in node.values]
+            joined = any if isinstance(node.op, ast.Or) else all
+            return lambda words: joined(part(words) for part in parts)
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _ONE:
+            one, inner = _ONE[type(node.op)], self._read(node.operand)
+            return lambda words: one(inner(words))
+        if isinstance(node, ast.BinOp) and type(node.op) in _TWO:
+            return self._read_binary(type(node.op), self._read(node.left), self._read(node.right))
+        if isinstance(node, ast.Compare) and all(type(each) in _TWO for each in node.ops):
+            return self._read_comparison(node)
+        kind = type(node).__name__.lower()
+        raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
+
+    def _name(self, name: str) -> Value:
+        if self._names is not None and name not in self._names:
+            known = ", ".join(self._names)
+            raise FormatError(f"where = {self.text!r}: no point has {name!r}; points have {known}")
+        return lambda words: words.get(name)
+
+    def _read_binary(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
+        two = _TWO[kind]
+
+        def value(words: Mapping[str, Any]) -> Any:
+            first, second = left(words), right(words)
+            if kind in _NUMBERS_ALONE and not (_is_number(first) and _is_number(second)):
+                raise TypeError("text can only be compared")
+            return two(first, second)
+
+        return value
+
+    def _read_comparison(self, node: ast.Compare) -> Value:
+        sides = [self._read(each) for each in (node.left, *node.comparators)]
+        kinds = [_TWO[type(each)] for each in node.ops]
+
+        def value(words: Mapping[str, Any]) -> bool:
+            values = [side(words) for side in sides]
+            return all(two(values[at], values[at + 1]) for at, two in enumerate(kinds))
+
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
