@@ -12,6 +12,7 @@ from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack
 
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import DEFAULT_CURRENCY
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def search(
         if choices:
             raise TypeError(f"search() with a Framework takes axes instead of {_first(choices)!r}")
         values = _load_model(model), _load_cluster(cluster), gpus, global_batch, seq, framework
-        limits: dict[str, Any] = {"most_bytes": most_bytes, "watch": watch, "workers": workers}
+        limits: FactDict = {"most_bytes": most_bytes, "watch": watch, "workers": workers}
         return run(*values, axes=axes, objective=objective, top=top, **limits)
     if most_bytes is not None:
         raise TypeError("search() takes most_bytes only with a Framework; use max_memory instead")
@@ -251,7 +252,7 @@ def plan(
         return settle_plan(ask_with_file(PlanQuestion, given, file)).answer()
 
 
-def alternatives(verb: str, **choices: Any) -> "Alternatives":
+def alternatives(verb: str, **choices: object) -> "Alternatives":
     """Answer ``predict``, ``search`` or ``plan`` for several clusters, frameworks or numbers of GPUs.
 
     Args:
@@ -335,8 +336,7 @@ def replay(
 
 
 def compare(
-    predicted: "Prediction | AnalysisResult | Mapping[str, Any] | Path",
-    measured: "Prediction | AnalysisResult | Mapping[str, Any] | Path",
+    predicted: "Prediction | AnalysisResult | Facts | Path", measured: "Prediction | AnalysisResult | Facts | Path"
 ) -> "Comparison":
     """Compare two steps: Predictions, results of analyses, their facts, or files of measured runs.
 
@@ -349,7 +349,7 @@ def compare(
     return side_by_side(*sorted(sides, key=is_measured))
 
 
-def _step_facts(side: "Prediction | AnalysisResult | Path") -> Mapping[str, Any]:
+def _step_facts(side: "Prediction | AnalysisResult | Path") -> Facts:
     return analyze(side).facts() if isinstance(side, str | PathLike) else side.facts()
 
 
@@ -403,9 +403,9 @@ def watch(
     return watch_events(fspath(log), StepWatch(known, steps), idle_s)
 
 
-def rows(*answers: Any) -> list[dict[str, Any]]:
+def rows(*answers: object) -> list[FactDict]:
     """Return Predictions, results of searches and Plans as rows, for ``pandas.DataFrame(stepcast.rows(...))``."""
-    table: list[dict[str, Any]] = []
+    table: list[FactDict] = []
     for answer in answers:
         if hasattr(answer, "row"):
             table.append(answer.row())
@@ -415,7 +415,7 @@ def rows(*answers: Any) -> list[dict[str, Any]]:
             for rank, best in enumerate(answer.best, 1):
                 figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes}
                 table.append({"rank": rank, **row_words(best.strategy), **figures})
-        elif hasattr(answer, "goodput"):
+        elif hasattr(answer, "goodput") and hasattr(answer, "facts"):
             facts = answer.facts()
             days = {f"days_{name}": value for name, value in facts["days"].items()}
             table.append(
@@ -444,7 +444,7 @@ def _paths(files: Sequence[Path]) -> list[str]:
     return [fspath(file) for file in files]
 
 
-def _first(choices: Mapping[str, Any]) -> str:
+def _first(choices: Facts) -> str:
     return next(iter(choices))
 
 

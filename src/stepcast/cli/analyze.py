@@ -10,7 +10,7 @@ from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_json, print_notes, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import show_view
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
-from stepcast.ir.facts import find_doubts
+from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.rules import check_rules
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stepcast.ir.measured import CollectiveSweep, RunLog
     from stepcast.views.view import View
 
-Facts = dict[str, Any]
 Analyze = Callable[[Any, AnalyzeQuestion], "AnalysisResult"]
 BuildView = Callable[..., "View"]
 # Formats whose text has details that --verbose adds.
@@ -124,7 +123,7 @@ def _analyze_each(
     return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), views
 
 
-def _read_recorded(paths: Sequence[str], facts: Facts) -> "RecordedResult | None":
+def _read_recorded(paths: Sequence[str], facts: FactDict) -> "RecordedResult | None":
     """Return what ``stepcast record`` wrote next to the traces, if *paths* is its folder."""
     from stepcast.analyze.recorded import join_recorded
     from stepcast.inputs.recorded import STEPS, read_logs, read_steps

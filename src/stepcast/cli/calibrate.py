@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import expand
 from stepcast.cli.options import add_options, check_applicable
@@ -12,6 +12,7 @@ from stepcast.cli.pages import show_view
 from stepcast.cli.progress import open_source
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
+from stepcast.ir.facts import FactDict
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import MegatronAnalysis
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from stepcast.hardware import Gpu
     from stepcast.optimus.calibration import ConstantsFit, Observation
 
-Facts = dict[str, Any]
 ERRORS = {"before": "before", "after": "after", "left_out": "on sizes left out"}
 
 
@@ -88,14 +88,14 @@ def _select(paths: Sequence[str], kind: str) -> list[str]:
 # ---- operators --------------------------------------------------------------------------------------------
 
 
-def _calibrate_operators(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+def _calibrate_operators(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     from stepcast.calibrate.classes import calibrate_operators
 
     measured = [read_as_one([open_source(path)], "op-times")[1] for path in _select(paths, "op-times")]
     return calibrate_operators(measured, args.gpu, "op-times")
 
 
-def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     from stepcast.calibrate.classes import calibrate_operators
     from stepcast.inputs.kineto.ops import read_operators
 
@@ -103,7 +103,7 @@ def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[F
     return calibrate_operators([measured], args.gpu, "kineto")
 
 
-def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     from stepcast.calibrate.megatron import calibrate_megatron
 
     gpu = _load_gpu(args, paths[0])
@@ -135,7 +135,7 @@ def _analyze(files: Sequence[str]) -> "MegatronAnalysis":
 # ---- OptimusPrime -----------------------------------------------------------------------------------------
 
 
-def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     """Return constants fitted to all runs together, and the file that holds them."""
     from stepcast.hardware import load_cluster
     from stepcast.inputs.optimus_log import read_logs
@@ -166,8 +166,8 @@ def _read_lengths(text: str) -> tuple[float, ...]:
 
 
 def _optimus_facts(
-    fitted: "ConstantsFit", observations: "Sequence[Observation]", place: Facts, skipped: list[str]
-) -> dict[str, Any]:
+    fitted: "ConstantsFit", observations: "Sequence[Observation]", place: FactDict, skipped: list[str]
+) -> FactDict:
     from stepcast.optimus.calibration import TITLES
 
     return {
@@ -192,7 +192,7 @@ def _optimus_facts(
     }
 
 
-def _write_optimus(facts: Facts, names: Sequence[str], lengths: Sequence[float]) -> str:
+def _write_optimus(facts: FactDict, names: Sequence[str], lengths: Sequence[float]) -> str:
     lines = [
         f'gpu = "{facts["gpu"]}"',
         f'source = "stepcast calibrate on {len(names)} {facts["source"]} runs, cluster {facts["cluster"]}"',
@@ -214,7 +214,7 @@ def _write_optimus(facts: Facts, names: Sequence[str], lengths: Sequence[float])
 # ---- collectives ------------------------------------------------------------------------------------------
 
 
-def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     """Return constants fitted to all logs together, and a description that extends that of their cluster."""
     from stepcast.analyze.sweeps import MeasuredSweep
     from stepcast.calibrate.collectives import fit_collectives
@@ -245,7 +245,7 @@ def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tu
     return facts, _write_cluster(fitted, facts, args)
 
 
-def _collective_facts(fitted: "Fitted", files: list[str], cluster: str, skipped: list[str]) -> Facts:
+def _collective_facts(fitted: "Fitted", files: list[str], cluster: str, skipped: list[str]) -> FactDict:
     from stepcast.calibrate.collectives import CONSTANTS
 
     helps = fitted.left_out < fitted.before
@@ -281,7 +281,7 @@ def _collective_facts(fitted: "Fitted", files: list[str], cluster: str, skipped:
     }
 
 
-def _write_cluster(fitted: "Fitted", facts: Facts, args: argparse.Namespace) -> str:
+def _write_cluster(fitted: "Fitted", facts: FactDict, args: argparse.Namespace) -> str:
     from stepcast.calibrate.collectives import CONSTANTS
 
     base = args.cluster
@@ -302,7 +302,7 @@ def _write_cluster(fitted: "Fitted", facts: Facts, args: argparse.Namespace) -> 
     return "\n".join(lines) + "\n"
 
 
-Calibrate = Callable[[Sequence[str], argparse.Namespace], tuple[Facts, str]]
+Calibrate = Callable[[Sequence[str], argparse.Namespace], tuple[FactDict, str]]
 # By format of the runs: the facts of a fit and the file to write.
 CALIBRATIONS: dict[str, Calibrate] = {
     "op-times": _calibrate_operators,

@@ -1,7 +1,6 @@
 """Predictions of captured programs, for the verbs that make them."""
 
 import argparse
-from typing import Any
 
 from stepcast.cli.options import cluster_question, option_of
 from stepcast.cli.progress import open_source
@@ -13,6 +12,7 @@ from stepcast.generate.aicb import record_times
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
+from stepcast.ir.facts import FactDict
 from stepcast.ir.workload import Workload
 from stepcast.questions.settle import add_background, check_gpu, load_calibration
 
@@ -54,7 +54,7 @@ def check_captured_options(args: argparse.Namespace) -> None:
         )
 
 
-def predict_program(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
+def predict_program(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, FactDict]:
     """Return the prediction that *args* ask for, and what was asked."""
     for name, why in SPLITS.items():
         if (getattr(args, name, None) or 1) > 1:
@@ -132,7 +132,7 @@ def _read_spread(captured: Captured, args: argparse.Namespace, cluster: Cluster)
     )
 
 
-def captured_facts(captured: Captured) -> dict[str, Any]:
+def captured_facts(captured: Captured) -> FactDict:
     """Return the facts of a captured program in the words of the JSON contract."""
     from dataclasses import asdict
 

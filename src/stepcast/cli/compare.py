@@ -10,7 +10,7 @@ from stepcast.cli.output import write_trace
 from stepcast.cli.pages import show_view
 from stepcast.cli.progress import open_source
 from stepcast.inputs.source import FormatError
-from stepcast.ir.facts import find_doubts
+from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import RESULT
 from stepcast.questions.measured import AnalyzeQuestion
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _side(path: str, side: dict[str, Any]) -> dict[str, Any]:
+def _side(path: str, side: FactDict) -> FactDict:
     """Return which file a side is, and how its step came about."""
     from stepcast.analyze.compare import kind_of
 
@@ -63,7 +63,7 @@ def _side(path: str, side: dict[str, Any]) -> dict[str, Any]:
     return {"file": path, "what": f"{what}: {name}" if name else what}
 
 
-def read_facts(path: str) -> dict[str, Any]:
+def read_facts(path: str) -> FactDict:
     """Return the facts of the step in *path*: printed by a verb, or analyzed from a run."""
     printed = read_printed(path)
     if printed is not None:
@@ -77,7 +77,7 @@ def read_facts(path: str) -> dict[str, Any]:
     return {"format": entry.name, **ANALYSES[entry.name][0](document, AnalyzeQuestion()).facts()}
 
 
-def read_printed(path: str) -> dict[str, Any] | None:
+def read_printed(path: str) -> FactDict | None:
     """Read a JSON object with a step; return None for any other file."""
     import msgspec
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepcast.cli.options import add_options, parse_arguments
 from stepcast.cli.output import print_json, terminal_width, write_file, write_trace
@@ -15,6 +15,7 @@ from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
+from stepcast.ir.facts import FactDict
 from stepcast.units import format_seconds
 from stepcast.version import __version__
 from stepcast.views.text import bullet, table, wrap
@@ -106,7 +107,7 @@ def shipped_examples() -> Path:
     return next((place for place in places if place.is_dir()), places[0])
 
 
-def _describe_document(path: Path) -> dict[str, Any]:
+def _describe_document(path: Path) -> FactDict:
     source = Source(path)
     entry = recognise(source)
     document = read_sources([source], entry)
@@ -121,12 +122,12 @@ def _write_trace(folder: Path, output: Path) -> Path:
     return path
 
 
-def _row(document: dict[str, Any]) -> tuple[str, str, str, str]:
+def _row(document: FactDict) -> tuple[str, str, str, str]:
     layout = " ".join(f"{name}{document[name]}" for name in ("tp", "pp", "dp") if document.get(name)) or "-"
     return Path(document["file"]).name, document["format"], layout, _summarise(document)
 
 
-def _summarise(document: dict[str, Any]) -> str:
+def _summarise(document: FactDict) -> str:
     """Return a few words that a person can check against the file."""
     match document["kind"]:
         case "workload":
@@ -143,7 +144,7 @@ def _summarise(document: dict[str, Any]) -> str:
             return str(kind)
 
 
-def _write_pages(forecast: DemoPage, documents: list[dict[str, Any]], output: Path) -> Path:
+def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) -> Path:
     """Write a page for each document and one that links them all; return the latter."""
     pages = [forecast]
     for document in documents:

@@ -2,12 +2,10 @@
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from stepcast.cli.options import add_options
 from stepcast.cli.pages import show_view
-
-Facts = dict[str, Any]
+from stepcast.ir.facts import FactDict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _formats() -> list[Facts]:
+def _formats() -> list[FactDict]:
     from stepcast.inputs.table import FORMATS
     from stepcast.outputs.table import TARGETS
 
@@ -42,7 +40,7 @@ def _formats() -> list[Facts]:
     ]
 
 
-def _gpus() -> list[Facts]:
+def _gpus() -> list[FactDict]:
     from stepcast.cost.serving import cost_evidence
     from stepcast.hardware import load_gpu
     from stepcast.hardware.facts import all_gpus
@@ -50,23 +48,23 @@ def _gpus() -> list[Facts]:
     return [{**facts, "costs": cost_evidence(load_gpu(facts["gpu"]))} for facts in all_gpus()]
 
 
-def _clusters() -> list[Facts]:
+def _clusters() -> list[FactDict]:
     from stepcast.hardware.facts import all_clusters
 
     return all_clusters()
 
 
-def _frameworks() -> list[Facts]:
+def _frameworks() -> list[FactDict]:
     from stepcast.frameworks.catalog import framework_names, load_profile
     from stepcast.frameworks.profile import profile_facts
 
     return [{"framework": name, **profile_facts(load_profile(name))} for name in framework_names()]
 
 
-def _failures() -> list[Facts]:
+def _failures() -> list[FactDict]:
     from stepcast.goodput.operation import failure_names, load_failures
 
-    rows: list[Facts] = []
+    rows: list[FactDict] = []
     for name in failure_names():
         failures, restart = load_failures(name)
         between = {part: getattr(failures, f"{part}_s") for part in ("gpu", "node", "link")}
@@ -82,7 +80,7 @@ def _failures() -> list[Facts]:
     return rows
 
 
-def _models() -> list[Facts]:
+def _models() -> list[FactDict]:
     from stepcast.models.catalog import load_model, model_names
 
     sizes = ("parameters", "layers", "hidden", "heads", "kv_heads")
@@ -97,13 +95,13 @@ def _models() -> list[Facts]:
     ]
 
 
-def _prices() -> list[Facts]:
+def _prices() -> list[FactDict]:
     from stepcast.questions.prices import list_prices
 
     return list_prices()
 
 
-LISTED: dict[str, Callable[[], list[Facts]]] = {
+LISTED: dict[str, Callable[[], list[FactDict]]] = {
     "formats": _formats,
     "gpus": _gpus,
     "clusters": _clusters,

@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             result.given = frozenset(unusual)
         return result, rest
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))
             hint = _suggest(str(value), known) or f"; choose from {', '.join(known)}"

@@ -10,12 +10,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 from stepcast.cli.options import add_options
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.numbers import count
 from stepcast.version import __version__
 
@@ -56,8 +56,8 @@ class AgentServer:
 
     def __init__(self, folder: str | None, most_s: float) -> None:
         self.folder, self.most_s = folder, most_s
-        self._calls: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        self._waiting: dict[Any, threading.Event] = {}  # calls that are not answered; set: cancelled
+        self._calls: SimpleQueue[FactDict | None] = SimpleQueue()
+        self._waiting: dict[str, threading.Event] = {}  # calls that are not answered; set: cancelled
         self._lock = threading.Lock()
         self._process: Any = None
         self._pipe: Any = None
@@ -92,7 +92,7 @@ class AgentServer:
         self._dispatch(message.get("id"), message["method"], params if isinstance(params, dict) else {})
         return None
 
-    def _dispatch(self, number: Any, method: str, params: dict[str, Any]) -> None:
+    def _dispatch(self, number: object, method: str, params: FactDict) -> None:
         from stepcast.cli.mcp_tools import describe_tools
 
         if method == "notifications/cancelled":
@@ -120,7 +120,7 @@ class AgentServer:
         else:
             self._fail(number, UNKNOWN_METHOD, f"unknown method {method[:80]!r}")
 
-    def _take_call(self, number: Any, params: dict[str, Any]) -> None:
+    def _take_call(self, number: object, params: FactDict) -> None:
         from stepcast.cli.mcp_tools import ToolError, command_line
 
         arguments, meta = params.get("arguments") or {}, params.get("_meta") or {}
@@ -145,7 +145,7 @@ class AgentServer:
                     self._answer(call["number"], result)
             self._waiting.pop(_key(call["number"]), None)
 
-    def _run_call(self, call: Mapping[str, Any], cancelled: threading.Event) -> dict[str, Any] | None:
+    def _run_call(self, call: Facts, cancelled: threading.Event) -> FactDict | None:
         """Return the result of a call; None if it was cancelled."""
         began = reported = time.monotonic()
         try:
@@ -188,22 +188,22 @@ class AgentServer:
             self._pipe.close()
             self._process = None
 
-    def _answer(self, number: Any, result: Mapping[str, Any]) -> None:
+    def _answer(self, number: object, result: Facts) -> None:
         self._send({"jsonrpc": "2.0", "id": number, "result": result})
 
-    def _fail(self, number: Any, code: int, message: str) -> None:
+    def _fail(self, number: object, code: int, message: str) -> None:
         self._send({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Facts) -> None:
         with self._lock, suppress(BrokenPipeError):
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
 
 
-def _key(number: Any) -> str:
+def _key(number: object) -> str:
     return json.dumps(number)
 
 
-def _result(worked: bool, text: str, facts: Any = None) -> dict[str, Any]:
-    result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": not worked}
+def _result(worked: bool, text: str, facts: object = None) -> FactDict:
+    result: FactDict = {"content": [{"type": "text", "text": text}], "isError": not worked}
     return {**result, "structuredContent": facts} if facts is not None else result

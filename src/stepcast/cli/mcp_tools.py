@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.main import build_parser, main
 from stepcast.cli.output import WRITTEN
 from stepcast.cli.verbs import VERBS
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _actions(tool: str) -> Mapping[str, argparse.Action]:
     return {action.dest: action for action in actions if action.dest not in LEFT_OUT}
 
 
-def describe_tools() -> list[dict[str, Any]]:
+def describe_tools() -> list[FactDict]:
     """Return the tools as ``tools/list`` gives them."""
     about = {verb.name: verb for verb in VERBS}
     return [
@@ -55,7 +56,7 @@ def describe_tools() -> list[dict[str, Any]]:
     ]
 
 
-def _schema(tool: str) -> dict[str, Any]:
+def _schema(tool: str) -> FactDict:
     properties, required = {}, []
     for name, action in _actions(tool).items():
         words = (action.help or "").replace("%%", "%")
@@ -65,7 +66,7 @@ def _schema(tool: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def _type(action: argparse.Action) -> dict[str, Any]:
+def _type(action: argparse.Action) -> FactDict:
     if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
         return {"type": "boolean"}
     if isinstance(action, argparse._AppendAction) or action.nargs == "+":
@@ -75,7 +76,7 @@ def _type(action: argparse.Action) -> dict[str, Any]:
     return {"type": "string"} if action.type in (None, str) else {"type": ["string", "number"]}
 
 
-def command_line(tool: str, arguments: Mapping[str, Any]) -> list[str]:
+def command_line(tool: str, arguments: Facts) -> list[str]:
     """Return the words of the command that the *arguments* of a tool ask for."""
     if tool not in TOOLS:
         raise ToolError(f"unknown tool {tool!r}; choose from {', '.join(TOOLS)}")
@@ -168,7 +169,7 @@ def answer_calls(pipe: "Connection", folder: str | None, most_bytes: int) -> Non
             pipe.send(_answer(pipe.recv()))
 
 
-def _answer(words: Sequence[str]) -> tuple[bool, str, Any]:
+def _answer(words: Sequence[str]) -> tuple[bool, str, object]:
     """Return whether a command worked, its short text, and its JSON."""
     out, err = io.StringIO(), io.StringIO()
     status = 2
@@ -184,7 +185,7 @@ def _answer(words: Sequence[str]) -> tuple[bool, str, Any]:
     return True, summarise(words[0], facts), facts
 
 
-def shorten(facts: dict[str, Any]) -> dict[str, Any]:
+def shorten(facts: FactDict) -> FactDict:
     """Return the answer with its long lists cut, and the number of entries that were left out."""
     left_out: dict[str, int] = {}
 
@@ -206,7 +207,7 @@ def shorten(facts: dict[str, Any]) -> dict[str, Any]:
     return {**shorter, "left_out": left_out} if left_out else shorter
 
 
-def summarise(tool: str, facts: Mapping[str, Any]) -> str:
+def summarise(tool: str, facts: Facts) -> str:
     """Return the answer in a sentence or two."""
     words: list[str] = []
     if tool == "list":

@@ -2,11 +2,12 @@
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question, cluster_question, option_of
 from stepcast.cli.output import print_notes
 from stepcast.cli.pages import show_view
+from stepcast.ir.facts import FactDict
 from stepcast.questions.numbers import count
 from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
 from stepcast.version import __version__
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     prediction, fast_s, asked = _simulate_workload(args) if has_workload else _simulate_model(args)
     shared = prediction.fluid
     assert shared is not None, "the fluid engine was asked for"
-    found: dict[str, Any] = {
+    found: FactDict = {
         **asked,
         "command": args.command,
         "version": __version__,
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
+def _simulate_model(args: argparse.Namespace) -> "tuple[Prediction, float, FactDict]":
     from stepcast.forecast.options import Engine
     from stepcast.questions.runs import run_facts
     from stepcast.questions.settle import settle
@@ -74,7 +75,7 @@ def _simulate_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[
     return run.prediction.noting(run.assumptions), fast.simulated_s, run_facts(run)
 
 
-def _simulate_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
+def _simulate_workload(args: argparse.Namespace) -> "tuple[Prediction, float, FactDict]":
     from stepcast.cli.simulate import asked_facts
     from stepcast.forecast.options import Engine, Options
     from stepcast.forecast.simulate import simulate

@@ -2,12 +2,12 @@
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, check_applicable, option_of
 from stepcast.cli.pages import show_view
 from stepcast.ir.dtype import DType
-from stepcast.ir.facts import find_doubts
+from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
 from stepcast.questions.numbers import MOST_ELEMENTS, count
 from stepcast.questions.settle import check_gpu, load_calibration
@@ -186,7 +186,7 @@ def _elementwise(args: argparse.Namespace, dtype: DType) -> Elementwise:
     return usual_kernel(kind, args.rows, args.columns, dtype, args.backward)
 
 
-def _record(work: Operator, price: "Price") -> dict[str, Any]:
+def _record(work: Operator, price: "Price") -> FactDict:
     from stepcast.cost.compute import moved_bytes
 
     moved = moved_bytes(work)

@@ -13,6 +13,7 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import new_file, print_notes, print_warnings
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import STEPS
 from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
 from stepcast.questions.choices import option_of as option_of
@@ -154,7 +155,7 @@ def has_racks(args: argparse.Namespace) -> bool:
 def cluster_question(args: argparse.Namespace) -> PredictQuestion:
     """Return the question of *args* about the cluster alone, for runs whose program a file describes."""
     names = ("cluster", "set", "place", "background", "engine")
-    values = {name: getattr(args, name, DEFAULTS[name]) for name in names}
+    values: FactDict = {name: getattr(args, name, DEFAULTS[name]) for name in names}
     return PredictQuestion(**{**values, "set": tuple(values["set"])})
 
 
@@ -185,7 +186,7 @@ def add_options(parser: Any, table: str, **settings: Any) -> None:
     assert not settings, f"no such options: {', '.join(settings)}"
 
 
-def _settings(given: Any) -> dict[str, Any]:
+def _settings(given: Any) -> FactDict:
     if isinstance(given, Mapping):
         return dict(given)
     name = "type" if callable(given) else "choices" if isinstance(given, tuple | list) else "default"

@@ -22,7 +22,7 @@ UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print one JSON object on standard output."""
     import msgspec
 
@@ -38,13 +38,13 @@ def print_json(value: Any) -> None:
         sys.stdout.write(text + "\n")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
 
 
-def _as_text(value: Any) -> Any:
+def _as_text(value: object) -> object:
     if isinstance(value, dict):
         return {_as_text(key): _as_text(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,11 +1,12 @@
 """``stepcast plan --model M --cluster C --gpus N ... --tokens 15T``"""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import write_file
 from stepcast.cli.pages import show_alternatives, show_view
+from stepcast.ir.facts import FactDict
 from stepcast.questions.choices import several_of
 from stepcast.questions.plan import PlanQuestion, SettledPlan, settle_plan
 from stepcast.version import __version__
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan_facts(settled: SettledPlan, plan: "Plan") -> dict[str, Any]:
+def plan_facts(settled: SettledPlan, plan: "Plan") -> FactDict:
     """Return the answer in the words of the JSON contract."""
     from stepcast.goodput.plan import plan_alternatives
     from stepcast.ir.facts import find_doubts
@@ -63,7 +64,7 @@ def plan_facts(settled: SettledPlan, plan: "Plan") -> dict[str, Any]:
         assumptions.append("energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)")
     spares = sorted({*SPARES, question.spares}) if question.spares is not None else ()
     answer = plan.facts()
-    facts: dict[str, Any] = {
+    facts: FactDict = {
         **(run_facts(first) if first else {}),
         **answer,
         "mfu": _mean_mfu(settled),

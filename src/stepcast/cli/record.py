@@ -5,11 +5,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
+from stepcast.ir.facts import FactDict
 from stepcast.questions.numbers import count
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views.text import facts, table, visible
@@ -124,7 +124,7 @@ def _taken(given: str | None, folder: str, name: str) -> list[str]:
     return []
 
 
-def _found(folder: str, args: argparse.Namespace, status: int) -> dict[str, Any]:
+def _found(folder: str, args: argparse.Namespace, status: int) -> FactDict:
     from stepcast.inputs.recorded import read_steps
 
     ranks = read_steps(os.path.join(folder, STEPS))
@@ -148,7 +148,7 @@ def _found(folder: str, args: argparse.Namespace, status: int) -> dict[str, Any]
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: FactDict) -> None:
     rows = [
         (
             rank["rank"],

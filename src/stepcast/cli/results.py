@@ -3,11 +3,12 @@
 import argparse
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options
 from stepcast.cli.output import terminal_width, write_trace
 from stepcast.cli.pages import show_view
+from stepcast.ir.facts import FactDict
 from stepcast.version import __version__
 from stepcast.views.text import visible
 
@@ -37,9 +38,9 @@ def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGr
 def show_prediction(
     prediction: "Prediction",
     args: argparse.Namespace,
-    asked: dict[str, Any],
+    asked: FactDict,
     changes: "Callable[[], list[ChangeFacts]]" = list,
-    **extra_facts: Any,
+    **extra_facts: object,
 ) -> None:
     """Print the report, and write or draw what was asked for; *extra_facts* are the verb's own.
 
@@ -86,7 +87,7 @@ def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
     return sorted(rows, key=lambda row: -row[2])[:20]
 
 
-def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any]:
+def _jitter(prediction: "Prediction", args: argparse.Namespace) -> FactDict:
     from stepcast.simulation.unfolded import simulate_jitter
 
     spread = simulate_jitter(prediction.step, args.jitter, args.runs, args.seed)

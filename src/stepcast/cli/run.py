@@ -8,6 +8,7 @@ from stepcast.cli.documents import read_document
 from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import write_file, write_trace
 from stepcast.cli.pages import show_view
+from stepcast.ir.facts import FactDict
 from stepcast.questions.numbers import count, gpu_count
 from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
 from stepcast.views.text import visible
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
+def _predict(args: argparse.Namespace) -> tuple["Prediction", FactDict]:
     """Return the predicted step, whose workload is executed, and what was asked."""
     if (args.file is None) == (args.model is None):
         raise ValueError("no workload given: use a workload file, or --model with --cluster and --gpus")
@@ -147,7 +148,7 @@ def _execute(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "lis
     return run_here(plan, device)
 
 
-def _timeline(step: "list[OpRecord]", workload: "Workload", asked: dict[str, Any]) -> "Timeline":
+def _timeline(step: "list[OpRecord]", workload: "Workload", asked: FactDict) -> "Timeline":
     from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
 
     builder = TimelineBuilder()
@@ -171,8 +172,8 @@ def _facts(
     prediction: "Prediction",
     args: argparse.Namespace,
     device: str,
-    asked: dict[str, Any],
-) -> dict[str, Any]:
+    asked: FactDict,
+) -> FactDict:
     import msgspec
 
     from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts

@@ -12,6 +12,7 @@ from stepcast.cli.output import show_emitted, write_file
 from stepcast.cli.pages import show_alternatives, show_view
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
+from stepcast.ir.facts import FactDict
 from stepcast.questions.choices import option_of, several_of
 from stepcast.questions.search import SearchQuestion, SettledSearch, settle_search
 from stepcast.units import format_seconds
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.best else 1
 
 
-def result_view(facts: dict[str, Any], result: "SearchResult") -> "View":
+def result_view(facts: FactDict, result: "SearchResult") -> "View":
     """Return the view of a search with all the candidates that it simulated."""
     from stepcast.ir.facts import CandidateFacts
     from stepcast.questions.runs import strategy_facts
@@ -106,7 +107,7 @@ def _check_output(name: str | None) -> None:
         check_parquet()
 
 
-def _build_document(name: str, facts: dict[str, Any]) -> bytes:
+def _build_document(name: str, facts: FactDict) -> bytes:
     if name.endswith(".json"):
         import msgspec
 
@@ -168,7 +169,7 @@ class _Watching:
 # ---- the answer in the words of the JSON contract ---------------------------------------------------------
 
 
-def search_facts(asked: SettledSearch, result: "SearchResult") -> dict[str, Any]:
+def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
     """Return the ranked rows, why they rank so, and what would change it."""
     from stepcast.questions.runs import strategy_facts
     from stepcast.searching.result import breakdown_differences, cause_shares, find_bottleneck
@@ -217,7 +218,7 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> dict[str, Any]
     }
 
 
-def best_row(asked: SettledSearch) -> "tuple[dict[str, Any] | None, SearchCounts]":
+def best_row(asked: SettledSearch) -> "tuple[FactDict | None, SearchCounts]":
     """Return the best as a row of the table, or None if there is none, and the counts of candidates."""
     result = asked.answer(top=1)
     if not result.best:
@@ -244,7 +245,7 @@ def _predict(asked: SettledSearch, candidate: "SimulatedCandidate") -> "StepRepo
     return predict(*values).report
 
 
-def _sensitivity(asked: SettledSearch, result: "SearchResult") -> list[dict[str, Any]]:
+def _sensitivity(asked: SettledSearch, result: "SearchResult") -> list[FactDict]:
     from stepcast.questions.runs import strategy_facts
     from stepcast.searching.search import measure_sensitivity
 
@@ -263,7 +264,7 @@ def _sensitivity(asked: SettledSearch, result: "SearchResult") -> list[dict[str,
 
 def _row(
     asked: SettledSearch, rank: int, candidate: "SimulatedCandidate", report: "StepReport", is_equal: bool
-) -> dict[str, Any]:
+) -> FactDict:
     from stepcast.questions.runs import strategy_facts, training_facts
     from stepcast.searching.mixed import describe_gpu_kinds
 
@@ -305,7 +306,7 @@ def _changes(asked: SettledSearch) -> Iterator[tuple[str, SettledSearch]]:
             yield f"{times} times the GPUs: --gpus {counts}", replace(asked, gpus=more)
 
 
-def _find_change(asked: SettledSearch, deadline: float) -> dict[str, Any] | None:
+def _find_change(asked: SettledSearch, deadline: float) -> FactDict | None:
     """Return the smallest change that lets something fit, of those that can be searched until *deadline*."""
     from stepcast.questions.runs import strategy_facts
 

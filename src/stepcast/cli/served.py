@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from stepcast.analyze.compare import compare
 from stepcast.cli.analyze import ANALYSES
@@ -19,7 +19,7 @@ from stepcast.hardware import cluster_names
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.children import follow_parent, start_quietly
-from stepcast.ir.facts import find_doubts
+from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.alternatives import answer_alternatives
 from stepcast.questions.changes import find_neighbours, find_remedies
@@ -79,7 +79,7 @@ class Verbs:
             {"title": title, "words": f"{layout_words(facts['run'])}; {figures}", "step_s": facts["step_s"]},
         )
 
-    def _predict(self, choices: FormChoices) -> tuple[SettledRun, dict[str, Any]]:
+    def _predict(self, choices: FormChoices) -> tuple[SettledRun, FactDict]:
         self.predicted += 1
         if self.predicted % FORGET_EVERY == 0:
             forget_costs()
@@ -147,7 +147,7 @@ def verbs() -> Verbs:
 Send = Callable[[dict[str, str]], None]
 
 
-def _run_apart(task: Callable[..., Answer], given: tuple[Any, ...], report: Report, most_s: float = inf) -> Answer:
+def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: Report, most_s: float = inf) -> Answer:
     """Return the answer of *task* from another process, so that other answers do not wait and it can be ended."""
     import multiprocessing
 
@@ -177,7 +177,7 @@ def _run_apart(task: Callable[..., Answer], given: tuple[Any, ...], report: Repo
         process.join()
 
 
-def _send_answer(parent: int, task: Callable[..., Answer], given: tuple[Any, ...], pipe: "Connection") -> None:
+def _send_answer(parent: int, task: Callable[..., Answer], given: tuple[object, ...], pipe: "Connection") -> None:
     """Send the progress and the answer of *task* into *pipe*."""
     follow_parent(parent)
     try:

@@ -14,6 +14,7 @@ from stepcast.cli.pages import told_page, write_view
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
+from stepcast.ir.facts import FactDict
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
@@ -136,13 +137,13 @@ def _recognise(source: Source) -> Format:
         raise
 
 
-def facts_of(document: Any) -> dict[str, Any]:
+def facts_of(document: object) -> FactDict:
     """Return the facts of any document."""
-    found: dict[str, Any] = FACTS[type(document).__name__](document)
+    found: FactDict = FACTS[type(document).__name__](document)
     return found
 
 
-def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
+def _calibration_facts(calibration: "Calibration") -> FactDict:
     return {
         "kind": "calibration",
         "gpu": calibration.gpu,
@@ -159,7 +160,7 @@ def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
     }
 
 
-def _analyze_log(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
+def _analyze_log(kind: str, analyze: str) -> Callable[[Any], FactDict]:
     """Return a function that analyzes a log."""
     return lambda document: {"kind": kind, **load_lazily(analyze)(document).facts()}
 
@@ -183,5 +184,5 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def warnings_of(document: Any) -> list[str]:
+def warnings_of(document: object) -> list[str]:
     return list(getattr(document, "warnings", ()))

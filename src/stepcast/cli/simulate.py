@@ -10,6 +10,7 @@ from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
+from stepcast.ir.facts import FactDict
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def asked_facts(files: Sequence[str], prediction: "Prediction") -> dict[str, Any]:
+def asked_facts(files: Sequence[str], prediction: "Prediction") -> FactDict:
     """Return what was asked of a workload in *files*, in the words of the JSON contract."""
     cluster = prediction.cluster
     return {

@@ -3,13 +3,14 @@
 import argparse
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_notes, write_file
 from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.streams import show_status
+from stepcast.ir.facts import FactDict
 from stepcast.questions.numbers import count
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class _SweepWatch:
         show_status(words)
 
 
-def _progress_facts(progress: "Progress", folder: str) -> dict[str, Any]:
+def _progress_facts(progress: "Progress", folder: str) -> FactDict:
     return {
         "folder": folder,
         "points": progress.points,
@@ -184,7 +185,7 @@ def _progress_facts(progress: "Progress", folder: str) -> dict[str, Any]:
     }
 
 
-def _show_counts(args: argparse.Namespace, facts: dict[str, Any]) -> int:
+def _show_counts(args: argparse.Namespace, facts: FactDict) -> int:
     from stepcast.views.sweep import counts_view
 
     print_view(args, counts_view(facts))
@@ -232,7 +233,7 @@ def _export(args: argparse.Namespace) -> int:
     return _show_counts(args, {"written": name, "rows": len(rows)})
 
 
-def _document(kind: str, name: str, rows: list[dict[str, Any]]) -> bytes:
+def _document(kind: str, name: str, rows: list[FactDict]) -> bytes:
     if kind == "json":
         import msgspec
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from stepcast.cli.plan import plan_facts
 from stepcast.cli.search import best_row
 from stepcast.forecast.predict import predict_many, throughput
+from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import load_profile
 from stepcast.hardware import load_cluster
+from stepcast.ir.facts import FactDict
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Question, UnknownChoiceError, build_question, resolve_name
 from stepcast.questions.plan import PlanQuestion, settle_plan
@@ -83,7 +84,7 @@ def _trial_s(spec: Spec) -> float:
     return (time.perf_counter() - began) / len(some[-few:])
 
 
-def digest(name: str, value: Any) -> str:
+def digest(name: str, value: object) -> str:
     """Return the digest that identifies a word: models, clusters, frameworks and files by their contents."""
     loaders: dict[str, Callable[[str], object]] = {
         "model": load_model,
@@ -92,12 +93,12 @@ def digest(name: str, value: Any) -> str:
     }
     try:
         if name in loaders:
-            return _hash(repr(loaders[name](value)).encode())
+            return _hash(repr(loaders[name](str(value))).encode())
         if name in ("calibration", "config"):
             from stepcast.inputs.source import Source
             from stepcast.ir.limits import RESULT
 
-            return _hash(Source(value).text(RESULT).encode())
+            return _hash(Source(str(value)).text(RESULT).encode())
     except (ValueError, OSError) as error:
         return f"{value!r}: {error}"
     return repr(value)
@@ -138,13 +139,13 @@ def _predict(points: Sequence[Words]) -> Answers:
     return results
 
 
-def _shared(asked: SettledRun) -> tuple[Any, ...]:
+def _shared(asked: SettledRun) -> tuple[object, ...]:
     options = asked.options
     values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
     return (*values, options.place, options.residual, options.engine)
 
 
-def _predictions(asked: Sequence[SettledRun]) -> list[Any]:
+def _predictions(asked: Sequence[SettledRun]) -> list[Prediction | Exception]:
     """Return predictions of runs that differ in their strategies alone; an error takes the place of a failed one."""
     first = asked[0]
 
@@ -159,7 +160,7 @@ def _predictions(asked: Sequence[SettledRun]) -> list[Any]:
     return [*_predictions(asked[:middle]), *_predictions(asked[middle:])]
 
 
-def _row(asked: SettledRun, prediction: Any, breakdown: bool) -> dict[str, Any]:
+def _row(asked: SettledRun, prediction: Prediction | Exception, breakdown: bool) -> FactDict:
     if isinstance(prediction, Exception):
         return _describe_error(prediction)
     try:
@@ -186,7 +187,7 @@ def _row(asked: SettledRun, prediction: Any, breakdown: bool) -> dict[str, Any]:
     return row
 
 
-def _describe_error(error: Exception) -> dict[str, Any]:
+def _describe_error(error: Exception) -> FactDict:
     is_passing = isinstance(error, OSError | MemoryError)
     return {"error": str(error) or type(error).__name__, "state": RETRY if is_passing else None}
 
@@ -194,7 +195,7 @@ def _describe_error(error: Exception) -> dict[str, Any]:
 # ---- searches and plans -------------------------------------------------------------------------------
 
 
-def _plan(words: Words) -> dict[str, Any]:
+def _plan(words: Words) -> FactDict:
     """Return the mean of the simulated runs; a run that does not fit is a row too, as in ``predict``."""
     try:
         question = build_question(PlanQuestion, words)
@@ -217,7 +218,7 @@ def _plan(words: Words) -> dict[str, Any]:
     }
 
 
-def _search(words: Words) -> dict[str, Any]:
+def _search(words: Words) -> FactDict:
     try:
         row, counts = best_row(settle_search(build_question(SearchQuestion, {**words, "workers": 1})))
     except Exception as error:

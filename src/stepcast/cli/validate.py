@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, check_applicable
 from stepcast.cli.output import write_file
 from stepcast.cli.pages import show_view
 from stepcast.cli.progress import ProgressBar
 from stepcast.cli.streams import show_status
+from stepcast.ir.facts import FactDict
 from stepcast.ir.progress import watch_progress
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _default_places(entry: "MeasurementSet") -> tuple[Path, ...]:
 # ---- what is shown -------------------------------------------------------------------------------------
 
 
-def board_facts(board: "Scoreboard") -> dict[str, Any]:
+def board_facts(board: "Scoreboard") -> FactDict:
     """Return the facts of one set."""
     empty = {"rows": 0}
     return {
@@ -154,7 +155,7 @@ def board_facts(board: "Scoreboard") -> dict[str, Any]:
     }
 
 
-def _row_facts(row: "ScoredRow", unit: str) -> dict[str, Any]:
+def _row_facts(row: "ScoredRow", unit: str) -> FactDict:
     return {
         "name": row.name,
         f"measured_{unit}": row.measured_s,

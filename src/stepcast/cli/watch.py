@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.compare import read_printed
 from stepcast.cli.interrupts import Interruptible
@@ -14,6 +14,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import print_warnings, terminal_width
 from stepcast.cli.pages import told_page, write_view
 from stepcast.cli.streams import show_status
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import LINE
 from stepcast.questions.numbers import count
 from stepcast.units import format_seconds
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_forecast(path: str | None) -> dict[str, Any] | None:
+def read_forecast(path: str | None) -> FactDict | None:
     """Return the forecast that ``predict --json`` printed."""
     forecast = read_printed(path) if path else None
     if path and (forecast is None or not isinstance(forecast["step_s"], int | float)):

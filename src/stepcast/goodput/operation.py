@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
 
 from stepcast.goodput.process import Shortage
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.units import DAY, GB, MINUTE, parse_duration_s
 
@@ -201,7 +201,7 @@ def _read_profile(path: Path, file: str) -> tuple[Failures, Restart]:
         raise CatalogError(file, "", error.message) from None
     values = flat(described.table)
     described.check_keys(values, [*FAILURE_KEYS, *RESTART_KEYS])
-    fields: dict[str, Any] = {}
+    fields: FactDict = {}
     restart: dict[str, float] = {}
     for key, value in values.items():
         try:

@@ -1,9 +1,9 @@
 """A training run planned: days, GPU-hours, energy and cost of phases of steps under an operation."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from stepcast.goodput.process import RunProcess, TimeSplit, best_interval_s, dal
 from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import DaysFacts, PhaseFacts, PlanFacts
+from stepcast.ir.facts import DaysFacts, Facts, PhaseFacts, PlanFacts
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -32,7 +32,7 @@ class TrainingPhase:
     busy_node_w: float = 0.0  # power of a node with its GPUs during a step
     idle_node_w: float = 0.0
     # The memory of a predicted step: total, capacity and fits. None: the step was measured.
-    memory_bytes: Mapping[str, Any] | None = None
+    memory_bytes: Facts | None = None
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "a phase has steps")

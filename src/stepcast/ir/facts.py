@@ -7,6 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+Facts = Mapping[str, Any]
+"""The facts of an answer or of one of its rows, by the names of the JSON contract."""
+FactDict = dict[str, Any]
+"""Facts that are being collected."""
+
 
 class BandFacts(TypedDict):
     low_s: float

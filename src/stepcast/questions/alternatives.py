@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.choices import AnyQuestion, Question, choices_of, defaults_of, several_of, spell_choices
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
@@ -128,7 +129,7 @@ class Alternatives:
         return render_notebook(alternatives_view(self.facts()), self.verb)
 
 
-def _score(row: Mapping[str, Any], key: str, less: bool) -> float:
+def _score(row: Facts, key: str, less: bool) -> float:
     return float(row[key]) if less else -float(row[key])
 
 
@@ -169,7 +170,7 @@ def _describe(name: str, value: object) -> str:
     return f"{value:,} GPUs" if name == "gpus" and isinstance(value, int) else str(getattr(value, "name", value))
 
 
-Row = tuple[dict[str, Any], Sequence[str]]
+Row = tuple[FactDict, Sequence[str]]
 
 
 def _predict_row(question: PredictQuestion, _: Watching) -> Row:
@@ -213,7 +214,7 @@ def _given(question: Question) -> dict[str, object]:
     return {name: value for name, value in values.items() if value != defaults_of(type(question))[name]}
 
 
-def _step_row(cluster: Cluster, framework: str, strategy: "Strategy", report: "StepReport") -> dict[str, Any]:
+def _step_row(cluster: Cluster, framework: str, strategy: "Strategy", report: "StepReport") -> FactDict:
     memory, reached = report.memory_bytes or {}, report.throughput
     assert reached is not None
     gpus = strategy.layout.gpus
@@ -235,7 +236,7 @@ def _step_row(cluster: Cluster, framework: str, strategy: "Strategy", report: "S
     }
 
 
-def _money(training: Mapping[str, Any], question: Question) -> dict[str, Any]:
+def _money(training: Facts, question: Question) -> FactDict:
     known = {name: training.get(name) for name in ("days", "gpu_hours", "cost", "currency")}
     return {**known, "price": getattr(question, "price", None), "energy_mwh": None, "goodput": None}
 

@@ -6,11 +6,11 @@ framework lacks.
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stepcast.ir.facts import ChangeFacts
+from stepcast.ir.facts import ChangeFacts, FactDict, Facts
 from stepcast.questions.choices import option_of
 from stepcast.questions.settle import SettledRun, settle
 
@@ -26,13 +26,13 @@ LONG_SEQUENCE = 32_768  # tokens from which context parallelism is offered
 # A rough cost of one level along an axis, to predict the promising combinations first.
 COSTS = {"sharding": 1, "micro_batch": 2, "recompute": 4, "cp": 5, "tp": 6, "pp": 7, "offload": 12}
 
-Change = Mapping[str, Any]
+Change = Facts
 Levels = dict[str, int]  # axis -> how far along it, from 1
 
 
-def find_remedies(asked: SettledRun, step_s: float) -> list[dict[str, Any]]:
+def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
     """Return the fastest changes with which the run fits; *step_s* is its step without them."""
-    rows: list[dict[str, Any]] = []
+    rows: list[FactDict] = []
     for change, run, verdict in _Remedies(asked).find_fitting()[:MOST_PREDICTED]:
         prediction = run.prediction
         # The batch is part of the change where it was a default, since it would be chosen anew.
@@ -134,7 +134,7 @@ class _Remedies:
         return change
 
 
-def _remedy_axes(asked: SettledRun) -> dict[str, list[Any]]:
+def _remedy_axes(asked: SettledRun) -> dict[str, list[int] | list[str]]:
     """Return the values that save memory by choice, without those that are used already."""
     strategy, layout = asked.strategy, asked.strategy.layout
     sharding, recompute = str(strategy.sharding), str(strategy.recompute.kind)

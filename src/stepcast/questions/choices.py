@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.numbers import ValueSpellingError
 
 
@@ -91,7 +92,7 @@ def choices_of(kind: type[Question]) -> Mapping[str, Choice]:
 
 
 @cache
-def defaults_of(kind: type[Question]) -> Mapping[str, Any]:
+def defaults_of(kind: type[Question]) -> Facts:
     """Return the default of each choice of a kind of question."""
     defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
     return {name: defaults[name] for name in choices_of(kind)}
@@ -139,12 +140,12 @@ def build_question(kind: type[AnyQuestion], choices: Mapping[str, object]) -> An
     return kind(**read_choices(kind, choices))
 
 
-def read_choices(kind: type[Question], given: Mapping[str, object]) -> dict[str, Any]:
+def read_choices(kind: type[Question], given: Mapping[str, object]) -> FactDict:
     """Return *given*, Python values or text by name, as a question holds them; None leaves a choice open.
 
     Names may be those of other tools. An unknown name is an UnknownChoiceError, a wrong value a ValueError.
     """
-    values: dict[str, Any] = {}
+    values: FactDict = {}
     for word, value in given.items():
         if value is None:
             continue
@@ -379,7 +380,7 @@ def read_lora(text: str) -> str:
     return text
 
 
-def split_lora(text: str) -> dict[str, Any]:
+def split_lora(text: str) -> FactDict:
     """Return the choices that ``--lora RANK,ALPHA,TARGETS,DROPOUT`` makes; targets may be named in any place."""
     words = [word.strip() for word in text.split(",")]
     numbers = [word for word in words if NUMBER.fullmatch(word)]

@@ -1,20 +1,27 @@
 """``--emit TOOL[=FILE]``: a run as a configuration of another tool, read back to see that it asks for the same."""
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
 
 from stepcast.frameworks.words import overlap_words
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.outputs.configs import WRITERS, EmittedRun
 from stepcast.questions.choices import Question, read_choices, spell_option
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.runs import SET_BY_OTHERS, SETTERS, NoOptionError, ask_with_file, run_of_config, spell_field
+from stepcast.questions.runs import (
+    SET_BY_OTHERS,
+    SETTERS,
+    NoOptionError,
+    RunFile,
+    ask_with_file,
+    run_of_config,
+    spell_field,
+)
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_seconds
 from stepcast.version import __version__
@@ -33,7 +40,7 @@ class EmittedConfig:
     lost: tuple[str, ...]
     """Settings that neither the tool nor an option has."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         return {"tool": self.tool, "text": self.text, "remaining": list(self.remaining), "lost": list(self.lost)}
 
     @property
@@ -71,8 +78,8 @@ def emit_config(
             f"--emit {tool} is a configuration of {written_for}, and the step was predicted for {framework.name}: "
             f"use --framework {written_for}"
         )
-    needed: dict[str, Any] = {name: value for name, value in asked.items() if value}
-    remaining: dict[str, Any] = {}
+    needed: FactDict = {name: value for name, value in asked.items() if value}
+    remaining: FactDict = {}
     if written_for != framework.name:
         remaining["framework"] = framework.name
     for name, degree in (("gpus", strategy.layout.gpus), *((name, getattr(strategy, name)) for name in BATCH)):
@@ -97,14 +104,14 @@ def emit_config(
     return EmittedConfig(tool, emitted, tuple(words), tuple(lost))
 
 
-def _ask(file: Any, choices: Mapping[str, Any]) -> SettledRun:
+def _ask(file: RunFile, choices: Facts) -> SettledRun:
     given = read_choices(PredictQuestion, {name: value for name, value in choices.items() if value != ()})
     return settle(ask_with_file(PredictQuestion, given, file))
 
 
-def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, Any]]:
+def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, object]]:
     """Return the choices in which *run* differs, each with its value; None where no option sets it."""
-    pairs: list[tuple[str, Any]] = [
+    pairs: list[tuple[str, object]] = [
         (name, getattr(strategy.layout, name))
         for name in DEGREES
         if getattr(strategy.layout, name) != getattr(run.strategy.layout, name)

@@ -5,9 +5,10 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, read_choices, refuse_several
@@ -343,9 +344,9 @@ def _count_steps(question: PlanQuestion, phase: "TrainingPhase", operation: "Ope
 Readers = Mapping[str, Callable[[str], float]]
 
 
-def _read_pairs(option: str, text: str, readers: Readers, needed: bool = False) -> dict[str, Any]:
+def _read_pairs(option: str, text: str, readers: Readers, needed: bool = False) -> FactDict:
     """Read ``name=value,...``; with *needed* every name must occur."""
-    values: dict[str, Any] = {}
+    values: FactDict = {}
     for pair in text.split(","):
         name, equals, value = pair.partition("=")
         name = name.strip()

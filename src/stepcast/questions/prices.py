@@ -3,21 +3,21 @@
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from stepcast.hardware import Cluster
 from stepcast.inputs.source import read_toml
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.choices import AnyQuestion
 from stepcast.units import DEFAULT_CURRENCY
 
 
 @cache
-def load_prices() -> Mapping[str, Mapping[str, Any]]:
+def load_prices() -> Mapping[str, Facts]:
     """Return the price range of a GPU-hour, its date and its source, by GPU."""
     return read_toml(str(files("stepcast") / "data" / "prices.toml"))
 
 
-def list_prices() -> list[dict[str, Any]]:
+def list_prices() -> list[FactDict]:
     """Return the catalogue as rows; the price that ``auto`` means is the middle of the range."""
     return [
         {"gpu": gpu, "price": (entry["low"] + entry["high"]) / 2, "currency": DEFAULT_CURRENCY, **entry}

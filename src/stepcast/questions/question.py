@@ -16,6 +16,7 @@ from stepcast.frameworks.words import (
     recompute_word,
 )
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind
@@ -380,7 +381,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     # fmt: on
 
     @property
-    def choices(self) -> dict[str, Any]:
+    def choices(self) -> FactDict:
         """Return the choices of the step that differ from their defaults, in the order of the help."""
         values = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}

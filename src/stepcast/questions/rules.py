@@ -6,19 +6,18 @@ A choice that differs from its default and cannot change the answer is
 - a note if the answer is still the one that was asked for.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from stepcast.inputs.expression import Filter
 from stepcast.inputs.source import read_toml
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import Facts
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.questions.choices import option_of
 from stepcast.questions.question import MODULES
 
-Facts = Mapping[str, Any]
 """The choices by name, and facts about the model, the cluster or the input files."""
 PIPELINED = tuple(str(kind) for kind, facts in SCHEDULES.items() if not facts.alone)
 PAIRED = tuple(str(kind) for kind, facts in SCHEDULES.items() if facts.pairs is Pairs.OWN)

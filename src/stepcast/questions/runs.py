@@ -6,13 +6,14 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.frameworks.profile import DECISIONS, Profile
 from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.frameworks.words import overlap_words, recompute_word
 from stepcast.inputs.source import Source, read_toml
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy
@@ -46,11 +47,11 @@ MOST_OPTIONS = 1_000
 class RunFile:
     """A file that describes a run: the choices of a question, and how much of the file was understood."""
 
-    choices: Mapping[str, Any]
+    choices: Facts
     file: str
     config: "RunConfig | None" = None
 
-    def facts(self, command: str) -> dict[str, Any] | None:
+    def facts(self, command: str) -> FactDict | None:
         """Return the use of each key, and the *command* that asks for the same without the file."""
         if self.config is None:
             return None
@@ -105,7 +106,7 @@ def read_run_file(
     return found
 
 
-def ask_with_file(kind: type[AnyQuestion], given: Mapping[str, Any], file: RunFile | None) -> AnyQuestion:
+def ask_with_file(kind: type[AnyQuestion], given: Facts, file: RunFile | None) -> AnyQuestion:
     """Return the question of the choices *given*, and of those of a *file* that they leave open."""
     if file is None:
         return kind(**given)
@@ -178,7 +179,7 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
     return RunFile(_read_table(choices, name), name, config)
 
 
-def _read_table(table: Mapping[str, Any], file: str) -> dict[str, Any]:
+def _read_table(table: Facts, file: str) -> FactDict:
     try:
         return read_choices(PredictQuestion, table)
     except (TypeError, ValueError) as error:
@@ -270,7 +271,7 @@ def spell_field(name: str, value: object) -> list[str]:
 # ---- runs as facts of the JSON contract -------------------------------------------------------------------
 
 
-def run_facts(run: SettledRun) -> dict[str, Any]:
+def run_facts(run: SettledRun) -> FactDict:
     """Return what was asked, in the words of the JSON contract."""
     from stepcast.views.search import row_words
 
@@ -293,7 +294,7 @@ def run_facts(run: SettledRun) -> dict[str, Any]:
     }
 
 
-def strategy_facts(strategy: Strategy) -> dict[str, Any]:
+def strategy_facts(strategy: Strategy) -> FactDict:
     """Return all that a search decides of a strategy, with its overlap and its uneven split of layers."""
     from stepcast.views.search import row_words
 
@@ -304,7 +305,7 @@ def strategy_facts(strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def training_facts(asked: Question, strategy: Strategy, step_s: float) -> dict[str, Any] | None:
+def training_facts(asked: Question, strategy: Strategy, step_s: float) -> FactDict | None:
     """Return what training on the question's tokens takes without interruptions; ``stepcast plan`` includes those."""
     tokens, gpu_hour = getattr(asked, "tokens", None), getattr(asked, "price", None)
     if tokens is None:

@@ -14,6 +14,7 @@ from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
@@ -311,7 +312,7 @@ class SettledSearch:
             raise ValueError(f"no candidates: tp x cp x pp divides {text} GPUs for none of the values allowed")
         return space if self.question.any_framework else select_supported(space, self.profile)
 
-    def _settle(self, layout: Layout, precision: DType) -> tuple[Framework, dict[str, Any]]:
+    def _settle(self, layout: Layout, precision: DType) -> tuple[Framework, FactDict]:
         settled = settle_profile(self.profile, self.model, self.cluster.gpu.name, layout, {"precision": precision})
         common = {name: value for name, value in settled.choices.items() if name not in SETTLED_ELSEWHERE}
         return settled.framework, common

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cached_property
 from math import ceil, gcd, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,7 @@ from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Execution, Framework, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import find_recomputable
@@ -31,7 +32,7 @@ from stepcast.questions.choices import build_question, option_of, refuse_several
 from stepcast.questions.numbers import check_multiple
 from stepcast.questions.prices import settle_price
 from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PREDICTED_AS, PredictQuestion
-from stepcast.questions.rules import Facts, check_rules, rules_of
+from stepcast.questions.rules import check_rules, rules_of
 
 if TYPE_CHECKING:
     from stepcast.forecast.background import Others
@@ -289,7 +290,7 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
     return settle_profile(profile, model, gpu, layout, given)
 
 
-def choose_fields(question: PredictQuestion) -> dict[str, Any]:
+def choose_fields(question: PredictQuestion) -> FactDict:
     """Return the fields of a Strategy or a Framework that the question itself sets."""
     fields = {
         choice.sets: choice.means(getattr(question, name))
@@ -348,7 +349,7 @@ def choose_optimizer(question: PredictQuestion, usual: Optimizer) -> dict[str, O
     return {"optimizer": replace(chosen, master_weights=master, clips=clips)}
 
 
-def describe_settled(settled: Settled) -> dict[str, Any]:
+def describe_settled(settled: Settled) -> FactDict:
     """Return the facts that rules need, in the words of the choices."""
     choices, framework = settled.choices, settled.framework
     autocast = "autocast-" if choices.get("autocast") else ""
@@ -368,11 +369,11 @@ def describe_settled(settled: Settled) -> dict[str, Any]:
     }
 
 
-def _drop_idle(question: PredictQuestion, facts: Facts) -> dict[str, Any]:
+def _drop_idle(question: PredictQuestion, facts: Facts) -> FactDict:
     """Return the choices of a file that have no effect, each with its replacement: the words of a list that have
     one, else the default. A file may ask for what has no effect.
     """
-    left: dict[str, Any] = {}
+    left: FactDict = {}
     for name in sorted({name for rule in rules_of("predict") for name in rule.options} - question.given):
         rules = [rule for rule in rules_of("predict") if name in rule.options and not rule.harmless]
         value, default = getattr(question, name), DEFAULTS[name]

@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import CollectiveSweep, OperatorTimes, RunLog
 from stepcast.ir.model import Model
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
@@ -212,7 +213,7 @@ class ModelFacts(DocumentFacts):
 MessageKey = tuple[str, str, str]  # kind, group, phase
 
 
-def workload_facts(workload: Workload) -> dict[str, Any]:
+def workload_facts(workload: Workload) -> FactDict:
     """Return the totals of one step, of one rank of each stage given, summed over the stages (WorkloadFacts)."""
     compute_s: dict[str, float] = defaultdict(float)
     computed: dict[str, int] = defaultdict(int)
@@ -286,13 +287,13 @@ def _count_message(messages: dict[MessageKey, MessageFacts], work: Work, phase: 
     row["largest_bytes"] = max(row["largest_bytes"], size_bytes)
 
 
-def timeline_facts(timeline: Timeline) -> dict[str, Any]:
+def timeline_facts(timeline: Timeline) -> FactDict:
     """Return the facts of a timeline (TimelineFacts, and what its trace says of the run).
 
     Times are those of top-level spans, summed over the ranks present; parts of spans are in *communication*.
     """
     operations = operation_rows(timeline)
-    facts: dict[str, Any] = {
+    facts: FactDict = {
         "kind": "timeline",
         "measured": timeline.measured,
         "ranks": list(timeline.ranks),
@@ -372,7 +373,7 @@ def communication_rows(timeline: Timeline) -> list[TimedMessageFacts]:
     return sorted(rows, key=lambda row: -row["total_s"])
 
 
-def run_log_facts(log: RunLog) -> dict[str, Any]:
+def run_log_facts(log: RunLog) -> FactDict:
     """Return counts of what a log holds, and the medians of warm steps (RunLogFacts, and the log's own facts)."""
     times, ends, batch = log.layer_times, dict(enumerate(log.stage_ends)), log.batch_time()
     stages: list[StageTimeFacts] = [
@@ -456,7 +457,7 @@ SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "m
 PARAMETERS = ("parameters", "active_parameters", "embedding_parameters", "head_parameters")
 
 
-def model_facts(model: Model) -> dict[str, Any]:
+def model_facts(model: Model) -> FactDict:
     """Return the sizes and exact parameter counts of a model (ModelFacts)."""
     facts = {
         "kind": "model",

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
@@ -44,10 +45,10 @@ class Answer:
     """A page, and its summary for comparisons."""
 
     page: Page
-    summary: Mapping[str, Any]
+    summary: Facts
     status: int = 200
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         return {"html": str(body_of(self.page)), "command": self.page.about.command, "summary": self.summary}
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.ir.children import follow_parent, start_quietly
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.outputs.files import write_file
 from stepcast.sweep.spec import Words
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-Answers = list[dict[str, Any]]
+Answers = list[FactDict]
 Answer = Callable[[str, Sequence[Words]], Answers]
 """Return an answer for each point, in their order; a module-level function, so that workers can import it."""
 
@@ -293,7 +294,7 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     from distributed import Client, KilledWorker, wait
 
     dask.config.set({"distributed.scheduler.allowed-failures": 1})  # of a cluster of our own; usually 3
-    where: dict[str, Any] = {"n_workers": setting.workers, "threads_per_worker": 1, "dashboard_address": None}
+    where: FactDict = {"n_workers": setting.workers, "threads_per_worker": 1, "dashboard_address": None}
     if setting.address:
         where = {"address": setting.address, "timeout": CONNECT_S}
     try:

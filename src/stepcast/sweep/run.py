@@ -4,18 +4,18 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 
 from stepcast.inputs.source import Source, read_toml
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
 from stepcast.sweep.engines import Answer, ChunkPace, EngineSetting, PointChunk, WorkSite, load_engine
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store
 
-Digest = Callable[[str, Any], str]
+Digest = Callable[[str, object], str]
 """Return the identity of a word: the digest of the model, cluster or file that it names, else the word."""
 
 KEY_BYTES = 16
@@ -30,7 +30,7 @@ class Progress:
     errors: int
     new: int
     seconds: float
-    best: dict[str, Any] | None
+    best: FactDict | None
 
     @property
     def rate(self) -> float:
@@ -107,7 +107,7 @@ def named_files(spec: Spec) -> tuple[tuple[str, bytes], ...]:
     return tuple(sorted(found.items()))
 
 
-def _speed(answer: dict[str, Any] | None) -> float:
+def _speed(answer: FactDict | None) -> float:
     return (answer or {}).get("tokens_per_s_per_gpu") or 0.0
 
 
@@ -139,7 +139,7 @@ class PointKeys:
             digest.update(self._token(name, words[name]))
         return digest.digest()
 
-    def _token(self, name: str, value: Any) -> bytes:
+    def _token(self, name: str, value: object) -> bytes:
         # 1, 1.0 and True are the same key of a dictionary, but different words.
         place = (name, repr(value))
         token = self._known.get(place)

@@ -129,7 +129,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     return Spec(spec.ask, spec.fixed, spec.axes, Filter(where, spec.names))
 
 
-def _axis(given: Mapping[str, Any], number: int, path: str | None) -> SweepAxis:
+def _axis(given: Mapping[str, object], number: int, path: str | None) -> SweepAxis:
     where = f"axis {number}"
     if "rows" in given:
         rows = given["rows"]
@@ -151,7 +151,7 @@ def _axis(given: Mapping[str, Any], number: int, path: str | None) -> SweepAxis:
     return SweepAxis(tuple(_words(row, where, path) for row in rows))
 
 
-def _values(value: Any) -> Sequence[Any]:
+def _values(value: object) -> Sequence[object]:
     """Return a list as it is, the doublings of ``"8..64"``, or a single value as a list."""
     if isinstance(value, list):
         return value
@@ -161,7 +161,7 @@ def _values(value: Any) -> Sequence[Any]:
     return [value]
 
 
-def _words(given: Mapping[str, Any], where: str, path: str | None) -> Words:
+def _words(given: Mapping[str, object], where: str, path: str | None) -> Words:
     for name, value in given.items():
         if not isinstance(value, str | int | float | bool) and not (
             isinstance(value, list) and all(isinstance(each, str) for each in value)

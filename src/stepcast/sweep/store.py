@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import MIB
 from stepcast.outputs.files import hold
 from stepcast.sweep.engines import AnsweredChunk
@@ -178,7 +179,7 @@ class Store:
             yield from rows
             last = rows[-1][0]
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[FactDict]:
         """Return the rows of *query* over ``points``, ``answers`` and ``results``; it cannot change them."""
         with self._explain_errors():
             self.base.set_authorizer(_allow_reading)
@@ -231,17 +232,17 @@ class Store:
         return {name: int(value) for name, value in rows[0].items()}
 
 
-def _checksum(values: Sequence[Any]) -> int:
+def _checksum(values: Sequence[object]) -> int:
     """Return a checksum that does not depend on how SQLite stores numbers: -0.0 as 0, no number as NULL."""
     plain = [float(value) + 0.0 if isinstance(value, int | float) else value for value in values]
     return zlib.crc32(repr([None if value != value else value for value in plain]).encode("utf-8", "surrogatepass"))
 
 
-def _with_checksum(values: Sequence[Any]) -> tuple[Any, ...]:
+def _with_checksum(values: Sequence[object]) -> tuple[object, ...]:
     return (*values, _checksum(values))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return " ".join(value) if isinstance(value, list) else int(value) if isinstance(value, bool) else value
 
 

@@ -1,8 +1,8 @@
 """Rows and summaries of a store."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from stepcast.ir.facts import FactDict
 from stepcast.sweep.store import COLUMNS, Store
 from stepcast.units import DEFAULT_CURRENCY
 
@@ -18,7 +18,7 @@ NOT_MAPPED = ("gpus", "price", "currency")
 
 def rows_of(
     store: Store, where: str | None = None, sort: str | None = None, top: int | None = None, reverse: bool = False
-) -> list[dict[str, Any]]:
+) -> list[FactDict]:
     """Return answered points, the fastest that fit first."""
     known = store.columns()
     order = USUAL_ORDER
@@ -38,7 +38,7 @@ def rows_of(
         raise ValueError(f"--where {where!r}: {error}; columns are {', '.join(known)}") from None
 
 
-def page_facts(store: Store) -> dict[str, Any]:
+def page_facts(store: Store) -> FactDict:
     """Return the facts of a sweep's page: the fastest rows, their scaling, and the fastest settings."""
     words = _varying(store)
     kinds = [name for name in ("model", "cluster") if name in words]
@@ -60,7 +60,7 @@ def _varying(store: Store) -> list[str]:
     return [name for name in names if distinct[name] > 1]
 
 
-def _fastest(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
+def _fastest(store: Store, names: Sequence[str]) -> list[FactDict]:
     """Return the highest throughput that fits for each combination of *names*."""
     listed = ", ".join(f'"{name}"' for name in names)
     grouped = f"GROUP BY {listed} ORDER BY {listed}" if names else ""
@@ -71,7 +71,7 @@ def _fastest(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
     )
 
 
-def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> dict[str, Any] | None:
+def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> FactDict | None:
     """Return a heat map of the two settings with most values, for each of *kinds*."""
     values = {
         name: [row[name] for row in store.rows(f'SELECT DISTINCT "{name}" FROM points ORDER BY 1')] for name in words
@@ -93,7 +93,7 @@ def _currency(store: Store) -> dict[str, str | None]:
     return {"currency": names.pop() if len(names) == 1 else None}
 
 
-def status_facts(store: Store) -> dict[str, Any]:
+def status_facts(store: Store) -> FactDict:
     """Return the counts of points and answers, the best figures, and the most frequent errors."""
     points = store.rows("SELECT count(*) AS points FROM points")[0]["points"]
     found = store.rows(

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
+from stepcast.ir.facts import Facts
 from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.search import strategy_words
 
-Facts = ui.Facts
 VALUES: Mapping[str, Callable[[Facts, float], str]] = {
     "step time": lambda _, value: format_seconds(value),
     "throughput per GPU": lambda _, value: f"{value:,.0f} tokens/s",

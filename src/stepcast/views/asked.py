@@ -1,11 +1,8 @@
 """The question at the head of an answer, so that a saved result explains itself."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from stepcast.ir.facts import Facts
 from stepcast.units import format_short_count
 
-Facts = Mapping[str, Any]
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
 ISSUED = {
     "graphs": "CUDA graphs",

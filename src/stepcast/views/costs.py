@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from stepcast.ir.facts import Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
-
-Facts = ui.Facts
 
 # ---- operators ----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import Facts
 from stepcast.views.asked import asked_pairs
 from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, join, tag, text
@@ -49,7 +50,7 @@ class Page:
     headline: Child
     parts: Sequence[Section | None]
     about: About
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     assumptions: Sequence[str] = ()
     warnings: Sequence[str] = ()
 

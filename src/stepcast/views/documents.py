@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from stepcast.ir.facts import Facts
 from stepcast.units import (
     GB,
     GIB,
@@ -19,7 +20,6 @@ from stepcast.units import (
 from stepcast.views import view as ui
 from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
 
-Facts = ui.Facts
 Pairs = list[tuple[str, object]]
 Parts = list[ui.Part | None]
 Contents = tuple[Pairs, *tuple[ui.Part, ...]]

@@ -1,5 +1,6 @@
 """The view of a gate: the verdict, the measures against their baseline, and the trend of the step."""
 
+from stepcast.ir.facts import Facts
 from stepcast.units import format_bytes, format_seconds
 from stepcast.views import view as ui
 
@@ -8,7 +9,7 @@ MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL}
 KINDS = {"regression": "tp", "suspected": "bubble", "improved": "dp"}
 
 
-def gate_view(facts: ui.Facts) -> ui.View:
+def gate_view(facts: Facts) -> ui.View:
     """Return the view of a verdict."""
     step_s, forecast, count = facts["step_s"], facts["forecast"], facts["baseline_runs"]
     mood = ui.Mood.BAD if facts["failed"] else MOODS.get(facts["status"], ui.Mood.GOOD)
@@ -44,11 +45,11 @@ def gate_view(facts: ui.Facts) -> ui.View:
     )
 
 
-def _show(row: ui.Facts, key: str) -> str:
+def _show(row: Facts, key: str) -> str:
     return (format_bytes if row["name"] == "peak memory" else format_seconds)(row[key])
 
 
-def _trend(facts: ui.Facts) -> ui.Scatter:
+def _trend(facts: Facts) -> ui.Scatter:
     """Return the steps of all runs, those of a regression marked."""
     runs = facts["trend"]
     times_s = [run["step_s"] for run in runs]
@@ -68,6 +69,6 @@ def _trend(facts: ui.Facts) -> ui.Scatter:
     )
 
 
-def _tip(run: ui.Facts) -> str:
+def _tip(run: Facts) -> str:
     label = f" ({run['label']})" if run["label"] else ""
     return f"run {run['run']}{label}: {format_seconds(run['step_s'])}, {run['status']}"

@@ -1,9 +1,9 @@
 """Views of generation and of steps of RL post-training."""
 
+from stepcast.ir.facts import Facts
 from stepcast.units import format_bytes, format_count, format_seconds
 from stepcast.views import view as ui
 
-Facts = ui.Facts
 LAYOUT_WORDS = ("tp", "pp", "dp", "ep", "replicas")
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import bottleneck_figures
 
-Facts = ui.Facts
 MOST_LINES = 16
 TITLES = {
     "megatron-log": "Megatron-LM log",

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 
-Facts = ui.Facts
 MOST_LINES = 16
 MOST_ROWS = 32
 MOST_NAMED = 4

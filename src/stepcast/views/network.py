@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from stepcast.ir.facts import Facts
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 
-Facts = ui.Facts
 MOST_LINKS = 10
 # Sharing links costs so much of a step that it is worth a look.
 COSTLY = 0.01

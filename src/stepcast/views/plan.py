@@ -2,6 +2,7 @@
 
 from math import sqrt
 
+from stepcast.ir.facts import Facts
 from stepcast.units import (
     DAY,
     HOUR,
@@ -16,7 +17,6 @@ from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import memory_words
 
-Facts = ui.Facts
 NOT_CHECKED = "not checked: --step-s gives a step without a model"
 # Parts of the time of a run: their colours and names.
 PARTS = {

@@ -1,10 +1,10 @@
 """Views of RL post-training: the phases of a step, and the best uses of a number of GPUs."""
 
+from stepcast.ir.facts import Facts
 from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.generation import layout_words
 
-Facts = ui.Facts
 COLOURS = {
     "generation": "compute",
     "reward": "other",

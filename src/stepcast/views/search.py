@@ -1,17 +1,15 @@
 """The view of a search: the best strategies, what they trade, and why the first is first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
-from stepcast.ir.facts import CandidateFacts
+from stepcast.ir.facts import CandidateFacts, FactDict, Facts
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
 
-Facts = ui.Facts
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
 LARGEST_PARTS = 4
 MOST_OF_FRONT = 8
@@ -84,7 +82,7 @@ def strategy_words(row: Facts) -> str:
     return ", ".join(words)
 
 
-def row_words(strategy: Strategy) -> dict[str, Any]:
+def row_words(strategy: Strategy) -> FactDict:
     """Return a strategy by its choices."""
     layout = strategy.layout
     return {
@@ -286,7 +284,7 @@ def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
     )
 
 
-def _dot(row: Mapping[str, Any], kind: str, radius: float) -> ui.Dot:
+def _dot(row: Facts, kind: str, radius: float) -> ui.Dot:
     words = row.get("words") or strategy_words(row)
     tip = f"{format_seconds(row['step_s'])}, {format_bytes(row['memory_bytes'])}: {words}"
     rank = row.get("rank")

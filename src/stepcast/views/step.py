@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, read_interval
+from stepcast.ir.facts import ChangeFacts, Facts, OperatorFacts, RooflineFacts, read_interval
 from stepcast.ir.timeline import Timeline
 from stepcast.units import (
     DAY,
@@ -19,7 +19,6 @@ from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs, config_notes
 from stepcast.views.measured import micro_batches_words, plain_pairs
 
-Facts = ui.Facts
 MOST_LINES = 16
 MOST_STAGES = 64
 LEAST_SHOWN = 0.001  # of the step, for a column of its own

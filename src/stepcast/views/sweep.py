@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from stepcast.ir.facts import Facts
 from stepcast.units import DAY, GIB, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 
-Facts = ui.Facts
 Rows = Sequence[Facts]
 # Colours that are told apart; more lines than these hide each other.
 KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")

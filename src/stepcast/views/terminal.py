@@ -1,7 +1,7 @@
 """A view as text that fits a terminal."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -96,7 +96,7 @@ def _exposure(part: ui.ExposureBars, width: int) -> str:
     return table((part.head, "total", "exposed", "hidden"), rows, width) if rows else ""
 
 
-def _hidden(seconds: Any) -> str:
+def _hidden(seconds: Mapping[str, float]) -> str:
     return format_percent(max(0.0, 1 - seconds["exposed"] / seconds["total"])) if seconds["total"] else "-"
 
 

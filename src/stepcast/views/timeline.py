@@ -4,12 +4,12 @@ import base64
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.step import PART_OF_GROUP
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.charts import swatch
@@ -67,7 +67,7 @@ class Slices:
         return len(self.row)
 
 
-def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> dict[str, Any]:
+def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> FactDict:
     """Return the data from which the program of a page draws a timeline."""
     depth = _depths(timeline)
     used, row_of = np.unique(timeline.lane_of.astype(np.int64) * DEEPEST + depth, return_inverse=True)
@@ -155,7 +155,7 @@ def _row_order(timeline: Timeline, used: Ints) -> Ints:
     return np.array(sorted(range(len(used)), key=key), np.int64)
 
 
-def _row(timeline: Timeline, key: int) -> dict[str, Any]:
+def _row(timeline: Timeline, key: int) -> FactDict:
     lane = timeline.lanes[key // DEEPEST]
     return {
         "rank": lane.rank,

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
 
-Facts = ui.Facts
 # Heads of the parts of a rank's window, so that a rank fits a line.
 HEADS = {
     "exposed communication": "exposed",

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcast.ir.facts import PointFacts
+from stepcast.ir.facts import Facts, PointFacts
 from stepcast.units import format_bytes, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
 
-Facts = ui.Facts
 MOST_DOTS = 1200
 MOST_REASONS = 10
 NEAR = 0.1

@@ -6,11 +6,10 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
-Facts = Mapping[str, Any]
-"""The facts of an answer or of one of its rows, which are its JSON (``stepcast.results``)."""
 Show = Callable[[float], str]
 """A formatter of ``stepcast.units``."""
 
@@ -123,7 +122,7 @@ class Cell(NamedTuple):
     code: bool = False
 
 
-Source = str | Callable[[Any], object] | tuple[str, Callable[[Any], object]]
+Source = str | Callable[[Facts], object] | tuple[str, Callable[[Facts], object]]
 """The key of a value, whose ending decides its unit; or a function of the row, and the key to sort by."""
 
 
@@ -402,7 +401,7 @@ class View:
     headline: Headline
     figures: Sequence[Figure]
     parts: Sequence[Part | None]
-    facts: Mapping[str, Any]
+    facts: Facts
     _: KW_ONLY
     asked: Sequence[tuple[str, object]] = ()
     config: Sequence[str] = ()  # what became of the keys of a configuration file
