@@ -336,7 +336,8 @@ def replay(
 
 
 def compare(
-    predicted: "Prediction | AnalysisResult | Facts | Path", measured: "Prediction | AnalysisResult | Facts | Path"
+    predicted: "Prediction | AnalysisResult | Mapping[str, object] | Path",
+    measured: "Prediction | AnalysisResult | Mapping[str, object] | Path",
 ) -> "Comparison":
     """Compare two steps: Predictions, results of analyses, their facts, or files of measured runs.
 

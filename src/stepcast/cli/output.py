@@ -79,27 +79,8 @@ def new_file(name: str) -> str:
 # Arguments of verbs that name files to write and files to read.
 WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file", "markdown", "junit")
 READ = (
-    "what",
-    "workload",
-    "captured",
-    "file",
-    "run",
-    "config",
-    "files",
-    "runs",
-    "input",
-    "predicted",
-    "measured",
-    "model",
-    "cluster",
-    "gpu",
-    "calibration",
-    "framework",
-    "failures",
-    "schedule",
-    "data",
-    "baseline",
-    "forecast",
+    *("what", "workload", "captured", "file", "run", "config", "files", "runs", "input", "predicted", "measured"),
+    *("model", "cluster", "gpu", "calibration", "framework", "failures", "schedule", "data", "baseline", "forecast"),
 )
 
 

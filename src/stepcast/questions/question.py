@@ -5,49 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from stepcast.frameworks.words import (
-    OFFLOADS,
-    OVERLAPS,
-    offload_of,
-    offload_word,
-    overlap_of,
-    overlap_words,
-    recompute_of,
-    recompute_word,
-)
+from stepcast.frameworks import words
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
-from stepcast.questions.choices import (
-    TARGETS,
-    Choice,
-    Question,
-    choices_of,
-    defaults_of,
-    read_cp_comm,
-    read_dispatcher,
-    read_lora,
-    read_precision,
-    read_recompute,
-    read_schedule,
-    read_sharding,
-    read_targets,
-)
-from stepcast.questions.numbers import (
-    BINARY,
-    MOST_LAYERS,
-    MOST_SEQUENCES,
-    MOST_TOKENS,
-    amount,
-    count,
-    gpu_count,
-    positive,
-)
-from stepcast.questions.numbers import currency as read_currency
-from stepcast.questions.numbers import price as read_price
+from stepcast.questions import choices as readers
+from stepcast.questions import numbers
+from stepcast.questions.choices import Choice, Question, choices_of, defaults_of
+from stepcast.questions.numbers import amount, count, gpu_count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_count
 
 if TYPE_CHECKING:
@@ -138,8 +106,8 @@ def _flag(help_text: str, sets: str, aliases: str = "") -> Choice:
 
 
 def _one_of(help_text: str, sets: str, values: type) -> Choice:
-    words = tuple(map(str, values))  # type: ignore[call-overload]
-    return Choice(group=EXECUTION, help=help_text, values=words, sets=sets, means=values)
+    known = tuple(map(str, values))  # type: ignore[call-overload]
+    return Choice(group=EXECUTION, help=help_text, values=known, sets=sets, means=values)
 
 
 class PredictQuestion(Question, frozen=True, kw_only=True):
@@ -180,7 +148,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size pipeline-parallel-degree "
         "pipeline-stages")] = 1
     vpp: Annotated[int | None, _number("virtual pipeline stages (model chunks) per pipeline rank (default: 1)",
-        count(1, MOST_LAYERS), group=LAYOUT,
+        count(1, numbers.MOST_LAYERS), group=LAYOUT,
         aliases="virtual-pipeline virtual-pipeline-model-parallel-size model-chunks vp interleave")] = None
     expert_tp: Annotated[int, _ranks("tensor-parallel ranks of experts (default: tp)",
         "etp expert-tensor-parallel expert-tensor-parallel-size expert-tensor-parallel-degree")] = 0
@@ -192,12 +160,12 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         sets="stage_layers", means=_read_stage_layers,
         write=lambda layers: ",".join(map(str, layers)))] = None
     micro_batch: Annotated[int, _number("micro-batch size of a replica, in sequences (default: 1)",
-        count(1, MOST_SEQUENCES, BINARY), group=BATCH,
+        count(1, numbers.MOST_SEQUENCES, numbers.BINARY), group=BATCH,
         aliases="micro-batch-size mbs microbatch microbatch-size per-device-train-batch-size "
         "train-micro-batch-size-per-gpu")] = 1
     global_batch: Annotated[int | None, _number(
         "global batch size, in sequences per step (default: 8 micro-batches per pipeline stage and replica)",
-        count(1, MOST_SEQUENCES, BINARY), group=BATCH,
+        count(1, numbers.MOST_SEQUENCES, numbers.BINARY), group=BATCH,
         aliases="global-batch-size gbs batch-size batch train-batch-size globalbatch")] = None
     accumulation: Annotated[int | None, _number(
         "gradient accumulation steps: micro-batches of each replica per step (instead of --global-batch)",
@@ -206,23 +174,23 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         "accumulation-steps")] = None
     seq: Annotated[int | None, _number(
         "sequence length in tokens, e.g. 8192 or 8k (default: that of the framework, 4096, or the model's maximum)",
-        count(1, MOST_TOKENS, BINARY), group=BATCH,
+        count(1, numbers.MOST_TOKENS, numbers.BINARY), group=BATCH,
         aliases="seq-length seq-len sequence-length seqlen sequence max-seq-len context-length ctx")] = None
     schedule: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME",
         help=f"pipeline schedule: {', '.join(SCHEDULES)} (default: interleaved with --vpp, else 1f1b)",
-        read=read_schedule, values=SCHEDULES,
+        read=readers.read_schedule, values=SCHEDULES,
         aliases="pipeline-schedule pp-schedule pipeline-parallel-schedule",
         flags={"interleaved": "interleaved", "dualpipe": "dualpipe"}, sets="schedule",
         means=ScheduleKind)] = None
     precision: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME",
         help=f"training precision: {', '.join((*PRECISIONS, *AUTOCASTS))}; autocast stores weights in fp32 and casts "
-        "them for use (default: that of the framework, usually bf16)", read=read_precision,
+        "them for use (default: that of the framework, usually bf16)", read=readers.read_precision,
         values=(*PRECISIONS, *AUTOCASTS),
         aliases="dtype mixed-precision data-type compute-dtype number-format",
         flags={**{name: name for name in PRECISIONS}, "nvfp4": "nvfp4 fp4", "autocast-bf16": "amp"})] = None
     sharding: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME",
         help=f"sharding of optimizer states, gradients and parameters: {', '.join(SHARDINGS)}; none is DDP (default: "
-        "that of the framework, usually zero-1)", read=read_sharding, values=SHARDINGS,
+        "that of the framework, usually zero-1)", read=readers.read_sharding, values=SHARDINGS,
         aliases="zero zero-stage shard-states sharding-strategy data-parallel-sharding-strategy",
         flags={"fsdp": "fsdp fsdp2 use-torch-fsdp2", "hybrid-fsdp": "hsdp", "none": "ddp", "zero-2": "zero2 zero-2",
                "zero-1": "zero1 zero-1 distributed-optimizer use-distributed-optimizer",
@@ -240,19 +208,19 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     recompute: Annotated[str | None, Choice(group=EXECUTION, metavar="KIND",
         help="activation recomputation: none, selective, full, block:N (the first N layers of a stage), or "
         f"selective:A,B,... with modules of {', '.join(MODULES)} (default: that of the framework)",
-        read=read_recompute,
+        read=readers.read_recompute,
         aliases="recompute-granularity activation-recompute activation-recomputation recomputation",
         flags={"full": "activation-checkpointing gradient-checkpointing full-recompute "
                "checkpoint-activations", "selective": "recompute-activations selective-recompute"},
-        sets="recompute", means=_read_by("--recompute", recompute_of), write=recompute_word)] = None
+        sets="recompute", means=_read_by("--recompute", words.recompute_of), write=words.recompute_word)] = None
     offload: Annotated[str | None, Choice(group=EXECUTION, metavar="A[=X],B[=X]",
-        help=f"store {' or '.join(OFFLOADS)}, or a share X of either, in host memory (default: none)",
+        help=f"store {' or '.join(words.OFFLOADS)}, or a share X of either, in host memory (default: none)",
         flags={"optimizer": "cpu-offload offload-optimizer optimizer-cpu-offload"}, sets="offload",
-        means=_read_by("--offload", offload_of), write=offload_word)] = None
+        means=_read_by("--offload", words.offload_of), write=words.offload_word)] = None
     cp_comm: Annotated[str | None, Choice(group=EXECUTION,
         help="exchange of context-parallel ranks: ring (p2p), Ulysses (a2a), gathered keys and values (allgather), or "
         "both (a2a+p2p, predicted as p2p) (default: that of the framework)",
-        values=("p2p", "a2a", "allgather", "a2a+p2p"), read=read_cp_comm,
+        values=("p2p", "a2a", "allgather", "a2a+p2p"), read=readers.read_cp_comm,
         aliases="context cp-comm-type", sets="context", means=_exchange("cp_comm", ContextKind))] = None
     sequence_parallel: Annotated[bool | None, _flag(
         "with --tp: also split norms and residuals over the tensor-parallel ranks (default: that of the framework)",
@@ -262,10 +230,10 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     attention_kernel: Annotated[str | None, _one_of("generation of fused attention: flash-2 is FlashAttention 2, "
         "current cuDNN's or FlashAttention 3 (default: that of the framework)", "attention", AttentionKernel)] = None
     overlap: Annotated[str | None, Choice(group=EXECUTION, metavar="A,B,...",
-        help=f"communication that overlaps computation: {', '.join(OVERLAPS)}, or none (default: that of the "
+        help=f"communication that overlaps computation: {', '.join(words.OVERLAPS)}, or none (default: that of the "
         "framework)", sets="overlap",
-        means=_read_by("--overlap", lambda text: overlap_of([] if text == "none" else text.split(","))),
-        write=lambda overlap: ",".join(overlap_words(overlap)) or "none")] = None
+        means=_read_by("--overlap", lambda text: words.overlap_of([] if text == "none" else text.split(","))),
+        write=lambda overlap: ",".join(words.overlap_words(overlap)) or "none")] = None
     bucket_mb: Annotated[float | None, Choice(group=EXECUTION, metavar="X",
         help="size of gradient buckets in MB; 0: a single bucket per stage (default: that of the framework)",
         read=amount, sets="bucket_bytes",
@@ -277,7 +245,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         help="tokens per expert, which give --expert-imbalance: balanced, power-law:ALPHA (1.2 is skewed), or a "
         "file with a number for each expert or rank, such as the JSON of stepcast analyze")] = None
     expert_replicas: Annotated[int, _number("number of the hottest experts with a second copy on another rank "
-        "(with --expert-load; default: 0)", count(0, MOST_LAYERS))] = 0
+        "(with --expert-load; default: 0)", count(0, numbers.MOST_LAYERS))] = 0
     expert_capacity: Annotated[float | None, _number("maximum tokens of an expert-parallel rank over the mean; the "
         "rest is dropped (default: no limit)", amount, sets="expert_capacity", metavar="X",
         aliases="moe-expert-capacity-factor capacity-factor")] = None
@@ -286,18 +254,18 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     dispatcher: Annotated[str | None, Choice(group=EXECUTION,
         help="token dispatcher of experts: alltoall sends a token once per expert, deepep and hybridep once per rank "
         "and node, allgather to all ranks (default: that of the framework)",
-        values=("alltoall", "allgather", "deepep", "hybridep"), read=read_dispatcher,
+        values=("alltoall", "allgather", "deepep", "hybridep"), read=readers.read_dispatcher,
         aliases="moe-token-dispatcher-type token-dispatcher expert-parallel-comm-backend",
         sets="dispatcher", means=Dispatcher)] = None
-    lora: Annotated[str | None, Choice(group=TUNING, metavar="RANK[,ALPHA[,TARGETS[,DROPOUT]]]", read=read_lora,
+    lora: Annotated[str | None, Choice(group=TUNING, metavar="RANK[,ALPHA[,TARGETS[,DROPOUT]]]", read=readers.read_lora,
         help="train LoRA adapters only, e.g. 16 or 16,32,all-linear,0.05; ALPHA has no effect on time or memory, "
         "TARGETS are joined by + (instead of --lora-rank, --lora-targets and --lora-dropout)", aliases="peft")] = None
     lora_rank: Annotated[int, _number("rank of LoRA adapters; only they are trained (default: 0, full training)",
-        count(0, MOST_TOKENS), aliases="lora-r lora-dim", sets="lora_rank", group=TUNING)] = 0
-    lora_targets: Annotated[str | None, Choice(group=TUNING, metavar="A,B,...", read=read_targets, sets="lora_targets",
-        help=f"linear layers with adapters: {', '.join(TARGETS)}, names of modules such as q_proj, attention, mlp, or "
-        "all-linear (default)", means=lambda text: tuple(text.split(",")) if text else (), write=",".join,
-        aliases="lora-target lora-target-modules target-modules")] = None
+        count(0, numbers.MOST_TOKENS), aliases="lora-r lora-dim", sets="lora_rank", group=TUNING)] = 0
+    lora_targets: Annotated[str | None, Choice(group=TUNING, metavar="A,B,...", read=readers.read_targets,
+        sets="lora_targets", help=f"linear layers with adapters: {', '.join(readers.TARGETS)}, names of modules such "
+        "as q_proj, attention, mlp, or all-linear (default)", means=lambda text: tuple(text.split(",")) if text else (),
+        write=",".join, aliases="lora-target lora-target-modules target-modules")] = None
     lora_dropout: Annotated[float, _number("dropout before LoRA adapters (default: 0)", amount, sets="lora_dropout",
         metavar="P", group=TUNING, means=bool, write=lambda drops: "0.1" if drops else "0")] = 0.0
     base_weights: Annotated[str | None, Choice(group=TUNING, values=("nf4", "nf4-single"), sets="base_weights",
@@ -324,7 +292,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     fp8_attention: Annotated[bool | None, _flag("attention multiplies in fp8 if linear layers do",
         "fp8_attention", "fp8-dot-product-attention fp8-dpa")] = None
     bf16_final_layers: Annotated[int | None, _number("number of final layers kept in bf16 when training in fp8 or "
-        "fp4 (default: that of the framework, usually 0)", count(0, MOST_LAYERS), sets="wide_layers",
+        "fp4 (default: that of the framework, usually 0)", count(0, numbers.MOST_LAYERS), sets="wide_layers",
         aliases="wide-layers num-layers-at-end-in-bf16")] = None
     loss: Annotated[str | None, _one_of("kernel of the cross-entropy loss (default: that of the framework)", "loss",
         LossKernel)] = None
@@ -333,7 +301,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         count(0, MICRO_BATCHES.most), sets="deferred_gradients")] = None
     gradients: Annotated[str | None, Choice(group=EXECUTION,
         help="data type in which gradients are accumulated and reduced (default: that of the framework)",
-        read=read_precision, values=("fp32", "bf16", "fp16"),
+        read=readers.read_precision, values=("fp32", "bf16", "fp16"),
         aliases="grad-dtype gradient-dtype grad-reduce-dtype mixed-precision-reduce",
         sets="gradient_dtype", means=DType)] = None
     optimizer: Annotated[str | None, Choice(group=EXECUTION, metavar="NAME[:FORMAT]",
@@ -373,11 +341,11 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         read=positive(parse_count), aliases="max-steps train-steps")] = None
     price: Annotated[float | str | None, Choice(group=TRAINING, metavar="X", several=True,
         help="price per GPU-hour (with --tokens, --samples or --steps), one for each cluster that is compared, or "
-        "auto: from 'stepcast list prices'", read=read_price,
+        "auto: from 'stepcast list prices'", read=numbers.price,
         aliases="cost-per-gpu-hour gpu-price price-per-gpu-hour gpu-hour-price usd-per-gpu-hour")] = None
     currency: Annotated[str, Choice(group=TRAINING, metavar="C",
         help=f"currency of --price, a symbol or a code (default: {DEFAULT_CURRENCY})",
-        read=read_currency)] = DEFAULT_CURRENCY
+        read=numbers.currency)] = DEFAULT_CURRENCY
     # fmt: on
 
     @property
