@@ -5,6 +5,7 @@ import argparse
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.questions.numbers import MOST_SEQUENCES, MOST_TOKENS, count
+from stepcast.questions.question import PredictQuestion
 from stepcast.views.text import visible
 
 
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.output, write_captured(captured))
         found["output"] = args.output
     if args.predict:
-        prediction, asked_facts = predict_program(captured, args)
+        question = PredictQuestion(**{name: getattr(args, name) for name in PREDICTING if name in args.given})
+        prediction, asked_facts = predict_program(captured, question)
         found["prediction"] = {**asked_facts, **prediction.report.facts()}
     if args.json:
         print_json(found)

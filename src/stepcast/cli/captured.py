@@ -2,7 +2,7 @@
 
 import argparse
 
-from stepcast.cli.options import cluster_question, option_of
+from stepcast.cli.options import option_of
 from stepcast.cli.progress import open_source
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
 from stepcast.forecast.options import Engine, Options
@@ -14,6 +14,7 @@ from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
 from stepcast.ir.facts import FactDict
 from stepcast.ir.workload import Workload
+from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import add_background, check_gpu, load_calibration
 
 # Options of predict that apply to a captured program; the file has its computation and its software.
@@ -38,11 +39,11 @@ def read_captured(path: str) -> Captured:
     return document
 
 
-def load_place(args: argparse.Namespace) -> Cluster:
+def load_place(question: PredictQuestion) -> Cluster:
     """Load the cluster of --cluster, or one of the GPUs of --gpu."""
-    if (args.cluster is None) == (args.gpu is None):
+    if (question.cluster is None) == (question.gpu is None):
         raise ValueError("no cluster given: use either --gpu NAME or --cluster NAME")
-    return load_cluster(args.cluster or f"generic:gpu={args.gpu}", getattr(args, "set", []))
+    return load_cluster(str(question.cluster or f"generic:gpu={question.gpu}"), question.set)
 
 
 def check_captured_options(args: argparse.Namespace) -> None:
@@ -54,20 +55,19 @@ def check_captured_options(args: argparse.Namespace) -> None:
         )
 
 
-def predict_program(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, FactDict]:
-    """Return the prediction that *args* ask for, and what was asked."""
+def predict_program(captured: Captured, question: PredictQuestion) -> tuple[Prediction, FactDict]:
+    """Return the prediction that *question* asks for, and what was asked."""
     for name, why in SPLITS.items():
-        if (getattr(args, name, None) or 1) > 1:
+        if getattr(question, name) > 1:
             raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
-    cluster = load_place(args)
-    spread = _read_spread(captured, args, cluster)
+    cluster = load_place(question)
+    spread = _read_spread(captured, question, cluster)
     calibration = None
-    if path := getattr(args, "calibration", None):
-        calibration = load_calibration(path)
-        check_gpu(calibration, path, cluster.gpu.name)
-    if "place" in args.given and cluster.topology.scale_up_nodes == 1:
+    if question.calibration is not None:
+        calibration = load_calibration(str(question.calibration))
+        check_gpu(calibration, str(question.calibration), cluster.gpu.name)
+    if "place" in question.given and cluster.topology.scale_up_nodes == 1:
         raise ValueError("--place has no effect: no rack of this cluster is one NVLink domain of several nodes")
-    question = cluster_question(args)
     options = Options(place=Place(question.place), engine=Engine(question.engine))
     options = add_background(options, question, cluster, spread.layout.gpus)
     prediction = predict_captured(captured, cluster, spread, calibration, options)
@@ -83,13 +83,13 @@ def predict_program(captured: Captured, args: argparse.Namespace) -> tuple[Predi
     return prediction, asked
 
 
-def _read_spread(captured: Captured, args: argparse.Namespace, cluster: Cluster) -> Spread:
+def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster) -> Spread:
     """Return the distribution of the program over the GPUs of *cluster*."""
-    pp, tp = getattr(args, "pp", None) or 1, getattr(args, "tp", None) or 1
+    tp, pp = question.tp, question.pp
     counts = {
-        "--gpus": args.gpus,
-        "--nodes": (getattr(args, "nodes", None) or 0) * cluster.node.gpus,
-        "--dp": (getattr(args, "dp", None) or 0) * tp * pp,
+        "--gpus": question.gpus,
+        "--nodes": (question.nodes or 0) * cluster.node.gpus,
+        "--dp": (question.dp or 0) * tp * pp,
     }
     given = {option: count for option, count in counts.items() if count}
     if len(set(given.values())) > 1:
@@ -98,38 +98,27 @@ def _read_spread(captured: Captured, args: argparse.Namespace, cluster: Cluster)
     gpus = next(iter(given.values()), 1)
     if gpus % (pp * tp):
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
-    dp = gpus // (pp * tp)
-    batch = getattr(args, "global_batch", None)
+    dp, batch = gpus // (pp * tp), question.global_batch
     batches, rest = divmod(batch or captured.batch * dp, captured.batch * dp)
     if rest or not batches:
         raise ValueError(
             f"--global-batch {batch}: the program was captured with a batch of {captured.batch} and runs on "
             f"{dp} replicas; use a multiple of {captured.batch * dp}"
         )
-    sharding = getattr(args, "sharding", None) or "none"
+    sharding, bucket_mb, schedule = question.sharding or "none", question.bucket_mb, question.schedule
     if sharding not in list(CapturedSharding):
         raise ValueError(f"--sharding {sharding}: choose none or fsdp for a captured program")
-    bucket_mb = getattr(args, "bucket_mb", None)
     if bucket_mb is not None and (dp == 1 or sharding == CapturedSharding.FSDP):
         raise ValueError(
             "--bucket-mb has no effect: only DDP reduces gradients in buckets; use more GPUs and no --sharding"
         )
-    schedule = getattr(args, "schedule", None)
-    if schedule is not None and str(schedule) not in SCHEDULES:
+    if schedule is not None and schedule not in SCHEDULES:
         raise ValueError(
             f"--schedule {schedule}: a captured program has one model chunk per stage; choose from "
             f"{', '.join(SCHEDULES)}"
         )
-    return Spread(
-        dp,
-        pp,
-        batches,
-        CapturedSharding(sharding),
-        str(schedule) if schedule else None,
-        tp,
-        getattr(args, "zero_gradients", None) or 0.0,
-        None if bucket_mb is None else round(bucket_mb * 1e6),
-    )
+    bucket_bytes = None if bucket_mb is None else round(bucket_mb * 1e6)
+    return Spread(dp, pp, batches, CapturedSharding(sharding), schedule, tp, question.zero_gradients, bucket_bytes)
 
 
 def captured_facts(captured: Captured) -> FactDict:

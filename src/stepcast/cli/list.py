@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 
+from stepcast.cli.documents import load_lazily
 from stepcast.cli.options import add_options
 from stepcast.cli.pages import show_view
 from stepcast.ir.facts import FactDict
@@ -48,12 +49,6 @@ def _gpus() -> list[FactDict]:
     return [{**facts, "costs": cost_evidence(load_gpu(facts["gpu"]))} for facts in all_gpus()]
 
 
-def _clusters() -> list[FactDict]:
-    from stepcast.hardware.facts import all_clusters
-
-    return all_clusters()
-
-
 def _frameworks() -> list[FactDict]:
     from stepcast.frameworks.catalog import framework_names, load_profile
     from stepcast.frameworks.profile import profile_facts
@@ -95,18 +90,12 @@ def _models() -> list[FactDict]:
     ]
 
 
-def _prices() -> list[FactDict]:
-    from stepcast.questions.prices import list_prices
-
-    return list_prices()
-
-
 LISTED: dict[str, Callable[[], list[FactDict]]] = {
     "formats": _formats,
     "gpus": _gpus,
-    "clusters": _clusters,
+    "clusters": load_lazily("hardware.facts:all_clusters"),
     "models": _models,
     "frameworks": _frameworks,
     "failures": _failures,
-    "prices": _prices,
+    "prices": load_lazily("questions.prices:list_prices"),
 }

@@ -87,7 +87,7 @@ def _run_captured(args: argparse.Namespace) -> int:
     from stepcast.cli.captured import check_captured_options, predict_program, read_captured
 
     check_captured_options(args)
-    prediction, asked = predict_program(read_captured(args.captured), args)
+    prediction, asked = predict_program(read_captured(args.captured), args.question)
     show_prediction(prediction, args, asked)
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 

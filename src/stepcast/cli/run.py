@@ -99,15 +99,16 @@ def _predict(args: argparse.Namespace) -> tuple["Prediction", FactDict]:
 
     document = read_document([args.file], args)
     if isinstance(document, Captured):
-        return predict_program(document, args)
+        return predict_program(document, args.question)
     if not isinstance(document, Workload):
         raise ValueError(f"{args.file}: holds a {type(document).__name__.lower()}, which is no workload")
-    if args.cluster is None and args.gpu is None:
-        args.gpu = "h200"
+    question = args.question
+    if question.cluster is None and question.gpu is None:
+        question = question.change({"gpu": "h200"})
     from stepcast.forecast.options import Options
     from stepcast.forecast.predict import compute_pricer
 
-    cluster = load_place(args)
+    cluster = load_place(question)
     options = Options(gpus=args.gpus)
     prediction = simulate(document, cluster, options, compute_pricer(document, cluster))
     return prediction, {"workload": args.file, "cluster": cluster.name}

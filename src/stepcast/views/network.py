@@ -1,9 +1,8 @@
 """The view of a step's network: use of its links over time, the busiest ones, and what was slowed down."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
@@ -11,21 +10,6 @@ from stepcast.views.asked import asked_pairs
 MOST_LINKS = 10
 # Sharing links costs so much of a step that it is worth a look.
 COSTLY = 0.01
-
-
-class SlowedKind(NamedTuple):
-    """Communication of one kind and group, summed over all stages."""
-
-    operation: str
-    group: str
-    runs: int
-    alone_s: float
-    took_s: float
-    slowest: float
-
-    @property
-    def slowdown(self) -> float:
-        return self.took_s / self.alone_s if self.alone_s > 0 else 1.0
 
 
 def network_view(facts: Facts) -> ui.View:
@@ -61,7 +45,7 @@ def network_view(facts: Facts) -> ui.View:
                 shown=ui.Shown.PAGE,
             ),
             _busiest_links(facts["hottest"], step_s) if tiers else None,
-            _slowed(sum_by_kind(facts["operations"])),
+            _slowed(facts["operations"]),
         ],
         facts,
         asked=asked_pairs(facts),
@@ -162,35 +146,25 @@ def _colour(group: str) -> str:
     return next((kind for kind in ("tp", "cp", "ep", "pp", "dp") if kind in group), "other")
 
 
-def sum_by_kind(operations: Sequence[Facts]) -> list[SlowedKind]:
-    """Return the sums over stages of each kind and group of communication, the most slowed first."""
-    sums: dict[tuple[str, str], SlowedKind] = {}
+def _slowed(operations: Sequence[Facts]) -> ui.Table:
+    """Return each kind and group of communication, summed over stages, the most slowed first."""
+    sums: dict[tuple[str, str], FactDict] = {}
     for row in operations:
         key = row["operation"], row["group"]
-        known = sums.get(key, SlowedKind(*key, 0, 0.0, 0.0, 1.0))
-        sums[key] = SlowedKind(
-            *key,
-            known.runs + row["count"],
-            known.alone_s + row["alone_s"],
-            known.took_s + row["took_s"],
-            max(known.slowest, row["slowest"]),
-        )
-    return sorted(sums.values(), key=lambda kind: kind.alone_s - kind.took_s)
-
-
-def _slowed(kinds: Sequence[SlowedKind]) -> ui.Table:
-    heads = ("communication", "group", "times", "alone", "shared", "slowdown", "worst")
-    rows = [
-        [
-            ui.Cell(kind.operation, kind.operation),
-            ui.Cell(kind.group, kind.group),
-            ui.Cell(f"{kind.runs:,}", kind.runs),
-            ui.Cell(format_seconds(kind.alone_s / kind.runs), kind.alone_s),
-            ui.Cell(format_seconds(kind.took_s / kind.runs), kind.took_s),
-            ui.Cell(f"{kind.slowdown:.2f} x", kind.slowdown),
-            ui.Cell(f"{kind.slowest:.2f} x", kind.slowest),
-        ]
-        for kind in kinds
-    ]
+        total = sums.setdefault(key, {"operation": key[0], "group": key[1], "runs": 0, "slowest": 1.0})
+        total["runs"] += row["count"]
+        for name in ("alone_s", "took_s"):
+            total[name] = total.get(name, 0.0) + row[name]
+        total["slowest"] = max(total["slowest"], row["slowest"])
+    for total in sums.values():
+        total["slowdown"] = total["took_s"] / total["alone_s"] if total["alone_s"] > 0 else 1.0
+    columns: dict[str, ui.Source] = {
+        **ui.columns("communication=operation group times=runs,"),
+        "alone": ("alone_s", lambda row: format_seconds(row["alone_s"] / row["runs"])),
+        "shared": ("took_s", lambda row: format_seconds(row["took_s"] / row["runs"])),
+        "slowdown": ("slowdown", lambda row: f"{row['slowdown']:.2f} x"),
+        "worst": ("slowest", lambda row: f"{row['slowest']:.2f} x"),
+    }
+    rows = sorted(sums.values(), key=lambda row: row["alone_s"] - row["took_s"])
     caption = "Most time lost first; click a column header to sort"
-    return ui.Table("Slowed down by shared links", heads, rows, caption=caption, sortable=True, wide=True)
+    return ui.table_of("Slowed down by shared links", rows, columns, caption=caption, sortable=True, wide=True)

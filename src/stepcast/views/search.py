@@ -42,7 +42,7 @@ def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> ui.Vi
             _ranked(facts),
             ui.FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
             _breakdowns(rows),
-            _trade_off(facts, simulated) if rows else None,
+            _trade_off(facts["front"], rows, simulated, facts["capacity_bytes"]) if rows else None,
             _front(facts) if len(facts["front"]) > 1 else None,
             ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
             ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
@@ -245,36 +245,38 @@ def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
     return ui.Bars("Time breakdown by rank", bars, PART_NAMES, most_s, lead=lead, shown=ui.Shown.PAGE)
 
 
-def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> ui.Scatter:
+def _trade_off(
+    front: Sequence[Facts], rows: Sequence[Facts], simulated: Sequence[CandidateFacts], capacity_bytes: float | None
+) -> ui.Scatter:
     """Return step time against memory: all simulated, the Pareto frontier, and the ranked ones."""
-    front, rows = facts["front"], facts["rows"]
     optimal = {(row["step_s"], row["memory_bytes"]) for row in front}
     others = sorted(simulated, key=lambda row: row["step_s"])[:MOST_DOTS]
     points = [(row["step_s"], row["memory_bytes"]) for row in (*others, *front, *rows)]
     steps = [step_s for step_s, _ in points]
     sizes = [size / GIB for _, size in points]
-    capacity, high_s = facts["capacity_bytes"] / GIB, min(max(steps), 6 * min(steps))
+    high_s = min(max(steps), 6 * min(steps))
     x = ui.Axis(min(steps) * 0.97, high_s * 1.03, format_seconds, "time of a step")
-    y = ui.Axis(0.0, max(capacity, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
+    y = ui.Axis(0.0, max((capacity_bytes or 0.0) / GIB, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
     shown = [row for row in others if row["step_s"] <= high_s]
     near = [row for row in front if row["step_s"] <= high_s]
-    lead = "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
+    marks: list[ui.Dot | ui.Line] = [_dot(row, "other", 3) for row in shown]
+    lead = "Lower left is better. Dots of the table light up with their rows."
+    if capacity_bytes is not None:
+        level = capacity_bytes / GIB
+        marks.insert(0, ui.Line(((x.low, level), (x.high, level)), "capacity"))
+        lead = "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
     if left := len(simulated) - len(shown):
         lead += f" {left:,} slower ones are not shown."
+    marks.append(ui.Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in near), "front"))
+    marks += [_dot(row, "optimizer", 5) for row in near]
+    marks += [
+        _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7) for row in rows
+    ]
     return ui.Scatter(
         PARETO,
         x,
         y,
-        [
-            ui.Line(((x.low, capacity), (x.high, capacity)), "capacity"),
-            *(_dot(row, "other", 3) for row in shown),
-            ui.Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in near), "front"),
-            *(_dot(row, "optimizer", 5) for row in near),
-            *(
-                _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7)
-                for row in rows
-            ),
-        ],
+        marks,
         "Step time against memory of what was simulated",
         legend=(("compute", "ranked below"), ("optimizer", "Pareto-optimal"), ("other", "simulated")),
         key="pareto",
@@ -321,8 +323,7 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         words = nothing_words(counts)
         first, _, rest = words.capitalize().partition(" ")
         return ui.View(words, ui.Headline(first, rest, ("search",)), figures, (), {})
-    step_s, points = best[0]["step_s"], [*best, *front]
-    steps, sizes = [row["step_s"] for row in points], [row["memory_bytes"] / GIB for row in points]
+    step_s, ranked = best[0]["step_s"], [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
     columns: dict[str, ui.Source] = {
         "rank": "rank",
         "GPUs": "gpus,",
@@ -330,35 +331,10 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         "step": "step_s",
         "memory": "memory_bytes",
     }
-    ranked = [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
-    about = (f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
-    return ui.View(
-        f"{format_seconds(step_s)} per step",
-        ui.Headline.of_seconds(step_s, "per step, the best found", about),
-        figures,
-        [
-            ui.table_of(
-                "Strategies",
-                ranked,
-                columns,
-                caption="The best first",
-                sortable=True,
-                ids=range(1, len(ranked) + 1),
-                wide=True,
-            ),
-            ui.Scatter(
-                PARETO,
-                ui.Axis(min(steps) * 0.97, max(steps) * 1.03, format_seconds, "time of a step"),
-                ui.Axis(0.0, max(sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU"),
-                [
-                    ui.Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in front), "front"),
-                    *(_dot(row, "optimizer", 5) for row in front),
-                    *(_dot(row, "compute", 5) for row in best),
-                ],
-                "Step time against memory",
-                wide=True,
-                shown=ui.Shown.PAGE,
-            ),
-        ],
-        {},
+    table = ui.table_of(
+        "Strategies", ranked, columns, caption="The best first", sortable=True, ids=range(1, len(ranked) + 1), wide=True
     )
+    about = (f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
+    headline = ui.Headline.of_seconds(step_s, "per step, the best found", about)
+    parts = [table, _trade_off(front, ranked, (), None)]
+    return ui.View(f"{format_seconds(step_s)} per step", headline, figures, parts, {})
