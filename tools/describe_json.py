@@ -6,10 +6,32 @@
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import msgspec
+
+from stepcast.analyze.gate import GateResult
 from stepcast.results import answers, costs, documents, generation
 
+
+def describe_struct(name: str, struct: type[msgspec.Struct], **more: type) -> type:
+    """Return the JSON of a struct as a typed dictionary, with the keys that its ``facts()`` adds."""
+    hints = {key: _plain_type(hint) for key, hint in get_type_hints(struct).items()}
+    kind = TypedDict(name, {**hints, **more})  # type: ignore[misc]
+    kind.__doc__ = struct.__doc__
+    return kind
+
+
+def _plain_type(hint: Any) -> Any:
+    """Return a type with typed dictionaries in the place of structs."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return describe_struct(hint.__name__, hint)
+    if arguments := tuple(map(_plain_type, get_args(hint))):
+        return Union[arguments] if get_origin(hint) is types.UnionType else get_origin(hint)[arguments]  # noqa: UP007
+    return hint
+
+
+GATE = describe_struct("GateResult", GateResult, failed=bool)
 ANSWERS: Mapping[str, tuple[type, ...]] = {
     "predict, simulate": (answers.StepAnswer,),
     "search": (answers.SearchAnswer,),
@@ -19,7 +41,7 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
     "rl": (generation.RlAnswer, generation.RlSearchAnswer),
     "network": (answers.NetworkAnswer,),
     "compare": (answers.CompareAnswer,),
-    "gate": (answers.GateAnswer,),
+    "gate": (GATE,),
     "op": (costs.OperatorAnswer, costs.OperatorSweepAnswer),
     "collective": (costs.CollectiveAnswer, costs.CollectiveSweepAnswer, costs.SharedCollectiveAnswer),
     "show": (

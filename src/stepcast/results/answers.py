@@ -395,57 +395,6 @@ class CompareAnswer(ComparisonFacts):
     """``compare``: two accounts of a step."""
 
 
-class GatedMeasureFacts(TypedDict):
-    """A measure of a run against its baseline: seconds, or bytes of peak memory; changes and noise are shares."""
-
-    name: str
-    value: float
-    baseline: float
-    change: float
-    noise: float
-    status: str
-    since: int | None
-
-
-class TrendFacts(TypedDict):
-    """A run of a history."""
-
-    run: int
-    label: str
-    step_s: float
-    status: str
-
-
-class ForecastCheckFacts(TypedDict):
-    """The step against a forecast; the error is that of the forecast."""
-
-    step_s: float
-    low_s: float | None
-    high_s: float | None
-    error: float
-    slower: bool
-
-
-class GateAnswer(TypedDict):
-    """``gate``: the verdict on a run (new, passed, suspected, regression, improved) and its measures."""
-
-    name: str
-    status: str
-    verdict: str
-    run: int
-    label: str
-    step_s: float
-    baseline_runs: int
-    baseline_from: int
-    min_change: float
-    since: int | None
-    measures: list[GatedMeasureFacts]
-    trend: list[TrendFacts]
-    forecast: ForecastCheckFacts | None
-    warnings: list[str]
-    failed: bool
-
-
 class KindErrorFacts(TypedDict):
     """Ops of one kind that were run, measured and predicted."""
 
