@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepcast.inputs.kineto.process_groups import dtype_named
-from stepcast.inputs.rows import draft_of
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
@@ -106,11 +105,9 @@ class _SweepTable:
         self._others = 0  # tables that follow
 
     def read(self, lines: Iterable[tuple[int, str]]) -> None:
-        add, is_tagged, width = self.rows.append, self._is_tagged, self._columns.width
-        out_of_place, in_place = self._columns.times
         largest = -1
         for number, line in lines:
-            fields = (_strip_tag(line) if is_tagged else line).split()
+            fields = (_strip_tag(line) if self._is_tagged else line).split()
             if not fields or not fields[0].isdecimal():
                 text = _strip_tag(line)
                 self._others += HEADER.match(text) is not None
@@ -120,20 +117,15 @@ class _SweepTable:
             if self._others:
                 continue
             try:
-                if len(fields) == width and fields[in_place] != "N/A":
-                    row = build_sweep_row(
-                        int(fields[0]), float(fields[out_of_place]) * US, float(fields[in_place]) * US
-                    )
-                else:
-                    fields = self._complete(fields, number)
-                    times_s = [None if fields[i] == "N/A" else float(fields[i]) * US for i in (out_of_place, in_place)]
-                    row = SweepRow(int(fields[0]), times_s[0], times_s[1])
+                fields = self._complete(fields, number)
+                times_s = [None if fields[i] == "N/A" else float(fields[i]) * US for i in self._columns.times]
+                row = SweepRow(int(fields[0]), times_s[0], times_s[1])
             except FormatError:
                 raise
             except ValueError as error:
                 message = f"{error}; expected a size in bytes and times in us"
                 raise FormatError(message, self._source.path, number) from None
-            add(row)
+            self.rows.append(row)
             if row.size_bytes > largest:
                 largest, self._largest = row.size_bytes, fields
         if self._others:
@@ -238,19 +230,3 @@ def _participants(lines: list[str], shape: re.Match[str] | None, warnings: list[
     if len(devices) > 1:
         warnings.append(f"the ranks have different devices: {', '.join(devices)}")
     return len({match[1] for match in listed}), len({match[3] for match in listed}), next(iter(devices))
-
-
-_RowDraft = draft_of(SweepRow)
-
-
-def build_sweep_row(size_bytes: int, out_of_place_s: float, in_place_s: float) -> SweepRow:
-    """Return ``SweepRow(...)`` of numbers read from text, twice as fast."""
-    if not (0.0 <= out_of_place_s < math.inf and 0.0 <= in_place_s < math.inf):
-        return SweepRow(size_bytes, out_of_place_s, in_place_s)  # raises an error
-    row = _RowDraft()
-    row.size_bytes = size_bytes
-    row.out_of_place_s = out_of_place_s
-    row.in_place_s = in_place_s
-    row.__class__ = SweepRow
-    finished: SweepRow = row
-    return finished

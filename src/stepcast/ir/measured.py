@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -180,13 +180,6 @@ class OperatorTime:
         require(0 < self.seconds < float("inf"), f"{self.name}: a time must be above zero")
 
 
-@runtime_checkable
-class Grouped(Protocol):
-    """Operators that are stored by their kinds."""
-
-    def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
     """Operators of one GPU. *matrix_share* says what they are part of: None where each was timed by itself,
@@ -201,16 +194,6 @@ class OperatorTimes:
 
     def __post_init__(self) -> None:
         require(self.matrix_share is None or 0 <= self.matrix_share <= 1, "a share must lie within 0 and 1")
-
-    def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]:
-        """Yield an operator, and the seconds of all of its name and formats; some come in several parts.
-
-        A long table knows its kinds and need not make every operator.
-        """
-        if isinstance(self.operators, Grouped):
-            yield from self.operators.kinds()
-        else:
-            yield from ((one, (one.seconds,)) for one in self.operators)
 
 
 # Printed times of a training job: totals per stage, layer and step, without start times.

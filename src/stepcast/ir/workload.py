@@ -14,7 +14,6 @@ repeated layers are stored once.
 """
 
 import math
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -171,23 +170,6 @@ def label_op(layer: str, op: str) -> str:
         return op
     first, _, rest = op.partition(" ")
     return f"{layer} {rest}" if layer.endswith(f" {first}") else f"{layer} {op}"
-
-
-class LayerTable(Sequence[Layer]):
-    """Layers of a long table, held as columns; they become objects when one is asked for."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def names(self) -> Iterator[str]: ...
-
-    @abstractmethod
-    def recorded_s(self, phase: Phase) -> float:
-        """Return the seconds of all layers; each has one recorded time in every phase."""
-
-    @abstractmethod
-    def messages(self) -> Iterator[tuple[Phase, Op, int]]:
-        """Yield each different op that communicates, and how many layers have it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The facts of documents that ``show`` prints: workloads, timelines, logs, sweeps and models."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -12,7 +11,7 @@ from stepcast.ir.measured import CollectiveSweep, OperatorTimes, RunLog
 from stepcast.ir.model import Model
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
-from stepcast.ir.workload import Layer, LayerTable, Phase, Workload
+from stepcast.ir.workload import Phase, Workload
 
 
 class DocumentFacts(TypedDict):
@@ -220,13 +219,6 @@ def workload_facts(workload: Workload) -> FactDict:
     messages: dict[MessageKey, MessageFacts] = {}
     for stage in workload.stages:
         for layers, count in stage.counted_blocks(workload.micro_batches):
-            if isinstance(layers, LayerTable):
-                for phase in Phase:
-                    compute_s[phase] += layers.recorded_s(phase) * count
-                    computed["recorded"] += len(layers) * count
-                for phase, op, times in layers.messages():
-                    _count_message(messages, op.work, phase, count * times)
-                continue
             for phase, op in ((each, op) for layer in layers for each in Phase for op in layer.ops(each)):
                 if isinstance(op.work, Recorded):
                     compute_s[phase] += op.work.duration_s * count
@@ -254,15 +246,11 @@ def workload_facts(workload: Workload) -> FactDict:
         "communication_bytes": communication_bytes,
         **elements,
         "collectives": list(messages.values()),
-        "body": [{"layers": _layer_names(block.layers), "repeat": block.repeat} for block in blocks],
+        "body": [{"layers": [layer.name for layer in block.layers], "repeat": block.repeat} for block in blocks],
         "prologue": [layer.name for stage in workload.stages for layer in stage.prologue],
         "epilogue": [layer.name for stage in workload.stages for layer in stage.epilogue],
         "notes": {key: value for key, value in workload.notes if key != "lines"},
     }
-
-
-def _layer_names(layers: Sequence[Layer]) -> list[str]:
-    return list(layers.names()) if isinstance(layers, LayerTable) else [layer.name for layer in layers]
 
 
 def _count_message(messages: dict[MessageKey, MessageFacts], work: Work, phase: Phase, count: int) -> None:
@@ -431,10 +419,10 @@ def sweep_facts(sweep: CollectiveSweep) -> SweepFacts:
 def operator_times_facts(measured: OperatorTimes) -> OperatorTimesFacts:
     """Return counts and ranges by operator and number format."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for operator, seconds in measured.kinds():
+    for operator in measured.operators:
         work = operator.works[0]
         dtype = "" if isinstance(work, Recorded) else str(work.dtype)
-        groups.setdefault((operator.name, dtype), []).extend(seconds)
+        groups.setdefault((operator.name, dtype), []).append(operator.seconds)
     return {
         "kind": "operator times",
         "device": measured.device or None,
