@@ -5,9 +5,9 @@ Formats: rocm.docs.amd.com, rocprofv3, kernel trace; opentelemetry-proto, trace/
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-
 import msgspec
 
+from stepcast.inputs.chakra.protobuf import fields
 from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
 from stepcast.inputs.rows import csv_rows
 from stepcast.inputs.source import FormatError, Source
@@ -53,7 +53,7 @@ def read_rocprof(source: Source) -> Timeline:
 
 # ---- OpenTelemetry --------------------------------------------------------------------------------------------
 
-Attributes = Mapping[str, Any]
+Attributes = Mapping[str, object]
 Spans = Iterator[tuple[Attributes, str, int, int]]  # attributes of resource and span, name, start and end in ns
 
 
@@ -97,59 +97,32 @@ def _json_spans(data: bytes) -> Spans:
                     yield {**shared, **_attributes(span)}, str(span.get("name", "")), start, end
 
 
-def _attributes(owner: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(owner: Mapping[str, Any]) -> dict[str, object]:
     pairs = owner.get("attributes", ())
     return {str(pair["key"]): next(iter(pair.get("value", {}).values()), None) for pair in pairs}
 
 
 def _protobuf_spans(data: bytes) -> Spans:
-    for _, resource in _fields(data, 1):
-        shared: dict[str, Any] = {}
-        for _, owner in _fields(resource, 1):
-            shared |= dict(_pair(pair) for _, pair in _fields(owner, 1))
-        for _, scope in _fields(resource, 2):
-            for _, span in _fields(scope, 2):
-                fields = dict(_fields(span, 5, 7, 8))
-                own = dict(_pair(pair) for _, pair in _fields(span, 9))
-                start, end = (int.from_bytes(fields[number], "little") for number in (7, 8))
-                yield {**shared, **own}, fields.get(5, b"").decode(errors="replace"), start, end
+    for resource in _inner(data, 1):
+        shared = dict(_pair(pair) for owner in _inner(resource, 1) for pair in _inner(owner, 1))
+        for scope in _inner(resource, 2):
+            for span in _inner(scope, 2):
+                # Times are fixed64: eight bytes.
+                start, end = (int.from_bytes(next(_inner(span, number), b""), "little") for number in (7, 8))
+                own = dict(_pair(pair) for pair in _inner(span, 9))
+                name = next(_inner(span, 5), b"").decode(errors="replace")
+                yield {**shared, **own}, name, start, end
 
 
-def _pair(data: bytes) -> tuple[str, Any]:
+def _pair(data: bytes) -> tuple[str, object]:
     """Return a KeyValue: text and whole numbers; other values are None."""
-    fields = dict(_fields(data, 1, 2))
-    value: Any = None
-    for number, content in _fields(fields.get(2, b""), 1, 3):
-        value = content.decode(errors="replace") if number == 1 else int.from_bytes(content, "little")
-    return fields.get(1, b"").decode(errors="replace"), value
+    value: object = None
+    for number, _, content in fields(next(_inner(data, 2), b"")):
+        if number in (1, 3):
+            value = content.decode(errors="replace") if isinstance(content, bytes) else content
+    return next(_inner(data, 1), b"").decode(errors="replace"), value
 
 
-def _fields(data: bytes, *wanted: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the fields of a message with one of the *wanted* numbers; varints as their little-endian bytes."""
-    place = 0
-    while place < len(data):
-        tag, place = _varint(data, place)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, place = _varint(data, place)
-            content = value.to_bytes(10, "little")
-        else:
-            size = {1: 8, 5: 4}.get(kind)
-            if kind == 2:
-                size, place = _varint(data, place)
-            if size is None or place + size > len(data):
-                raise ValueError(f"field {number} is cut off or of an unknown kind")
-            content, place = data[place : place + size], place + size
-        if number in wanted:
-            yield number, content
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-    raise ValueError("a number has more than ten bytes")
+def _inner(data: bytes, wanted: int) -> Iterator[bytes]:
+    """Yield the messages, texts or fixed numbers in the field *wanted*."""
+    return (content for number, _, content in fields(data) if number == wanted and isinstance(content, bytes))
