@@ -5,6 +5,7 @@ Formats: rocm.docs.amd.com, rocprofv3, kernel trace; opentelemetry-proto, trace/
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
 import msgspec
 
 from stepcast.inputs.chakra.protobuf import fields
