@@ -3,6 +3,10 @@
 The host issues work in the order of the trace, with its own time between two calls; where it synchronises it waits for
 the GPU. A kernel starts once it was issued, its stream is free, and the kernel of another stream has ended that it
 waited for in the trace. Ranks are replayed one by one: collectives take as long as in the trace, waits included.
+
+Constants of the host are shares of the median launch call in the trace, which says how fast its CPU is. They and the
+gap in graphs come from four eager and compiled training steps on an H200 (PyTorch 2.11); docs/kineto-analysis.md
+compares the predictions of other steps with measured ones.
 """
 
 import re
@@ -21,10 +25,14 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 from stepcast.units import format_seconds
 
+GRAPH_GAP_S = 0.35e-6  # between two kernels of a CUDA graph
+EVENT_CALLS = 0.45  # what the profiler adds to the host for each event it records
+LAUNCH_CALLS, PARAMETER_CALLS = 2.7, 7.0  # of a compiled step: for each kernel it launches, each gradient it returns
+OPTIMIZER, GRADIENT = "Optimizer.", "torch::autograd::AccumulateGrad"  # PyTorch's marks; the optimizer stays eager
 SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
 KNOWN = (
-    "compile=elementwise, host=graphs (or 0.5x as long), collective.tp=2x (bandwidth; or collective=2x for all), "
-    "kernel:NAME=0.5x, class.matmul=0.8x"
+    "compile=elementwise, host=graphs (or unprofiled, or 0.5x as long), collective.tp=2x (bandwidth; or collective=2x "
+    "for all), kernel:NAME=0.5x, class.matmul=0.8x"
 )
 
 
@@ -36,6 +44,7 @@ class KinetoReplay(AnalysisResult, frozen=True, kw_only=True):
     changes: list[str]
     measured_step_s: float
     replayed_step_s: float
+    unprofiled_step_s: float  # replayed without the time that the profiler added to the host
     error: float  # of the replay
     step_s: float
     low_s: float  # compiled: the least that it may take
@@ -59,16 +68,24 @@ class RankScript:
     call: IntArray  # the call that launched each row
     waits_for: IntArray  # the row of another stream; NONE
     gap_s: FloatArray  # between what it waited for and its start
-    queued_gap_s: float  # of kernels that were issued before their stream was free
     names: tuple[str, ...]  # of rows
     groups: tuple[str, ...]  # of communication; empty for other rows
     work_s: FloatArray  # of the host before each call
     call_s: FloatArray
     waits: BoolArray  # calls that wait for the device
+    events: IntArray  # that the profiler recorded for each call and before it
+    optimizer_s: FloatArray  # from the beginning of the optimizer to the call; 0 for calls of others
+    usual_call_s: float
+    gradients: int  # of parameters, in all steps
     lag_s: float  # from a call to the earliest start of its work
 
     def changed(self, **columns: Any) -> "RankScript":
         return RankScript(**{**{name: getattr(self, name) for name in self.__dataclass_fields__}, **columns})
+
+    def without_profiler(self) -> "RankScript":
+        """Return the script with the host as fast as it is when nobody records its events."""
+        work_s = self.work_s - EVENT_CALLS * self.usual_call_s * self.events
+        return self.changed(work_s=np.maximum(work_s, 0.0))
 
     def play(self, graphs: bool = False) -> float:
         """Return when the last row ends, counted from the start of the window."""
@@ -118,6 +135,16 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
     # A launch that is much longer than usual waited for room in the queue.
     usual_s = float(np.median(call_s[~waits])) if (~waits).any() else 0.0
     own_call_s = np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s))
+    host = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST))
+    events = np.searchsorted(np.sort(timeline.start_s[host]) - start_s, call_start_s, side="right")
+    marks = host[np.array([name.startswith(OPTIMIZER) for name in timeline.names])[timeline.name_of[host]]]
+    marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
+    mark = np.searchsorted(timeline.start_s[marks] - start_s, call_start_s, side="right") - 1
+    # The last entry is for calls before any mark.
+    mark_start_s, mark_end_s = (
+        np.append(times[marks] - start_s, -np.inf) for times in (timeline.start_s, timeline.end_s)
+    )
+    in_optimizer = call_start_s < mark_end_s[mark]
     before_s = np.concatenate([[min(0.0, float(call_start_s[0]))], (call_start_s + call_s)[:-1]])
     work_s = np.maximum(call_start_s - before_s, 0.0)
     begin_s, end_s = timeline.start_s[rows] - start_s, timeline.end_s[rows] - start_s
@@ -125,7 +152,7 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
     lags_s = begin_s - issued_s
     lag_s = float(lags_s[lags_s > 0].min()) if (lags_s > 0).any() else 0.0
     stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
-    waits_for, gap_s, queued_gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
+    waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
     works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
     is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
     groups = tuple(
@@ -142,20 +169,23 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
         call=order_of[lanes.calls[rows]],
         waits_for=waits_for,
         gap_s=gap_s,
-        queued_gap_s=queued_gap_s,
         names=tuple(timeline.names[name] for name in timeline.name_of[rows].tolist()),
         groups=groups,
         work_s=work_s,
         call_s=own_call_s,
         waits=waits,
+        events=np.diff(events, prepend=0),
+        optimizer_s=np.where(in_optimizer, call_start_s - mark_start_s[mark], 0.0),
+        usual_call_s=usual_s,
+        gradients=sum(timeline.names[name] == GRADIENT for name in timeline.name_of[host].tolist()),
         lag_s=lag_s,
     )
 
 
 def _dependencies(
     begin_s: FloatArray, end_s: FloatArray, stream: IntArray, ready_s: FloatArray
-) -> tuple[IntArray, FloatArray, float]:
-    """Return the row of another stream that each row waited for, the rest of its wait, and that of queued kernels.
+) -> tuple[IntArray, FloatArray]:
+    """Return the row of another stream that each row waited for, and the rest of its wait.
 
     A row that starts later than its launch and its stream allow waits for the last one that ended before it elsewhere.
     """
@@ -166,8 +196,6 @@ def _dependencies(
         mine = np.flatnonzero(stream == number)
         free_s[mine[1:]] = np.maximum.accumulate(end_s[mine])[:-1]
     gap_s = np.maximum(begin_s - np.maximum(free_s, ready_s), 0.0)
-    queued = (free_s > ready_s) & (gap_s < QUEUE_GAP_S)
-    queued_gap_s = float(np.median(gap_s[queued])) if queued.any() else 0.0
     by_end = np.argsort(end_s, kind="stable")
     for row in np.flatnonzero(gap_s > QUEUE_GAP_S).tolist():
         place = int(np.searchsorted(end_s[by_end], begin_s[row], side="right")) - 1
@@ -176,33 +204,41 @@ def _dependencies(
                 waits_for[row] = index
                 gap_s[row] = begin_s[row] - end_s[index]
                 break
-    return waits_for, gap_s, queued_gap_s
+    return waits_for, gap_s
 
 
-def fusible_runs(names: Sequence[str], stream: IntArray) -> list[IntArray]:
-    """Return the rows of each run of fusible kernels between other kernels of a stream."""
-    known = {name: is_fusible(name) for name in set(names)}
-    can_fuse = np.array([known[name] for name in names], dtype=bool)
+def _fusible_runs(script: RankScript) -> list[IntArray]:
+    """Return the rows of each run of fusible kernels of a stream; memory sets between them do not end it."""
+    known = {name: is_fusible(name) for name in set(script.names)}
+    can_fuse = np.array([known[name] for name in script.names], dtype=bool) & (script.optimizer_s[script.call] == 0)
+    is_set = np.array([name.startswith("Memset") for name in script.names], dtype=bool)
     runs: list[IntArray] = []
-    for number in np.unique(stream).tolist():
-        rows = np.flatnonzero(stream == number).astype(np.int64)
+    for number in np.unique(script.stream).tolist():
+        rows = np.flatnonzero((script.stream == number) & ~is_set).astype(np.int64)
         edges = np.flatnonzero(np.diff(can_fuse[rows].astype(np.int8)))
         runs += [run for run in np.split(rows, edges + 1) if len(run) > 1 and can_fuse[run[0]]]
     return runs
 
 
 def _compile(script: RankScript, share: float) -> RankScript:
-    """Fuse runs of kernels; a fused kernel takes *share* of the longest of its run, and one launch."""
+    """Fuse runs of kernels; a fused kernel takes *share* of the longest of its run, and one launch.
+
+    The host of a compiled step launches what is left from generated code; the optimizer stays as it is.
+    """
     duration_s, gap_s = script.duration_s.copy(), script.gap_s.copy()
-    work_s, call_s = script.work_s.copy(), script.call_s.copy()
-    counts = np.bincount(script.call, minlength=len(work_s))
-    for run in fusible_runs(script.names, script.stream):
-        longest_s = float(duration_s[run].max())
+    counts = np.bincount(script.call, minlength=len(script.work_s))
+    in_optimizer = script.optimizer_s > 0
+    launches = ~in_optimizer & ~script.waits
+    for run in _fusible_runs(script):
+        duration_s[run[0]] = share * float(duration_s[run].max())
         rest = run[1:]
-        duration_s[run[0]] = share * longest_s
         duration_s[rest] = gap_s[rest] = 0.0
-        single = script.call[rest][counts[script.call[rest]] == 1]
-        work_s[single] = call_s[single] = 0.0
+        launches[script.call[rest][counts[script.call[rest]] == 1]] = False
+    script = script.without_profiler()
+    gradient_calls = PARAMETER_CALLS * script.gradients / max(int(launches.sum()), 1)
+    launch_s = np.where(launches, (LAUNCH_CALLS + gradient_calls) * script.usual_call_s, 0.0)
+    work_s = np.where(in_optimizer, np.minimum(script.work_s, script.optimizer_s), launch_s)
+    call_s = np.where(in_optimizer, script.call_s, 0.0)
     return script.changed(duration_s=duration_s, gap_s=gap_s, work_s=work_s, call_s=call_s)
 
 
@@ -218,18 +254,21 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     for script in scripts:
         changed_s = _apply(script, pairs)
         per_step = {"measured_s": script.measured_s, "replayed_s": script.play(), "changed_s": changed_s}
+        per_step["unprofiled_s"] = script.without_profiler().play()
         per_step["low_s"] = _apply(script, pairs, 0.5, True) if "compile" in dict(pairs) else changed_s
         ranks.append({"rank": script.rank, **{name: value / script.steps for name, value in per_step.items()}})
     slowest = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
     measured_s, replayed_s, changed_s = (slowest[name] for name in ("measured_s", "replayed_s", "changed_s"))
+    # A host without a profiler is compared with one.
+    before_s = slowest["unprofiled_s"] if {"compile", "host"} & dict(pairs).keys() else replayed_s
     warnings = [*timeline.warnings]
     if abs(replayed_s / measured_s - 1) > 0.05:
         warnings.append(f"the replay without changes takes {format_seconds(replayed_s)}: more than 5 % off")
     bound = max(script.play() - script.play(graphs=True) for script in scripts) / max(replayed_s, 1e-12)
     if changes and bound > LAUNCH_BOUND:
         warnings.append(
-            "launch-bound: the times of the host include the profiler's own overhead, so a change that leaves launches "
-            "to the host saves more than this, and an unprofiled step is shorter"
+            "launch-bound: without the profiler, which slows the host down, the step takes about "
+            f"{format_seconds(slowest['unprofiled_s'])}"
         )
     return KinetoReplay(
         kind="kineto replay",
@@ -237,11 +276,12 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
         changes=list(changes),
         measured_step_s=measured_s,
         replayed_step_s=replayed_s,
+        unprofiled_step_s=slowest["unprofiled_s"],
         error=replayed_s / measured_s - 1,
         step_s=changed_s,
         low_s=slowest["low_s"],
-        speedup=replayed_s / changed_s if changed_s else 1.0,
-        change_s=changed_s - replayed_s,
+        speedup=before_s / changed_s if changed_s else 1.0,
+        change_s=changed_s - before_s,
         ranks=ranks,
         assumptions=[text for text in assumptions if text],
         warnings=warnings,
@@ -255,7 +295,9 @@ def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 
             script = _compile(script, share)
         elif key == "host" and value == "graphs":
             graphs = True
-            script = script.changed(gap_s=np.minimum(script.gap_s, script.queued_gap_s))
+            script = script.changed(gap_s=np.minimum(script.gap_s, GRAPH_GAP_S))
+        elif key == "host" and value == "unprofiled":
+            script = script.without_profiler()
         elif key == "host":
             factor = parse_factor(key, value)
             script = script.changed(work_s=script.work_s * factor, call_s=script.call_s * factor)
@@ -288,8 +330,9 @@ def _assumption(key: str, value: str) -> str:
         if value != "elementwise":
             raise WhatIfError(f"compile must be elementwise, not {value!r}")
         return (
-            "compile: a run of element-wise, norm and loss kernels becomes one kernel as long as its longest, and the "
-            "other launches keep the time of their host; the least is half of it, with a host that never holds it up"
+            "compile: a run of element-wise, norm and loss kernels becomes one kernel as long as its longest; the host "
+            f"needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, without "
+            "the profiler; the optimizer stays eager; the least is half of that kernel, with a host that never delays"
         )
     if key == "host":
         return "graphs: the host issues everything at once, synchronisation vanishes" if value == "graphs" else ""
