@@ -328,8 +328,11 @@ def _advise(
 
 
 def is_fusible(name: str) -> bool:
-    """Return True for kernels that torch.compile fuses with their neighbours; those of Triton are fused already."""
-    return kernel_class(name) in FUSIBLE and not name.startswith("triton")
+    """Return True for kernels that torch.compile fuses with their neighbours; those of Triton are fused already.
+
+    The gradients of embeddings, which eager code sorts, become additions in such a kernel too.
+    """
+    return kernel_class(name) in (*FUSIBLE, EMBEDDING) and not name.startswith("triton")
 
 
 def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
