@@ -3,7 +3,7 @@
 Read are the opcodes that PyTorch's flight recorder and ``pickle.dumps`` (protocols 2 to 5) write for dictionaries,
 lists, tuples, text, integers of 64 bits, floats, booleans and None. Any other opcode is refused, so nothing can be
 imported or called. Keys are text or integers. The result is walked once, where values that are referred to again
-count each time: few bytes cannot stand for much, and no value contains itself.
+count each time: a few bytes cannot expand into many values, and no value contains itself.
 """
 
 import struct
@@ -127,7 +127,7 @@ class _PickleReader:
 
 
 def _count_values(value: object, counted: int, depth: int) -> int:
-    """Return *counted* with all that *value* stands for; raise an error beyond the limits."""
+    """Return *counted* plus the number of values inside *value*; raise an error beyond the limits."""
     if depth > MOST_DEEP:
         raise FormatError("is nested too deeply")
     counted += 1 + (len(value) // CHARACTERS_OF_A_VALUE if isinstance(value, str) else 0)
