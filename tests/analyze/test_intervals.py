@@ -41,13 +41,10 @@ def test_two_sets(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> N
     assert points_of(a.union(b)) == in_a | in_b
     assert points_of(a.intersection(b)) == in_a & in_b
     assert points_of(a.without(b)) == in_a - in_b
-    assert a.covered_s(b.start_s, b.end_s).sum() == len(in_a & in_b)
 
 
 @given(SPANS, st.integers(0, 50), st.integers(0, 50))
-def test_gaps_and_coverage(spans: list[tuple[int, int]], start: int, length: int) -> None:
+def test_gaps(spans: list[tuple[int, int]], start: int, length: int) -> None:
     union, points = made(spans)
     window = set(range(start, start + length))
     assert points_of(union.gaps(start, start + length)) == window - points
-    covered = union.covered_s(np.array([float(start)]), np.array([float(start + length)]))
-    assert covered.tolist() == [len(window & points)]

@@ -354,12 +354,6 @@ class _ReplicaBuilder:
         number = self.table.number(("gradients", stage, tensor), lambda: meeting)
         return Join(TimePart.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
 
-    def _gradient_bytes(self, stage: int) -> int:
-        known = self.old.facts.get("gradient_bytes")
-        if not isinstance(known, dict) or stage not in known:
-            raise ValueError(f"the size of the gradients of stage {stage} is not known")
-        return int(known[stage])
-
 
 class _MeanMessages:
     """Mean messages: the transfer between two stages, and the time of a rank before and after it."""

@@ -28,22 +28,6 @@ class Intervals:
     def durations_s(self) -> FloatArray:
         return self.end_s - self.start_s
 
-    def before(self, times_s: FloatArray) -> FloatArray:
-        """Return how much of the set is before each time."""
-        if not len(self):
-            return np.zeros_like(times_s)
-        done = np.concatenate([[0.0], np.cumsum(self.durations_s)])
-        count = np.searchsorted(self.start_s, times_s, side="right")
-        last = np.maximum(count, 1) - 1
-        inside = np.minimum(times_s, self.end_s[last]) - self.start_s[last]
-        earlier: FloatArray = np.where(count > 0, done[last] + inside, 0.0)
-        return earlier
-
-    def covered_s(self, start_s: FloatArray, end_s: FloatArray) -> FloatArray:
-        """Return how much of the set is in each of the given intervals, which may overlap each other."""
-        covered: FloatArray = np.maximum(self.before(end_s) - self.before(start_s), 0.0)
-        return covered
-
     def union(self, other: "Intervals") -> "Intervals":
         return union_of(np.concatenate([self.start_s, other.start_s]), np.concatenate([self.end_s, other.end_s]))
 

@@ -84,9 +84,6 @@ def gpu_change(measured: str | None, other: str, dtype: str) -> GpuChange:
     )
 
 
-Apply = Callable[[Recording, str, str, Surroundings], Recording]
-
-
 def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundings | None = None) -> Recording:
     """Apply every ``K=V`` text to *recording*, in an order that gives each what it needs."""
     around = around or Surroundings()
@@ -98,10 +95,7 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
     for key, value in pairs:
         if key in ("micro-batches", "schedule", "dp") or key.startswith("bandwidth."):
             continue
-        apply = next((apply for pattern, apply in CHANGES.items() if re.fullmatch(pattern, key)), None)
-        if apply is None:
-            raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
-        recording = apply(recording, key, value, around)
+        recording = _apply_one(recording, key, value, around)
     if "dp" in values:
         recording = change_replicas(recording, _parse_count("dp", values["dp"]), around.all_reduce_s)
     if "micro-batches" in values or "schedule" in values:
@@ -135,23 +129,24 @@ def parse_factor(key: str, text: str) -> float:
     return float(match[1])
 
 
-def _change_rank(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
-    rank = int(key.split(".")[1])
-    if value == "healthy":
-        slow = find_stragglers(recording, rank_parts(measured(recording)))
-        return heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
-    return assuming(
-        scale_rank(recording, rank, parse_factor(key, value)), f"all work of rank {rank} takes {value} as long"
-    )
-
-
-def _change_stage_layers(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
-    if not re.fullmatch(r"[+-][0-9]{1,4}", value):
-        raise WhatIfError(f"{key} must be a change such as -1 or +2, not {value!r}")
-    return change_layers(recording, int(key.split(".")[1]), int(value))
-
-
-def _change_gpu(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
+def _apply_one(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
+    """Apply a change of a rank, a stage, the GPU or its computation."""
+    if match := re.fullmatch(r"rank\.([0-9]{1,7})", key):
+        rank = int(match[1])
+        if value == "healthy":
+            slow = find_stragglers(recording, rank_parts(measured(recording)))
+            return heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
+        slower = scale_rank(recording, rank, parse_factor(key, value))
+        return assuming(slower, f"all work of rank {rank} takes {value} as long")
+    if match := re.fullmatch(r"stage\.([0-9]{1,5})\.layers", key):
+        if not re.fullmatch(r"[+-][0-9]{1,4}", value):
+            raise WhatIfError(f"{key} must be a change such as -1 or +2, not {value!r}")
+        return change_layers(recording, int(match[1]), int(value))
+    if key == "compute":
+        changed = scale_compute(recording, parse_factor(key, value), 1.0)
+        return assuming(changed, f"forward and backward take {value} as long")
+    if key != "gpu":
+        raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
     if around.gpu is None:
         raise WhatIfError("gpu= scales by the GPU that ran, which a trace does not name; name it with --gpu")
     change = around.gpu(value)
@@ -160,19 +155,6 @@ def _change_gpu(recording: Recording, key: str, value: str, around: Surroundings
         f"{change.name}: forward and backward take {change.compute:.3g} and memory-bound work "
         f"{change.memory:.3g} of the time, by the published peaks; communication stays as it was",
     )
-
-
-def _change_compute(recording: Recording, key: str, value: str, around: Surroundings) -> Recording:
-    factor = parse_factor(key, value)
-    return assuming(scale_compute(recording, factor, 1.0), f"forward and backward take {value} as long")
-
-
-CHANGES: Mapping[str, Apply] = {
-    r"rank\.[0-9]{1,7}": _change_rank,
-    r"stage\.[0-9]{1,5}\.layers": _change_stage_layers,
-    r"gpu": _change_gpu,
-    r"compute": _change_compute,
-}
 
 
 def _parse_group(key: str) -> str:

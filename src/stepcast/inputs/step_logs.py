@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -319,42 +318,27 @@ def read_lines(source: Source, program: str) -> StepLog:
     return StepLog(tuple(steps), source.path, program, max(filter(None, peaks), default=None), facts)
 
 
-def looks_like_megatron(head: str) -> bool:
-    return bool(ITERATION.search(head)) and "elapsed time per iteration" in head
+# Variant of the format -> program, a pattern and words that the beginning of its log has.
+PROGRAMS: Mapping[str, tuple[str, re.Pattern[str], tuple[str, ...]]] = {
+    "megatron": ("Megatron-LM", ITERATION, ("elapsed time per iteration",)),
+    "torchtitan": ("torchtitan", STEP, ("tps:", "memory:")),
+    "nemo": ("NeMo", NEMO, ("train_step_timing in s",)),
+    "deepspeed": ("DeepSpeed", DEEPSPEED, ()),
+    "trainer": ("Trainer", BAR, ("'loss':",)),
+    "verl": ("verl", VERL, ("timing_s/",)),
+    "nemo_rl": ("NeMo RL", NEMO_RL_STEP, ("Total step time: ",)),
+}
 
 
-def looks_like_torchtitan(head: str) -> bool:
+def looks_like(head: str, variant: str) -> bool:
+    _, pattern, words = PROGRAMS[variant]
     plain = COLOUR.sub("", head)
-    return bool(STEP.search(plain)) and "tps:" in plain and "memory:" in plain
+    return pattern.search(plain) is not None and all(word in plain for word in words)
 
 
-def looks_like_nemo(head: str) -> bool:
-    return bool(NEMO.search(head)) and "train_step_timing in s" in head
-
-
-def looks_like_deepspeed(head: str) -> bool:
-    return bool(DEEPSPEED.search(head))
-
-
-def looks_like_trainer(head: str) -> bool:
-    return bool(BAR.search(head)) and "'loss':" in head
-
-
-def looks_like_verl(head: str) -> bool:
-    return bool(VERL.search(head)) and "timing_s/" in head
-
-
-def looks_like_nemo_rl(head: str) -> bool:
-    return bool(NEMO_RL_STEP.search(head) and NEMO_RL_TIME.search(head))
-
-
-read_verl = partial(read_lines, program="verl")
-read_nemo_rl = partial(read_lines, program="NeMo RL")
-read_megatron = partial(read_lines, program="Megatron-LM")
-read_torchtitan = partial(read_lines, program="torchtitan")
-read_nemo = partial(read_lines, program="NeMo")
-read_deepspeed = partial(read_lines, program="DeepSpeed")
-read_trainer = partial(read_lines, program="Trainer")
+def read(source: Source, variant: str) -> StepLog:
+    """Return the steps of a finished log of one of PROGRAMS."""
+    return read_lines(source, PROGRAMS[variant][0])
 
 
 # MLPerf Training: lines of ``:::MLLOG`` and a JSON object (mlcommons/logging).

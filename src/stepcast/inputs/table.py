@@ -2,14 +2,15 @@
 
 A reader module has two functions: ``looks_like(head)`` says whether a file that begins so is of its format, and
 ``read(source)`` (or ``read_run(sources)``, where several files make one run) returns what it holds. In a module
-of several formats their names end with the format's variant: ``read_slurm``. Modules are imported only when
-needed.
+of several formats their names end with the format's variant, ``read_slurm``, or they take it. Modules are imported
+only when needed.
 """
 
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -37,8 +38,9 @@ class Format:
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a function of the reader: ``looks_like``, ``read`` or ``read_run``."""
-        reader: Callable[..., Any] = getattr(self.load(), f"{name}_{self.variant}" if self.variant else name)
-        return reader
+        module = self.load()
+        reader: Callable[..., Any] | None = getattr(module, f"{name}_{self.variant}" if self.variant else name, None)
+        return reader or partial(getattr(module, name), variant=self.variant)
 
     def matches(self, source: Source) -> bool:
         return bool(self.function("looks_like")(source.head_bytes if self.binary else source.head))
