@@ -220,3 +220,10 @@ def test_a_config_states_the_group_limit(tmp_path: Path) -> None:
         experts = load_model(str(path)).experts
         assert experts is not None
         assert (experts.groups, experts.top_groups) == expected
+
+
+def test_no_network_beyond_the_measured_ones_is_taken_as_faster() -> None:
+    """Libraries were measured on 400 Gb/s for each GPU; NICs of 800 are taken to exchange as fast between nodes."""
+    routing = Routing(8, 256, token_bytes=14336)
+    slow, fast = (exchange_s(name, 64, routing) for name in ("dgx-b200", "dgx-b300"))
+    assert fast == pytest.approx(slow, rel=0.02)

@@ -11,6 +11,7 @@ import stepcast
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import Load
+from stepcast.frameworks.catalog import load_framework
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.layout import Layout
@@ -72,3 +73,27 @@ def test_products_take_as_long_one_by_one_as_in_one_kernel(way: str) -> None:
     ]
     assert len(errors) == 4
     assert max(abs(error) for error in errors) < 0.14
+
+
+def test_an_expert_by_itself_costs_more_on_blackwell() -> None:
+    """Share of 2,250 TFLOP/s of Transformer Engine's grouped products on a B200 (SimuMax, configs/system)."""
+    rows = {(160, 154, 3072, 5120): 0.2018, (160, 154, 5120, 1536): 0.1180, (256, 128, 7168, 2048): 0.1833}
+    rows |= {(80, 308, 3072, 5120): 0.3607, (80, 308, 5120, 1536): 0.2349, (40, 616, 5120, 1536): 0.3258}
+    errors: dict[bool, list[float]] = {False: [], True: []}
+    for (groups, each, n, k), share in rows.items():
+        for separate, found in errors.items():
+            work = GroupedMatmul(groups * each, n, k, groups, separate=separate)
+            price = compute_price(work, load_gpu("b200"), default_fit(), Load(math.inf, 0.0, wanted=0.0))
+            found.append(price.seconds / (work.flops / (share * 2250e12)) - 1)
+    assert mean(errors[False]) < -0.25
+    assert mean(abs(error) for error in errors[True]) < 0.2
+
+
+def test_only_transformer_engine_has_a_kernel_for_each_expert() -> None:
+    def separate(framework: str) -> set[bool]:
+        workload = generate(load_model("mixtral-8x7b"), Strategy(Layout(), 1, 2, 4096), load_framework(framework))
+        ops = (op for layer in workload.stages[0].body_layers() for op in layer.all_ops)
+        return {op.work.separate for op in ops if isinstance(op.work, GroupedMatmul)}
+
+    assert separate("megatron-core") == {True}
+    assert separate("torchtitan") == {False}

@@ -23,6 +23,10 @@ from stepcast.ir.work import Attention
 
 QUERY_TILE = 128
 DEFAULT_HEAD = 192  # wider heads run in kernels of other tiles
+# Backward of heads wider than 128 on Blackwell, those of latent attention, which no tile holds at once: cuDNN on a B200
+# takes 1.38 times as long for queries of 192 and values of 128 as for heads of 128, over the operations of each (32, 64
+# and 128 heads of 4,096 tokens; SimuMax, configs/system/b200_bf16_ceperm.json).
+LATENT_BACKWARD = 1.35
 # Share of the peak that the best published product of an H200, on which attention was fitted, reaches.
 BEST_SHARE = 794.5 / 989.4
 
@@ -68,6 +72,8 @@ def attention_seconds(
         own = replace(own, flops_per_score=own.flops_per_score * wider)
     seconds = attention_s(sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), own)
     seconds = seconds * np.where(np.asarray(head_dim) > DEFAULT_HEAD, own.wide, 1.0)
+    if backward and gpu.architecture.startswith("blackwell"):
+        seconds = seconds * np.where(np.asarray(head_dim) > QUERY_TILE, LATENT_BACKWARD, 1.0)
     if load.busy_s > 0:
         seconds = seconds * own.in_step
     if not fit.measured("attention", gpu.architecture):

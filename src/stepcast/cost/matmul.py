@@ -32,12 +32,18 @@ MOST_PRODUCTS = 65536  # remembered for each GPU
 
 
 Product = Matmul | GroupedMatmul
+# Additional seconds of each expert whose product is a kernel of its own, which ends with idle multiprocessors. B200:
+# 40 products of 20 to 256 experts of Transformer Engine that SimuMax measured (configs/system/b200_bf16_ceperm.json),
+# 2.4 us on top of 1.18 times the price; 2.9 and 0.3 where either model is left out. H200: none beyond the price within
+# 14 % (data/h200/experts.csv, products on 4 streams).
+SEPARATE_S = {"blackwell": 2.4e-6}
 
 
 def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     seconds = _add_load(products_of(gpu, fit).seconds(work), work.flops, work.dtype, gpu, fit, load)
     if isinstance(work, GroupedMatmul):
-        seconds = seconds + fit.grouped_s * work.groups
+        separate_s = SEPARATE_S.get(gpu.architecture.partition("-")[0], 0.0) if work.separate else 0.0
+        seconds = seconds + (fit.grouped_s + separate_s) * work.groups
     rates, unit = matrix_rates(gpu, work.dtype), matrix_unit(gpu, work.dtype)
     return price_kernel(unit, float(seconds), work.flops, matmul_bytes(work), rates, gpu, fit)
 

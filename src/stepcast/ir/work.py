@@ -35,13 +35,17 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatmul:
-    """One kernel for many experts: *groups* slices of *m* rows in all, each times its own (k, n) weight."""
+    """One kernel for many experts: *groups* slices of *m* rows in all, each times its own (k, n) weight.
+
+    *separate*: a kernel for each expert instead, on a few streams (Transformer Engine's GroupedLinear).
+    """
 
     m: int
     n: int
     k: int
     groups: int
     dtype: DType = DType.BF16
+    separate: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "m", "n", "k", "groups")

@@ -317,8 +317,9 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     # transformers' grouped products take the weights as they are: autocast leaves them in fp32.
     transformers = sizes.framework.modules is Modules.TRANSFORMERS
     dtype = sizes.strategy.weights if transformers and sizes.strategy.autocast else sizes.dtype
-    up = Linear("up", rows, width, (2 if model.gated else 1) * inner, dtype, groups)
-    down = Linear("down", rows, inner, width, dtype, groups)
+    separate = sizes.fused_by_hand and not sizes.framework.fused_experts
+    up = Linear("up", rows, width, (2 if model.gated else 1) * inner, dtype, groups, separate)
+    down = Linear("down", rows, inner, width, dtype, groups, separate)
     if sizes.framework.fused_experts:
         # Biases, activation and its gradient run at the end of the matmuls before them, which also quantise
         # their results for the matmuls after them: what arrives from other ranks is left to be quantised
