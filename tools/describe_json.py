@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_or
 
 import msgspec
 
+from stepcast.analyze.compare import Comparison
 from stepcast.analyze.gate import GateResult
 from stepcast.results import answers, costs, documents, generation
 
@@ -32,6 +33,7 @@ def _plain_type(hint: Any) -> Any:
 
 
 GATE = describe_struct("GateResult", GateResult, failed=bool)
+COMPARISON = describe_struct("Comparison", Comparison, sides=list[dict[str, str]])
 ANSWERS: Mapping[str, tuple[type, ...]] = {
     "predict, simulate": (answers.StepAnswer,),
     "search": (answers.SearchAnswer,),
@@ -40,7 +42,7 @@ ANSWERS: Mapping[str, tuple[type, ...]] = {
     "generate": (generation.GenerationAnswer,),
     "rl": (generation.RlAnswer, generation.RlSearchAnswer),
     "network": (answers.NetworkAnswer,),
-    "compare": (answers.CompareAnswer,),
+    "compare": (COMPARISON,),
     "gate": (GATE,),
     "op": (costs.OperatorAnswer, costs.OperatorSweepAnswer),
     "collective": (costs.CollectiveAnswer, costs.CollectiveSweepAnswer, costs.SharedCollectiveAnswer),

@@ -9,7 +9,7 @@ from stepcast.cli.main import main
 from stepcast.results import answers, costs, documents, generation
 from tests.pages.test_pages import VERBS
 from tests.shared import ROOT
-from tools.describe_json import ANSWERS, GATE, describe_answers, find_mismatches
+from tools.describe_json import ANSWERS, COMPARISON, GATE, describe_answers, find_mismatches
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[type, list[str]]] = {
     "rl": (generation.RlAnswer, VERBS["rl"]),
     "rl search": (generation.RlSearchAnswer, VERBS["rl search"]),
     "network": (answers.NetworkAnswer, VERBS["network"]),
-    "compare": (answers.CompareAnswer, VERBS["compare"]),
+    "compare": (COMPARISON, VERBS["compare"]),
     "gate": (GATE, VERBS["gate"]),
     "op": (costs.OperatorAnswer, VERBS["op"]),
     "op sweep": (costs.OperatorSweepAnswer, VERBS["op sweep"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.ir.facts import ComparisonFacts
+from stepcast.ir.facts import FactDict
 from stepcast.units import format_seconds
 
 Facts = Mapping[str, Any]
@@ -142,9 +142,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
         return render_notebook(compare_view(self.facts()), "comparison")
 
-    def facts(self) -> ComparisonFacts:
+    def facts(self) -> FactDict:
         """Return the comparison as plain values with the keys of its JSON."""
-        facts: ComparisonFacts = msgspec.to_builtins(self)
+        facts: FactDict = msgspec.to_builtins(self)
         return facts
 
 

@@ -16,7 +16,6 @@ from stepcast.questions.measured import AnalyzeQuestion
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import PlayedStep
-    from stepcast.ir.facts import ComparisonFacts
     from stepcast.views.view import View
 
 
@@ -101,7 +100,7 @@ def read_printed(path: str) -> FactDict | None:
     return dict(account_of(found)) if isinstance(found, dict) and "step_s" in account_of(found) else None
 
 
-def _build_view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
+def _build_view(args: argparse.Namespace, found: FactDict) -> "View":
     """Return the view of both sides, with the timelines of two Megatron runs."""
     from stepcast.analyze.play import timeline_of
     from stepcast.views.compare import compare_view

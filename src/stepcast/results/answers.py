@@ -6,7 +6,7 @@ these types. The answers of ``predict``, ``plan`` and ``compare`` build on ``ir/
 
 from typing import NotRequired, TypedDict
 
-from stepcast.ir.facts import ComparisonFacts, PlanFacts, StepFacts
+from stepcast.ir.facts import PlanFacts, StepFacts
 
 Seconds = dict[str, float]
 
@@ -389,10 +389,6 @@ class NetworkAnswer(AskedFacts):
     operations: list[SharedOperationFacts]
     assumptions: list[str]
     warnings: list[str]
-
-
-class CompareAnswer(ComparisonFacts):
-    """``compare``: two accounts of a step."""
 
 
 class KindErrorFacts(TypedDict):

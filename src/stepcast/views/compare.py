@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepcast.ir.facts import ComparisonFacts, RowFacts
+from stepcast.ir.facts import FactDict
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
@@ -13,17 +13,15 @@ MOST_BARS = 40
 GOOD_ERROR = 0.1
 
 
-def compare_view(
-    facts: ComparisonFacts, accounts: tuple[str, str] | None = None, timeline: Timeline | None = None
-) -> ui.View:
+def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a comparison; *accounts* name its two sides, such as by their files."""
     sides = side_names(facts)
     names = accounts or sides
-    stages: list[RowFacts] = [
+    stages: list[FactDict] = [
         {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
     ]
     differing = [(row["name"].replace("_", " "), row["predicted"], row["measured"]) for row in facts["differences"]]
-    parts: list[RowFacts] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
+    parts: list[FactDict] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
     return ui.View(
         f"{format_seconds(facts['step_s'])} vs {format_seconds(facts['measured_step_s'])}",
         _headline(facts, names),
@@ -50,7 +48,7 @@ def compare_view(
     )
 
 
-def _kernels(title: str, on: str, facts: ComparisonFacts) -> ui.Table | None:
+def _kernels(title: str, on: str, facts: FactDict) -> ui.Table | None:
     """Return the kernels of two traces that were added, removed, or changed their time."""
     rows = [row for row in facts["kernels"] if row["on"] == on and row["change"] != "same"]
     if not rows:
@@ -67,23 +65,23 @@ def _kernels(title: str, on: str, facts: ComparisonFacts) -> ui.Table | None:
     return ui.table_of(title, rows, columns, most_lines=12, sortable=True, wide=True, shown=shown)
 
 
-def side_names(facts: ComparisonFacts) -> tuple[str, str]:
+def side_names(facts: FactDict) -> tuple[str, str]:
     """Return what to call the sides: predicted and measured, or first and second where both are one kind."""
     first, second = facts["kinds"]
     return (first, second) if first != second else ("first", "second")
 
 
-def _is_one_kind(facts: ComparisonFacts) -> bool:
+def _is_one_kind(facts: FactDict) -> bool:
     return len(set(facts["kinds"])) == 1
 
 
-def _difference_heads(facts: ComparisonFacts) -> tuple[str, ...]:
+def _difference_heads(facts: FactDict) -> tuple[str, ...]:
     """Return the heads of the columns after the two sides: an error only where one can be stated."""
     first, second = ("first - second", "of the second") if _is_one_kind(facts) else ("difference", "error")
     return (first, second) if facts["same_run"] else (first,)
 
 
-def _headline(facts: ComparisonFacts, names: tuple[str, str]) -> ui.Headline:
+def _headline(facts: FactDict, names: tuple[str, str]) -> ui.Headline:
     first_s, second_s = facts["step_s"], facts["measured_step_s"]
     about = (names[0], "vs", names[1])
     difference = ui.signed_seconds(first_s - second_s)
@@ -97,7 +95,7 @@ def _headline(facts: ComparisonFacts, names: tuple[str, str]) -> ui.Headline:
     return ui.Headline(number, f"{unit}{share}: first minus second", about)
 
 
-def _figures(facts: ComparisonFacts, names: tuple[str, str]) -> list[ui.Figure]:
+def _figures(facts: FactDict, names: tuple[str, str]) -> list[ui.Figure]:
     sides, one_kind = side_names(facts), _is_one_kind(facts)
     first_s, second_s = facts["step_s"], facts["measured_step_s"]
     figures = [
@@ -140,7 +138,7 @@ FIGURE_NAMES = {
 }
 
 
-def _key_figures(facts: ComparisonFacts) -> ui.Table | None:
+def _key_figures(facts: FactDict) -> ui.Table | None:
     """Return the figures of both sides beyond the step."""
     if not facts["figures"]:
         return None
@@ -152,9 +150,7 @@ def _key_figures(facts: ComparisonFacts) -> ui.Table | None:
     return ui.plain_table("Figures", ("figure", *side_names(facts), "first vs second"), rows)
 
 
-def _pairs(
-    title: str, head: str, rows: Sequence[RowFacts], facts: ComparisonFacts, names: tuple[str, str]
-) -> ui.PairTable:
+def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, names: tuple[str, str]) -> ui.PairTable:
     """Return the rows that matter to the step; all of them are in the JSON."""
     least_s = SMALLEST_SHARE * max(facts["step_s"], facts["measured_step_s"])
     pairs = [
