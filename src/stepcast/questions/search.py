@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
     from stepcast.searching.space import CandidateSpace
 
-OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
+OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
 OVERLAPPING = ("usual", "none", "tensor", "experts")
@@ -156,7 +156,7 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     fix: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=VALUE", help="the same as --NAME VALUE")] = ()
     allow: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=A,B", help="the same as --NAME A,B")] = ()
     objective: Annotated[str, Choice(group=AIM, values=OBJECTIVES, aliases="minimize optimize-for goal",
-        help="objective to optimise (default: step, the step time)")] = "step"
+        help="objective to optimise; robust is the upper end of the interval (default: step, the step time)")] = "step"
     max_memory: Annotated[float | None, Choice(group=AIM, metavar="SIZE", read=positive(parse_size_bytes),
         help="maximum memory per GPU, e.g. 70GiB (default: all)")] = None
     memory_reserve: Annotated[float | None, Choice(group=AIM, metavar="X", read=share,
@@ -270,7 +270,15 @@ class SettledSearch:
             if self.is_mixed:
                 return search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
             workers = question.workers or usable_workers()
-            result = search_parts(*asked, self.capacity_bytes, watch, workers, looks_around=top is None, most_s=left_s)
+            result = search_parts(
+                *asked,
+                self.capacity_bytes,
+                watch,
+                workers,
+                looks_around=top is None,
+                most_s=left_s,
+                by_family=top is None,
+            )
         if top is not None:
             return result
         return refine_best(result, self.model, self.cluster, question.objective, self.capacity_bytes)

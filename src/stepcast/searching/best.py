@@ -1,7 +1,7 @@
 """Predict candidates in the order of their bounds until no remaining bound can beat the best ones."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import chain
@@ -15,9 +15,10 @@ from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.strategy import Strategy
-from stepcast.searching.bounds import BoundedCandidates
+from stepcast.searching.bounds import BoundedCandidates, CandidateBounds
 from stepcast.searching.crew import WorkerPool
 from stepcast.searching.result import (
+    FAMILY,
     OBJECTIVES,
     MissedCandidate,
     ScoredPrediction,
@@ -44,6 +45,7 @@ NEAR = 2.0  # candidates up to this multiple of the memory limit are still descr
 # The Pareto frontier: each step needs LESS of the memory of the one before, and none is slower than SLOWEST.
 LESS, MOST_OF_FRONT, SLOWEST = 0.8, 6, 2.0
 FRONT_ROUND = 4
+SLOWEST_FAMILY = 1.5  # times the best, up to which families are ranked
 MOST_TRIED = 32  # simulations for each step of the frontier: bounds with recomputation or gathers are loose
 MORE_BYTES = 16 * GIB  # additional memory whose benefit is reported
 MOST_ROOMIER = 32
@@ -69,16 +71,20 @@ def search_parts(
     workers: int = 1,
     looks_around: bool = True,
     most_s: float | None = None,
+    by_family: bool = False,
 ) -> SearchResult:
     """Return the *top* best candidates of *parts* that fit, exactly as if all had been simulated.
 
-    The result does not depend on the number of *workers*. *looks_around* also examines the Pareto frontier, what
-    memory rules out and what more memory would allow. After *most_s* seconds the best so far is returned.
+    With *by_family*, each is the best of its family: of all with the same degrees of parallelism on as many GPUs, as
+    far as these are not much slower than the best. The result does not depend on the number of *workers*.
+    *looks_around* also examines the Pareto frontier, what memory rules out and what more memory would allow. After
+    *most_s* seconds the best so far is returned.
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is not known; expected one of {', '.join(OBJECTIVES)}")
     capacity = cluster.gpu.memory_bytes if most_bytes is None else min(most_bytes, cluster.gpu.memory_bytes)
-    return _SearchRun(parts, cluster, capacity, top, objective, watch, workers, most_s).run(looks_around)
+    run = _SearchRun(parts, cluster, capacity, top, objective, watch, workers, most_s, by_family)
+    return run.run(looks_around)
 
 
 class BoundQueue:
@@ -165,6 +171,7 @@ class _SearchRun:
         watch: SearchWatch | None,
         workers: int,
         most_s: float | None,
+        by_family: bool,
     ) -> None:
         self.parts, self.cluster, self.capacity, self.top, self.watch = parts, cluster, capacity, top, watch
         self.objective, self.objective_name, self.workers = OBJECTIVES[objective], objective, workers
@@ -174,6 +181,7 @@ class _SearchRun:
         self.best: Sequence[SimulatedCandidate] = ()
         self.illegal = self.too_large = self.pruned = 0
         self.trials_s = 0.0
+        self.families: dict[tuple[int, ...], SimulatedCandidate] | None = {} if by_family else None
         self.tried: set[int] = set()
         self.pending: list[int] = []  # candidates of this round that might be better
         self.bounded: BoundedCandidates | None = None
@@ -195,7 +203,7 @@ class _SearchRun:
             with WorkerPool(self._try, workers) as pool:
                 # Rounds have one size, so that the same candidates are simulated with any number of workers.
                 while len(indices := self.queue.next(ROUND, self._worst())):
-                    self.pending = numbers[indices].tolist()
+                    self.pending = self._select_promising(numbers[indices]).tolist()
                     self._simulate(pool, self.pending)
                 if looks_around and self.best:
                     self._explore_frontier(pool)
@@ -272,7 +280,7 @@ class _SearchRun:
             if trial.step_s is not None:
                 candidate = self._candidate(number, trial)
                 self.simulated.append(candidate)
-                self.best = nsmallest(self.top, (*self.best, candidate), key=lambda each: each.rank)
+                self._rank(candidate)
             elif trial.refused:
                 self.illegal += 1
             elif trial.memory_bytes > self.capacity:
@@ -280,6 +288,37 @@ class _SearchRun:
             else:
                 self.pruned += 1
             self._tick()
+
+    def _rank(self, candidate: SimulatedCandidate) -> None:
+        """Add a candidate to the best, or let it replace the best of its family."""
+        others: Iterable[SimulatedCandidate] = (*self.best, candidate)
+        if self.families is not None:
+            known = self.families.setdefault(candidate.family, candidate)
+            self.families[candidate.family] = min(known, candidate, key=lambda each: each.rank)
+            others = self.families.values()
+        self.best = nsmallest(self.top, others, key=lambda each: each.rank)
+
+    def _select_promising(self, numbers: IntArray) -> IntArray:
+        """Return those of *numbers* whose bound is below the best of their family; the others are pruned."""
+        if self.families is None:
+            return numbers
+        limits = CandidateBounds(
+            self.space.time_s[numbers], self.space.computing_s[numbers], self.space.memory_bytes[numbers]
+        )
+        scores = self.objective.least(limits, self.space.gpus[numbers])
+        limit = [self._family_score(number) for number in numbers.tolist()]
+        promising: BoolArray = scores <= np.array(limit)
+        vain = {int(number) for number in numbers[~promising]} - self.tried
+        self.tried |= vain
+        self.left, self.pruned = self.left - len(vain), self.pruned + len(vain)
+        return numbers[promising]
+
+    def _family_score(self, number: int) -> float:
+        assert self.families is not None
+        part, row = self.space.place(number)
+        gpus, tp, cp, ep, pp = (int(part.space.columns[name][row]) for name in FAMILY)
+        known = self.families.get((gpus, tp, cp, ep, pp))
+        return known.score if known else np.inf
 
     def _try(self, asked: tuple[list[int], float], more_bytes: float = 0.0) -> list[CandidateTrial]:
         """Predict some candidates together, each of which is of use if its score is below the second of *asked*."""
@@ -414,7 +453,8 @@ class _SearchRun:
         return REPORTED * len(self.best) * self.trials_s / max(1, len(self.simulated))
 
     def _worst(self) -> float:
-        return self.best[-1].score if len(self.best) == self.top else np.inf
+        worst = self.best[-1].score if len(self.best) == self.top else np.inf
+        return min(worst, SLOWEST_FAMILY * self.best[0].score) if self.best and self.families is not None else worst
 
     def _least_s(self, complete: bool) -> float | None:
         """Return the bound of all remaining candidates if the search ended early."""

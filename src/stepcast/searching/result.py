@@ -24,6 +24,8 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "bubble": ("bubble",),
     "host": ("other",),
 }
+# The choices that candidates of one family share.
+FAMILY = ("gpus", "tp", "cp", "ep", "pp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,12 @@ class SimulatedCandidate:
     @property
     def gpus(self) -> int:
         return self.strategy.layout.gpus
+
+    @property
+    def family(self) -> tuple[int, ...]:
+        """The number of GPUs and the degrees of parallelism."""
+        layout = self.strategy.layout
+        return tuple(int(getattr(layout, name)) for name in FAMILY)
 
     @property
     def rank(self) -> tuple[float, float, int]:
@@ -159,8 +167,15 @@ _GPU_SECONDS = SearchObjective(
     lambda limits, gpus: limits.time_s * gpus, lambda candidate: candidate.prediction.step_s * candidate.gpus
 )
 
+
+def _high_s(candidate: ScoredPrediction) -> float:
+    band, step_s = candidate.prediction.band, candidate.prediction.step_s
+    return band.around(step_s)[1] if band else step_s
+
+
 OBJECTIVES: dict[str, SearchObjective] = {
     "step": SearchObjective(lambda limits, _: limits.time_s, lambda candidate: candidate.prediction.step_s),
+    "robust": SearchObjective(lambda limits, _: limits.time_s, _high_s),  # the upper end of the 90 % interval
     "throughput": _GPU_SECONDS,  # tokens per second and GPU of one batch: the fewest GPU-seconds
     "cost": _GPU_SECONDS,  # GPU-hours are paid for
     "memory": SearchObjective(
