@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from stepcast.frameworks.catalog import load_profile
@@ -15,11 +17,11 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
-from stepcast.ir.framework import Framework
+from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.strategy import Sharding, Strategy
+from stepcast.ir.strategy import ContextKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import (
     Choice,
@@ -27,6 +29,8 @@ from stepcast.questions.choices import (
     check_known,
     choices_of,
     plain_word,
+    read_cp_comm,
+    read_dispatcher,
     read_precision,
     read_recompute,
     read_schedule,
@@ -50,7 +54,7 @@ from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, pars
 
 if TYPE_CHECKING:
     from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
-    from stepcast.searching.space import CandidateSpace
+    from stepcast.searching.space import CandidateSpace, SpacePart
 
 OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
@@ -151,6 +155,10 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
         ("yes", "no"), lambda word: word == "yes")] = None
     precision: Annotated[Words, _axis("precision", "training precision (default: that of the framework)",
         read_precision, PRECISIONS, DType)] = None
+    dispatcher: Annotated[Words, _axis("dispatcher", "token dispatchers of experts (default: that of the framework)",
+        read_dispatcher, CHOICES["dispatcher"].values, Dispatcher)] = None
+    cp_comm: Annotated[Words, _axis("cp_comm", "exchange of context-parallel ranks (default: that of the framework)",
+        read_cp_comm, tuple(map(str, ContextKind)), ContextKind)] = None
     overlap: Annotated[Words, _axis("overlap", "overlapped communication (default: usual, what the "
         "framework overlaps)", plain_word, OVERLAPPING)] = None
     fix: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=VALUE", help="the same as --NAME VALUE")] = ()
@@ -204,6 +212,7 @@ def _read_axis(option: str, entry: str) -> tuple[str, tuple[int | str, ...]]:
         raise ValueError(f"{option} {entry!r}: {error}") from None
 
 
+SOFTWARE_AXES = ("dispatcher", "cp_comm")  # choices that are settled with the software
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
 FEW_COUNTS = 4  # numbers of GPUs that a message lists one by one
 # What decides whether software has all that a candidate uses, and how far degrees matter for that.
@@ -260,12 +269,11 @@ class SettledSearch:
         from stepcast.searching.crew import usable_workers
         from stepcast.searching.mixed import search_mixed
         from stepcast.searching.search import refine_best
-        from stepcast.searching.space import split_by_software
 
         began, question = time.monotonic(), self.question
         space = self._space()
         with watching() as watch:
-            asked = (split_by_software(space, self._settle), self.cluster, top or question.top, question.objective)
+            asked = (self._split(space), self.cluster, top or question.top, question.objective)
             left_s = max(0.0, min(most_s, question.time or math.inf) - (time.monotonic() - began))
             if self.is_mixed:
                 return search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
@@ -312,7 +320,8 @@ class SettledSearch:
         precision = self.profile.defaults.precision
         framework, _ = self._settle(Layout(), precision)
         usual = {"precision": (precision,), "recompute": useful_recomputes(self.model, framework)}
-        axes = SearchAxes(gpus=self.gpus, **(usual | dict(self.axes)))
+        named = {name: values for name, values in self.axes.items() if name not in SOFTWARE_AXES}
+        axes = SearchAxes(gpus=self.gpus, **(usual | named))
         space = build_space(self.model, axes, self.global_batch, self.seq, self.cluster.domain_gpus)
         if not len(space):
             counts = [f"{number:,}" for number in self.gpus]
@@ -320,10 +329,37 @@ class SettledSearch:
             raise ValueError(f"no candidates: tp x cp x pp divides {text} GPUs for none of the values allowed")
         return space if self.question.any_framework else select_supported(space, self.profile)
 
-    def _settle(self, layout: Layout, precision: DType) -> tuple[Framework, FactDict]:
+    def _split(self, space: "CandidateSpace") -> "list[SpacePart]":
+        """Return the candidates by their software: as the profile settles it, with each dispatcher and exchange."""
+        import numpy as np
+
+        from stepcast.searching.space import split_by_software
+
+        parts, ep, cp = [], space.columns["ep"] > 1, space.columns["cp"] > 1
+        pairs = list(product(*(self.axes.get(name) or (None,) for name in SOFTWARE_AXES)))
+        for number, (dispatcher, exchange) in enumerate(pairs):
+            # Without ranks that exchange tokens or context, all values are one candidate.
+            may = (ep | (dispatcher == pairs[0][0])) & (cp | (exchange == pairs[0][1]))
+            for has_context in (False, True):
+                rows = np.flatnonzero(may & (cp == has_context))
+                settle = partial(self._settle, dispatcher=dispatcher, exchange=exchange if has_context else None)
+                for part in split_by_software(space.only(rows), settle) if len(rows) else ():
+                    parts.append(replace(part, rows=number * len(space) + rows[part.rows]))
+        return parts
+
+    def _settle(
+        self,
+        layout: Layout,
+        precision: DType,
+        dispatcher: Dispatcher | None = None,
+        exchange: ContextKind | None = None,
+    ) -> tuple[Framework, FactDict]:
         settled = settle_profile(self.profile, self.model, self.cluster.gpu.name, layout, {"precision": precision})
         common = {name: value for name, value in settled.choices.items() if name not in SETTLED_ELSEWHERE}
-        return settled.framework, common
+        framework = settled.framework
+        if dispatcher is not None and layout.ep > 1:
+            framework = replace(framework, dispatcher=dispatcher)
+        return framework, common if exchange is None else {**common, "context": exchange}
 
 
 def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpace":
@@ -445,6 +481,8 @@ class SearchChoices(TypedDict, total=False):
     sharding: int | str | Sequence[str] | None
     sequence_parallel: bool | str | Sequence[str] | None
     precision: str | Sequence[str] | None
+    dispatcher: str | Sequence[str] | None
+    cp_comm: str | Sequence[str] | None
     overlap: str | Sequence[str] | None
     fix: list[str] | tuple[str, ...] | str | None
     allow: list[str] | tuple[str, ...] | str | None
