@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WRITTEN = (".csv", ".parquet", ".json")
 EVERY_S = 0.1
+MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
 # If nothing fits, these multiples of the GPUs are tried.
 MORE_GPUS = (2, 4, 8, 16)
 
@@ -114,7 +115,7 @@ def _build_document(name: str, facts: FactDict) -> bytes:
         return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
     from stepcast.outputs.plain import table_bytes
 
-    return table_bytes(name, facts["rows"])
+    return table_bytes(name, [{key: value for key, value in row.items() if key != "variants"} for row in facts["rows"]])
 
 
 class _Watching:
@@ -176,7 +177,10 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
 
     reports = [_predict(asked, candidate) for candidate in result.best]
     rows = [
-        _row(asked, rank, candidate, report, _is_tie(asked, result.best[0], reports[0], candidate))
+        {
+            **_row(asked, rank, candidate, report, _is_tie(asked, result.best[0], reports[0], candidate)),
+            "variants": _find_variants(candidate, result),
+        }
         for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1)
     ]
     second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
@@ -216,6 +220,17 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
         "change": None if rows or not result.counts.complete else _find_change(asked, result.deadline),
         "assumptions": list(asked.assumptions),
     }
+
+
+def _find_variants(best: "SimulatedCandidate", result: "SearchResult") -> list[FactDict]:
+    """Return the next best of a row's family that were simulated: the same degrees, other details."""
+    from stepcast.questions.runs import strategy_facts
+
+    others = [each for each in result.simulated if each.family == best.family and each.rank > best.rank]
+    return [
+        {**strategy_facts(each.strategy), "step_s": each.step_s, "memory_bytes": each.memory_bytes}
+        for each in sorted(others, key=lambda each: each.rank)[:MOST_VARIANTS]
+    ]
 
 
 def best_row(asked: SettledSearch) -> "tuple[FactDict | None, SearchCounts]":

@@ -151,7 +151,7 @@ class SearchedFacts(StrategyFacts):
 
 
 class FrontFacts(SearchedFacts):
-    """A strategy on the Pareto frontier: step time vs memory."""
+    """A strategy on the Pareto frontier (step time vs memory), or a variant of a ranked one."""
 
     step_s: float
     memory_bytes: float
@@ -174,7 +174,7 @@ class SensitivityFacts(SearchedFacts):
 
 
 class RankedFacts(SearchedFacts):
-    """A ranked strategy; ``equal``: within our error of rank 1."""
+    """A ranked strategy, the best of its degrees of parallelism; ``equal``: within our error of rank 1."""
 
     rank: int
     place: str
@@ -192,6 +192,7 @@ class RankedFacts(SearchedFacts):
     gpu_hours: float | None
     cost: float | None
     currency: str | None
+    variants: list[FrontFacts]
     command: str
 
 
