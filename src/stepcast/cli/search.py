@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         -o, --output FILE  write the rows as .csv, .parquet or .json
         --emit TOOL[=FILE]  write rank 1 as a configuration of megatron, torchtitan, nemo, deepspeed or accelerate;
                            without a file it is printed
+        --stream           print the best so far as JSON lines, and at the end the answer as one more
         --html
         --json
         """,
@@ -54,11 +55,13 @@ def run(args: argparse.Namespace) -> int:
         if question.model is not None:
             raise ValueError(f"{args.name}: --model names the model already; leave one of them out")
         question = question.change({"model": args.name})
+    if args.stream and (args.html or args.json or several_of(question)):
+        raise ValueError("--stream prints JSON lines of one search: leave --html, --json and other clusters out")
     if several_of(question):
         return show_alternatives(args, question, _Watching)
     settled = settle_search(question)
     try:
-        result = settled.answer(watching=_Watching)
+        result = settled.answer(watching=lambda: _Watching(settled if args.stream else None))
     finally:
         show_status("")
     facts = {**search_facts(settled, result), "command": args.command, "version": __version__}
@@ -72,22 +75,42 @@ def run(args: argparse.Namespace) -> int:
         values = settled.model, settled.cluster, best.strategy, best.framework
         emitted = emit_config(args.emit, settled.question, *values, best.step_s)
         facts["emitted"] = emitted.facts()
-    show_view(args, result_view(facts, result))
-    show_emitted(args, emitted)
+    if args.stream:
+        _print_line({"event": "answer", **facts})
+    else:
+        show_view(args, result_view(facts, result))
+        show_emitted(args, emitted)
     if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
 
 
+def describe_candidate(candidate: "SimulatedCandidate") -> str:
+    """Return the strategy of a candidate in words."""
+    from stepcast.questions.runs import strategy_facts
+    from stepcast.views.search import strategy_words
+
+    return strategy_words(strategy_facts(candidate.strategy))
+
+
+def _streamed_facts(
+    asked: SettledSearch, best: "SimulatedCandidate", counts: "SearchCounts", seconds: float
+) -> FactDict:
+    from stepcast.questions.runs import strategy_facts
+
+    figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes, "command": asked.command(best)}
+    found = {"simulated": counts.simulated, "unseen": counts.unseen, "seconds": seconds}
+    return {"event": "best", **found, **strategy_facts(best.strategy), **figures}
+
+
 def result_view(facts: FactDict, result: "SearchResult") -> "View":
     """Return the view of a search with all the candidates that it simulated."""
     from stepcast.ir.facts import CandidateFacts
-    from stepcast.questions.runs import strategy_facts
-    from stepcast.views.search import search_view, strategy_words
+    from stepcast.views.search import search_view
 
     simulated = [
         CandidateFacts(
-            words=strategy_words(strategy_facts(candidate.strategy)),
+            words=describe_candidate(candidate),
             step_s=candidate.step_s,
             memory_bytes=candidate.memory_bytes,
             gpus=candidate.gpus,
@@ -118,11 +141,22 @@ def _build_document(name: str, facts: FactDict) -> bytes:
     return table_bytes(name, [{key: value for key, value in row.items() if key != "variants"} for row in facts["rows"]])
 
 
-class _Watching:
-    """Shows the progress of a search; the first Ctrl-C ends it with the best so far, another one ends all."""
+def _print_line(facts: FactDict) -> None:
+    import msgspec
 
-    def __init__(self) -> None:
+    print(msgspec.json.encode(facts).decode(), flush=True)
+
+
+class _Watching:
+    """Shows the progress of a search; the first Ctrl-C ends it with the best so far, another one ends all.
+
+    Each best of the search *streamed* is printed as a JSON line.
+    """
+
+    def __init__(self, streamed: SettledSearch | None = None) -> None:
         self.stopped, self.last, self.began = False, 0.0, time.monotonic()
+        self.streamed = streamed
+        self.best: SimulatedCandidate | None = None
         self.before: Any = None
 
     def __enter__(self) -> "_Watching":
@@ -140,6 +174,9 @@ class _Watching:
         if self.stopped:
             raise KeyboardInterrupt
         now = time.monotonic()
+        if self.streamed is not None and best is not None and best is not self.best:
+            self.best = best
+            _print_line(_streamed_facts(self.streamed, best, counts, now - self.began))
         if now - self.last >= EVERY_S:
             self.last = now
             if best is None:
@@ -147,7 +184,7 @@ class _Watching:
             else:
                 text = (
                     f"simulated {counts.simulated:,}, {counts.unseen:,} of {counts.considered:,} left; "
-                    f"best {format_seconds(best.step_s)}"
+                    f"best {format_seconds(best.step_s)}: {describe_candidate(best)}"
                 )
             show_status(moving_text("search", round((now - self.began) / EVERY_S), text))
 
@@ -218,8 +255,22 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
         ],
         "smallest_bytes": result.smallest_bytes,
         "change": None if rows or not result.counts.complete else _find_change(asked, result.deadline),
+        **({"explained": _explain(asked, result.best[0])} if asked.question.explain and rows else {}),
         "assumptions": list(asked.assumptions),
     }
+
+
+def _explain(asked: SettledSearch, best: "SimulatedCandidate") -> list[FactDict]:
+    from stepcast.questions.changes import explain_choices
+    from stepcast.questions.choices import build_question
+    from stepcast.questions.question import PredictQuestion
+    from stepcast.questions.runs import predict_choices
+    from stepcast.questions.settle import settle
+
+    values = asked.profile, asked.model, asked.cluster.gpu.name, best.strategy, best.framework
+    place = {"model": asked.model, "cluster": asked.joined_cluster, "place": str(best.options.place)}
+    run = settle(build_question(PredictQuestion, {**place, **predict_choices(*values)}))
+    return explain_choices(run, asked.capacity_bytes)
 
 
 def _find_variants(best: "SimulatedCandidate", result: "SearchResult") -> list[FactDict]:

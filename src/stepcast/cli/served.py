@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from stepcast.analyze.compare import compare
 from stepcast.cli.analyze import ANALYSES
 from stepcast.cli.plan import plan_facts
-from stepcast.cli.search import result_view, search_facts
+from stepcast.cli.search import describe_candidate, result_view, search_facts
 from stepcast.forecast.prediction import roofline
 from stepcast.hardware import cluster_names
 from stepcast.inputs.source import Source
@@ -208,7 +208,7 @@ def _search(choices: FormChoices, send: Send) -> Answer:
         now = time.monotonic()
         if now - last[0] >= EVERY_S:
             last[0] = now
-            state = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
+            state = f"best {format_seconds(best.step_s)}: {describe_candidate(best)}" if best else "none fits yet"
             send({"words": f"simulated {counts.simulated:,}, {counts.unseen:,} left; {state}"})
 
     # A single process, so that ending it ends all; live answers have the other cores.

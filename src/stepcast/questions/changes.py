@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stepcast.ir.facts import ChangeFacts, FactDict, Facts
 from stepcast.questions.choices import option_of
 from stepcast.questions.settle import SettledRun, settle
+from stepcast.units import format_bytes
 
 if TYPE_CHECKING:
     from stepcast.cost.memory import Verdict
@@ -237,3 +238,53 @@ def _change_command(command: str, changed: Change) -> str:
         else:
             words.append(word)
     return shlex.join([*words, *(text for name, value in changed.items() for text in (option_of(name), str(value)))])
+
+
+# ---- why the choices of a run are the best ------------------------------------------------------------------
+
+
+def explain_choices(run: SettledRun, capacity_bytes: float) -> list[FactDict]:
+    """Return for each choice of *run* its other values: what they cost, or which constraint rules them out."""
+    step_s, parts = run.prediction.step_s, run.prediction.report.breakdown_s
+    batch = {"global_batch": run.strategy.global_batch // run.strategy.objective.sequences, "seq": run.strategy.seq}
+    rows: list[FactDict] = []
+    for name, value in (*_neighbour_choices(run), *_other_words(run)):
+        row: FactDict = {"choice": name.replace("_", "-"), "other": str(value), "step_s": None, "memory_bytes": None}
+        rows.append(row)
+        try:
+            changed = settle(run.question.change({**batch, **_reset_pipeline(name, value), name: value}))
+            prediction = changed.prediction
+        except ValueError as error:
+            row |= {"constraint": "not possible", "why": str(error)}
+            continue
+        needed = max(stage.total for stage in prediction.memory)
+        row |= {"step_s": prediction.step_s, "memory_bytes": needed}
+        if lacking := [note for note in changed.missing if note not in run.missing]:
+            row |= {"constraint": "framework", "why": lacking[0]}
+        elif needed > capacity_bytes:
+            row |= {"constraint": "memory", "why": f"{format_bytes(needed)} of {format_bytes(capacity_bytes)}"}
+        else:
+            changes = {part: seconds - parts[part] for part, seconds in prediction.report.breakdown_s.items()}
+            part = max(changes, key=lambda part: changes[part] * (1 if prediction.step_s >= step_s else -1))
+            row |= {"constraint": "step time", "why": f"{part} {changes[part] * 1e3:+,.1f} ms"}
+    return rows
+
+
+def _reset_pipeline(name: str, value: object) -> dict[str, None]:
+    """Return the choices about chunks and layers that another number of stages or another schedule replaces."""
+    if name not in ("pp", "vpp", "schedule"):
+        return {}
+    has_one_chunk = value in (1, "1f1b", "zb-h1")
+    chunks = {"vpp": None, "schedule": None} if has_one_chunk else {}
+    return {"stage_layers": None, **{other: None for other in chunks if other != name}}
+
+
+def _other_words(run: SettledRun) -> Iterator[tuple[str, str | bool]]:
+    """Yield the neighbours that a page of changes leaves out."""
+    strategy = run.strategy
+    for name, values in (("schedule", ("1f1b", "interleaved", "zb-h1")), ("sharding", ("none", "zero-2", "fsdp"))):
+        for value in values if name == "sharding" or strategy.layout.pp > 1 else ():
+            if value != str(getattr(strategy, name)):
+                yield name, value
+    if strategy.layout.tp > 1:
+        yield "sequence_parallel", not strategy.sequence_parallel

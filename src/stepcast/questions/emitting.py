@@ -13,15 +13,7 @@ from stepcast.ir.strategy import Strategy
 from stepcast.outputs.configs import WRITERS, EmittedRun
 from stepcast.questions.choices import Question, read_choices, spell_option
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.runs import (
-    SET_BY_OTHERS,
-    SETTERS,
-    NoOptionError,
-    RunFile,
-    ask_with_file,
-    run_of_config,
-    spell_field,
-)
+from stepcast.questions.runs import SET_BY_OTHERS, NoOptionError, RunFile, ask_with_file, choice_of_field, run_of_config
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_seconds
 from stepcast.version import __version__
@@ -127,11 +119,9 @@ def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> l
             if name == "overlap" and _acting_overlap(strategy, run) == _acting_overlap(run.strategy, run):
                 continue
             try:
-                words = spell_field(name, getattr(wanted, name))
+                pairs.append(choice_of_field(name, getattr(wanted, name)))
             except NoOptionError:
                 pairs.append((name, None))
-                continue
-            pairs.append((SETTERS[name], words[1] if len(words) > 1 else not words[0].startswith("--no-")))
     return pairs
 
 

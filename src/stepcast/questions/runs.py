@@ -238,14 +238,22 @@ SET_BY_OTHERS |= {"lora_separate", "document", "longest"}
 
 def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:
     """Return the options of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
+    choices = predict_choices(profile, model, gpu, strategy, framework)
+    return [word for name, value in choices.items() for word in spell_option(name, value)]
+
+
+def predict_choices(
+    profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework
+) -> dict[str, object]:
+    """Return the choices of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
     layout, pairs = strategy.layout, strategy.objective.sequences
     degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep", "pp", "vpp") if getattr(layout, name) > 1}
     degrees |= {name: getattr(layout, name) for name in ("expert_tp", "shard") if getattr(layout, name)}
     batch = {"micro_batch": strategy.micro_batch // pairs, "global_batch": strategy.global_batch // pairs}
-    choices = {"framework": profile.name, "gpus": layout.gpus, **degrees, **batch, "seq": strategy.seq}
+    choices: dict[str, object] = {"framework": profile.name, "gpus": layout.gpus}
+    choices |= {**degrees, **batch, "seq": strategy.seq}
     if strategy.precision is not profile.defaults.precision:
         choices["precision"] = str(strategy.precision)
-    words = [word for name, value in choices.items() for word in spell_option(name, value)]
     # Presets and formats depend on the precision, so differences are those with it given.
     settled = settle_profile(profile, model, gpu, layout, {"precision": strategy.precision})
     usual = settled.strategy(layout, strategy.micro_batch, strategy.global_batch, strategy.seq)
@@ -253,19 +261,20 @@ def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, 
     for wanted, known in ((strategy, usual), (framework, settled.framework)):
         for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
             if getattr(wanted, name) != getattr(known, name):
-                words += spell_field(name, getattr(wanted, name))
-    return words
+                setter, value = choice_of_field(name, getattr(wanted, name))
+                choices[setter] = value
+    return choices
 
 
-def spell_field(name: str, value: object) -> list[str]:
-    """Return the option that sets the field *name* of a Strategy or a Framework, and its value."""
+def choice_of_field(name: str, value: object) -> tuple[str, str | bool]:
+    """Return the choice that sets the field *name* of a Strategy or a Framework, and its value there."""
     if name not in SETTERS or value is None or (name in ("stage_layers", "fp8_parameters") and not value):
         kind = "the framework" if name in DECISIONS else "the strategy"
         raise NoOptionError(f"no option sets {name} of {kind} to {value!r}")
     setter = SETTERS[name]
     if CHOICES[setter].deniable or DEFAULTS[setter] is False:
-        return spell_option(setter, bool(value))
-    return spell_option(setter, CHOICES[setter].write(value))
+        return setter, bool(value)
+    return setter, CHOICES[setter].write(value)
 
 
 # ---- runs as facts of the JSON contract -------------------------------------------------------------------

@@ -177,6 +177,8 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     currency: Annotated[str, replace(CHOICES["currency"], group=AIM)] = DEFAULT_CURRENCY
     time: Annotated[float | None, Choice(group=AIM, metavar="T", read=positive(parse_duration_s),
         help="time limit, e.g. 60s; then the best so far is reported (default: none)")] = None
+    explain: Annotated[bool, Choice(group=AIM,
+        help="predict rank 1 with other values of each choice: what they cost, or why they are not possible")] = False
     workers: Annotated[int | None, Choice(group=AIM, metavar="N", read=count(1, MOST_WORKERS),
         help="number of processes (default: the number of cores)")] = None
     # fmt: on
@@ -493,4 +495,5 @@ class SearchChoices(TypedDict, total=False):
     price: float | str | None
     currency: str | None
     time: float | str | None
+    explain: bool | None
     workers: int | str | None

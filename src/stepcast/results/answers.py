@@ -219,6 +219,17 @@ class LeastChangeFacts(SearchedFacts):
     command: str
 
 
+class ExplainedFacts(TypedDict):
+    """Rank 1 with another value of a choice: its step, or the constraint that rules it out."""
+
+    choice: str
+    other: str
+    step_s: float | None
+    memory_bytes: float | None
+    constraint: str
+    why: str
+
+
 class SearchAnswer(AskedFacts):
     """``search``: ranked strategies."""
 
@@ -238,6 +249,7 @@ class SearchAnswer(AskedFacts):
     front: list[FrontFacts]
     smallest_bytes: float | None
     change: LeastChangeFacts | None
+    explained: NotRequired[list[ExplainedFacts]]
     assumptions: list[str]
     warnings: NotRequired[list[str]]
     emitted: NotRequired[EmittedFacts]

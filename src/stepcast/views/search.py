@@ -41,6 +41,8 @@ def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> ui.Vi
         [
             _ranked(facts),
             ui.FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
+            _explained(facts),
+            _variants(rows),
             _breakdowns(rows),
             _trade_off(facts["front"], rows, simulated, facts["capacity_bytes"]) if rows else None,
             _front(facts) if len(facts["front"]) > 1 else None,
@@ -226,6 +228,34 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
         words = f"{change['speed']:.2f} times the tokens per second, {format_seconds(change['step_s'])}{with_what}"
         pairs.append((change["change"], words))
     return pairs
+
+
+def _explained(facts: Facts) -> ui.Table | None:
+    """Return why the other values of each choice of rank 1 lose."""
+    best_s = facts["rows"][0]["step_s"] if facts["rows"] else 1.0
+    columns: dict[str, ui.Source] = {
+        "choice": "choice",
+        "other value": "other",
+        "step": "step_s",
+        "change": lambda row: "-" if row["step_s"] is None else ui.signed_percent(row["step_s"] / best_s - 1),
+        "decided by": "constraint",
+        "why": "why",
+    }
+    return ui.table_of("Why each choice", facts.get("explained", ()), columns, sortable=True, wide=True)
+
+
+def _variants(rows: Sequence[Facts]) -> ui.Table:
+    """Return the next best details of each ranked layout."""
+    listed = [{**each, "rank": row["rank"], "best_s": row["step_s"]} for row in rows for each in row["variants"]]
+    columns: dict[str, ui.Source] = {
+        "rank": "rank",
+        "variant": strategy_words,
+        "step": "step_s",
+        "change": lambda row: ui.signed_percent(row["step_s"] / row["best_s"] - 1),
+        "memory": "memory_bytes",
+    }
+    lead = "Each rank is the best of its degrees of parallelism; these have the same degrees and other details."
+    return ui.table_of("Variants", listed, columns, sortable=True, wide=True, lead=lead, shown=ui.Shown.PAGE)
 
 
 def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
