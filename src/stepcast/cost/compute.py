@@ -16,7 +16,7 @@ from stepcast.cost.attention import attention_work_bytes, price_attention
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.matmul import matmul_bytes, price_matmul, products_of
 from stepcast.cost.memory_bound import price_stream, stream_key
-from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load
+from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.scan import cells_bytes, price_cells, price_scan, scan_kind, scanned_bytes
 from stepcast.hardware.gpu import Gpu
@@ -129,7 +129,8 @@ def load_of(
     duty, wanted = matrix_s / total_s, None
     if gpu.architecture in fit.power.measured:
         power = fit.power.of(gpu.architecture)
-        wanted = duty * power.idle_share + energy_s / total_s + (1.0 - duty) * power.memory_share
+        shares = duty * power.idle_share + (1.0 - duty) * power.memory_share
+        wanted = energy_s / total_s + shares * design_power_w(gpu.name, gpu.power_w) / gpu.power_w
     return Load(busy_s, round(duty, 3), wanted=None if wanted is None else round(wanted, 3))
 
 

@@ -6,11 +6,13 @@ process node; the table of the fit holds it per architecture and number format.
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, PowerFit
 from stepcast.cost.rates import Number, Rates
+from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -31,6 +33,15 @@ class Load:
     def __post_init__(self) -> None:
         if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
             raise ValueError(f"a load needs busy_s >= 0, a duty within 0 and 1 and repeats >= 1, not {self}")
+
+
+@lru_cache(maxsize=64)
+def design_power_w(name: str, limit_w: float) -> float:
+    """Return the power that a GPU was built for, of which its idle share stays when a lower limit is set."""
+    try:
+        return max(limit_w, load_gpu(name).power_w)
+    except ValueError:  # a GPU of the user's own file
+        return limit_w
 
 
 ALONE = Load(0.0)
