@@ -14,12 +14,14 @@ import csv
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepcast.ir.band import LEVEL
+from stepcast.validate.residual import interval_figures, learn_interval
+from stepcast.validate.scoreboard import MeasuredColumns
 
 FEWEST = 12
 """Rows of a kind that has a band of its own."""
@@ -136,25 +138,22 @@ def farthest(runs: Sequence[Run], size: str) -> Scales:
     return scales
 
 
-def conformal_factor(runs: Sequence[Run], family: bool = False) -> float:
-    """Return how much wider the band of *runs* must be for nine in ten rows of left-out sources to lie inside."""
-    scales = sorted(scale for rows in left_out(runs, "source", family).values() for scale in rows)
-    if len(scales) < FEWEST:
-        return 1.0
-    return max(1.0, scales[min(len(scales) - 1, int(np.ceil(LEVEL * (len(scales) + 1))) - 1)])
-
-
-def table(name: str, rows: Sequence[Run], family: bool = False) -> str:
-    found, factor = quantiles(rows), conformal_factor(rows, family)
-    sides: Mapping[str, float] = {
-        "low": found.middle + factor * (found.low - found.middle),
-        "middle": found.middle,
-        "high": found.middle + factor * (found.high - found.middle),
-    }
+def table(name: str, rows: Sequence[Run]) -> str:
+    logs, sources = np.log([run.ratio for run in rows]), np.array([run.source for run in rows])
+    sides = dict(zip(("low", "middle", "high"), learn_interval(logs, sources), strict=True))
     lines = [f'[kinds."{name}"]', *(f"{side} = {np.exp(log):.3f}" for side, log in sides.items())]
     lines += [f"rows = {len(rows)}", f"gpus = {max(run.gpus for run in rows)}", f"seq = {max(run.seq for run in rows)}"]
     names = ", ".join(f'"{name}"' for name in sorted({run.framework for run in rows}))
     return "\n".join([*lines, f"frameworks = [{names}]"])
+
+
+def covered(runs: Sequence[Run]) -> Iterable[str]:
+    """Yield by kind the share of rows inside the interval of the other sources, and its width."""
+    for kind, rows in by_kind(runs).items():
+        ratio = np.array([run.ratio for run in rows])
+        tags = {"kind": np.full(len(rows), kind), "source": np.array([run.source for run in rows])}
+        figures = dict(interval_figures(MeasuredColumns(ratio, np.ones(len(rows)), tags, str)))
+        yield f"{kind}: {len(rows)} rows, " + ", ".join(f"{value:.3f}" for value in list(figures.values())[:2])
 
 
 def main(paths: Sequence[str]) -> None:
@@ -173,9 +172,8 @@ def main(paths: Sequence[str]) -> None:
     for kind, rows in by_kind(runs).items():
         print("\n" + table(kind, rows))
     for kind, rows in by_kind(several, family=True).items():
-        print("\n" + table(f"{kind} elsewhere", rows, family=True))
-    inside = [scale <= 1 for rows in sources.values() for scale in rows]
-    print(f"{np.mean(inside):.3f} of rows lie in the bands of other sources", file=sys.stderr)
+        print("\n" + table(f"{kind} elsewhere", rows))
+    print("\n".join(covered(several)), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from stepcast.validate.published.rows import (
     correct_records,
     load_corrections,
 )
-from stepcast.validate.published.setup import Setup, complete_heads, read_setup
+from stepcast.validate.published.setup import Setup, complete_blanks, complete_heads, read_setup
 from stepcast.validate.residual import interval_figures, residual_figures
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures, read_records
 
@@ -219,6 +219,7 @@ def memory_figures(published: PublishedRows) -> Iterator[tuple[str, float]]:
 MLPERF_NOTES = (
     "steps as logged, evaluation excluded; they are no MLPerf metric",
     "what a row leaves open is taken from its framework's documented defaults (docs/mlperf.md)",
+    "CUDA graphs that a row does not state are those of most rows with its round, GPU, tp and cp",
 )
 
 
@@ -229,7 +230,8 @@ def measure_mlperf(*folders: str) -> Measurements:
     """
     records = records_of(*folders)
     known = [record for record in records if (record.get("gpu_in_catalogue") or "1") != "0"]
-    published = compare_records({**record, "table": record.get("bench")} for record in known)
+    alike = complete_blanks(known, "cuda_graphs", "bench", "round", "gpu", "tp", "cp")
+    published = compare_records({**record, "table": record.get("bench")} for record in alike)
     skipped = dict(published.skipped)
     if missing := len(records) - len(known):
         skipped["the GPU is not in the catalogue"] = missing

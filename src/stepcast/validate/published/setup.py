@@ -381,14 +381,19 @@ class Setup:
 
 def complete_heads(records: Sequence[Record]) -> Iterator[Record]:
     """Yield *records* with blank heads filled as in most runs of the same source and hidden size."""
-    known: dict[tuple[str | None, str | None], Counter[str]] = {}
+    return complete_blanks(records, "heads", "source", "hidden")
+
+
+def complete_blanks(records: Sequence[Record], column: str, *keys: str) -> Iterator[Record]:
+    """Yield *records* with a blank *column* filled as in most with the same *keys*, of which the last is not blank."""
+    known: dict[tuple[str | None, ...], Counter[str]] = {}
     for record in records:
-        if heads := record.get("heads"):
-            known.setdefault((record.get("source"), record.get("hidden")), Counter())[heads] += 1
+        if value := record.get(column):
+            known.setdefault(tuple(map(record.get, keys)), Counter())[value] += 1
     for record in records:
-        usual = known.get((record.get("source"), record.get("hidden")))
-        blank = not record.get("heads") and record.get("hidden") and usual
-        yield {**record, "heads": usual.most_common(1)[0][0]} if blank and usual else record
+        usual = known.get(tuple(map(record.get, keys)))
+        blank = not record.get(column) and record.get(keys[-1]) and usual
+        yield {**record, column: usual.most_common(1)[0][0]} if blank and usual else record
 
 
 def read_setup(record: Record) -> Setup:
