@@ -155,7 +155,7 @@ def test_contention_has_a_limit(case: Case) -> None:
     takes = beside.step.prices.takes
     assert takes is not None
     shares: dict[Group, float] = {}
-    for work in beside.step.program.costs:
+    for work, _ in beside.step.works:
         if isinstance(work, Collective):
             shares[work.group] = max(takes(work), shares.get(work.group, 0.0))
     limit = 1 + sum(shares.values())

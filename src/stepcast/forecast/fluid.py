@@ -21,7 +21,6 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
-from stepcast.simulation.costs import DelayedCost
 from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.observed import Observed, TrafficOwner, stage_times_of
@@ -106,15 +105,17 @@ class _FlowBuilder:
         """Return the program with its flows and those of *others*, and the owner of each set of flows."""
         program = self.program
         waits = waits_of(program)
-        seconds = program.price_costs(self.step.prices)
-        cost, lane = program.task_costs(), program.task_lanes()
+        works, delays = zip(*self.step.works, strict=True)
+        seconds = self.step.program.write_out_seconds(self.step.base_seconds)
+        # Ops of one work are one kind of cost.
+        first: dict[int, int] = {}
+        cost_of_op = np.array([first.setdefault(id(work), op) if work else op for op, work in enumerate(works)], np.int64)
+        cost, lane = cost_of_op[program.task_costs()], program.task_lanes()
         rank = program.rank[program.task_calls()]
         peer = _find_peers(rank, waits, self.step.schedule.stages)
         peer[:, (lane < 1) | (lane > len(self.step.lanes.messages))] = -1
         duration_s = seconds[cost]
-        delays = [cost.delay_s if isinstance(cost, DelayedCost) else 0.0 for cost in program.costs]
         tails = in_ticks(np.array(delays, np.float64))
-        works = [cost.work if isinstance(cost, DelayedCost) else cost for cost in program.costs]
         sends = np.array([isinstance(work, Collective | Transfer) for work in works], bool)
         task_kind = np.full(program.tasks, -1, np.int64)
         chosen = np.flatnonzero(sends[cost] & (lane >= 0) & (duration_s > tails[cost]))

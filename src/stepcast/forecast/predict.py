@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
-from stepcast.forecast.simulate import prepare, simulate, simulate_together
+from stepcast.forecast.simulate import PacedCompute, prepare, simulate, simulate_together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster, Gpu
@@ -196,8 +196,16 @@ def apply_host_pace(options: Options, calibration: Calibration | None) -> Option
     return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward))
 
 
-def issue_s_of(framework: Framework) -> IssueSeconds:
-    """Return the seconds in which the host issues a work, by the modules that the framework is written in."""
+@lru_cache(maxsize=256)
+def issue_s_of(framework: Framework, tensor_us: float = 0.0) -> IssueSeconds:
+    """Return the seconds in which the host issues a work, by the modules that the framework is written in; *tensor_us*
+    more for tensor-parallel collectives.
+    """
+    if tensor_us:
+        issue_s = issue_s_of(framework)
+        return lambda work, backward: (
+            issue_s(work, backward) + (tensor_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
+        )
     if framework.modules is Modules.TRANSFORMERS:
         # Every kernel is counted; all experts are one product.
         return partial(_dispatch_s, "transformers", "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
@@ -208,17 +216,13 @@ def issue_s_of(framework: Framework) -> IssueSeconds:
 
 def _issue_s(framework: Framework, strategy: Strategy, gpus: int) -> IssueSeconds:
     """Return the seconds of issuing a work, those of the code around tensor-parallel collectives included."""
-    issue_s, layout = issue_s_of(framework), strategy.layout
+    layout = strategy.layout
     more_us = framework.tensor_issue_us
     if gpus:
         more_us += framework.spanning_issue_us * ((layout.tp - 1) // gpus)
     if layout.pp > 1 and layout.gpus > gpus:
         more_us += framework.crossing_issue_us * layout.tp
-    if not more_us or layout.tp == 1:
-        return issue_s
-    return lambda work, backward: (
-        issue_s(work, backward) + (more_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
-    )
+    return issue_s_of(framework, more_us if layout.tp > 1 else 0.0)
 
 
 def _dispatch_s(modules: str, kind: str, work: Work, backward: bool) -> float:
@@ -270,7 +274,7 @@ def compute_pricer(
     load = _LOADS.get((gpu, fit, *layers), count_load, idle, *repeats)
     current, pace = priced_once(gpu, fit, load), pace_of(workload.layout, workload.micro_batches)
     if calibration is None and attention is AttentionKernel.CURRENT:
-        return current if pace == 1.0 else lambda work: apply_pace(current(work), work, pace)
+        return PacedCompute(current, pace)
 
     def price(work: Compute) -> Price:
         work = convert_for_kernel(work, attention)

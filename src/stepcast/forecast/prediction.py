@@ -159,6 +159,8 @@ def report_of(prediction: "Prediction") -> StepReport:
     largest = max(parts, key=lambda part: parts[part])
     parts[largest] += step_s - sum(parts.values())
     in_flight = peak_in_flight(step.schedule)
+    for work in step.list_works():  # so that the pricer knows all sources; their seconds came from tables
+        pricer.price(work)
     low_s, high_s = _find_interval(prediction, step_s, parts["other"])
     report = StepReport(
         step_s=step_s,
@@ -233,7 +235,7 @@ def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
     steady, pricer = prediction.steady, prediction.pricer
     if steady:
         pair, step = steady.pair, steady.short[0]
-        ends = [step.program.price_costs(prices) for prices in _price_ends(step, pricer)]
+        ends = [step.price(prices) for prices in _price_ends(step, pricer)]
         runs = [pair.run(seconds) for seconds in ends]
         if runs[0] and runs[1]:
             return runs[0].end_s, runs[1].end_s
@@ -241,7 +243,7 @@ def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
             short_s, longer_s = (makespans_s(program, np.stack(ends)) for program in (pair.short, pair.longer))
             return steady.extend(short_s[0], longer_s[0]), steady.extend(short_s[1], longer_s[1])
     step = prediction.step
-    prices = [step.program.price_costs(prices) for prices in _price_ends(step, pricer)]
+    prices = [step.price(prices) for prices in _price_ends(step, pricer)]
     low_s, high_s = makespans_s(step.program, np.stack(prices)).tolist()
     if prediction.fluid:  # sharing adds the same to both
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
@@ -251,7 +253,7 @@ def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
 
 def _price_ends(step: Step, pricer: Pricer) -> list[Prices]:
     """Return the prices at the low and at the high end of their ranges."""
-    return [replace(step.prices, seconds=seconds) for seconds in (pricer.low_s, pricer.high_s)]
+    return [replace(step.prices, seconds=seconds, table=None) for seconds in (pricer.low_s, pricer.high_s)]
 
 
 def _check_body(workload: Workload, options: Options) -> list[str]:

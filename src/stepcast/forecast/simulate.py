@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
+import numpy as np
+
+from stepcast.cost.pace import CLOCKED, apply_pace
+from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.options import (
     DEFAULTS,
@@ -19,13 +23,16 @@ from stepcast.forecast.options import (
 from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.group import Group
+from stepcast.ir.dataclass import dataclass
+from stepcast.ir.group import Group, HostWay
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.work import Direction, Transfer
+from stepcast.ir.work import Compute, Direction, Transfer
 from stepcast.ir.workload import Workload
-from stepcast.simulation.costs import Prices
+from stepcast.simulation.costs import IssueSeconds, Prices
 from stepcast.simulation.engine import makespans_together
+from stepcast.simulation.lowering import OpList
 from stepcast.simulation.program import Program
 from stepcast.simulation.segments import ProgramError
 from stepcast.simulation.steady import EXACT_S
@@ -74,12 +81,84 @@ def prepare(
     )
     assumptions.extend(_describe_group_limit(options.once_per_node, layout, pricer))
     contention = pricer.lost_share if options.contention else None
-    prices = Prices(pricer.seconds, options.issue_s, contention, ahead=options.ahead)
-    step = PreparedStep(workload, cluster, pricer, options, schedule, prices, message, conditions, _find_alone(layout))
+    alone = _find_alone(layout)
+    table = WorkTable(pricer, compute, options.issue_s, alone) if isinstance(compute, PacedCompute) else None
+    prices = Prices(
+        pricer.seconds,
+        options.issue_s,
+        contention,
+        ahead=options.ahead,
+        table=table and table.works_s,
+        issue_table=table and table.issues_s,
+    )
+    step = PreparedStep(workload, cluster, pricer, options, schedule, prices, message, conditions, alone)
     # The pipeline with the slowest rank is the one simulated; without one any is, so the first.
     slowest = max(slow_ranks, key=lambda rank: slow_ranks[rank], default=0)
     place = slowest % layout.rank_of_stage(1)
     return Prediction(step, workload, cluster, pricer, options, place, tuple(assumptions))
+
+
+@dataclass(frozen=True, eq=False)
+class PacedCompute:
+    """The price of computation under one load, times the pace of the slowest GPU for work that its clock decides."""
+
+    base: ComputePrice
+    pace: float
+
+    def __call__(self, work: Compute) -> Price:
+        price = self.base(work)
+        return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
+
+
+_LAYER_SECONDS: ByIdentity[FloatArray] = ByIdentity(2**15)
+
+
+class WorkTable:
+    """The seconds of lists of ops, from tables of layers that all steps share whose GPUs are as busy and whose groups
+    use the same links.
+    """
+
+    def __init__(
+        self, pricer: Pricer, compute: PacedCompute, issue_s: IssueSeconds | None, alone: frozenset[Group]
+    ) -> None:
+        self.pricer, self.compute, self.issue_s, self.alone = pricer, compute, issue_s, alone
+        self.key = (pricer.node_gpus, pricer.once_per_node, pricer.ideal, tuple(pricer.algorithms.items()))
+
+    def works_s(self, ops: OpList) -> FloatArray:
+        """Return the seconds of each work; 0 for communication that does not run."""
+        base_s, clocked = np.concatenate([self._find_layer(layer) for layer in ops.layers or (ops,)], axis=1)
+        seconds: FloatArray = base_s * np.where(clocked > 0, self.compute.pace, 1.0)
+        return seconds
+
+    def _find_layer(self, layer: OpList) -> FloatArray:
+        """Return the seconds of each work before the pace, and whether the pace applies to it."""
+        pricer, routes = self.pricer, list[object]()
+        for group, is_collective in layer.routed:
+            if group in self.alone:
+                continue
+            if isinstance(group, HostWay):
+                return self._price_layer(layer)
+            routes.append(pricer.route(group) if is_collective else pricer.neighbour_route(group))
+        made_of = (layer, self.compute.base, pricer.cluster, *routes)
+        return _LAYER_SECONDS.get(made_of, partial(self._price_layer, layer), self.key)
+
+    def _price_layer(self, layer: OpList) -> FloatArray:
+        columns = np.zeros((2, len(layer.issued)))
+        for place, (work, runs) in enumerate(layer.running(self.alone)):
+            if isinstance(work, Compute):
+                columns[:, place] = self.compute.base(work).seconds, isinstance(work, CLOCKED)
+            elif runs:
+                columns[0, place] = self.pricer.seconds(work)
+        return columns
+
+    def issues_s(self, ops: OpList) -> FloatArray:
+        """Return the seconds of the host for issuing each op."""
+        parts = [_LAYER_SECONDS.get((layer, self.issue_s), partial(self._price_issues, layer)) for layer in ops.layers or (ops,)]
+        return np.concatenate(parts)
+
+    def _price_issues(self, layer: OpList) -> FloatArray:
+        assert self.issue_s is not None
+        return np.array([self.issue_s(one.op.work, one.backward) * one.op.kernels for one in layer.issued], np.float64)
 
 
 def simulate_together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:

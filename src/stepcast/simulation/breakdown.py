@@ -136,7 +136,7 @@ class _CallTimes:
         self.lanes, self.groups = lanes, groups
         self.maps = piece_maps(run.program, run.seconds)
         self.seconds: dict[Piece, list[float]] = {
-            piece: run.seconds[cost].tolist() for piece, cost in run.program.cost_of.items()
+            piece: run.seconds[ops].tolist() for piece, ops in run.program.ops_of.items()
         }
         self.other_s = {
             piece: sum(seconds)
@@ -249,8 +249,8 @@ def _message_waits_s(step: Step, run: Run) -> FloatArray:
     lanes = len(program.lanes)
     # Calls that run a slot of the schedule: not the rounds of a stage, nor messages.
     place = np.arange(program.calls) - program.rank_start[program.rank]
-    last = np.diff(program.rank_start)[program.rank] - step.rounds_after
-    is_slot = (program.rank < stages) & (place >= step.rounds_before) & (place < last)
+    last = np.diff(program.rank_start)[program.rank] - step.plan.rounds_after
+    is_slot = (program.rank < stages) & (place >= step.plan.rounds_before) & (place < last)
     for port in range(program.inputs):
         arrives = np.flatnonzero(is_slot & (program.source_call[:, port] >= 0))
         waited = run.entry_s[arrives, lanes + port] - run.entry_s[arrives, COMPUTE]

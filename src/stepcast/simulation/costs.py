@@ -1,124 +1,86 @@
-"""The costs of ops that are more than their work, and the prices of all costs."""
+"""The seconds of lists of ops: of their works, of the host that issues them, and of what computing loses."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import field
 
+import numpy as np
+
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.group import Group
-from stepcast.ir.work import COMMUNICATING, COMPUTING, Collective, Communication, HostCopy, HostUpdate, Work
+from stepcast.ir.group import Channel, Group
+from stepcast.ir.work import Work
+from stepcast.simulation.lowering import ContentionSlot, OpList, Seconds
 from stepcast.simulation.segments import Cost
 
-Seconds = Callable[[Work], float]
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
-
-
-@dataclass(frozen=True, slots=True)
-class IssueCost:
-    """The cost of the host for issuing the kernels of a work."""
-
-    work: Work
-    backward: bool
-    kernels: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeadCost:
-    """A negative cost: how long before the step the host began to issue it."""
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedCost:
-    """The cost of a communication whose result may be used only after a delay."""
-
-    work: Communication
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SlowedCost:
-    """The cost of a computation on a stage that is *factor* times as slow as it should be."""
-
-    work: Work
-    factor: float
-
-
-@dataclass(frozen=True, eq=False)
-class ContentionCost:
-    """The time that the computing of a piece loses to collectives that overlap it.
-
-    A collective of share k takes k seconds of computing for each second that both run: as long as it lasts, or as long
-    as the computing between it and the first op that waits for it. One that nothing in the piece waits for outlasts the
-    piece and overlaps the next one, which is taken to be equal. Collectives of one lane follow one another, so together
-    they overlap at most all that the piece computes.
-    """
-
-    windows: tuple[tuple[Collective, tuple[int, ...]], ...]
-    """Each collective with the indices of the computing that may overlap it; an empty tuple means all."""
-    computing: tuple[Work, ...]
-    factor: float
+ListSeconds = Callable[[OpList], FloatArray]
+NO_GROUPS: frozenset[Channel] = frozenset()
 
 
 @dataclass(frozen=True)
 class Prices:
-    """The seconds of every cost."""
+    """The seconds of every work."""
 
     seconds: Seconds
     issue_s: IssueSeconds | None = None
     takes: Seconds | None = None  # seconds of computing that a work takes for each second of overlap
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
     ahead: bool = False  # hosts go on to the next step without waiting for the end of one
-    _known: dict[int, tuple[Work, float]] = field(default_factory=dict, init=False, compare=False)
-    """Seconds of computing by the identity of works: each is part of many contention costs."""
+    table: ListSeconds | None = None  # seconds of all works of a list, where that is faster than one by one
+    issue_table: ListSeconds | None = None  # the same of their issues
 
-    def __call__(self, cost: Cost) -> float:
-        kind = type(cost)
-        if kind in COMPUTING or kind is HostUpdate:
-            return self._work_s(cost)  # type: ignore[arg-type]
-        if kind in COMMUNICATING:
-            return self._communication_s(cost)  # type: ignore[arg-type]
-        match cost:
-            case float() | int():
-                return cost
-            case IssueCost(work, backward, kernels):
-                assert self.issue_s is not None
-                return self.issue_s(work, backward) * kernels
-            case LeadCost():
-                return 0.0
-            case DelayedCost(work, delay_s):
-                return self._communication_s(work) + delay_s
-            case SlowedCost(work, factor):
-                return self.seconds(work) * factor
-            case ContentionCost():
-                return self._contention_s(cost)
-        raise TypeError(f"{kind.__name__} is no cost")
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state without the tables, which cannot be pickled."""
+        return {**self.__dict__, "table": None, "issue_table": None}
 
-    def _contention_s(self, cost: ContentionCost) -> float:
+    def message_s(self, message: Cost) -> float:
+        """Return the seconds of one message between stages."""
+        if isinstance(message, float | int):
+            return message
+        return self.seconds(message) * self.slow_groups.get(Group.PP, 1.0)  # type: ignore[arg-type]
+
+    def works_s(self, ops: OpList, alone: frozenset[Channel] = NO_GROUPS) -> FloatArray:
+        """Return the seconds of each work by itself; 0 for communication that does not run."""
+        if self.table:
+            return self.table(ops)
+        return np.array([self.seconds(work) if runs else 0.0 for work, runs in ops.running(alone)], np.float64)
+
+    def issues_s(self, ops: OpList, alone: frozenset[Channel] = NO_GROUPS) -> FloatArray:
+        """Return the seconds of the host for issuing each op."""
+        assert self.issue_s is not None
+        if self.issue_table:
+            return self.issue_table(ops)
+        running = zip(ops.issued, ops.running(alone), strict=True)
+        seconds = [self.issue_s(work, one.backward) * one.op.kernels if runs else 0.0 for one, (work, runs) in running]
+        return np.array(seconds, np.float64)
+
+    def spend_s(self, ops: OpList, works_s: FloatArray, factor: float) -> FloatArray:
+        """Return how long each of *ops* takes, whose works take *works_s* by themselves, on a stage that computes
+        *factor* times slower; with the delays of communication.
+        """
+        if factor != 1.0:
+            works_s = np.where(ops.is_computing, works_s * factor, works_s)
+        if self.slow_groups:
+            features = [op for sequence in ops.sequences for op in sequence.ops]
+            works_s = works_s * [self.slow_groups.get(op.group, 1.0) for op in features]  # type: ignore[arg-type]
+        return works_s if ops.delays_s is None else works_s + ops.delays_s
+
+    def contention_s(self, slot: ContentionSlot, ops: OpList, works_s: list[float], factor: float) -> float:
+        """Return what the computing of a piece loses, whose works take *works_s* by themselves."""
         assert self.takes is not None
-        known = self._known
-        for work in cost.computing:
-            if id(work) not in known:
-                self._work_s(work)
-        seconds = [known[id(work)][1] for work in cost.computing]
-        computing_s = sum(seconds) * cost.factor
+        seconds = [works_s[op] for op in slot.computing]
+        computing_s = sum(seconds) * factor
         overlap_s: dict[Group, float] = defaultdict(float)
         taken_s: dict[Group, float] = defaultdict(float)
-        for collective, window in cost.windows:
-            window_s = sum([seconds[index] for index in window]) * cost.factor if window else computing_s
-            both_s = min(self._communication_s(collective), window_s)
-            overlap_s[collective.group] += both_s
-            taken_s[collective.group] += self.takes(collective) * both_s
+        for op, window in slot.windows:
+            collective = ops.works[op]
+            group: Group = collective.group  # type: ignore[union-attr, assignment]
+            window_s = sum([seconds[index] for index in window]) * factor if window else computing_s
+            both_s = min(works_s[op] * self.slow_groups.get(group, 1.0), window_s)
+            overlap_s[group] += both_s
+            taken_s[group] += self.takes(collective) * both_s
         return sum(
             taken * min(1.0, computing_s / overlap_s[group]) for group, taken in taken_s.items() if overlap_s[group] > 0
         )
-
-    def _work_s(self, work: Work) -> float:
-        known = self._known.get(id(work))
-        if known is None:
-            known = self._known[id(work)] = work, self.seconds(work)
-        return known[1]
-
-    def _communication_s(self, work: Communication) -> float:
-        slowed = 1.0 if isinstance(work, HostCopy) else self.slow_groups.get(work.group, 1.0)
-        return self.seconds(work) * slowed

@@ -41,13 +41,13 @@ class Run:
 
 
 def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
-    """Run *program* with *seconds*, one for each of its costs; without, its costs are seconds.
+    """Run *program* with *seconds*, one for each op of its pieces; without, its costs are seconds.
 
     ProgramError if calls wait for each other in a circle.
     """
     prices = program.price_costs() if seconds is None else seconds
     fold = program.fold
-    maps = np.ascontiguousarray(fold.maps(prices[program.op_costs]).transpose(1, 2, 0))
+    maps = np.ascontiguousarray(fold.maps(prices).transpose(1, 2, 0))
     plan = program.table.plan(fold.read, fold.chain_outputs)
     left_s = plan.sweep(maps, program.chain_of[program.segment])
     return Run(program, prices, maps, plan, left_s, float(left_s.max(initial=0.0)))
@@ -68,15 +68,14 @@ def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
 def piece_maps(program: Program, seconds: FloatArray) -> dict[Piece, FloatArray]:
     """Return (lanes + outputs) x (lanes + inputs): the matrix of each piece."""
     fold = program.fold
-    pieces = fold.pieces(seconds[program.op_costs])
+    pieces = fold.pieces(seconds)
     return {piece: fold.dense(pieces, number) for number, piece in enumerate(program.pieces)}
 
 
 def task_times(run: Run) -> Times:
     """Return the start and end of every task of the program written out, from the entry times of its call."""
     program, entry_s = run.program.written_out, _unfold_entries(run)
-    number = {cost: index for index, cost in enumerate(run.program.costs)}
-    seconds = program.segment_seconds(run.seconds[np.array([number[cost] for cost in program.costs], np.int64)])
+    seconds = program.segment_seconds(run.program.write_out_seconds(run.seconds))
     shapes, shape_of = program.segment_shapes
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
     call_shape = shape_of[program.segment]
@@ -168,7 +167,7 @@ def _makespans_s(
     programs: Sequence[PricedProgram], watched: Mapping[int, IntArray]
 ) -> tuple[list[float], dict[int, float]]:
     fold = _fold_programs([program for program, _ in programs])
-    maps = fold.maps(np.concatenate([seconds[program.op_costs] for program, seconds in programs]))
+    maps = fold.maps(np.concatenate([seconds for _, seconds in programs]))
     maps, lanes = _drop_idle_lanes(maps, fold.read, [len(program.chains) for program, _ in programs])
     columns, _, rows = maps.shape
     order = _JoinedOrder([program for program, _ in programs], columns - lanes)

@@ -2,26 +2,29 @@
 
 Computation runs in the compute lane, each group's communication in a lane of its own. A blocking communication starts
 when the computation before it has ended and holds up the computation after it; a non-blocking one holds up only the ops
-that name it. What waits for what does not depend on the sizes of ops: a ``PieceTemplate`` is built once for all layers
-with the same ``OpFeatures`` and filled with the costs of each.
+that name it. What waits for what does not depend on the sizes of ops: a piece is built once for all layers with the
+same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from typing import NamedTuple
 
+import numpy as np
+
+from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.work import COMMUNICATING, Collective, group_of
-from stepcast.ir.workload import Block, Layer, Op, Phase, Role, label_op
-from stepcast.simulation.costs import ContentionCost, DelayedCost, IssueCost, Seconds, SlowedCost
-from stepcast.simulation.lanes import COMPUTE, PHASES_OF, Lanes
+from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
+from stepcast.ir.workload import Layer, Op, Phase, Role, label_op
+from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
-from stepcast.simulation.segments import NO_LANE, Cost, Piece, TimedOp
+from stepcast.simulation.segments import NO_LANE, Piece, TimedOp
 
+Seconds = Callable[[Work], float]
 PAIRED = frozenset({Group.EP})
 """Groups whose communication of one slot of a pair runs while the other slot computes."""
 
@@ -32,13 +35,6 @@ class IssuedOp(NamedTuple):
     layer: Layer
     op: Op
     backward: bool = False
-
-    def cost(self, factor: float) -> Cost:
-        """Return the cost of its work on a stage that computes *factor* times slower."""
-        work = self.op.work
-        if type(work) in COMMUNICATING:
-            return DelayedCost(work, self.layer.process_s) if self.layer.process_s else work  # type: ignore[arg-type]
-        return work if factor == 1.0 else SlowedCost(work, factor)
 
 
 class OpFeatures(NamedTuple):
@@ -110,12 +106,16 @@ def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
 
 
 @dataclass(frozen=True, eq=False)
-class SlotOps:
-    """The ops that a slot issues for some layers."""
+class OpList:
+    """Ops that are issued one after the other, layer by layer."""
 
     issued: list[IssuedOp]
-    sequences: tuple[OpSequence, ...]  # layer by layer
-    costs: list[Cost]  # at full speed
+    sequences: tuple[OpSequence, ...]
+    layers: tuple["OpList", ...] = ()  # the lists of single layers that it consists of; nothing: it is one of them
+
+    @cached_property
+    def works(self) -> list[Work]:
+        return [issued.op.work for issued in self.issued]
 
     @cached_property
     def groups(self) -> frozenset[Channel]:
@@ -132,34 +132,64 @@ class SlotOps:
             issued |= sequence.names
         return frozenset(awaited)
 
+    def running(self, alone: frozenset[Channel]) -> Iterator[tuple[Work, bool]]:
+        """Yield each work and whether it runs: communication of no bytes or of groups that are *alone* does not."""
+        features = chain.from_iterable([sequence.ops for sequence in self.sequences])
+        for work, op in zip(self.works, features, strict=True):
+            yield work, op.runs and op.group not in alone
 
-_SLOT_OPS: ByIdentity[SlotOps] = ByIdentity(8192)
-_LAYER_OPS: ByIdentity[SlotOps] = ByIdentity(32768)
+    @cached_property
+    def routed(self) -> tuple[tuple[Channel, bool], ...]:
+        """The groups of communication that has bytes of the first layer, and whether it is a collective."""
+        return tuple(dict.fromkeys([(op.group, op.collective) for op in self.sequences[0].ops if op.group and op.runs]))
+
+    @cached_property
+    def is_computing(self) -> BoolArray:
+        """Whether each op computes; False for communication."""
+        return np.array([op.group is None for sequence in self.sequences for op in sequence.ops], bool)
+
+    @cached_property
+    def delays_s(self) -> FloatArray | None:
+        """The delay after which the result of each communication may be used; None without any."""
+        if not any(issued.layer.process_s for issued in self.issued):
+            return None
+        return np.where(self.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
 
 
-def list_slot_ops(layers: Sequence[Layer], action: SlotAction) -> SlotOps:
+_SLOT_OPS: ByIdentity[OpList] = ByIdentity(8192)
+_JOINED_OPS: ByIdentity[OpList] = ByIdentity(8192)
+_LAYER_OPS: ByIdentity[OpList] = ByIdentity(32768)
+
+
+def list_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     """Return the ops of one slot of *layers*, cached by their identity."""
     return _SLOT_OPS.of(layers, join_slot_ops, action)
 
 
-def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> SlotOps:
+def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     """Return the ops of one slot in the order of issue. Many blocks share most of their layers."""
     ordered = layers if action is SlotAction.FORWARD else reversed(layers)
-    parts = [_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered]
-    issued = list(chain.from_iterable([part.issued for part in parts]))
-    costs = list(chain.from_iterable([part.costs for part in parts]))
-    return SlotOps(issued, tuple([part.sequences[0] for part in parts]), costs)
+    parts = tuple([_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
+
+    def join() -> OpList:
+        issued = list(chain.from_iterable([part.issued for part in parts]))
+        return OpList(issued, tuple([part.sequences[0] for part in parts]), parts)
+
+    return _JOINED_OPS.get(parts, join)
 
 
-def _list_layer_ops(layer: Layer, action: SlotAction) -> SlotOps:
+def _list_layer_ops(layer: Layer, action: SlotAction) -> OpList:
     backward = action is not SlotAction.FORWARD
-    issued = [IssuedOp(layer, op, backward) for phase in PHASES_OF[action] for op in layer.ops(phase)]
-    return SlotOps(issued, (_describe_ops(issued),), [op.cost(1.0) for op in issued])
+    return describe_list([IssuedOp(layer, op, backward) for phase in PHASES_OF[action] for op in layer.ops(phase)])
 
 
 def list_once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[IssuedOp]:
     """Return the ops of layers that run once per step, all their *phases* together."""
     return [IssuedOp(layer, op) for layer in layers for phase in phases for op in layer.ops(phase)]
+
+
+def describe_list(issued: list[IssuedOp]) -> OpList:
+    return OpList(issued, (_describe_ops(issued),))
 
 
 @dataclass(frozen=True)
@@ -173,50 +203,25 @@ class LoweringTerms:
 
 
 class CostSlot(NamedTuple):
-    """The place of a cost in a template: the work of an op, or its issue by the host."""
+    """In place of a cost: the place of its seconds in a list of n ops. Works come first, then from n on the issues of
+    an eager host.
+    """
 
-    part: str
-    op: int
+    place: int
 
 
 class ContentionSlot(NamedTuple):
-    """The place of a ``ContentionCost`` in a template; collectives and computing by the numbers of ops."""
+    """In place of a cost: what the computing of a piece loses to the collectives that overlap it.
+
+    A collective of share k takes k seconds of computing for each second that both run: as long as it lasts, or as long
+    as the computing between it and the first op that waits for it. One that nothing in the piece waits for outlasts the
+    piece and overlaps the next one, which is taken to be equal. Collectives of one lane follow one another, so together
+    they overlap at most all that the piece computes.
+    """
 
     windows: tuple[tuple[int, tuple[int, ...]], ...]
-    computing: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class PieceTemplate:
-    """A piece whose costs are slots, to be filled with those of actual ops."""
-
-    piece: Piece
-    works: tuple[int, ...]  # for each cost that is the work of an op the number of the op, else 0
-    others: tuple[tuple[int, Cost], ...]  # the other costs with their index
-
-    @classmethod
-    def of(cls, piece: Piece) -> "PieceTemplate":
-        is_work = [isinstance(cost, CostSlot) and cost.part == "work" for cost in piece.costs]
-        works = [cost.op if isinstance(cost, CostSlot) else 0 for cost in piece.costs]
-        others = [(index, cost) for index, cost in enumerate(piece.costs) if not is_work[index]]
-        return cls(piece, tuple(works), tuple(others))
-
-    def fill(self, issued: Sequence[IssuedOp], factor: float, costs: Sequence[Cost] | None = None) -> Piece:
-        """Return the piece of the *issued* ops, whose works have these *costs* where they are known."""
-        if costs is None:
-            costs = [op.cost(factor) for op in issued]
-        filled: list[Cost] = [costs[op] for op in self.works] if costs else [0.0] * len(self.works)
-        for index, cost in self.others:
-            if isinstance(cost, CostSlot):
-                _, op, backward = issued[cost.op]
-                filled[index] = IssueCost(op.work, backward, op.kernels)
-            elif isinstance(cost, ContentionSlot):
-                computing = tuple([issued[op].op.work for op in cost.computing])
-                windows = [(issued[op].op.work, window) for op, window in cost.windows]
-                filled[index] = ContentionCost(tuple(windows), computing, factor)  # type: ignore[arg-type]
-            else:
-                filled[index] = cost
-        return self.piece.with_costs(tuple(filled))
+    """The number of each collective with the indices of the computing that may overlap it; an empty tuple means all."""
+    computing: tuple[int, ...]  # the numbers of the ops that compute
 
 
 @dataclass
@@ -234,8 +239,9 @@ class _Window:
 class _PieceBuilder:
     """Collects the ops of one piece as they are issued, in one stream or two that are interleaved."""
 
-    def __init__(self, terms: LoweringTerms, streams: int) -> None:
-        self.terms, self.lanes, self.streams = terms, terms.lanes, streams
+    def __init__(self, terms: LoweringTerms, streams: int, count: int) -> None:
+        """*count*: the number of ops that will be added."""
+        self.terms, self.lanes, self.streams, self.count = terms, terms.lanes, streams, count
         self.ops: list[TimedOp] = []
         # Whether each stream has done anything in this piece, which had to wait for the input of its slot.
         self.begun = [False] * streams
@@ -296,7 +302,7 @@ class _PieceBuilder:
         stores: tuple[int, ...],
     ) -> int:
         label, waits = label_op(op.layer, op.name), tuple(dict.fromkeys(after))
-        self.ops.append(TimedOp(label, CostSlot("work", number), lane, waits, (), registers, stores, op.optimizer))
+        self.ops.append(TimedOp(label, CostSlot(number), lane, waits, (), registers, stores, op.optimizer))
         return len(self.ops) - 1
 
     def _issue(self, number: int, op: OpFeatures) -> tuple[int, ...]:
@@ -304,7 +310,7 @@ class _PieceBuilder:
         host = self.lanes.host_lane
         if host is None or not self.terms.eager or op.captured:
             return ()
-        self.ops.append(TimedOp("issue", CostSlot("issue", number), host, lanes=(self.lanes.read,)))
+        self.ops.append(TimedOp("issue", CostSlot(self.count + number), host, lanes=(self.lanes.read,)))
         return (len(self.ops) - 1,)
 
     def _input_register(self, stream: int) -> tuple[int, ...]:
@@ -360,7 +366,7 @@ class _PieceBuilder:
                 windows.append((collective.op, () if window == every else window))
         return ContentionSlot(tuple(windows), tuple(op for _, op in self.computing)) if windows else None
 
-    def build(self, continues: bool) -> PieceTemplate:
+    def build(self, continues: bool) -> Piece:
         """Return the piece, after which its slot *continues* with another or ends.
 
         A blocking communication at the end holds up the computation of the next piece too.
@@ -370,48 +376,64 @@ class _PieceBuilder:
         if self.terms.contention and (contention := self._find_contention(continues)) is not None:
             done = tuple(self.lanes.done(stream) for stream in range(self.streams))
             self.ops.append(TimedOp("slowed by communication", contention, COMPUTE, stores=done))
-        return PieceTemplate.of(Piece.of("", self.ops, lanes=self.lanes.count))
+        return Piece.of("", self.ops, lanes=self.lanes.count)
 
 
 class PieceFactory:
-    """Makes pieces under the same terms: one object for the same layers, one template for the same features."""
+    """Makes pieces under the same terms, whose costs are slots: one for the same features of ops."""
 
     def __init__(self, terms: LoweringTerms) -> None:
         self.terms, self.lanes = terms, terms.lanes
-        self._pieces: ByIdentity[Piece] = ByIdentity(4096)
-        self._templates: dict[tuple[object, ...], PieceTemplate] = {}
+        self._pieces: dict[tuple[object, ...], Piece] = {}
 
     def make_begin(self, streams: int) -> Piece:
         """Return the begin of a slot, or of two that are interleaved: input k is what stream k needs."""
-        return self._pieces.get((), lambda: _build_begin(self.lanes, streams), "begin", streams)
+        return self._find(("begin", streams), lambda: _build_begin(self.lanes, streams))
 
     def make_end(self, streams: int) -> Piece:
         """Return the end: output k is what stream k produced, or its input if it produced nothing."""
-        return self._pieces.get((), lambda: _build_end(self.lanes, streams), "end", streams)
+        return self._find(("end", streams), lambda: _build_end(self.lanes, streams))
 
-    def make_slot(self, blocks: Sequence[Block], action: SlotAction, factor: float) -> list[tuple[Piece, int]]:
-        """Return the pieces of *blocks* with their repeats in the order in which a slot runs them, on a stage that
-        computes *factor* times slower.
+    def make_layers(
+        self, sequences: tuple[OpSequence, ...], continues: bool = False, streams: tuple[int, ...] = ()
+    ) -> Piece:
+        """Return ops, each in its stream or without *streams* all in the first, after which their slot *continues*."""
+
+        def build() -> Piece:
+            ops = [op for sequence in sequences for op in sequence.ops]
+            builder = _PieceBuilder(self.terms, STREAMS if streams else 1, len(ops))
+            for number, op in enumerate(ops):
+                builder.add(streams[number] if streams else 0, number, op)
+            return builder.build(continues)
+
+        return self._find((sequences, streams, continues), build)
+
+    def make_once(self, sequences: tuple[OpSequence, ...], name: str, others: int, finish: bool) -> Piece:
+        """Return what runs once per step, when *others* have come and, to *finish*, all communication has ended.
+
+        Its output is the end of everything issued so far.
         """
-        ordered = blocks if action is SlotAction.FORWARD else blocks[::-1]
-        pieces = [(self._make_layers(block.layers, action, True, factor), block.repeat) for block in ordered]
-        if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], ContentionCost):
-            # Collectives that outlast the last piece overlap no other.
-            piece, repeat = pieces.pop()
-            pieces += [(piece, repeat - 1)] if repeat > 1 else []
-            pieces.append((self._make_layers(ordered[-1].layers, action, False, factor), 1))
-        return pieces
 
-    def _make_layers(self, layers: Sequence[Layer], action: SlotAction, continues: bool, factor: float) -> Piece:
-        return self._pieces.of(layers, self._fill_layers, (action, continues, factor))
+        def build() -> Piece:
+            ops = [op for sequence in sequences for op in sequence.ops]
+            lanes, builder = self.lanes, _PieceBuilder(self.terms, 1, len(ops))
+            waits = lanes.collectives if finish else ()
+            begins = (lanes.turn, lanes.given(0), lanes.done(0))
+            builder.ops.append(TimedOp(name, 0.0, COMPUTE, (), tuple(range(others)), waits, begins))
+            for number, op in enumerate(ops):
+                builder.add(0, number, op)
+            builder.ops.append(TimedOp("end of round", 0.0, COMPUTE, lanes=(lanes.done(0), *lanes.collectives)))
+            return Piece.of(name, builder.ops, lanes=lanes.count, inputs=others, outputs=(len(builder.ops) - 1,))
 
-    def _fill_layers(self, layers: Sequence[Layer], key: tuple[SlotAction, bool, float]) -> Piece:
-        action, continues, factor = key
-        ops = list_slot_ops(layers, action)
-        template = self._find_template(ops.sequences, (), 1, continues)
-        return template.fill(ops.issued, factor, ops.costs if factor == 1.0 else None)
+        return self._find((sequences, name, others, finish), build)
 
-    def interleave(self, streams: Sequence[Sequence[IssuedOp]], seconds: Seconds, factor: float) -> Piece:
+    def _find(self, key: tuple[object, ...], build: Callable[[], Piece]) -> Piece:
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._pieces[key] = build()
+        return piece
+
+    def interleave(self, streams: Sequence[OpList], seconds: Seconds, factor: float) -> tuple[OpList, Piece]:
         """Return the ops of two slots that run as a pair, in the order that ends earliest.
 
         One computes while the other exchanges tokens with its experts; all other communication holds up both
@@ -432,7 +454,7 @@ class PieceFactory:
                 known[key] = _run_alone_s(ops, seconds, factor)
             return known[key]
 
-        runs = [[(kind, list(run)) for kind, run in groupby(stream, key=exchanges)] for stream in streams]
+        runs = [[(kind, list(run)) for kind, run in groupby(stream.issued, key=exchanges)] for stream in streams]
         first, second = ([PairPart(kind, run_alone_s(ops)) for kind, ops in part] for part in runs)
         left = [iter(part) for part in runs]
         numbers: list[int] = []
@@ -441,41 +463,8 @@ class PieceFactory:
             _, ops = next(left[number])
             numbers += [number] * len(ops)
             issued += ops
-        return self._find_template((_describe_ops(issued),), tuple(numbers), len(streams), False).fill(issued, factor)
-
-    def _find_template(
-        self, sequences: tuple[OpSequence, ...], streams: tuple[int, ...], count: int, continues: bool
-    ) -> PieceTemplate:
-        """Return the template of ops, each in its stream; without *streams*, all in the first."""
-        key = (sequences, streams, continues)
-        template = self._templates.get(key)
-        if template is None:
-            builder = _PieceBuilder(self.terms, count)
-            for number, op in enumerate(op for sequence in sequences for op in sequence.ops):
-                builder.add(streams[number] if streams else 0, number, op)
-            template = self._templates[key] = builder.build(continues)
-        return template
-
-    def make_once(self, issued: Sequence[IssuedOp], name: str, others: int, finish: bool, factor: float) -> Piece:
-        """Return what runs once per step, when *others* have come and, to *finish*, all communication has ended.
-
-        Its output is the end of everything issued so far.
-        """
-        sequence = _describe_ops(issued)
-        key = (sequence, name, others, finish)
-        template = self._templates.get(key)
-        if template is None:
-            lanes, builder = self.lanes, _PieceBuilder(self.terms, 1)
-            waits = lanes.collectives if finish else ()
-            begins = (lanes.turn, lanes.given(0), lanes.done(0))
-            builder.ops.append(TimedOp(name, 0.0, COMPUTE, (), tuple(range(others)), waits, begins))
-            for number, op in enumerate(sequence.ops):
-                builder.add(0, number, op)
-            builder.ops.append(TimedOp("end of round", 0.0, COMPUTE, lanes=(lanes.done(0), *lanes.collectives)))
-            last = len(builder.ops) - 1
-            piece = Piece.of(name, builder.ops, lanes=lanes.count, inputs=others, outputs=(last,))
-            template = self._templates[key] = PieceTemplate.of(piece)
-        return template.fill(issued, factor)
+        joined = describe_list(issued)
+        return joined, self.make_layers(joined.sequences, streams=tuple(numbers))
 
 
 @lru_cache(maxsize=256)

@@ -4,10 +4,10 @@ Structure comes first and seconds last: an op names its **cost**, which is a num
 and one program runs with any number of price lists. This module does not know what ops do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise, starmap
 from typing import TypeVar
 
 import numpy as np
@@ -247,7 +247,7 @@ def level_bounds(level: IntArray) -> list[int]:
     return bounds
 
 
-OF_SEGMENTS = ("inputs", "pieces", "_numbered_costs", "chain_of", "chains", "shapes", "has_delays")
+OF_SEGMENTS = ("inputs", "pieces", "ops_of", "chain_of", "chains", "shapes", "has_delays")
 """The cached properties of a program that do not depend on its calls."""
 
 
@@ -330,36 +330,16 @@ class Program:
         """The distinct pieces."""
         return tuple(dict.fromkeys([piece for segment in self.segments for piece, _ in segment.chain]))
 
+    @cached_property
+    def ops_of(self) -> dict[Piece, slice]:
+        """The ops of each piece among those of all pieces."""
+        ends = [0, *accumulate([piece.shape.ops for piece in self.pieces])]
+        return dict(zip(self.pieces, starmap(slice, pairwise(ends)), strict=True))
+
     @property
     def costs(self) -> tuple[Cost, ...]:
-        """The distinct cost objects, which a price list must know. Equal objects are priced twice: comparing them
-        takes longer.
-        """
-        return self._numbered_costs[0]
-
-    @property
-    def op_costs(self) -> IntArray:
-        """The index of the cost of each op of all pieces, piece by piece."""
-        return self._numbered_costs[1]
-
-    @cached_property
-    def _numbered_costs(self) -> tuple[tuple[Cost, ...], IntArray]:
-        pieces = self.pieces
-        listed = list(chain.from_iterable([piece.costs for piece in pieces]))
-        keys = list(map(id, listed))
-        costs = dict(zip(keys, listed, strict=True))
-        index = dict(zip(costs, range(len(costs)), strict=True))
-        indices = np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
-        ops = np.concatenate([np.zeros(0, np.int64), *[piece.cost for piece in pieces]])
-        first = np.array([0, *[len(piece.costs) for piece in pieces]], np.int64).cumsum()[:-1]
-        ops += np.repeat(first, [piece.shape.ops for piece in pieces])
-        return tuple(costs.values()), indices[ops]
-
-    @cached_property
-    def cost_of(self) -> dict[Piece, IntArray]:
-        """The indices of the costs of the ops of each piece."""
-        ends = np.cumsum([len(piece.cost) for piece in self.pieces])
-        return dict(zip(self.pieces, np.split(self.op_costs, ends[:-1]), strict=True)) if len(ends) else {}
+        """The cost of each op of all pieces, piece by piece."""
+        return tuple(chain.from_iterable([piece.costs for piece in self.pieces]))
 
     @cached_property
     def chain_of(self) -> IntArray:
@@ -391,16 +371,18 @@ class Program:
 
     @cached_property
     def fold(self) -> Fold:
-        """The way from the durations of ``op_costs`` to the matrices of the chains."""
+        """The way from the durations of the ops of all pieces to the matrices of the chains."""
         return fold_of(len(self.lanes), self.shapes, self.chains, self.has_delays)
 
-    def price_costs(self, price: Callable[[Cost], float] | None = None) -> FloatArray:
-        """Return the price of each cost in whole ticks; without *price* costs are seconds."""
-        if price is not None:
-            return in_ticks(np.array([price(cost) for cost in self.costs], np.float64))
+    def price_costs(self) -> FloatArray:
+        """Return the costs, which must be seconds, in whole ticks."""
         if not all(isinstance(cost, float | int) for cost in self.costs):
             raise ProgramError("costs that are not seconds need a list of prices")
         return in_ticks(np.array(self.costs, np.float64))
+
+    def write_out_seconds(self, seconds: FloatArray) -> FloatArray:
+        """Return *seconds* of the ops of all pieces in the order of ``written_out``."""
+        return np.concatenate([np.zeros(0), *[seconds[self.ops_of[piece]] for piece in self.written_out.pieces]])
 
     @cached_property
     def is_unfolded(self) -> bool:
@@ -482,7 +464,7 @@ class Program:
 
     def segment_seconds(self, seconds: FloatArray) -> list[FloatArray]:
         """Return the duration of each op of each segment of one piece."""
-        return [seconds[self.cost_of[segment.piece]] for segment in self.segments]
+        return [seconds[self.ops_of[segment.piece]] for segment in self.segments]
 
     def task_calls(self) -> IntArray:
         """Return the call of every task."""
@@ -493,8 +475,9 @@ class Program:
         return self.per_task([segment.shape.lane for segment in self.segments])
 
     def task_costs(self) -> IntArray:
-        """Return the index of every task's cost."""
-        return self.per_task([self.cost_of[segment.piece] for segment in self.segments])
+        """Return for every task the index of its cost among those of all pieces."""
+        ops = [self.ops_of[segment.piece] for segment in self.segments]
+        return self.per_task([np.arange(own.start, own.stop) for own in ops])
 
     def task_durations_s(self, seconds: FloatArray | None = None) -> FloatArray:
         """Return the duration of every task: the array to change for jitter or slow ranks, then run unfolded."""
@@ -519,10 +502,10 @@ class Program:
         """Return ranks x lanes: the time in which each lane runs an op."""
         seconds = self.price_costs() if seconds is None else seconds
         busy_s: dict[Piece, FloatArray] = {}
-        for piece, cost in self.cost_of.items():
+        for piece, ops in self.ops_of.items():
             used = piece.shape.lane != NO_LANE
             busy_s[piece] = np.zeros(len(self.lanes))
-            np.add.at(busy_s[piece], piece.shape.lane[used], seconds[cost[used]])
+            np.add.at(busy_s[piece], piece.shape.lane[used], seconds[ops][used])
         per_segment = np.zeros((len(self.segments), len(self.lanes)))
         for row, segment in zip(per_segment, self.segments, strict=True):
             for piece, repeat in segment.chain:

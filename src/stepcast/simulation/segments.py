@@ -140,13 +140,13 @@ def intern_shape(shape: Shape) -> Shape:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A shape with the names and costs of its ops: op i costs ``costs[cost[i]]``."""
+    """A shape with the names and costs of its ops."""
 
     shape: Shape
     names: tuple[str, ...]
     costs: tuple[Cost, ...]
-    cost: IntArray
     optimizer_ops: frozenset[int] = frozenset()
+    source: int = -1  # the list of ops that its costs belong to, where they are slots to be filled
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -159,13 +159,12 @@ class Piece:
     @cached_property
     def has_delays(self) -> bool:
         """Whether any op takes time but no lane."""
-        return any(self.costs[number] != 0 for number in self.cost[self.shape.lane == NO_LANE].tolist())
+        return any(cost != 0 for cost, lane in zip(self.costs, self.shape.lane.tolist(), strict=True) if lane == NO_LANE)
 
-    def with_costs(self, costs: tuple[Cost, ...]) -> "Piece":
-        """Return the same ops at other *costs*, which are zero where these are."""
+    def with_source(self, source: int) -> "Piece":
+        """Return the same ops with costs of another list."""
         piece = object.__new__(Piece)  # the ops were checked
-        known = {"has_delays": self.has_delays, "optimizer_ops": self.optimizer_ops}
-        piece.__dict__.update(shape=self.shape, names=self.names, costs=costs, cost=self.cost, **known)
+        piece.__dict__.update(self.__dict__, has_delays=self.has_delays, source=source)
         return piece
 
     @classmethod
@@ -179,13 +178,12 @@ class Piece:
         shape = _SHAPES.get(key)
         if shape is None:
             shape = _SHAPES[key] = _shape_ops(name, ops, lanes, inputs, outputs)
-        number: dict[Cost, int] = {}
-        cost = [number.setdefault(op.cost, len(number)) for op in ops]
-        for seconds in number:
+        costs = tuple([op.cost for op in ops])
+        for seconds in costs:
             if isinstance(seconds, float | int) and not 0 <= seconds < np.inf:
                 raise ProgramError(f"segment {name}: a duration is negative or not finite")
         optimizer_ops = frozenset(index for index, op in enumerate(ops) if op.is_optimizer)
-        return cls(shape, tuple([op.name for op in ops]), tuple(number), np.array(cost, np.int64), optimizer_ops)
+        return cls(shape, tuple([op.name for op in ops]), costs, optimizer_ops)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,12 +283,9 @@ def _select_outputs(piece: Piece, outputs: tuple[int, ...]) -> Piece:
 
 @lru_cache(maxsize=4096)
 def _join_pieces(one: Piece, two: Piece, bind: tuple[tuple[int, int], ...]) -> Piece:
-    number = {cost: index for index, cost in enumerate(one.costs)}
-    renumbered = np.array([number.setdefault(cost, len(number)) for cost in two.costs], np.int64)
-    cost = np.concatenate([one.cost, renumbered[two.cost]]) if len(two.cost) else one.cost
     shape, ops = _join_shapes(one.shape, two.shape, dict(bind)), one.shape.ops
     optimizer_ops = one.optimizer_ops.union(ops + op for op in two.optimizer_ops)
-    return Piece(shape, one.names + two.names, tuple(number), cost, optimizer_ops)
+    return Piece(shape, one.names + two.names, one.costs + two.costs, optimizer_ops)
 
 
 def _shape_ops(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:

@@ -1,26 +1,30 @@
 """One training step as a program: the pipeline's slots, and what runs once before and after them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property, lru_cache, partial
+from itertools import count, pairwise
 
 import numpy as np
 
-from stepcast.ir.arrays import FloatArray
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.work import Collective, group_of
+from stepcast.ir.work import Collective, Work, group_of
 from stepcast.ir.workload import Block, Phase, Stage, Workload, unfold_blocks
-from stepcast.simulation.costs import IssueCost, LeadCost, Prices
+from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import PHASES_OF, Lanes
 from stepcast.simulation.lowering import (
+    ContentionSlot,
+    CostSlot,
     IssuedOp,
     LoweringTerms,
+    OpList,
     PieceFactory,
+    describe_list,
     join_slot_ops,
     list_once_ops,
     list_slot_ops,
@@ -28,9 +32,9 @@ from stepcast.simulation.lowering import (
 )
 from stepcast.simulation.messages import DEFAULT_MICRO_BATCH, Messages, Send, SlotKind
 from stepcast.simulation.pipeline import Round, pipeline_program
-from stepcast.simulation.program import Program
+from stepcast.simulation.program import Program, in_ticks
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
-from stepcast.simulation.segments import Cost, Segment, TimedOp
+from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp
 
 # The blocks of each chunk of a pipeline.
 
@@ -44,9 +48,21 @@ class Body(StrEnum):
 
 Blocks = tuple[Block, ...]
 VariedBlocks = Mapping[SlotAction, Mapping[int, Blocks]]
+LAST = -2
+"""In place of its number: the last micro-batch."""
+MOST_SIGNATURES = 2**14
+_SIGNATURES: dict[object, int] = {}
+_NUMBERS = count()
 
 
-@dataclass(frozen=True, slots=True)
+def _number_signature(key: object) -> int:
+    """Return the same number for equal keys."""
+    if len(_SIGNATURES) >= MOST_SIGNATURES:
+        _SIGNATURES.clear()
+    return _SIGNATURES.setdefault(key, next(_NUMBERS))
+
+
+@dataclass(frozen=True, eq=False)
 class Chunk:
     """The blocks of one model chunk: in most micro-batches, and by actions in those that differ."""
 
@@ -55,14 +71,54 @@ class Chunk:
     in_turn: bool
     final: int  # the last micro-batch
 
-    def blocks(self, slot: SlotKind) -> Blocks:
+    def find_slot(self, slot: SlotKind) -> tuple[SlotAction, int]:
+        """Return the key of the ops of *slot* among ``slots``."""
         which = slot.representative
         if self.in_turn:
             # A split backward among whole ones may be the first of its kind and the last of all.
             ends = slot.last and slot.kind is not SlotAction.FORWARD
-            first_or_last = 0 if slot.first else self.final if slot.last else DEFAULT_MICRO_BATCH
-            which = self.final if ends else first_or_last
-        return self.varied[slot.kind].get(which, self.default)
+            final = LAST if self.final else 0
+            first_or_last = 0 if slot.first else final if slot.last else DEFAULT_MICRO_BATCH
+            which = final if ends else first_or_last
+        return slot.kind, which if (slot.kind, which) in self.slots else DEFAULT_MICRO_BATCH
+
+    def blocks(self, slot: SlotKind) -> Blocks:
+        _, which = self.find_slot(slot)
+        return self.default if which == DEFAULT_MICRO_BATCH else self._varied[slot.kind, which]
+
+    @cached_property
+    def _varied(self) -> dict[tuple[SlotAction, int], Blocks]:
+        def name(which: int) -> int:
+            return LAST if self.in_turn and which == self.final > 0 else which
+
+        return {
+            (action, name(which)): blocks for action in sorted(self.varied) for which, blocks in self.varied[action].items()
+        }
+
+    @cached_property
+    def slots(self) -> dict[tuple[SlotAction, int], list[tuple[OpList, int]]]:
+        """The lists of ops with their repeats, by action and micro-batch, in the order in which they run."""
+        bodies = {(action, DEFAULT_MICRO_BATCH): self.default for action in sorted(self.varied)} | self._varied
+        return {
+            key: [
+                (list_slot_ops(block.layers, key[0]), block.repeat)
+                for block in (blocks if key[0] is SlotAction.FORWARD else blocks[::-1])
+            ]
+            for key, blocks in bodies.items()
+        }
+
+    @cached_property
+    def lists(self) -> tuple[OpList, ...]:
+        """The distinct lists of ops."""
+        return tuple(dict.fromkeys([ops for blocks in self.slots.values() for ops, _ in blocks]))
+
+    @cached_property
+    def signature(self) -> int:
+        """A number that is the same for chunks whose ops differ in their costs alone."""
+        number = {ops: index for index, ops in enumerate(self.lists)}
+        slots = [(key, tuple([(number[ops], repeat) for ops, repeat in part])) for key, part in self.slots.items()]
+        key = (self.in_turn, self.final > 0, tuple(slots), tuple([ops.sequences for ops in self.lists]))
+        return _number_signature(key)
 
 
 def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> dict[ChunkPlace, Chunk]:
@@ -104,33 +160,37 @@ def model_copies(schedule: Schedule) -> list[list[ChunkPlace]]:
     return copies
 
 
-def _find_representatives(workload: Workload, micro_batches: int) -> list[int]:
+def _find_representatives(workload: Workload, micro_batches: int) -> tuple[int, ...]:
     """Return for each micro-batch of the schedule the first one that differs from the default in the same way, or
-    DEFAULT_MICRO_BATCH. A schedule from a file may have more micro-batches than the workload.
+    DEFAULT_MICRO_BATCH; nothing where none differs. A schedule from a file may have more micro-batches than the workload.
     """
     differs: dict[int, list[tuple[int, int, int]]] = {}
     for number, stage in enumerate(workload.stages):
         for variation in stage.variations if not stage.in_turn else ():
             difference = (number, variation.position, id(variation.layer))
             differs.setdefault(variation.micro_batch, []).append(difference)
+    if not differs:
+        return ()
     first: dict[tuple[tuple[int, int, int], ...], int] = {}
     representatives = [DEFAULT_MICRO_BATCH] * micro_batches
     for micro_batch in range(min(workload.micro_batches, micro_batches)):
         if micro_batch in differs:
             representatives[micro_batch] = first.setdefault(tuple(differs[micro_batch]), micro_batch)
-    return representatives
+    return tuple(representatives)
 
 
-_VARIED: ByIdentity[VariedBlocks] = ByIdentity(1024)
+_CHUNKS: ByIdentity[Chunk] = ByIdentity(1024)
 
 
 def _make_chunk(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
-    varied = _VARIED.of(stage, _vary_blocks, schedule.actions)
-    return Chunk(stage.body, varied, stage.in_turn, workload.micro_batches - 1)
+    """Return the chunk of *stage*, one object for the same stage."""
 
+    def make(stage: Stage, key: tuple[frozenset[SlotAction], int]) -> Chunk:
+        actions, final = key
+        varied = stage.varied_blocks([PHASES_OF[action] for action in actions])
+        return Chunk(stage.body, dict(zip(actions, varied, strict=True)), stage.in_turn, final)
 
-def _vary_blocks(stage: Stage, actions: frozenset[SlotAction]) -> VariedBlocks:
-    return dict(zip(actions, stage.varied_blocks([PHASES_OF[action] for action in actions]), strict=True))
+    return _CHUNKS.of(stage, make, (schedule.actions, workload.micro_batches - 1))
 
 
 def _split_chunk(whole: Chunk, parts: int) -> list[Chunk]:
@@ -181,22 +241,131 @@ ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 
 
+MESSAGE, LEAD = "message", "lead"
+"""The costs of a message between two stages, and of a host that began before the step."""
+PricedList = tuple[OpList, float]
+"""A list of ops, and how many times slower than it should be its stage computes."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """A program whose costs are slots, shared by all steps that differ in their costs alone.
+
+    The seconds of a step are 0, those of a message, those of the works (and issues) of its lists, and what computing
+    loses to communication; *index* has for each op of the program its place among them.
+    """
+
+    program: Program
+    lanes: Lanes
+    alone: frozenset[Channel]
+    rounds_before: int
+    rounds_after: int
+    index: IntArray
+    is_issue: BoolArray
+    used: frozenset[int]  # the lists that some piece runs
+    contention: list[tuple[int, ContentionSlot]]  # with the list that it belongs to
+
+    @classmethod
+    def of(
+        cls, program: Program, terms: LoweringTerms, lists: Sequence[PricedList], rounds_before: int, rounds_after: int
+    ) -> "StepPlan":
+        sizes = [len(ops.issued) for ops, _ in lists]
+        starts = 2 + np.cumsum([0, *sizes]) * (2 if terms.eager else 1)
+        contention: list[tuple[int, ContentionSlot]] = []
+        index, is_issue = [], []
+        for piece in program.pieces:
+            own = _index_slots(piece.costs)
+            if piece.source >= 0:
+                own = np.where(own >= 2, own - 2 + starts[piece.source], own)
+                is_issue.append(own >= starts[piece.source] + sizes[piece.source])
+                if piece.costs and isinstance(piece.costs[-1], ContentionSlot):
+                    own[-1] = starts[-1] + len(contention)
+                    is_issue[-1][-1] = False
+                    contention.append((piece.source, piece.costs[-1]))
+            else:
+                is_issue.append(np.zeros(len(own), bool))
+            index.append(own)
+        flat = [np.concatenate([np.zeros(0, np.int64), *index]), np.concatenate([np.zeros(0, bool), *is_issue])]
+        used = frozenset([piece.source for piece in program.pieces])
+        return cls(program, terms.lanes, terms.alone, rounds_before, rounds_after, *flat, used, contention)
+
+
+    @cached_property
+    def has_messages(self) -> bool:
+        return bool((self.index == 1).any())
+
+
+_INDICES: ByIdentity[IntArray] = ByIdentity(4096)
+
+
+def _index_slots(costs: tuple[Cost, ...]) -> IntArray:
+    """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
+
+    def place(cost: Cost) -> int:
+        return 2 + cost.place if isinstance(cost, CostSlot) else int(cost == MESSAGE)
+
+    return _INDICES.of(costs, lambda costs, key: np.array([place(cost) for cost in costs], np.int64), 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """A step that can be simulated: its program, its prices, and what is needed to read the result."""
 
-    program: Program
+    plan: StepPlan
     schedule: Schedule
-    lanes: Lanes
+    lists: list[PricedList]
     message: Cost  # of one micro-batch between two stages
     prices: Prices
-    rounds_before: int
-    rounds_after: int
+    program: Program  # of the plan, or the same under another schedule
+
+    @property
+    def lanes(self) -> Lanes:
+        return self.plan.lanes
+
+    def price(self, prices: Prices) -> FloatArray:
+        """Return the seconds of each op of the program under *prices*, in whole ticks."""
+        plan, alone = self.plan, self.plan.alone
+        works: dict[int, FloatArray] = {}
+        parts = [np.array([0.0, prices.message_s(self.message) if plan.has_messages else 0.0])]
+        for number, (ops, factor) in enumerate(self.lists):
+            if number not in plan.used:
+                parts.append(np.zeros(len(ops.issued) * (2 if self.lanes.host else 1)))
+                continue
+            works[number] = prices.works_s(ops, alone)
+            parts.append(prices.spend_s(ops, works[number], factor))
+            if self.lanes.host:
+                parts.append(prices.issues_s(ops, alone))
+        lost_s = []
+        for number, slot in plan.contention:
+            ops, factor = self.lists[number]
+            lost_s.append(prices.contention_s(slot, ops, works[number].tolist(), factor))
+        return in_ticks(np.concatenate([*parts, lost_s])[plan.index])
 
     @cached_property
     def base_seconds(self) -> FloatArray:
-        """The price of each of the program's costs, for a host that begins with the step."""
-        return self.program.price_costs(self.prices)
+        """The seconds of each op, for a host that begins with the step."""
+        return self.price(self.prices)
+
+    @property
+    def works(self) -> list[tuple[Work | None, float]]:
+        """The work of each op of the program written out, None where it is no work of a list, with its delay."""
+        works: list[tuple[Work | None, float]] = []
+        for piece in self.program.written_out.pieces:
+            issued = self.lists[piece.source][0].issued if piece.source >= 0 else []
+            for cost in piece.costs:
+                if isinstance(cost, CostSlot) and cost.place < len(issued):
+                    layer, op, _ = issued[cost.place]
+                    works.append((op.work, 0.0 if group_of(op.work) is None else layer.process_s))
+                else:
+                    works.append((self.message if cost == MESSAGE else None, 0.0))  # type: ignore[arg-type]
+        return works
+
+    def list_works(self) -> Iterator[Work]:
+        """Yield the works that run, equal ones more than once."""
+        for number in sorted(self.plan.used - {-1}):
+            yield from [work for work, runs in self.lists[number][0].running(self.plan.alone) if runs]
+        if self.plan.has_messages and not isinstance(self.message, float | int):
+            yield self.message  # type: ignore[misc]
 
     @property
     def has_lead(self) -> bool:
@@ -205,19 +374,18 @@ class Step:
 
     @property
     def host_seconds(self) -> FloatArray:
-        """The prices of issuing alone."""
-        issues = np.array([isinstance(cost, IssueCost) for cost in self.program.costs])
-        return np.where(issues, self.base_seconds, 0.0)
+        """The seconds of issuing alone."""
+        return np.where(self.plan.is_issue, self.base_seconds, 0.0)
 
     def with_lead(self, lead_s: float) -> FloatArray:
-        """Return the prices for a host that is ahead by *lead_s*."""
+        """Return the seconds for a host that is ahead by *lead_s*."""
         seconds = self.base_seconds.copy()
-        seconds[self.program.costs.index(LeadCost())] = -lead_s
+        seconds[self.program.costs.index(LEAD)] = -lead_s
         return seconds
 
     @cached_property
     def seconds(self) -> FloatArray:
-        """The price of each of the program's costs.
+        """The seconds of each op of the program.
 
         A host that issues one step after the other is ahead by what the GPU had left to do when it had issued the step
         before. Then kernels run one after the other, or the host without a pause, whichever takes longer.
@@ -229,7 +397,7 @@ class Step:
 
     @property
     def message_s(self) -> float:
-        return self.prices(self.message)
+        return self.prices.message_s(self.message)
 
 
 @dataclass(frozen=True)
@@ -266,51 +434,78 @@ def build_step(
     with prices of contention, communication slows down the computing that it overlaps.
     """
     prices = replace(prices, slow_groups=conditions.slow_groups)
-    eager = prices.issue_s is not None
-    chunks = split_chunks(workload, schedule, body)
-    once = _list_once(workload, schedule)
-    groups, named = _find_lanes(schedule, chunks.values(), once)
-    lanes = Lanes(groups, send is Send.BLOCKING, eager, named)
-    terms = LoweringTerms(lanes, alone.intersection(groups), eager, prices.takes is not None)
-    slots = _SlotSegments(chunks, piece_factory(terms), prices, conditions.slow_stages)
-    rounds = _RoundSegments(piece_factory(replace(terms, contention=False)), conditions.slow_stages)
-    before, after = rounds.list_before(once), rounds.list_after(once)
-    if eager and prices.ahead:
-        # What begins before the step: the host, and whatever it would wait for.
-        assert lanes.host_lane is not None
-        op = TimedOp("lead", LeadCost(), lanes.host_lane, stores=(lanes.read,))
-        lead = Segment.of("lead", [op], lanes=lanes.count)
-        before.insert(0, Round(dict.fromkeys(range(schedule.stages), lead)))
-    program = pipeline_program(
+    eager, slow = prices.issue_s is not None, conditions.slow_stages
+    chunks, once = split_chunks(workload, schedule, body), _list_once(workload, schedule)
+    # Places that run the same chunk at the same speed, and the lists of all of them.
+    same: dict[tuple[int, float], int] = {}
+    distinct_chunks: list[tuple[Chunk, float]] = []
+    places = []
+    for stage in range(schedule.stages):
+        factor = slow.get(stage, 1.0)
+        for number in range(schedule.chunks):
+            chunk = chunks[ChunkPlace(stage, number)]
+            index = same.setdefault((id(chunk), factor), len(same))
+            if index == len(distinct_chunks):
+                distinct_chunks.append((chunk, factor))
+            places.append(index)
+    lists = _ListNumbers()
+    pattern = [lists.number(ops, factor) for chunk, factor in distinct_chunks for ops in chunk.lists]
+    pattern += [lists.number(ops, slow.get(stage, 1.0)) for stage, own in enumerate(once) for ops in own.lists]
+    groups = frozenset().union(*[ops.groups for ops, _ in lists.every])
+    representatives = _find_representatives(workload, schedule.micro_batches)
+    alone = alone & groups
+    key = (
         schedule,
-        lanes.names,
-        slots.make,
-        Messages(lambda kind, source, target: message, send, alike=True),
-        before,
-        after,
-        _find_representatives(workload, schedule.micro_batches),
-        [slots.key(stage, chunk) for stage in range(schedule.stages) for chunk in range(schedule.chunks)],
+        (send, alone, eager, prices.ahead, prices.takes is None, message == 0),
+        tuple(places),
+        tuple([chunk.signature for chunk, _ in distinct_chunks]),
+        tuple([own.signature for own in once]),
+        tuple(pattern),
+        representatives,
     )
-    return Step(program, schedule, lanes, message, prices, len(before), len(after))
+    plan = _PLANS.get(key)
+    if plan is None:
+        named = frozenset().union(*[ops.awaited for chunk, _ in distinct_chunks for ops in chunk.lists])
+        channels = tuple(group for group in (*Group, *HostWay) if group in groups)
+        lanes = Lanes(channels, send is Send.BLOCKING, eager, tuple(sorted(named)))
+        terms = LoweringTerms(lanes, alone, eager, prices.takes is not None)
+        slots = _SlotSegments(chunks, piece_factory(terms), prices, slow, lists)
+        rounds = _RoundSegments(piece_factory(replace(terms, contention=False)), slow, lists)
+        before, after = rounds.list_before(once), rounds.list_after(once)
+        if eager and prices.ahead:
+            # What begins before the step: the host, and whatever it would wait for.
+            assert lanes.host_lane is not None
+            op = TimedOp("lead", LEAD, lanes.host_lane, stores=(lanes.read,))
+            lead = Segment.of("lead", [op], lanes=lanes.count)
+            before.insert(0, Round(dict.fromkeys(range(schedule.stages), lead)))
+        messages = Messages(lambda kind, source, target: 0.0 if message == 0 else MESSAGE, send, alike=True)
+        program = pipeline_program(
+            schedule, lanes.names, slots.make, messages, before, after, representatives, places
+        )
+        plan = StepPlan.of(program, terms, lists.every, len(before), len(after))
+        if not slots.has_pairs:  # the order of their ops depends on prices
+            if len(_PLANS) >= MOST_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    return Step(plan, schedule, lists.every, message, prices, plan.program)
 
 
-def _find_lanes(
-    schedule: Schedule, chunks: Iterable[Chunk], once: Iterable["_OnceOps"]
-) -> tuple[tuple[Channel, ...], tuple[str, ...]]:
-    """Return the groups that communicate, in the order of their table, and the ops that others wait for in a later
-    piece, so that their ends must be stored.
-    """
-    groups: set[Channel] = set()
-    named: set[str] = set()
-    distinct = {id(chunk): chunk for chunk in chunks}.values()
-    for action in schedule.actions:
-        bodies = [body for chunk in distinct for body in (chunk.default, *chunk.varied[action].values())]
-        layers = {id(block.layers): block.layers for body in bodies for block in body}
-        slots = [list_slot_ops(part, action) for part in layers.values()]
-        groups = groups.union(*[ops.groups for ops in slots])
-        named = named.union(*[ops.awaited for ops in slots])
-    groups = groups.union(*[ops.groups for ops in once])
-    return tuple(group for group in (*Group, *HostWay) if group in groups), tuple(sorted(named))
+MOST_PLANS = 512
+_PLANS: dict[tuple[object, ...], StepPlan] = {}
+
+
+class _ListNumbers:
+    """Numbers lists of ops by what they are and how fast they run."""
+
+    def __init__(self) -> None:
+        self.every: list[PricedList] = []
+        self._number: dict[tuple[int, float], int] = {}
+
+    def number(self, ops: OpList, factor: float) -> int:
+        number = self._number.setdefault((id(ops), factor), len(self.every))
+        if number == len(self.every):
+            self.every.append((ops, factor))
+        return number
 
 
 class _SlotSegments:
@@ -322,40 +517,69 @@ class _SlotSegments:
         factory: PieceFactory,
         prices: Prices,
         slow_stages: Mapping[int, float],
+        lists: _ListNumbers,
     ) -> None:
-        self.chunks, self.factory, self.prices, self.slow_stages = chunks, factory, prices, slow_stages
+        self.chunks, self.factory, self.prices, self.slow_stages, self.lists = chunks, factory, prices, slow_stages, lists
         self.segments: dict[tuple[object, ...], Segment] = {}
-
-    def key(self, stage: int, chunk: int) -> object:
-        """Return a key that is equal for places that run the same."""
-        return self.slow_stages.get(stage, 1.0), id(self.chunks[ChunkPlace(stage, chunk)])
+        self.pieces: dict[tuple[int, bool], Piece] = {}
+        self.has_pairs = False
 
     def make(self, stage: int, slots: tuple[SlotKind, ...]) -> Segment:
         """Return the segment of a call; stages that run the same blocks at the same speed share it."""
         factor = self.slow_stages.get(stage, 1.0)
-        bodies = [self.chunks[ChunkPlace(stage, slot.chunk)].blocks(slot) for slot in slots]
-        key = (factor, *map(id, bodies), *[slot.kind for slot in slots])
+        own = [self.chunks[ChunkPlace(stage, slot.chunk)] for slot in slots]
+        key = (factor, *[(id(chunk), chunk.find_slot(slot)) for chunk, slot in zip(own, slots, strict=True)])
         if key not in self.segments:
-            factory, streams = self.factory, len(bodies)
+            factory, streams = self.factory, len(slots)
             if streams == 1:
-                middle = factory.make_slot(bodies[0], slots[0].kind, factor)
+                middle = self._chain(own[0].slots[own[0].find_slot(slots[0])], factor)
             else:
-                pairs = zip(bodies, slots, strict=True)
-                ops = [join_slot_ops(unfold_blocks(body), slot.kind).issued for body, slot in pairs]
-                middle = [(factory.interleave(ops, self.prices.seconds, factor), 1)]
+                pairs = zip(own, slots, strict=True)
+                ops = [join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
+                joined, piece = factory.interleave(ops, self.prices.seconds, factor)
+                middle = [(piece.with_source(self.lists.number(joined, factor)), 1)]
+                self.has_pairs = True
             chain = ((factory.make_begin(streams), 1), *middle, (factory.make_end(streams), 1))
             self.segments[key] = Segment("", chain)
         return self.segments[key]
+
+    def _chain(self, blocks: Sequence[tuple[OpList, int]], factor: float) -> list[tuple[Piece, int]]:
+        """Return the pieces of *blocks* with their repeats."""
+        pieces = [(self._piece(ops, factor, True), repeat) for ops, repeat in blocks]
+        if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], ContentionSlot):
+            # Collectives that outlast the last piece overlap no other.
+            piece, repeat = pieces.pop()
+            pieces += [(piece, repeat - 1)] if repeat > 1 else []
+            pieces.append((self._piece(blocks[-1][0], factor, False), 1))
+        return pieces
+
+    def _piece(self, ops: OpList, factor: float, continues: bool) -> Piece:
+        number = self.lists.number(ops, factor)
+        if (number, continues) not in self.pieces:
+            piece = self.factory.make_layers(ops.sequences, continues)
+            self.pieces[number, continues] = piece.with_source(number)
+        return self.pieces[number, continues]
 
 
 @dataclass(frozen=True, eq=False)
 class _OnceOps:
     """The ops that one stage runs once per step."""
 
-    before: list[IssuedOp]
-    after: list[list[IssuedOp]]  # cut before each collective that spans stages
-    meetings: list[Channel]  # the groups of those
-    groups: frozenset[Channel]
+    before: OpList
+    after: tuple[OpList, ...]  # cut before each collective that spans stages
+    meetings: tuple[Channel, ...]  # the groups of those
+
+    @cached_property
+    def lists(self) -> tuple[OpList, ...]:
+        return (self.before, *self.after)
+
+    @cached_property
+    def signature(self) -> int:
+        key = (self.meetings, *[ops.sequences for ops in self.lists])
+        return _number_signature(key)
+
+
+_ONCE: ByIdentity[_OnceOps] = ByIdentity(1024)
 
 
 def _list_once(workload: Workload, schedule: Schedule) -> list[_OnceOps]:
@@ -367,14 +591,10 @@ def _list_once(workload: Workload, schedule: Schedule) -> list[_OnceOps]:
         for copy in model_copies(schedule):
             for place, part in zip(copy, workload.stages, strict=True):
                 parts[place.stage].append(part)
-    known: dict[tuple[object, ...], _OnceOps] = {}
     once = []
     for stage, own in enumerate(parts):
         is_end = stage in (0, schedule.stages - 1)
-        key = (is_end, *map(id, own))
-        if key not in known:
-            known[key] = _list_stage_once(own, is_end)
-        once.append(known[key])
+        once.append(_ONCE.get(own, partial(_list_stage_once, own, is_end), is_end))
     return once
 
 
@@ -386,29 +606,27 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool) -> _OnceOps:
         before += list_once_ops(part.prologue, (Phase.FORWARD,))
         last += list_once_ops(reversed(part.prologue), (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
         last += list_once_ops(part.epilogue, ONCE_PHASES)
-    groups = {group_of(issued.op.work) for issued in before}
     after: list[list[IssuedOp]] = [[]]
     meetings: list[Channel] = []
     for issued in last:
         group = group_of(issued.op.work)
         if group is Group.EMBEDDING and not is_end:
             continue
-        groups.add(group)
         if group in ACROSS_STAGES and isinstance(issued.op.work, Collective):
             after.append([])
             meetings.append(group)
         after[-1].append(issued)
-    return _OnceOps(before, after, meetings, frozenset([group for group in groups if group is not None]))
+    return _OnceOps(describe_list(before), tuple(map(describe_list, after)), tuple(meetings))
 
 
 class _RoundSegments:
     """Makes the rounds of what runs once per step, which begin where stages must meet."""
 
-    def __init__(self, factory: PieceFactory, slow_stages: Mapping[int, float]) -> None:
-        self.factory, self.slow_stages = factory, slow_stages
+    def __init__(self, factory: PieceFactory, slow_stages: Mapping[int, float], lists: _ListNumbers) -> None:
+        self.factory, self.slow_stages, self.lists = factory, slow_stages, lists
 
     def list_before(self, once: Sequence[_OnceOps]) -> list[Round]:
-        issued = {stage: ops.before for stage, ops in enumerate(once) if ops.before}
+        issued = {stage: ops.before for stage, ops in enumerate(once) if ops.before.issued}
         return [Round(self._make(issued, "before"))] if issued else []
 
     def list_after(self, once: Sequence[_OnceOps]) -> list[Round]:
@@ -418,7 +636,7 @@ class _RoundSegments:
         met = [0] * len(once)
         for group in max((ops.meetings for ops in once), key=len):
             # Each passes on when the last of those before it came, so that the last knows of all.
-            issued, nothing = {}, list[IssuedOp]()
+            issued, nothing = {}, describe_list([])
             for stage, ops in enumerate(once):
                 if met[stage] < len(ops.meetings) and ops.meetings[met[stage]] is group:
                     met[stage] += 1
@@ -432,7 +650,7 @@ class _RoundSegments:
         return rounds
 
     def _make(
-        self, issued: Mapping[int, Sequence[IssuedOp]], name: str, others: int = 0, finish: bool = False
+        self, issued: Mapping[int, OpList], name: str, others: int = 0, finish: bool = False
     ) -> dict[int, Segment]:
         """Return the segment of each stage; those that issue the same at the same speed share it."""
         known: dict[tuple[float, int], Segment] = {}
@@ -441,6 +659,8 @@ class _RoundSegments:
             factor = self.slow_stages.get(stage, 1.0)
             key = (factor, id(ops))
             if key not in known:
-                known[key] = Segment("", ((self.factory.make_once(ops, name, others, finish, factor), 1),))
+                piece = self.factory.make_once(ops.sequences, name, others, finish)
+                source = self.lists.number(ops, factor) if ops.issued else -1
+                known[key] = Segment("", ((piece.with_source(source), 1),))
             segments[stage] = known[key]
         return segments

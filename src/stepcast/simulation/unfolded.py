@@ -222,7 +222,7 @@ def simulate_jitter(step: Step, jitter: float, runs: int, seed: int = 0) -> Step
         raise ValueError(f"jitter must be within 0 and 10 and runs at least 1, not {jitter} and {runs}")
     JITTERED.check(step.program.written_tasks * runs)
     program = step.program.written_out
-    base_s = program.task_durations_s(program.price_costs(step.prices))
+    base_s = program.task_durations_s(step.program.write_out_seconds(step.base_seconds))
     computing = program.task_lanes() == COMPUTE
     sigma = np.sqrt(np.log1p(jitter**2))
     noise = np.random.default_rng(seed)
