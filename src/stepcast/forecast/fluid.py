@@ -109,7 +109,9 @@ class _FlowBuilder:
         seconds = self.step.program.write_out_seconds(self.step.base_seconds)
         # Ops of one work are one kind of cost.
         first: dict[int, int] = {}
-        cost_of_op = np.array([first.setdefault(id(work), op) if work else op for op, work in enumerate(works)], np.int64)
+        cost_of_op = np.array(
+            [first.setdefault(id(work), op) if work else op for op, work in enumerate(works)], np.int64
+        )
         cost, lane = cost_of_op[program.task_costs()], program.task_lanes()
         rank = program.rank[program.task_calls()]
         peer = _find_peers(rank, waits, self.step.schedule.stages)

@@ -204,7 +204,8 @@ def issue_s_of(framework: Framework, tensor_us: float = 0.0) -> IssueSeconds:
     if tensor_us:
         issue_s = issue_s_of(framework)
         return lambda work, backward: (
-            issue_s(work, backward) + (tensor_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
+            issue_s(work, backward)
+            + (tensor_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
         )
     if framework.modules is Modules.TRANSFORMERS:
         # Every kernel is counted; all experts are one product.

@@ -30,7 +30,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import Compute, Direction, Transfer
 from stepcast.ir.workload import Workload
-from stepcast.simulation.costs import IssueSeconds, Prices
+from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_together
 from stepcast.simulation.lowering import OpList
 from stepcast.simulation.program import Program
@@ -82,15 +82,8 @@ def prepare(
     assumptions.extend(_describe_group_limit(options.once_per_node, layout, pricer))
     contention = pricer.lost_share if options.contention else None
     alone = _find_alone(layout)
-    table = WorkTable(pricer, compute, options.issue_s, alone) if isinstance(compute, PacedCompute) else None
-    prices = Prices(
-        pricer.seconds,
-        options.issue_s,
-        contention,
-        ahead=options.ahead,
-        table=table and table.works_s,
-        issue_table=table and table.issues_s,
-    )
+    table = WorkTable(pricer, compute, alone).works_s if isinstance(compute, PacedCompute) else None
+    prices = Prices(pricer.seconds, options.issue_s, contention, ahead=options.ahead, table=table)
     step = PreparedStep(workload, cluster, pricer, options, schedule, prices, message, conditions, alone)
     # The pipeline with the slowest rank is the one simulated; without one any is, so the first.
     slowest = max(slow_ranks, key=lambda rank: slow_ranks[rank], default=0)
@@ -110,7 +103,7 @@ class PacedCompute:
         return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
 
 
-_LAYER_SECONDS: ByIdentity[FloatArray] = ByIdentity(2**15)
+_LAYER_SECONDS: ByIdentity[FloatArray] = ByIdentity(2**16)
 
 
 class WorkTable:
@@ -118,10 +111,8 @@ class WorkTable:
     use the same links.
     """
 
-    def __init__(
-        self, pricer: Pricer, compute: PacedCompute, issue_s: IssueSeconds | None, alone: frozenset[Group]
-    ) -> None:
-        self.pricer, self.compute, self.issue_s, self.alone = pricer, compute, issue_s, alone
+    def __init__(self, pricer: Pricer, compute: PacedCompute, alone: frozenset[Group]) -> None:
+        self.pricer, self.compute, self.alone = pricer, compute, alone
         self.key = (pricer.node_gpus, pricer.once_per_node, pricer.ideal, tuple(pricer.algorithms.items()))
 
     def works_s(self, ops: OpList) -> FloatArray:
@@ -150,15 +141,6 @@ class WorkTable:
             elif runs:
                 columns[0, place] = self.pricer.seconds(work)
         return columns
-
-    def issues_s(self, ops: OpList) -> FloatArray:
-        """Return the seconds of the host for issuing each op."""
-        parts = [_LAYER_SECONDS.get((layer, self.issue_s), partial(self._price_issues, layer)) for layer in ops.layers or (ops,)]
-        return np.concatenate(parts)
-
-    def _price_issues(self, layer: OpList) -> FloatArray:
-        assert self.issue_s is not None
-        return np.array([self.issue_s(one.op.work, one.backward) * one.op.kernels for one in layer.issued], np.float64)
 
 
 def simulate_together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:

@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import partial
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Work
 from stepcast.simulation.lowering import ContentionSlot, OpList, Seconds
 from stepcast.simulation.segments import Cost
@@ -16,6 +18,7 @@ from stepcast.simulation.segments import Cost
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
 ListSeconds = Callable[[OpList], FloatArray]
+_ISSUES: ByIdentity[FloatArray] = ByIdentity(2**15)
 NO_GROUPS: frozenset[Channel] = frozenset()
 
 
@@ -29,11 +32,10 @@ class Prices:
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
     ahead: bool = False  # hosts go on to the next step without waiting for the end of one
     table: ListSeconds | None = None  # seconds of all works of a list, where that is faster than one by one
-    issue_table: ListSeconds | None = None  # the same of their issues
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without the tables, which cannot be pickled."""
-        return {**self.__dict__, "table": None, "issue_table": None}
+        """Return the state without the table, which cannot be pickled."""
+        return {**self.__dict__, "table": None}
 
     def message_s(self, message: Cost) -> float:
         """Return the seconds of one message between stages."""
@@ -47,14 +49,15 @@ class Prices:
             return self.table(ops)
         return np.array([self.seconds(work) if runs else 0.0 for work, runs in ops.running(alone)], np.float64)
 
-    def issues_s(self, ops: OpList, alone: frozenset[Channel] = NO_GROUPS) -> FloatArray:
+    def issues_s(self, ops: OpList) -> FloatArray:
         """Return the seconds of the host for issuing each op."""
-        assert self.issue_s is not None
-        if self.issue_table:
-            return self.issue_table(ops)
-        running = zip(ops.issued, ops.running(alone), strict=True)
-        seconds = [self.issue_s(work, one.backward) * one.op.kernels if runs else 0.0 for one, (work, runs) in running]
-        return np.array(seconds, np.float64)
+        issue_s = self.issue_s
+        assert issue_s is not None
+
+        def price(layer: OpList) -> FloatArray:
+            return np.array([issue_s(one.op.work, one.backward) * one.op.kernels for one in layer.issued], np.float64)
+
+        return np.concatenate([_ISSUES.get((layer, issue_s), partial(price, layer)) for layer in ops.layers or (ops,)])
 
     def spend_s(self, ops: OpList, works_s: FloatArray, factor: float) -> FloatArray:
         """Return how long each of *ops* takes, whose works take *works_s* by themselves, on a stage that computes
@@ -64,7 +67,8 @@ class Prices:
             works_s = np.where(ops.is_computing, works_s * factor, works_s)
         if self.slow_groups:
             features = [op for sequence in ops.sequences for op in sequence.ops]
-            works_s = works_s * [self.slow_groups.get(op.group, 1.0) for op in features]  # type: ignore[arg-type]
+            factors = [self.slow_groups.get(op.group, 1.0) for op in features]  # type: ignore[arg-type]
+            works_s = works_s * np.array(factors)
         return works_s if ops.delays_s is None else works_s + ops.delays_s
 
     def contention_s(self, slot: ContentionSlot, ops: OpList, works_s: list[float], factor: float) -> float:

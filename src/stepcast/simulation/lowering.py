@@ -156,8 +156,8 @@ class OpList:
         return np.where(self.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
 
 
-_SLOT_OPS: ByIdentity[OpList] = ByIdentity(8192)
-_JOINED_OPS: ByIdentity[OpList] = ByIdentity(8192)
+_SLOT_OPS: ByIdentity[OpList] = ByIdentity(2**15)
+_JOINED_OPS: ByIdentity[OpList] = ByIdentity(2**15)
 _LAYER_OPS: ByIdentity[OpList] = ByIdentity(32768)
 
 

@@ -136,7 +136,7 @@ class PipelineTemplate(CallTable):
         return self._distinct[same]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def build_template(
     schedule: Schedule,
     mode: Send,

@@ -159,7 +159,9 @@ class Piece:
     @cached_property
     def has_delays(self) -> bool:
         """Whether any op takes time but no lane."""
-        return any(cost != 0 for cost, lane in zip(self.costs, self.shape.lane.tolist(), strict=True) if lane == NO_LANE)
+        return any(
+            cost != 0 for cost, lane in zip(self.costs, self.shape.lane.tolist(), strict=True) if lane == NO_LANE
+        )
 
     def with_source(self, source: int) -> "Piece":
         """Return the same ops with costs of another list."""

@@ -92,7 +92,9 @@ class Chunk:
             return LAST if self.in_turn and which == self.final > 0 else which
 
         return {
-            (action, name(which)): blocks for action in sorted(self.varied) for which, blocks in self.varied[action].items()
+            (action, name(which)): blocks
+            for action in sorted(self.varied)
+            for which, blocks in self.varied[action].items()
         }
 
     @cached_property
@@ -162,7 +164,7 @@ def model_copies(schedule: Schedule) -> list[list[ChunkPlace]]:
 
 def _find_representatives(workload: Workload, micro_batches: int) -> tuple[int, ...]:
     """Return for each micro-batch of the schedule the first one that differs from the default in the same way, or
-    DEFAULT_MICRO_BATCH; nothing where none differs. A schedule from a file may have more micro-batches than the workload.
+    DEFAULT_MICRO_BATCH; nothing where none differs. A schedule from a file may have more than the workload.
     """
     differs: dict[int, list[tuple[int, int, int]]] = {}
     for number, stage in enumerate(workload.stages):
@@ -179,7 +181,7 @@ def _find_representatives(workload: Workload, micro_batches: int) -> tuple[int, 
     return tuple(representatives)
 
 
-_CHUNKS: ByIdentity[Chunk] = ByIdentity(1024)
+_CHUNKS: ByIdentity[Chunk] = ByIdentity(8192)
 
 
 def _make_chunk(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
@@ -285,10 +287,9 @@ class StepPlan:
             else:
                 is_issue.append(np.zeros(len(own), bool))
             index.append(own)
-        flat = [np.concatenate([np.zeros(0, np.int64), *index]), np.concatenate([np.zeros(0, bool), *is_issue])]
+        places, issues = np.concatenate([np.zeros(0, np.int64), *index]), np.concatenate([np.zeros(0, bool), *is_issue])
         used = frozenset([piece.source for piece in program.pieces])
-        return cls(program, terms.lanes, terms.alone, rounds_before, rounds_after, *flat, used, contention)
-
+        return cls(program, terms.lanes, terms.alone, rounds_before, rounds_after, places, issues, used, contention)
 
     @cached_property
     def has_messages(self) -> bool:
@@ -334,7 +335,7 @@ class Step:
             works[number] = prices.works_s(ops, alone)
             parts.append(prices.spend_s(ops, works[number], factor))
             if self.lanes.host:
-                parts.append(prices.issues_s(ops, alone))
+                parts.append(prices.issues_s(ops))
         lost_s = []
         for number, slot in plan.contention:
             ops, factor = self.lists[number]
@@ -479,9 +480,7 @@ def build_step(
             lead = Segment.of("lead", [op], lanes=lanes.count)
             before.insert(0, Round(dict.fromkeys(range(schedule.stages), lead)))
         messages = Messages(lambda kind, source, target: 0.0 if message == 0 else MESSAGE, send, alike=True)
-        program = pipeline_program(
-            schedule, lanes.names, slots.make, messages, before, after, representatives, places
-        )
+        program = pipeline_program(schedule, lanes.names, slots.make, messages, before, after, representatives, places)
         plan = StepPlan.of(program, terms, lists.every, len(before), len(after))
         if not slots.has_pairs:  # the order of their ops depends on prices
             if len(_PLANS) >= MOST_PLANS:
@@ -490,7 +489,7 @@ def build_step(
     return Step(plan, schedule, lists.every, message, prices, plan.program)
 
 
-MOST_PLANS = 512
+MOST_PLANS = 2048
 _PLANS: dict[tuple[object, ...], StepPlan] = {}
 
 
@@ -519,7 +518,13 @@ class _SlotSegments:
         slow_stages: Mapping[int, float],
         lists: _ListNumbers,
     ) -> None:
-        self.chunks, self.factory, self.prices, self.slow_stages, self.lists = chunks, factory, prices, slow_stages, lists
+        self.chunks, self.factory, self.prices, self.slow_stages, self.lists = (
+            chunks,
+            factory,
+            prices,
+            slow_stages,
+            lists,
+        )
         self.segments: dict[tuple[object, ...], Segment] = {}
         self.pieces: dict[tuple[int, bool], Piece] = {}
         self.has_pairs = False
@@ -579,7 +584,7 @@ class _OnceOps:
         return _number_signature(key)
 
 
-_ONCE: ByIdentity[_OnceOps] = ByIdentity(1024)
+_ONCE: ByIdentity[_OnceOps] = ByIdentity(8192)
 
 
 def _list_once(workload: Workload, schedule: Schedule) -> list[_OnceOps]:
