@@ -1,17 +1,17 @@
 """Configurations of RL post-training: NeMo RL YAML, verl overrides and YAML, OpenRLHF arguments, TRL GRPO configs.
 
-Each tool is a table from our choices to its keys. Keys that no choice reads are listed, so that nobody believes they
-had an effect.
+``data/configs/rl.toml`` has a table from our choices to the keys of each tool. Keys that no choice reads are listed,
+so that nobody believes they had an effect.
 """
 
 import os
 import re
 from collections.abc import Callable, Mapping
 
-from stepcast.inputs.configs.keys import flat
+from stepcast.inputs.configs.keys import DATA, flat
 from stepcast.inputs.configs.reader import parse_json, parse_yaml
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import DESCRIPTION
 
@@ -20,83 +20,11 @@ PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 OVERRIDE = re.compile(r"(?:^|\s)\+{0,2}([A-Za-z_][\w.]*\.[\w.]+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
 MOST_ROUNDS = 8  # of references to references
 
-# Our choice -> the tool's keys; the first one present counts.
-NEMO_RL = {
-    "model": "policy.model_name",
-    "prompts": "grpo.num_prompts_per_step",
-    "group": "grpo.num_generations_per_prompt",
-    "train_batch": "policy.train_global_batch_size",
-    "max_length": "policy.max_total_sequence_length",
-    "pack_tokens": "policy.sequence_packing.train_mb_tokens policy.dynamic_batching.train_mb_tokens",
-    "staleness": "grpo.async_grpo.max_trajectory_age_steps",
-    "tp": "policy.megatron_cfg.tensor_model_parallel_size policy.dtensor_cfg.tensor_parallel_size",
-    "cp": "policy.megatron_cfg.context_parallel_size policy.dtensor_cfg.context_parallel_size",
-    "pp": "policy.megatron_cfg.pipeline_model_parallel_size",
-    "ep": "policy.megatron_cfg.expert_model_parallel_size",
-    "recompute": "policy.megatron_cfg.activation_checkpointing policy.dtensor_cfg.activation_checkpointing",
-    "gen_tp": "policy.generation.vllm_cfg.tensor_parallel_size",
-    "gen_pp": "policy.generation.vllm_cfg.pipeline_parallel_size",
-    "gen_ep": "policy.generation.vllm_cfg.expert_parallel_size",
-    "gen_weights": "policy.generation.vllm_cfg.precision policy.precision",
-    "memory_share": "policy.generation.vllm_cfg.gpu_memory_utilization",
-    "first_layers": "policy.megatron_cfg.num_layers_in_first_pipeline_stage",
-    "last_layers": "policy.megatron_cfg.num_layers_in_last_pipeline_stage",
-}
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-VERL = {
-    "model": "actor_rollout_ref.model.path",
-    "prompts": "data.train_batch_size data.gen_batch_size",
-    "group": f"{ROLLOUT}.n",
-    "prompt_length": "data.max_prompt_length",
-    "max_response": "data.max_response_length",
-    "mini_prompts": f"{ACTOR}.ppo_mini_batch_size",
-    "epochs": f"{ACTOR}.ppo_epochs",
-    "pack_tokens": f"{ACTOR}.ppo_max_token_len_per_gpu",
-    "staleness_share": "async_training.staleness_threshold",
-    "partial_rollout": "async_training.partial_rollout",
-    "engine": f"{ROLLOUT}.name",
-    "reference": f"{ACTOR}.use_kl_loss algorithm.use_kl_in_reward",
-    "algorithm": "algorithm.adv_estimator",
-    "tp": f"{ACTOR}.megatron.tensor_model_parallel_size",
-    "pp": f"{ACTOR}.megatron.pipeline_model_parallel_size",
-    "ep": f"{ACTOR}.megatron.expert_model_parallel_size",
-    "cp": f"{ACTOR}.megatron.context_parallel_size {ACTOR}.ulysses_sequence_parallel_size",
-    "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing",
-    "gen_tp": f"{ROLLOUT}.tensor_model_parallel_size",
-    "gen_dp": f"{ROLLOUT}.data_parallel_size",
-    "gen_ep": f"{ROLLOUT}.expert_parallel_size",
-    "memory_share": f"{ROLLOUT}.gpu_memory_utilization",
-}
-OPENRLHF = {
-    "model": "pretrain",
-    "prompts": "rollout-batch-size",
-    "group": "n-samples-per-prompt",
-    "prompt_length": "prompt-max-len",
-    "max_response": "generate-max-len",
-    "train_batch": "train-batch-size",
-    "epochs": "max-epochs",
-    "algorithm": "advantage-estimator",
-    "recompute": "gradient-checkpointing",
-    "gen_tp": "vllm-tensor-parallel-size",
-    "memory_share": "vllm-gpu-memory-utilization",
-    "tp": "ds-tensor-parallel-size",
-    "cp": "ring-attn-size",
-}
-TRL = {
-    "model": "model_name_or_path",
-    "group": "num_generations",
-    "prompt_length": "max_prompt_length",
-    "max_response": "max_completion_length",
-    "epochs": "num_iterations",
-    "recompute": "gradient_checkpointing",
-    "gen_tp": "vllm_tensor_parallel_size",
-    "memory_share": "vllm_gpu_memory_utilization",
-}
-ESTIMATORS = {"gae": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "rloo", "group_norm": "grpo"}
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
-WHOLE = ("prompts", "group", "train_batch", "max_length", "pack_tokens", "staleness", "tp", "cp", "pp", "ep", "gen_tp",
-         "gen_pp", "gen_ep", "gen_dp", "prompt_length", "max_response", "mini_prompts", "epochs", "first_layers",
-         "last_layers")  # fmt: skip
+# Choices whose values are no whole numbers.
+SHARES = ("memory_share", "staleness_share")
+FLAGS = ("partial_rollout", "reference")
+TEXTS = ("model", "algorithm", "engine", "gen_weights")
+ACTOR = "actor_rollout_ref.actor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,38 +98,38 @@ def read_rl_text(text: str, path: str = "") -> RlConfig:
 
 def read_rl_values(values: Mapping[str, object]) -> RlConfig:
     """Return the RL step of dotted keys."""
-    for tool, (mark, keys, finish) in TOOLS.items():
-        if any(key.startswith(mark) for key in values):
+    tables = read_toml(DATA / "rl.toml")
+    for tool, finish in TOOLS.items():
+        if any(key.startswith(tuple(tables[tool]["marks"].split())) for key in values):
             found = _Values(values)
-            choices = {name: value for name, names in keys.items() if (value := _read(found, name, names)) is not None}
+            choices: dict[str, object] = {}
+            for name, names in tables[tool]["keys"].items():
+                if (value := _read(found, name, names, tables["words"])) is not None:
+                    choices[name] = value
             finish(found, choices)
             unread = tuple(sorted(set(values) - found.seen))
             return RlConfig(tool, {"software": tool, **choices}, unread)
     raise FormatError("no configuration of NeMo RL, verl, OpenRLHF or TRL's GRPO is recognised")
 
 
-def _read(values: _Values, name: str, names: str) -> object:
-    if name in WHOLE:
-        number = values.number(names)
-        if number is not None and not (0 <= number < 10**9 and number == int(number)):
-            raise FormatError(f"{names.split()[0]}: expected a whole number, not {number:g}")
-        return None if number is None else int(number)
-    if name in ("memory_share", "staleness_share"):
-        return values.number(names)
+def _read(values: _Values, name: str, names: str, words: Mapping[str, Mapping[str, str]]) -> object:
     if name == "recompute":
         return None if values.raw(names) is None else "full" if values.flag(names) else "none"
-    if name in ("partial_rollout", "reference"):
+    if name in FLAGS:
         return values.flag(names) or any(values.flag(each) for each in names.split())
+    if name not in TEXTS:
+        number = values.number(names)
+        if number is None or name in SHARES:
+            return number
+        if not (0 <= number < 10**9 and number == int(number)):
+            raise FormatError(f"{names.split()[0]}: expected a whole number, not {number:g}")
+        return int(number)
     value = values.raw(names)
     if value is None:
         return None
-    if name == "algorithm":
-        return ESTIMATORS.get(str(value))
-    if name == "engine":
-        return ENGINES.get(str(value))
     if name == "gen_weights":
         return "fp8" if "fp8" in str(value) else "bf16"
-    return str(value)
+    return words[name].get(str(value)) if name in words else str(value)
 
 
 def _finish_nemo(values: _Values, choices: dict[str, object]) -> None:
@@ -275,10 +203,10 @@ def _finish_trl(values: _Values, choices: dict[str, object]) -> None:
 
 
 Finish = Callable[[_Values, dict[str, object]], None]
-# How each tool is recognised, its keys, and the choices that follow from several keys.
-TOOLS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], Finish]] = {
-    "nemo-rl": (("grpo.", "policy."), NEMO_RL, _finish_nemo),
-    "verl": (("actor_rollout_ref.",), VERL, _finish_verl),
-    "openrlhf": (("rollout-batch-size", "n-samples-per-prompt", "vllm-num-engines"), OPENRLHF, _finish_openrlhf),
-    "trl": (("num_generations", "max_completion_length"), TRL, _finish_trl),
+# The choices of each tool that follow from several keys.
+TOOLS: Mapping[str, Finish] = {
+    "nemo-rl": _finish_nemo,
+    "verl": _finish_verl,
+    "openrlhf": _finish_openrlhf,
+    "trl": _finish_trl,
 }
