@@ -1,7 +1,9 @@
 """Lengths of samples: what is read, and what padding, grouping and packing make of them."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -73,3 +75,25 @@ def test_adapters_are_named_as_tools_name_them() -> None:
     for wrong in ("", "x", "1.5", "16,32,0.1,0.2"):
         with pytest.raises(ValueSpellingError):
             split_lora(wrong)
+
+
+def test_a_tokenizer_counts_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token a word here; prompts and answers count together."""
+
+    class WordTokenizer:
+        @staticmethod
+        def from_pretrained(name: str) -> "WordTokenizer":
+            return WordTokenizer()
+
+        def __call__(self, texts: list[str]) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[0] * len(text.split()) for text in texts]}
+
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"prompt": "two words", "answer": "and three more"}\n{"messages": [{"content": "one"}]}\n')
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=WordTokenizer))
+    lengths = read_lengths(f"{path}@some/llama")
+    assert lengths.tokens.tolist() == [5.0, 1.0]
+    assert "the tokenizer llama, without a chat template" in lengths.source
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match="needs the package transformers"):
+        read_lengths(f"{path}@some/other")

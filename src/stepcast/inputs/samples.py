@@ -9,24 +9,30 @@ from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import DESCRIPTION
 
 SAMPLED = 20_000  # samples that are read of a file
+TOKENISED = 2_000  # samples that a tokenizer reads of a file
 CHARACTERS_PER_TOKEN = 4.0
 COUNTS = ("length", "num_tokens", "n_tokens", "token_count", "tokens", "input_ids")
 MOST_TOKENS = 1e9
 
 
-def read_sample_lengths(path: str) -> tuple[list[float], bool]:
+def read_sample_lengths(path: str, tokenizer: str = "") -> tuple[list[float], bool]:
     """Return the tokens of each of a file's first samples, and whether any is estimated from characters.
 
-    The file is JSON lines, a JSON list or Parquet; samples have token counts, token ids, or text in any field.
+    The file is JSON lines, a JSON list or Parquet; samples have token counts, token ids, or text in any field. With a
+    *tokenizer*, all of their text is tokenised, without a chat template.
     """
     rows = _read_parquet(path) if path.endswith(".parquet") else _read_json(path)
     lengths, estimated = [], False
+    if tokenizer:
+        texts = [" ".join(_find_text(row)) for row in islice(rows, TOKENISED)]
+        lengths = [max(1.0, float(len(ids))) for ids in _tokenise(texts, tokenizer, path)] if texts else []
+        rows = iter(())
     for number, row in enumerate(islice(rows, SAMPLED), 1):
         value = next((row[name] for name in COUNTS if name in row), None)
         if isinstance(value, list):
             value = len(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            value, estimated = _count_characters(row) / CHARACTERS_PER_TOKEN, True
+            value, estimated = sum(map(len, _find_text(row))) / CHARACTERS_PER_TOKEN, True
         if not 0 <= value < MOST_TOKENS:
             raise FormatError(f"sample {number} has {value} tokens", path)
         lengths.append(max(1.0, float(value)))
@@ -62,9 +68,26 @@ def _read_parquet(path: str) -> Iterator[Mapping[str, Any]]:
         raise FormatError(f"not valid Parquet: {error}", path) from None
 
 
-def _count_characters(value: object, depth: int = 0) -> int:
-    """Return the characters of all text in *value*: prompts, answers, or messages of a conversation."""
+def _tokenise(texts: list[str], tokenizer: str, path: str) -> list[list[int]]:
+    """Return the token ids of *texts* by a tokenizer of transformers: a folder, or a name that it finds."""
+    try:
+        from importlib import import_module
+
+        auto = import_module("transformers").AutoTokenizer
+    except ImportError:
+        raise FormatError("counting tokens needs the package transformers; or leave the tokenizer out", path) from None
+    try:
+        ids: list[list[int]] = auto.from_pretrained(tokenizer)(texts)["input_ids"]
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise FormatError(f"transformers cannot load the tokenizer {tokenizer!r}: {reason}", path) from None
+    return ids
+
+
+def _find_text(value: object, depth: int = 0) -> Iterator[str]:
+    """Yield all text in *value*: prompts, answers, or messages of a conversation."""
     if isinstance(value, str):
-        return len(value)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(_count_characters(part, depth + 1) for part in inner) if depth < 10 else 0
+        yield value
+    elif depth < 10:
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from _find_text(part, depth + 1)

@@ -7,10 +7,11 @@ pack_dataset; Axolotl, utils/samplers/multipack.py).
 
 A distribution is ``mean=600,max=4096`` (log-normal; ``std`` is the mean unless given), a histogram
 ``256:0.3,1024:0.7`` of lengths and weights, or a file: JSON lines, JSON or Parquet with token counts, token ids or
-text.
+text. ``data.jsonl@TOKENIZER`` counts the tokens of its text with a tokenizer of transformers.
 """
 
 import os
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,8 +48,9 @@ class BatchShape:
 
 def read_lengths(text: str) -> SampleLengths:
     """Return the lengths that *text* describes; raise a ValueSpellingError if it describes none."""
-    if os.path.isfile(text):
-        return _read_file(text)
+    path, _, tokenizer = text.partition("@") if not os.path.isfile(text) else (text, "", "")
+    if os.path.isfile(path):
+        return _read_file(path, tokenizer, os.stat(path).st_mtime_ns)
     fields = [part.partition(":" if ":" in text else "=") for part in text.split(",")]
     try:
         numbers = {name.strip(): float(value) for name, _, value in fields}
@@ -77,9 +79,12 @@ def _draw_lengths(mean: float, std: float, longest: float | None) -> SampleLengt
     return SampleLengths(drawn, f"log-normal lengths with mean {mean:,.0f} and standard deviation {std:,.0f}")
 
 
-def _read_file(path: str) -> SampleLengths:
-    lengths, estimated = read_sample_lengths(path)
+@lru_cache(maxsize=8)
+def _read_file(path: str, tokenizer: str, changed_ns: int) -> SampleLengths:
+    lengths, estimated = read_sample_lengths(path, tokenizer)
     counted = f"{CHARACTERS_PER_TOKEN:.0f} characters per token" if estimated else "their token counts"
+    if tokenizer:
+        counted = f"the tokenizer {os.path.basename(tokenizer.rstrip('/'))}, without a chat template"
     return SampleLengths(np.array(lengths), f"{len(lengths):,} samples of {os.path.basename(path)}, by {counted}")
 
 

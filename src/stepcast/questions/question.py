@@ -277,7 +277,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         flags={"dpo": "dpo", "reward": "reward-model"})] = None
     lengths: Annotated[str | None, Choice(group=TUNING, metavar="DISTRIBUTION", read=_check_lengths,
         help="lengths of samples in tokens: mean=600,max=4096 (std=X too), a histogram 256:0.3,1024:0.7, or a .jsonl, "
-        ".json or .parquet file (default: all as long as --seq)", aliases="sample-lengths length-distribution")] = None
+        ".json or .parquet file, with FILE@TOKENIZER counted by transformers (default: all as long as --seq)",
+        aliases="sample-lengths length-distribution")] = None
     batching: Annotated[str | None, Choice(group=TUNING, values=("padded", "grouped", "packed"),
         help="with --lengths: pad each micro-batch to its longest sample, group samples by length first, or pack "
         "several into a sequence of --seq tokens (default: padded)",
