@@ -57,3 +57,14 @@ def test_packed_samples_attend_to_themselves_alone() -> None:
 def test_frozen_weights_need_adapters() -> None:
     with pytest.raises(StrategyError, match="--lora 16"):
         predict(framework="trainer", base_weights="nf4")
+
+
+def test_flash_attention_takes_a_window_without_a_mask() -> None:
+    """A window as long as the sequence cuts nothing off: its step takes as long as one without."""
+    windowed, plain = (
+        stepcast.predict(f"llama-3.1-8b{sizes}", gpu="h200", framework="peft", lora=16, seq=4096, micro_batch=1,
+                         accumulation=1, attention_kernel="flash-2")
+        for sizes in (":window=4096", "")
+    )  # fmt: skip
+    assert windowed.step_s == pytest.approx(plain.step_s, rel=1e-6)
+    assert windowed.memory[0].allocated == plain.memory[0].allocated

@@ -217,12 +217,11 @@ def _describe_sharing(fluid: "FluidStep") -> list[str]:
 
 def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float, float]:
     """Return the interval of the band where runs of its kind were measured. Where none was, prices may be less sure
-    still, and so is the time *host_s* that GPUs wait for their hosts.
+    still. The time *host_s* that GPUs wait for their hosts is never surer than the pace of hosts.
     """
     band = prediction.band
-    if band is not None and band.measured:
-        return band.around(step_s)
-    low_s, high_s = _find_price_range(prediction)
+    is_measured = band is not None and band.measured
+    low_s, high_s = (step_s, step_s) if is_measured else _find_price_range(prediction)
     low_s, high_s = low_s - host_s * (1.0 - 1.0 / HOST_SPREAD), high_s + host_s * (HOST_SPREAD - 1.0)
     if band is None:
         return low_s, high_s

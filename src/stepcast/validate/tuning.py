@@ -1,7 +1,8 @@
 """The fine-tuning set: steps of LoRA, QLoRA, 8-bit Adam, packing, checkpointing and DPO on one H200, measured by us.
 
-Under transformers' Trainer, but for DPO, whose loop is TRL's written out. ``held`` bytes of earlier steps were still
-allocated when a step's peaks were measured; they are subtracted. ``before_*`` are forecasts made before measuring.
+Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer).
+``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted.
+``before_*`` are forecasts made before measuring.
 """
 
 import shlex
@@ -38,6 +39,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "packed": {"attention_kernel": "flash-2", "batching": "packed"},
     "bf16adapters": {"framework": "trainer"},
     "full": {"framework": "trainer"},
+    "trainer": {},
 }
 
 
@@ -50,8 +52,8 @@ def read_choices_of(record: Record, folder: Path) -> dict[str, Any]:
             choices["lora_rank"] = int(word.removeprefix("lora"))
         else:
             choices |= FLAGS[word]
-    if {"full", "dpo"} <= set(words):
-        choices["framework"] = "transformers"  # without Trainer
+    if {"full", "dpo"} <= set(words) and "trainer" not in words:
+        choices["framework"] = "transformers"
     if "packed" in words:
         choices["lengths"] = f"{record['document']}:1"
     return {

@@ -19,7 +19,7 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels, SelectiveRule
+from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
 from stepcast.ir.group import Group
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Ops, make_layer, stream_op
@@ -61,8 +61,11 @@ def falls_back(model: Architecture, strategy: Strategy, framework: Framework) ->
 
 def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:
     """Return True if a mask selects the pairs that count: for a window, which PyTorch's attention does not
-    know, and for any model whose code is compiled, where a mask cannot be left out for what is in it.
+    know, and for any model whose code is compiled, where a mask cannot be left out for what is in it. FlashAttention
+    takes a window as a number.
     """
+    if framework.attention is AttentionKernel.FLASH_2:
+        return False
     compiled = framework.kernels is Kernels.COMPILED
     return framework.masks_windows and (compiled or (window is not None and window <= strategy.seq))
 
