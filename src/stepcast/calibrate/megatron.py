@@ -1,11 +1,12 @@
 """Named constants from Megatron-LM traces: how fast stages compute, and what links between ranks reach."""
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import mean, median
 from typing import NamedTuple
+
+import numpy as np
 
 from stepcast.analyze.megatron.analysis import MeetingTraffic, MegatronAnalysis
 from stepcast.analyze.recording import BlockKind
@@ -80,7 +81,13 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
         return RunPoints((), warnings=(f"{run}: computation left out: {problem}",))
     dtype = DType(str(facts["dtype"]))
     workload = _build_workload(analysis, model, dtype)
-    if dtype is DType.FP32 and _beyond_peak(workload, measured, gpu):
+    multiplied = sum(
+        work.flops
+        for stage, phase in measured
+        for work in _works(workload.stages[stage].body_layers(), PHASES[phase])
+        if isinstance(work, Matmul | GroupedMatmul | Attention)
+    )
+    if dtype is DType.FP32 and multiplied / sum(measured.values()) > gpu.matrix_peak_flops("fp32"):
         dtype = DType.TF32
         workload = _build_workload(analysis, model, dtype)
         assumptions.append("fp32 matmuls run as tf32: they are faster than the fp32 peak allows")
@@ -171,17 +178,6 @@ def _predicted_s(workload: Workload, stage: int, phase: BlockKind, gpu: Gpu) -> 
     return sum(compute_price(work, gpu, fit, load).seconds for work in works)
 
 
-def _beyond_peak(workload: Workload, measured: Mapping[tuple[int, BlockKind], float], gpu: Gpu) -> bool:
-    """Return whether more was multiplied in the measured time than the GPU can multiply in fp32."""
-    flops = sum(
-        work.flops
-        for stage, phase in measured
-        for work in _works(workload.stages[stage].body_layers(), PHASES[phase])
-        if isinstance(work, Matmul | GroupedMatmul | Attention)
-    )
-    return flops / sum(measured.values()) > gpu.matrix_peak_flops("fp32")
-
-
 @dataclass(frozen=True, slots=True)
 class FactorFit:
     """One factor over some points: errors without it, with it, and on runs or stages left out."""
@@ -201,36 +197,19 @@ class FactorFit:
 
 def fit_factor(points: Sequence[ComputePoint]) -> FactorFit:
     """Fit measured over predicted as a mean logarithm; runs are left out in turn, or stages of a single run."""
-    factor = _factor(points)
+    ratios = np.array([point.measured_s / point.predicted_s for point in points])
     several = len({point.run for point in points}) > 1
-    keys = [(point.run if several else point.stage) for point in points]
-    errors = []
-    for key in sorted(set(keys), key=str):
-        rest = [point for point, own in zip(points, keys, strict=True) if own != key]
-        held = [point for point, own in zip(points, keys, strict=True) if own == key]
-        if rest:
-            errors += _errors(held, _factor(rest))
-    after = _errors(points, factor)
+    keys = np.array([point.run if several else str(point.stage) for point in points])
+    factor = float(np.exp(np.log(ratios).mean()))
+    errors: list[float] = []
+    for held in (keys == key for key in dict.fromkeys(keys.tolist())):
+        if not held.all():
+            errors += np.abs(np.exp(np.log(ratios[~held]).mean()) / ratios[held] - 1).tolist()
+    before, after = np.abs(1 / ratios - 1), np.abs(factor / ratios - 1)
+    left_out = mean(errors) if errors else None
     return FactorFit(
-        factor,
-        len(points),
-        _mean(_errors(points, 1.0)),
-        _mean(after),
-        _mean(errors) if errors else None,
-        max(errors or after),
+        factor, len(points), float(before.mean()), float(after.mean()), left_out, max(errors or after.tolist())
     )
-
-
-def _factor(points: Sequence[ComputePoint]) -> float:
-    return math.exp(_mean([math.log(point.measured_s / point.predicted_s) for point in points]))
-
-
-def _errors(points: Sequence[ComputePoint], factor: float) -> list[float]:
-    return [abs(factor * point.predicted_s / point.measured_s - 1) for point in points]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 # Collectives whose time on the host is known.
@@ -302,42 +281,24 @@ def link_points(traffic: Sequence[MeetingTraffic]) -> list[LinkPoint]:
 
 def fit_link(points: Sequence[LinkPoint]) -> LinkFit:
     """Fit latency and bandwidth of one group's transfers by least squares of relative errors."""
-    group = points[0].group
-    sizes = [point.crossing_bytes for point in points]
-    long = [point for point in points if point.seconds >= LONG_S]
-    rates = sorted(point.crossing_bytes / point.seconds for point in long)
-    if max(sizes) < WIDE * min(sizes) or not long:
-        bandwidth = rates[len(rates) // 2] if rates else None
-        return LinkFit(group, len(points), bandwidth, None, _link_error(points, 0.0, bandwidth))
-    latency_s, per_byte_s = _fit_line(points)
+    sizes = np.array([point.crossing_bytes for point in points])
+    seconds = np.array([point.seconds for point in points])
+    rates, long = sizes / seconds, seconds >= LONG_S
+    latency_s, per_byte_s = 0.0, 0.0
+    separated = bool(sizes.max() >= WIDE * sizes.min() and long.any())
+    if separated:
+        latency_s, per_byte_s = np.linalg.lstsq(np.stack([1 / seconds, rates], axis=1), np.ones(len(points)))[
+            0
+        ].tolist()
+        if latency_s < 0:
+            latency_s, per_byte_s = 0.0, float(rates.sum() / (rates @ rates))
+        elif per_byte_s < 0:
+            latency_s, per_byte_s = float((1 / seconds).sum() / (seconds**-2).sum()), 0.0
+    elif long.any():
+        per_byte_s = 1 / float(np.sort(rates[long])[long.sum() // 2])
+    error = float(np.abs((latency_s + sizes * per_byte_s) / seconds - 1).mean())
     bandwidth = 1 / per_byte_s if per_byte_s > 0 else None
-    return LinkFit(group, len(points), bandwidth, latency_s, _link_error(points, latency_s, bandwidth))
-
-
-def _fit_line(points: Sequence[LinkPoint]) -> tuple[float, float]:
-    """Return latency and seconds per byte, neither below zero."""
-    ones = [1 / point.seconds for point in points]
-    rates = [point.crossing_bytes / point.seconds for point in points]
-    aa, ab, bb = (
-        sum(x * y for x, y in zip(left, right, strict=True))
-        for left, right in ((ones, ones), (ones, rates), (rates, rates))
-    )
-    determinant = aa * bb - ab * ab
-    latency_s = (bb * sum(ones) - ab * sum(rates)) / determinant
-    per_byte_s = (aa * sum(rates) - ab * sum(ones)) / determinant
-    if latency_s < 0:
-        return 0.0, sum(rates) / bb
-    if per_byte_s < 0:
-        return sum(ones) / aa, 0.0
-    return latency_s, per_byte_s
-
-
-def _link_error(points: Sequence[LinkPoint], latency_s: float, bandwidth: float | None) -> float:
-    errors = []
-    for point in points:
-        fitted_s = latency_s + (point.crossing_bytes / bandwidth if bandwidth else 0.0)
-        errors.append(abs(fitted_s / point.seconds - 1))
-    return sum(errors) / len(errors)
+    return LinkFit(points[0].group, len(points), bandwidth, latency_s if separated else None, error)
 
 
 def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> tuple[str, float, bool]:
@@ -375,7 +336,12 @@ def calibrate_megatron(
     }
     constants, warnings = _compute_constants(points, factors)
     links, link_warnings = _link_constants(runs.values(), cluster)
-    constants |= links | _host_constant(runs.values())
+    constants |= links
+    # The time per step in which a rank neither computes nor communicates nor waits.
+    host_s = [mean(rank.breakdown_s["host"] for rank in analysis.result.rank_times) for analysis in runs.values()]
+    known = f"{format_seconds(min(host_s))} to {format_seconds(max(host_s))}"
+    title, value = "fixed step overhead (host)", median(host_s)
+    constants["fixed_step_s"] = NamedConstant(title, value, format_seconds(value), len(host_s), known)
     classes = _class_corrections(measured, points, factors)
     errors = overall_errors([(fit.points, fit.before, fit.after, fit.left_out) for fit in factors.values()])
     facts: Facts = {
@@ -409,7 +375,12 @@ def _compute_constants(points: Sequence[ComputePoint], factors: Mapping[str, Fac
                 f"{dtype}: forward takes {phases[BlockKind.FORWARD]:.2f} and backward "
                 f"{phases[BlockKind.BACKWARD]:.2f} times what is predicted; one factor for both fits neither"
             )
-        ratios = _ratios(own)
+        seconds = {(point.run, point.stage, point.phase): point.measured_s for point in own}
+        ratios = [
+            seconds[run, stage, BlockKind.BACKWARD] / forward_s
+            for (run, stage, phase), forward_s in seconds.items()
+            if phase is BlockKind.FORWARD
+        ]
         value = median(ratios)
         title, known = f"backward over forward, {dtype}", f"{min(ratios):.2f} to {max(ratios):.2f}"
         constants[f"backward_factor_{dtype}"] = NamedConstant(title, value, f"{value:.2f}", len(ratios), known)
@@ -432,16 +403,6 @@ def _factor_constant(title: str, fit: FactorFit) -> NamedConstant:
     if fit.left_out is not None:
         known = f"{format_percent(fit.left_out)} off where left out"
     return NamedConstant(title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
-
-
-def _ratios(points: Sequence[ComputePoint]) -> list[float]:
-    """Return measured backward over forward of every stage."""
-    seconds = {(point.run, point.stage, point.phase): point.measured_s for point in points}
-    return [
-        seconds[run, stage, BlockKind.BACKWARD] / forward_s
-        for (run, stage, phase), forward_s in seconds.items()
-        if phase is BlockKind.FORWARD
-    ]
 
 
 def _link_constants(runs: Iterable[MegatronAnalysis], cluster: str | None) -> tuple[Constants, list[str]]:
@@ -485,15 +446,6 @@ def _link_constants(runs: Iterable[MegatronAnalysis], cluster: str | None) -> tu
             if beyond:
                 warnings.append(f"tp: faster than the link of {cluster}: is this the cluster it ran on?")
     return constants, warnings
-
-
-def _host_constant(runs: Iterable[MegatronAnalysis]) -> Constants:
-    """Return the time per step in which a rank neither computes nor communicates nor waits."""
-    seconds = [mean(rank.breakdown_s["host"] for rank in analysis.result.rank_times) for analysis in runs]
-    known = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
-    value = median(seconds)
-    title, text = "fixed step overhead (host)", format_seconds(value)
-    return {"fixed_step_s": NamedConstant(title, value, text, len(seconds), known)}
 
 
 def _class_corrections(

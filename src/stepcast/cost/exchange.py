@@ -17,11 +17,10 @@ import numpy as np
 
 from stepcast.cost.collectives import Route
 from stepcast.cost.rates import Number
-from stepcast.hardware.catalog import load_fit
+from stepcast.hardware.catalog import convert_units, load_fit
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.tables import Amount, convert_table
-from stepcast.units import GB, NS, US
 
 Phase = Literal["dispatch", "combine"]
 PHASES: tuple[Phase, ...] = ("dispatch", "combine")
@@ -62,13 +61,7 @@ def exchange_fit(library: str, phase: Phase, architecture: str = DEFAULT_ARCHITE
     tables = load_fit("exchange")[library]
     family = architecture.partition("-")[0]  # blackwell-ultra
     values = (tables.get(architecture) or tables.get(family) or tables[DEFAULT_ARCHITECTURE])[phase]
-    units = {"_us": ("_s", US), "_ns": ("_s", NS), "_gb_per_s": ("_bytes_per_s", GB)}
-    fields = {}
-    for key, value in values.items():
-        suffix = next((suffix for suffix in units if key.endswith(suffix)), "")
-        name, unit = units.get(suffix, ("", 1.0))
-        fields[key.removesuffix(suffix) + name] = value * unit
-    return convert_table(fields, ExchangeFit)
+    return convert_table(convert_units(values), ExchangeFit)
 
 
 def multiprocessors_of(library: str) -> int:

@@ -23,7 +23,7 @@ from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, Source, parse_toml
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.tables import TableError, convert_table
-from stepcast.units import US
+from stepcast.units import GB, NS, US
 
 DATA = Path(__file__).parents[1] / "data"
 NOT_INHERITED = ("base", "aliases", "description")
@@ -46,6 +46,8 @@ DIMENSION_OF_SUFFIX = {
     "_hz": Dimension.FREQUENCY,
     "_w": Dimension.POWER,
 }
+# Units at the end of keys in files of fitted constants.
+FIT_UNITS = {"_us": ("_s", US), "_ns": ("_s", NS), "_gb_per_s": ("_bytes_per_s", GB)}
 TRANSPORT, DEFAULT_TRANSPORT = "node.nic.transport", "infiniband"
 OF_TRANSPORT = ("node.nic.latency", "node.nic.efficiency")
 SECTION_NAMES = {"topology": "network"}  # fields whose table in a description has another name
@@ -154,13 +156,28 @@ def load_fit(name: str) -> dict[str, Any]:
     return tomllib.loads((DATA / "fits" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
+def convert_units(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *table* in SI: keys that end in a unit, such as start_us, have numbers, lists or tables of it."""
+    values = {}
+    for key, value in table.items():
+        suffix = next((suffix for suffix in FIT_UNITS if key.endswith(suffix)), "")
+        own, unit = FIT_UNITS.get(suffix, ("", 1))
+        match value:
+            case dict():
+                value = {name.lower(): number * unit for name, number in value.items()}
+            case list():
+                value = [number * unit for number in value]
+            case int() | float():
+                value = value * unit
+        values[key.removesuffix(suffix) + own] = value
+    return values
+
+
 @lru_cache(maxsize=1)
 def known_transports() -> dict[str, Transport]:
     """Return the network protocols between nodes, by name."""
     table = tomllib.loads((DATA / "transports.toml").read_text(encoding="utf-8"))
-    return {
-        name: Transport(entry["latency_us"] * US, entry["efficiency"], entry["source"]) for name, entry in table.items()
-    }
+    return {name: Transport(**convert_units(entry)) for name, entry in table.items()}
 
 
 # From entries to a GPU or a cluster.

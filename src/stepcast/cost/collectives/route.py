@@ -8,13 +8,12 @@ from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from stepcast.hardware.catalog import load_fit
+from stepcast.hardware.catalog import convert_units, load_fit
 from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath, Place
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.tables import Amount, convert_table
 from stepcast.ir.work import Collective, CollectiveKind
-from stepcast.units import GB, US
 
 # The architecture whose limits hold for those that no table names, and for routes that name no GPU.
 DEFAULT_ARCHITECTURE = "hopper"
@@ -84,24 +83,7 @@ def library_tuning(library: str = "nccl", architecture: str = DEFAULT_ARCHITECTU
     architectures = table.pop("architectures")
     default = architectures.get(DEFAULT_ARCHITECTURE) or next(iter(architectures.values()))
     own = architectures.get(architecture, {"ll_limit_gb_per_s": default["ll_limit_gb_per_s"]})
-    units = {"_us": ("_s", US), "_gb_per_s": ("_bytes_per_s", GB)}
-    values = {}
-    for key, value in (table | own).items():
-        suffix = next((suffix for suffix in units if key.endswith(suffix)), "")
-        name, unit = units.get(suffix, ("", 1))
-        values[key.removesuffix(suffix) + name] = _scale(value, unit)
-    return convert_table(values, Tuning)
-
-
-def _scale(value: object, unit: float) -> object:
-    match value:
-        case dict():
-            return {key.lower(): number * unit for key, number in value.items()}
-        case list():
-            return [number * unit for number in value]
-        case int() | float():
-            return value * unit
-    return value
+    return convert_table(convert_units(table | own), Tuning)
 
 
 @dataclass(frozen=True, slots=True)
