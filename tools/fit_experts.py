@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from stepcast.cost.expert_loads import RankLoad
 from stepcast.cost.fused_experts import FusedExpertsFit, fused_experts_s
 from stepcast.inputs.operator_tables import read_operator_table
 from stepcast.units import MS
@@ -59,8 +60,8 @@ def main() -> None:
                 mine = part_of[chosen] == index
                 if mine.any():
                     at = place[chosen][mine]
-                    taken = [column[at] for column in own[:-1]], [own[-1][each] for each in at]
-                    seconds[mine] = fused_experts_s(kernel, word, *taken[0], taken[1], gpu, fit)
+                    load = RankLoad(*(column[at] for column in own.load))
+                    seconds[mine] = fused_experts_s(kernel, word, *(column[at] for column in own[:-1]), load, gpu, fit)
             return seconds
 
         def solve(allowed):

@@ -19,7 +19,7 @@ from msgspec import to_builtins
 
 from stepcast.cost import serving
 from stepcast.cost.serving import ServingFit, serving_fit
-from stepcast.hardware import Gpu
+from stepcast.hardware import Gpu, load_cluster
 from stepcast.inputs.operator_tables import OperatorTable, read_operator_table
 from stepcast.pytorch.profile.imported import RECIPES, gpu_of
 from stepcast.units import MS
@@ -103,6 +103,13 @@ SEQUENCE: Free = {
     "unit_clocks": (5.0, 1e-3, 1e6),
     "step_clocks": (500.0, 1.0, 1e5),
 }
+REDUCE: Free = {
+    "start_s": (3e-6, 1e-7, 1e-4),
+    "rank_s": (1e-7, 1e-9, 1e-5),
+    "once_share": (0.6, 0.02, 2.0),
+    "twice_start_s": (3e-6, 1e-7, 1e-4),
+    "twice_share": (0.6, 0.02, 2.0),
+}
 FIXED: dict[str, dict[str, Any]] = {
     "linear": {"product": {"tiles": TILES}, "quantise_factor": 1.0},
     "prefill": {},
@@ -156,7 +163,7 @@ def fit_kind(
 
 
 GROUPS = False
-SHAPES = (("n", "k"), ("k",), ("num_heads", "head_dim"), ("num_heads",), ("model_name",))
+SHAPES = (("n", "k"), ("k",), ("num_heads", "head_dim"), ("num_heads",), ("model_name",), ("message_size",))
 
 
 def divide(rows: Rows) -> tuple[Rows, Rows]:
@@ -186,6 +193,11 @@ def predict_quantize(name: str) -> Callable[[OperatorTable, Gpu, ServingFit], Ve
     )
 
 
+def predict_reduce(table: OperatorTable, gpu: Gpu, fit: ServingFit) -> Vector:
+    link, ranks = load_cluster(gpu.name).node.fabric.link.bandwidth_bytes_per_s, int(table.word("num_gpus"))
+    return np.asarray(serving.custom_reduce_s(table.numbers("message_size") * 2.0, ranks, gpu, link, fit))
+
+
 def read_rows(folder: Path) -> dict[str, list[tuple[OperatorTable, Gpu]]]:
     tables: dict[str, list[tuple[OperatorTable, Gpu]]] = {}
     words = (
@@ -199,9 +211,10 @@ def read_rows(folder: Path) -> dict[str, list[tuple[OperatorTable, Gpu]]]:
         "mla_dtype",
         "kv_cache_dtype",
         "quant_dtype",
+        "num_gpus",
     )
     for path in sorted(folder.glob("*.csv.gz")):
-        if path.name.startswith(("gemm", "quantize", "attention", "mla", "mamba2", "gated")):
+        if path.name.startswith(("gemm", "quantize", "attention", "mla", "mamba2", "gated", "custom")):
             table = read_operator_table(str(path))
             table = table.take(table.numbers("latency_ms") > 0)
             tables[table.name] = [(part, gpu_of(part)) for part in table.split(words)]
@@ -220,7 +233,7 @@ def pick(rows: Rows, gpus: tuple[str, ...], **words: str | tuple[str, ...]) -> R
 
 def fit_architecture(tables: dict[str, Rows], gpus: tuple[str, ...], follows: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"attends_in_cache_format": follows} | {
-        kind: {} for kind in ("linear", "quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence")
+        kind: {} for kind in ("linear", "quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence", "reduce")
     }
     for name, table in (("scale", "quantize_scale"), ("cast", "quantize_matrix")):
         if rows := pick(tables[table], gpus):
@@ -245,6 +258,8 @@ def fit_architecture(tables: dict[str, Rows], gpus: tuple[str, ...], follows: bo
         for source in sorted({part.word("kernel_source") for part, gpu in tables[table] if gpu.name in gpus}):
             rows = pick(tables[table], gpus, kernel_source=source)
             fit_kind(entry, ("sequence", f"{table}-{source}"), SEQUENCE, rows, sequence_cost_s)
+    if rows := pick(tables["custom_allreduce"], gpus):
+        fit_kind(entry, ("reduce", "custom"), REDUCE, rows, predict_reduce)
     return {kind: values for kind, values in entry.items() if values not in ({}, False)}
 
 
@@ -257,7 +272,7 @@ def computed_in(table: OperatorTable, follows: bool) -> str:
 FOLLOWS = ("hopper", "blackwell", "blackwell-ultra")
 SOURCE = (
     "tools/fit_operators.py on half of the shapes of NVIDIA aiconfigurator's tables gemm, gemm_small, quantize_*, "
-    "attention_*, mla_*, mamba2 and gated_delta_net: TensorRT-LLM 1.3.0rc20 (A100: 1.0.0, and SGLang 0.5.10 for "
+    "attention_*, mla_*, mamba2, gated_delta_net and custom_allreduce: TensorRT-LLM 1.3.0rc20 (A100: 1.0.0, and SGLang 0.5.10 for "
     "gated_delta_net; B60: vLLM 0.20.1), short bursts from CUDA graphs at locked clocks; rows of an architecture are "
     "those of its GPUs"
 )
@@ -270,6 +285,7 @@ RESTS_ON = {
     "mla_prefill": "mla_prefill: the rows with a cache in the format",
     "mla_decode": "mla_decode: the rows with a cache in the format",
     "sequence": "mamba2 and gated_delta_net: the rows of the kernel_source",
+    "reduce": "custom_allreduce: the rows of 2, 4 and 8 GPUs",
 }
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcast.cost.rates import Number
 from stepcast.ir.arrays import FloatArray
 
 DRAWS = 6
@@ -19,11 +20,13 @@ TILES = (16, 64, 128)  # rows of the tiles that fused kernels choose from
 
 
 class RankLoad(NamedTuple):
-    """The busiest expert rank: its rows, the experts that have any, and its rows where each expert fills tiles."""
+    """The busiest expert rank, or columns of such: its rows, the experts that have any, and its rows where each expert
+    fills tiles of each size.
+    """
 
-    rows: float
-    active: float
-    padded: tuple[float, ...]
+    rows: Number
+    active: Number
+    padded: tuple[float, ...] | FloatArray
 
 
 def describe_load(rows: FloatArray) -> RankLoad:
@@ -61,7 +64,7 @@ def power_law_load(tokens: float, experts: int, top_k: int, ranks: int, alpha: f
         rows = np.round(np.minimum(shares * tokens * top_k, tokens)).reshape(ranks, groups)
         loads.append(describe_load(rows[rows.sum(axis=1).argmax()]))
     rows_mean, active = (float(np.mean([getattr(load, name) for load in loads])) for name in ("rows", "active"))
-    return RankLoad(rows_mean, active, tuple(np.mean([load.padded for load in loads], axis=0).tolist()))
+    return RankLoad(rows_mean, active, tuple(np.mean([np.asarray(load.padded) for load in loads], axis=0).tolist()))
 
 
 def busiest_share(shares: Sequence[float] | FloatArray, ranks: int, replicas: int = 0) -> float:

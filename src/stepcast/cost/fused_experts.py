@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepcast.cost.expert_loads import RankLoad
+from stepcast.cost.rates import Number
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
@@ -29,6 +30,19 @@ EXPERT_FORMATS = {
     "w4a16_mxfp4": (DType.BF16, 0.53),
     "w4a8_mxfp4_mxfp8": (DType.MXFP8, 0.53),
 }
+
+
+# The kernels that engines choose for a recipe of linear layers (``cost.serving``), the fastest first.
+SERVED = {
+    "bf16": ("bfloat16", ("vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts", "vllm_fused_moe",
+                          "vllm_unquantizedfusedmoe_triton_tritonexperts", "vllm_xpu_moe")),
+    "fp8": ("fp8", ("vllm_fp8moe_flashinfer_trtllm_trtllmfp8expertsmodular", "vllm_fp8moe_triton_tritonexperts",
+                    "vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts")),
+    "nvfp4": ("nvfp4", ("vllm_compressedtensorsw4a4nvfp4moe_flashinfer_trtllm_trtllmnvfp4expertsmonolithic",
+                        "vllm_compressedtensorsw4a4nvfp4moe_flashinfer_cutlass_flashinferexperts",
+                        "vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts")),
+    "int4-weights": ("int4_wo", ("vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts",)),
+}  # fmt: skip
 
 
 class FusedExpertsFit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,19 +70,34 @@ def fused_experts_fits() -> dict[tuple[str, str], FusedExpertsFit]:
     }
 
 
+def served_kernel(recipe: str, architecture: str) -> tuple[str, FusedExpertsFit]:
+    """Return the format and the constants of the experts that engines run for a *recipe* of linear layers: the first
+    of its kernels that was measured on *architecture*, or on Hopper.
+    """
+    word, kernels = SERVED.get(recipe, SERVED["fp8"])
+    known = fused_experts_fits()
+    for own in (architecture, "hopper", "blackwell"):
+        for kernel in kernels:
+            if (kernel, own) in known:
+                return word, known[kernel, own]
+    raise ValueError(f"no constants of experts in {recipe}")
+
+
 def fused_experts_s(
     kernel: str,
     word: str,
-    tokens: FloatArray,
-    top_k: FloatArray,
-    hidden: FloatArray,
-    inner: FloatArray,
-    matrices: FloatArray,
-    loads: list[RankLoad],
+    tokens: Number,
+    top_k: Number,
+    hidden: Number,
+    inner: Number,
+    matrices: Number,
+    load: RankLoad,
     gpu: Gpu,
     fit: FusedExpertsFit | None = None,
 ) -> FloatArray:
-    """Return the seconds of experts of *matrices* weights (2, or 3 with a gate) on the rank with these *loads*."""
+    """Return the seconds of experts of *matrices* weights (2, or 3 with a gate) on ranks with these *load*s, whose
+    fields are arrays with an entry for each of *tokens*.
+    """
     if fit is None:
         known = fused_experts_fits()
         if (kernel, gpu.architecture) not in known:
@@ -78,8 +107,7 @@ def fused_experts_s(
         raise ValueError(f"unknown format {word!r}; known are {', '.join(EXPERT_FORMATS)}")
     dtype, weight_bytes = EXPERT_FORMATS[word]
     peak = gpu.matrix_flops.get(dtype, gpu.matrix_flops[DType.BF16])
-    rows, active = (np.array([getattr(load, name) for load in loads]) for name in ("rows", "active"))
-    padded = np.array([load.padded for load in loads])
+    rows, active, padded = (np.asarray(column) for column in load)
     tiled = np.min(padded / np.array([fit.tile_16, fit.tile_64, 1.0]), axis=1)
     compute_s = 2.0 * matrices * hidden * inner * tiled / (fit.efficiency * peak)
     row_bytes = rows * (2.0 * hidden + matrices * inner) * DType.BF16.bytes

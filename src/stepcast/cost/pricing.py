@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache
 
 from stepcast.cost.collectives import (
     Algorithm,
@@ -128,15 +128,30 @@ class Pricer:
         match work:
             case Collective():
                 route, algorithm = self._route_for(work), self.algorithms.get(work.kind)
-                if not self.ideal and (routing := self._sends_once(work)):
-                    exchange = partial(_price_exchange, work, routing, route, self.cluster.gpu.architecture)
-                    return _PRICES.get((route,), exchange, work, routing, self.cluster.gpu.architecture)
-                make = partial(_price_collective, work, route, algorithm, self.ideal)
-                return _PRICES.get((route,), make, work, algorithm, self.ideal)
+                routing = None if self.ideal else self._sends_once(work)
+                architecture, ideal = self.cluster.gpu.architecture, self.ideal
+
+                def price_collective() -> Price:
+                    if ideal:
+                        seconds = ideal_s(work, route)
+                    elif routing is None:
+                        seconds = price(work.kind, work.size_bytes, route, algorithm).seconds
+                    elif route.ranks == 1 or work.size_bytes == 0:
+                        seconds = 0.0
+                    else:
+                        seconds = mean_exchange_s(work.size_bytes, routing, route, architecture)[0]
+                    return _network_price(seconds * work.times, ideal)
+
+                return _PRICES.get((route,), price_collective, work, algorithm, ideal, routing, architecture)
             case Transfer():
-                route = self.neighbour_route(work.group)
-                make = partial(_price_transfer, work, route, self.ideal)
-                return _PRICES.get((route,), make, work, self.ideal)
+                route, ideal = self.neighbour_route(work.group), self.ideal
+
+                def price_transfer() -> Price:
+                    if ideal:
+                        return _network_price(work.size_bytes / _slowest_bytes_per_s(route), ideal)
+                    return _network_price(send_receive_price(work.size_bytes, route).seconds, ideal)
+
+                return _PRICES.get((route,), price_transfer, work, ideal)
             case HostCopy():
                 return copy_price(work, host_of(self.cluster), self.node_gpus)
             case HostUpdate():
@@ -194,7 +209,8 @@ class Pricer:
 
     def _route(self, group: Group, path: Callable[..., GroupPath]) -> Route:
         """Return one object for layouts that differ in their chunks alone."""
-        layout = self._unchunked
+        # Without model chunks, which links do not depend on.
+        layout = self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
 
         def make() -> Route:
             active = 0 if self.alone else None
@@ -202,11 +218,6 @@ class Pricer:
             return _intern(route_of(group_links, self.cluster))
 
         return _ROUTES.get((self.cluster, path), make, layout, group, self.place, self.alone)
-
-    @cached_property
-    def _unchunked(self) -> Layout:
-        """The layout without model chunks, which links do not depend on."""
-        return self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
 
     def neighbour_route(self, group: Group) -> Route:
         """Return the slowest links between neighbours in *group*."""
@@ -270,31 +281,11 @@ def _slowest_bytes_per_s(route: Route) -> float:
     return min(route.intra_bytes_per_s, between)
 
 
-def _price_collective(work: Collective, route: Route, algorithm: Algorithm | None, ideal: bool) -> Price:
-    if ideal:
-        return _ideal_price(ideal_s(work, route) * work.times)
-    return _fitted_price(price(work.kind, work.size_bytes, route, algorithm).seconds * work.times)
-
-
-def _price_exchange(work: Collective, routing: Routing, route: Route, architecture: str) -> Price:
-    if route.ranks == 1 or work.size_bytes == 0:
-        return _fitted_price(0.0)
-    return _fitted_price(mean_exchange_s(work.size_bytes, routing, route, architecture)[0] * work.times)
-
-
-def _price_transfer(work: Transfer, route: Route, ideal: bool) -> Price:
-    if ideal:
-        return _ideal_price(work.size_bytes / _slowest_bytes_per_s(route))
-    return _fitted_price(send_receive_price(work.size_bytes, route).seconds)
-
-
 # Prices of communication by its route, which decides all of them: layouts of many strategies have few.
 _PRICES: ByIdentity[Price] = ByIdentity(65536)
 
 
-def _ideal_price(seconds: float) -> Price:
-    return Price.spread(seconds, PriceSource.ROOFLINE, Bound.NETWORK, 0.0)
-
-
-def _fitted_price(seconds: float) -> Price:
+def _network_price(seconds: float, ideal: bool) -> Price:
+    if ideal:
+        return Price.spread(seconds, PriceSource.ROOFLINE, Bound.NETWORK, 0.0)
     return Price.spread(seconds, PriceSource.FITTED, Bound.NETWORK, COLLECTIVE_SPREAD)

@@ -135,6 +135,16 @@ class SequenceFit(Struct, frozen=True, forbid_unknown_fields=True):
     step_clocks: Amount  # of each chunk that waits for the one before
 
 
+class ReduceFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of all-reduces by engines' own kernels: shares are of a GPU's link."""
+
+    start_s: Amount
+    rank_s: Amount
+    once_share: Positive  # each rank reads the complete buffer of each other
+    twice_start_s: Amount
+    twice_share: Positive  # each rank adds its part, and all gather the parts
+
+
 class ServingFit(Struct, frozen=True, eq=False):
     """All constants of one architecture, by number format."""
 
@@ -145,6 +155,7 @@ class ServingFit(Struct, frozen=True, eq=False):
     mla_prefill: Mapping[str, PrefillFit]
     mla_decode: Mapping[str, DecodeFit]
     sequence: Mapping[str, SequenceFit]
+    reduce: Mapping[str, ReduceFit]
     attends_in_cache_format: bool = False  # prefill multiplies in fp8 where the cache is in fp8
 
 
@@ -159,7 +170,7 @@ def serving_fit(entry: Mapping[str, Any]) -> ServingFit:
     """Return one architecture's table as constants; what a product does not name is as in training."""
     common = {**to_builtins(default_fit().tensor), "batched": None}
     linear = {name: {**values, "product": common | values["product"]} for name, values in entry["linear"].items()}
-    kinds = ("quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence")
+    kinds = ("quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence", "reduce")
     tables = {kind: entry.get(kind, {}) for kind in kinds}
     follows = entry.get("attends_in_cache_format", False)
     return convert_table({**tables, "linear": linear, "attends_in_cache_format": follows}, ServingFit)
@@ -209,16 +220,18 @@ def linear_s(
     copies: float = math.inf,
     load: Load = BURST,
     fit: ServingFit | None = None,
+    substitute: bool = False,
 ) -> Number:
     """Return the seconds of a linear layer (m, k) by (k, n) with bf16 input and result.
 
     *recipe* is one of LINEAR_FORMATS. *copies* are the sets of weights between two uses of the same: few and small
-    ones are then read from the L2 cache (tables were measured with 5).
+    ones are then read from the L2 cache (tables were measured with 5). With *substitute*, a format that was not
+    measured on the architecture has its own bytes and the constants of bf16.
     """
     if recipe not in LINEAR_FORMATS:
         raise ValueError(f"unknown recipe {recipe!r}; choose from {', '.join(LINEAR_FORMATS)}")
     fit, form = fit or fit_for(gpu), LINEAR_FORMATS[recipe]
-    own = fit.linear.get(recipe)
+    own = fit.linear.get(recipe) or (fit.linear["bf16"] if substitute else None)
     if own is None:
         raise ValueError(f"{recipe}: linear layers in this format were not measured on {stand_in(gpu.architecture)}")
     return product_s(m, n, k, gpu, form, own, copies, load) + sum(
@@ -434,6 +447,18 @@ def sequence_kernel_s(
     clocks = sequences * own.sequence_clocks + units * own.unit_clocks
     issue_s = clocks / (gpu.sms * gpu.clock_hz)
     return own.latency_s + (memory_s**4 + issue_s**4) ** 0.25 + steps * own.step_clocks / gpu.clock_hz
+
+
+def custom_reduce_s(
+    size_bytes: Number, ranks: int, gpu: Gpu, link_bytes_per_s: float, fit: ServingFit | None = None
+) -> Number:
+    """Return the seconds of an all-reduce inside an NVLink domain by the kernels of inference engines: in one step,
+    in which each rank reads the buffers of all others, or in two, whichever is faster (TensorRT-LLM, vLLM).
+    """
+    own = (fit or fit_for(gpu)).reduce["custom"]
+    once_s = (ranks - 1) * size_bytes / (own.once_share * link_bytes_per_s)
+    twice_s = own.twice_start_s + 2.0 * (ranks - 1) / ranks * size_bytes / (own.twice_share * link_bytes_per_s)
+    return own.start_s + own.rank_s * ranks + np.minimum(once_s, twice_s)
 
 
 def _of_format(known: Mapping[str, Any], dtype: str, gpu: Gpu) -> Any:

@@ -31,15 +31,14 @@ class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     sequence_s: Amount
     request_s: Amount
     kernel_s: Amount
-    product_s: Amount  # time of a product beyond reading its operands: launch, first loads, last wave
     small_kernels: Amount
     eager_layer_s: Amount  # host time of a layer outside CUDA graphs, which the GPU waits for if it is faster
-    bandwidth_share: Share  # of the memory bandwidth that decode kernels reach
-    product_share: Share  # of the best published matrix product that large prefill steps reach
-    attention_share: Share  # of the matrix peak that prefill attention reaches
-    prefill_pace: Positive  # time of a step that prefills over that of its kernels at these shares
-    expert_share: Share  # of the best published matrix product that fused experts reach
-    reduce_s: Amount  # latency of one all-reduce between two GPUs of a node
+    flash: bool  # decode attention is flash decoding, not TensorRT-LLM's kernel
+    # Times over those of public tables: linear layers, fused experts, all-reduces, and steps that prefill.
+    product_pace: Positive
+    expert_pace: Positive
+    reduce_pace: Positive
+    prefill_pace: Positive
     sources: dict[str, str] = {}
 
 

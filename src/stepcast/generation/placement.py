@@ -9,6 +9,8 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer
 
 GIB = 2**30
+# Recipes of linear layers by the format of weights.
+RECIPES = {DType.FP8: "fp8", DType.MXFP8: "fp8-block", DType.NVFP4: "nvfp4", DType.FP4: "nvfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,15 @@ class GenerationFormats:
         dtype = self.experts if experts else self.dense
         scales = {DType.NVFP4: 1 / 16, DType.FP4: 1 / 32, DType.MXFP8: 1 / 32}.get(dtype, 0.0)
         return 0.5 + 1 / 32 if self.int4 else dtype.bytes + scales
+
+
+    def recipe(self, experts: bool) -> str:
+        """Return the recipe of linear layers or experts in the words of ``cost.serving``."""
+        return "int4-weights" if self.int4 else RECIPES.get(self.experts if experts else self.dense, "bf16")
+
+    @property
+    def cache_word(self) -> str:
+        return "fp8" if self.cache.bytes == 1 else "bf16"
 
 
 def cache_bytes_per_token(model: Model, block: LayerParts, tp: int, cache: DType) -> float:

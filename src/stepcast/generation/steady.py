@@ -7,12 +7,14 @@ request on average, whose prefill delays it.
 
 import numpy as np
 
+from stepcast.generation.engine import EngineProfile
 from stepcast.generation.placement import GenerationMemory
 from stepcast.generation.steps import StepTimes
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 
-BALANCED = 0.7  # load of prefill engines that somebody sized
+BALANCED = 1.0  # load of prefill engines that somebody sized
+QUEUE_ROUNDS = 40
 WAVES = 10  # requests of each client in a benchmark: the first of them arrive all at once
 
 
@@ -45,6 +47,23 @@ def prefill_steps(
     return seconds.sum(axis=0), delay_s.sum(axis=0)
 
 
+def queue_s(clients: FloatArray, think_s: FloatArray, service_s: FloatArray, servers: FloatArray | float) -> FloatArray:
+    """Return the mean seconds of a request in one of *servers* and in the queue before them, where each of *clients*
+    comes back *think_s* after it was served.
+
+    Mean value analysis by Schweitzer's fixed point (Lazowska et al., Quantitative System Performance, 1984, chapter 6)
+    with constant service; several servers are one of their joint rate and a delay (Seidmann et al., 1987).
+    """
+    own_s = service_s / servers
+    delay_s, others = service_s - own_s, np.maximum(clients - 1.0, 0.0) / np.maximum(clients, 1.0)
+    waited_s = own_s
+    for _ in range(QUEUE_ROUNDS):
+        rate = clients / (think_s + delay_s + waited_s)
+        met = others * (rate * waited_s - np.minimum(rate * own_s, 1.0) / 2.0)
+        waited_s = (waited_s + own_s * (1.0 + np.maximum(met, 0.0))) / 2.0
+    return delay_s + waited_s
+
+
 def steady_serving(
     steps: StepTimes, memory: GenerationMemory, concurrency: FloatArray, prompt: float, output: float
 ) -> SteadyServing:
@@ -52,59 +71,68 @@ def steady_serving(
 
     Sequences and prompts are shared by the engine's attention data-parallel ranks, which step together.
     """
-    dp, engine = steps.layout.dp, steps.engine
+    dp, engine = float(steps.layout.dp), steps.engine
     context = np.full(concurrency.shape, prompt + output / 2.0)
-    most = min(memory.sequences_that_fit(prompt + output / 2.0), float(engine.sequences)) * dp
-    running = np.minimum(concurrency, max(most, 1.0))
+    running = np.minimum(concurrency, _most_running(memory, engine, prompt, output) * dp)
     batch = np.maximum(running / dp, 1.0)
     decode_s = steps.decode_s(batch, context)
     prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context)
     tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
-    cycle_s = output * tpot_s + prompt_s
-    load = np.minimum(running / dp * prompt_s / cycle_s, 0.95)
-    queue_s = load / (2.0 * (1.0 - load)) * prompt_s * (1.0 - 1.0 / np.maximum(running, 1.0))
-    burst_s = np.maximum(running / dp - 1.0, 0.0) / 2.0 * prompt_s / WAVES
-    waiting = concurrency - running
-    ttft_s = engine.request_s + decode_s / 2.0 + prompt_s + queue_s + burst_s + waiting / running * cycle_s
-    rate = running / cycle_s * steps.layout.replicas
-    return SteadyServing(ttft_s, tpot_s, running, waiting, prompt_s, decode_s, rate)
+    first_s = queue_s(running, output * tpot_s, prompt_s, dp) + decode_s / 2.0
+    return _serve(engine, concurrency, running, dp, output * tpot_s, first_s, prompt_s, tpot_s, decode_s, steps)
 
 
 def split_serving(
     prefill: StepTimes,
     decode: StepTimes,
     memory: GenerationMemory,
-    workers: tuple[float | None, float],
+    workers: tuple[float | None, float | None],
     concurrency: FloatArray,
     prompt: float,
     output: float,
 ) -> SteadyServing:
     """Return the mean times where *workers* engines prefill and others decode (disaggregated serving).
 
-    Without a stated number of prefill engines there are as many as keep them busy BALANCED of the time.
+    Without a stated number of prefill engines there are as many as keep them busy BALANCED of the time, without one of
+    decode engines as many as hold the sequences of all clients.
     A prompt's cache goes from one to the other over the network, a NIC of each GPU of the smaller engine.
     """
-    decode_ranks = workers[1] * decode.layout.dp
-    most = min(memory.sequences_that_fit(prompt + output / 2.0), float(decode.engine.sequences)) * decode_ranks
-    running = np.minimum(concurrency, max(most, 1.0))
-    batch, context = np.maximum(running / decode_ranks, 1.0), np.full(concurrency.shape, prompt + output / 2.0)
+    most = _most_running(memory, decode.engine, prompt, output) * decode.layout.dp
+    decoding = np.ceil(concurrency / most) if workers[1] is None else np.full(concurrency.shape, workers[1])
+    running = np.minimum(concurrency, most * decoding)
+    batch, context = np.maximum(running / decoding / decode.layout.dp, 1.0), np.full(running.shape, prompt + output / 2)
     tpot_s = decode.decode_s(batch, context)
-    nothing = np.zeros(concurrency.shape)
-    prompt_s, _ = prefill_steps(prefill, prompt, nothing, context)
-    own_cycle_s = output * tpot_s + prompt_s
-    engines = np.full(concurrency.shape, workers[0] or 1.0)
-    if workers[0] is None:
-        engines = np.maximum(np.ceil(running * prompt_s / own_cycle_s / BALANCED / prefill.layout.dp), 1.0)
-    prefill_ranks = engines * prefill.layout.dp
-    nic = prefill.cluster.node.nic
-    ranks = min(prefill.layout.tp, decode.layout.tp)
+    prompt_s, _ = prefill_steps(prefill, prompt, np.zeros(running.shape), context)
+    busy = running * prompt_s / (output * tpot_s + prompt_s) / prefill.layout.dp
+    engines = np.maximum(np.ceil(busy / BALANCED), 1.0) if workers[0] is None else np.full(running.shape, workers[0])
+    ranks, nic = min(prefill.layout.tp, decode.layout.tp), prefill.cluster.node.nic
     moved_s = memory.held_bytes(prompt) * decode.layout.tp / ranks / nic.bandwidth_bytes_per_s if nic else 0.0
-    # The prefill engines can limit the rate: clients then wait for them instead of decoding.
-    cycle_s = np.maximum(own_cycle_s + moved_s, running * prompt_s / prefill_ranks)
-    load = np.minimum(running * prompt_s / prefill_ranks / cycle_s, 0.95)
-    queue_s = load / (2.0 * (1.0 - load)) * prompt_s * (1.0 - 1.0 / np.maximum(running, 1.0))
-    burst_s = np.maximum(running / prefill_ranks - 1.0, 0.0) / 2.0 * prompt_s / WAVES
-    waiting = concurrency - running
-    ttft_s = prefill.engine.request_s + prompt_s + moved_s + queue_s + burst_s + waiting / running * cycle_s
-    ttft_s = np.maximum(ttft_s, cycle_s - output * tpot_s)
-    return SteadyServing(ttft_s, tpot_s, running, waiting, prompt_s, tpot_s, running / cycle_s)
+    servers = engines * prefill.layout.dp
+    first_s = queue_s(running, output * tpot_s + moved_s, prompt_s, servers) + moved_s
+    return _serve(prefill.engine, concurrency, running, servers, output * tpot_s, first_s, prompt_s, tpot_s, tpot_s, decode)
+
+
+def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float, output: float) -> float:
+    """Return the sequences that one attention rank runs at most."""
+    return max(min(memory.sequences_that_fit(prompt + output / 2.0), float(engine.sequences)), 1.0)
+
+
+def _serve(
+    engine: EngineProfile,
+    concurrency: FloatArray,
+    running: FloatArray,
+    servers: FloatArray | float,
+    answer_s: FloatArray,
+    first_s: FloatArray,
+    prompt_s: FloatArray,
+    tpot_s: FloatArray,
+    decode_s: FloatArray,
+    steps: StepTimes,
+) -> SteadyServing:
+    """Return the times with what all clients wait for: the first wave of requests, and room in the cache."""
+    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * prompt_s / WAVES
+    cycle_s, waiting = answer_s + first_s, concurrency - running
+    ttft_s = engine.request_s + first_s + burst_s + waiting / running * cycle_s
+    return SteadyServing(
+        ttft_s, tpot_s, running, waiting, prompt_s, decode_s, running / cycle_s * steps.layout.replicas
+    )

@@ -1,20 +1,23 @@
 """Seconds of one step of a generation engine: tokens in, one forward pass, one sampled token per sequence.
 
-A step is bound by reading weights and cache while batches are small and by matrix units while prompts are
-prefilled. Each kernel takes the longer of both and at least its launch inside a CUDA graph (Williams et al.,
-Roofline, 2009); kernels follow one another, as the layers of a decoder depend on one another.
+Operators are those of ``cost.serving`` and ``cost.fused_experts``, as public tables measured them one by one. They
+follow one another, as the layers of a decoder depend on one another; an engine adds its small kernels and its host.
 """
 
 import math
-from dataclasses import replace
+from collections import Counter
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from stepcast.cost import serving
 from stepcast.cost.collectives import collective_s
 from stepcast.cost.collectives.route import route_of
+from stepcast.cost.expert_loads import TILES, RankLoad
+from stepcast.cost.fused_experts import fused_experts_s, served_kernel
+from stepcast.cost.power import SUSTAINED
 from stepcast.generation.engine import EngineProfile
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, cache_bytes_per_token, state_bytes
+from stepcast.generation.placement import GenerationFormats, GenerationLayout, state_bytes
 from stepcast.hardware import Cluster, job_path
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
@@ -24,41 +27,17 @@ from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.weights import UNQUANTISED, Weight, WeightPart
 from stepcast.ir.work import CollectiveKind
 
-
-@dataclass(frozen=True, slots=True)
-class DenseProduct:
-    """Products of tokens with a weight matrix (outputs, inputs), *count* of them in a model."""
-
-    outputs: int
-    inputs: int
-    count: int
-    dtype: DType
-    weight_bytes: float  # of one element
-
-
-@dataclass(frozen=True, slots=True)
-class MixerCosts:
-    """The token mixers of one kind in a model, on one rank."""
-
-    count: int
-    window: int | None
-    read_bytes: float  # of the cache, for each token of context
-    selected: int  # keys at most that sparse attention reads after its indexer, 0: all
-    indexed_bytes: float  # that the indexer reads for each token of context
-    state_bytes: float  # read and written in each step
-    decode_flops: float  # for each token of context
-    prefill_flops: float  # for each pair of query and key
+BANDWIDTH = 0.9  # share of the memory bandwidth that norms, states and sampling reach
 
 
 @lru_cache(maxsize=2048)
-def list_products(model: Model, layout: GenerationLayout, formats: GenerationFormats) -> tuple[DenseProduct, ...]:
-    """Return the dense products of a rank; matrices of a part with the same input are one kernel (qkv, gate and up)."""
-    counts: dict[tuple[Mixer, FeedForward], int] = {}
-    for block in model.blocks:
-        kind = block.mixer, block.feed_forward
-        counts[kind] = counts.get(kind, 0) + 1
-    products: dict[tuple[int, int, DType, float], int] = {}
-    for (mixer, feed_forward), count in counts.items():
+def list_products(model: Model, layout: GenerationLayout, formats: GenerationFormats) -> dict[tuple[int, int, str], int]:
+    """Return the dense products of a rank as (outputs, inputs, recipe) -> how often a model has them; matrices of a
+    part with the same input are one kernel (qkv, gate and up).
+    """
+    products: Counter[tuple[int, int, str]] = Counter()
+    kinds = Counter((block.mixer, block.feed_forward) for block in model.blocks)
+    for (mixer, feed_forward), count in kinds.items():
         merged: dict[tuple[str, int, bool], list[tuple[Weight, int]]] = {}
         for weight in model.block_weights(LayerParts(mixer, feed_forward)):
             if weight.is_multiplied and weight.part is not WeightPart.EXPERTS:
@@ -67,37 +46,9 @@ def list_products(model: Model, layout: GenerationLayout, formats: GenerationFor
                 )
                 merged.setdefault((weight.part, inputs, bool(weight.inputs_split)), []).append((weight, outputs))
         for (part, inputs, _), members in merged.items():
-            quantised = WeightPart(part) not in UNQUANTISED
-            dtype = formats.dense if quantised else DType.BF16
-            size = formats.weight_bytes(experts=False) if quantised else DType.BF16.bytes
-            key = sum(outputs for _, outputs in members), inputs, dtype, size
-            products[key] = products.get(key, 0) + count
-    return tuple(DenseProduct(key[0], key[1], count, key[2], key[3]) for key, count in products.items())
-
-
-@lru_cache(maxsize=2048)
-def list_mixers(model: Model, layout: GenerationLayout, formats: GenerationFormats) -> tuple[MixerCosts, ...]:
-    """Return the token mixers of a rank."""
-    heads = -(-model.heads // layout.tp)
-    mixers: dict[MixerCosts, int] = {}
-    for block in model.blocks:
-        if block.mixer is Mixer.NONE:
-            continue
-        read = cache_bytes_per_token(model, block, layout.tp, formats.cache)
-        selected, indexed = 0, 0.0
-        decode, prefill = 4.0 * heads * model.head_dim, 4.0 * heads * model.head_dim
-        if (latent := model.latent) is not None and block.mixer is Mixer.ATTENTION:
-            decode = 2.0 * heads * (2 * latent.kv_rank + latent.rope_dim)
-            prefill = 2.0 * heads * (latent.nope_dim + latent.rope_dim + latent.value_dim)
-            if latent.top_keys:
-                selected, indexed = latent.top_keys, float(latent.index_dim + 4)
-                read -= indexed
-        state = state_bytes(model, block, layout.tp)
-        if block.mixer is not Mixer.ATTENTION:
-            decode = prefill = 0.0
-        costs = MixerCosts(0, block.window, read, selected, indexed, state, decode, prefill)
-        mixers[costs] = mixers.get(costs, 0) + 1
-    return tuple(replace(costs, count=count) for costs, count in mixers.items())
+            recipe = "bf16" if WeightPart(part) in UNQUANTISED else formats.recipe(experts=False)
+            products[sum(outputs for _, outputs in members), inputs, recipe] += count
+    return dict(products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +81,24 @@ class StepTimes:
     speculation: Speculation = NO_SPECULATION
 
     @cached_property
-    def _products(self) -> tuple[DenseProduct, ...]:
+    def _products(self) -> dict[tuple[int, int, str], int]:
         return list_products(self.model, self.layout, self.formats)
 
     @cached_property
-    def _mixers(self) -> tuple[MixerCosts, ...]:
-        return list_mixers(self.model, self.layout, self.formats)
+    def _mixers(self) -> dict[tuple[Mixer, int | None], int]:
+        """Kinds of token mixers, with their windows, and the layers that have them."""
+        return Counter((block.mixer, block.window) for block in self.model.blocks if block.mixer is not Mixer.NONE)
 
     @cached_property
     def _bandwidth(self) -> float:
-        return self.cluster.node.gpu.memory_bandwidth_bytes_per_s * self.engine.bandwidth_share
-
-    def _rate(self, dtype: DType, share: float) -> float:
-        gpu = self.cluster.node.gpu
-        runs = dtype if dtype.value in gpu.matrix_flops else DType.BF16
-        return min(gpu.best_product_flops(runs), gpu.matrix_peak_flops(runs)) * share
+        return self.cluster.gpu.memory_bandwidth_bytes_per_s * BANDWIDTH
 
     def tokens_s(self, tokens: FloatArray) -> FloatArray:
         """Return the seconds of everything but attention for *tokens* of one attention rank, without the head."""
         engine, model = self.engine, self.model
         seconds = np.zeros_like(tokens)
-        for product in self._products:
-            seconds += product.count * self._product_s(tokens, product)
+        for (outputs, inputs, recipe), count in self._products.items():
+            seconds += count * self._linear_s(tokens, outputs, inputs, recipe)
         traffic = 12.0 * tokens * model.hidden * DType.BF16.bytes * model.layers / self._bandwidth
         seconds += traffic + engine.small_kernels * engine.kernel_s * model.layers
         expert_layers = sum(block.feed_forward is FeedForward.EXPERTS for block in model.blocks)
@@ -159,12 +106,10 @@ class StepTimes:
             seconds += expert_layers * self._experts_s(tokens * self.layout.dp)
         return seconds + self._exchange_s(tokens, expert_layers)
 
-    def _product_s(self, tokens: FloatArray, product: DenseProduct) -> FloatArray:
-        activations = tokens * (product.inputs + product.outputs) * DType.BF16.bytes
-        moved = product.outputs * product.inputs * product.weight_bytes + activations
-        flops = 2.0 * tokens * product.outputs * product.inputs
-        compute_s = flops / self._rate(product.dtype, self.engine.product_share)
-        return np.maximum(moved / self._bandwidth, compute_s) + self.engine.product_s
+    def _linear_s(self, tokens: FloatArray, outputs: int, inputs: int, recipe: str) -> FloatArray:
+        sizes = tokens.ravel(), float(outputs), float(inputs)
+        seconds = serving.linear_s(*sizes, self.cluster.gpu, recipe, load=SUSTAINED, substitute=True)
+        return np.asarray(seconds).reshape(tokens.shape) * self.engine.product_pace
 
     def _experts_s(self, tokens: FloatArray) -> FloatArray:
         """Return the seconds of the routed experts of one layer on a rank for the *tokens* of all attention ranks.
@@ -172,18 +117,18 @@ class StepTimes:
         A rank reads the weights of the experts that any token chose: with routing close to even,
         1 - (1 - top_k / count) ** tokens of them.
         """
-        experts, layout, formats = self.model.experts, self.layout, self.formats
+        experts, layout, gpu = self.model.experts, self.layout, self.cluster.gpu
         assert experts is not None
-        width = experts.latent or self.model.hidden
-        held = experts.count / layout.ep
-        matrices = 3 if self.model.gated else 2
-        weights = matrices * width * experts.ffn / layout.expert_tp
-        hit = held * (1.0 - (1.0 - experts.top_k / experts.count) ** tokens)
-        rows = tokens * experts.top_k / layout.ep
-        moved = hit * weights * formats.weight_bytes(experts=True) + 4.0 * rows * width * DType.BF16.bytes
-        flops = 2.0 * rows * weights
-        compute_s = flops / self._rate(formats.experts, self.engine.expert_share)
-        return np.maximum(moved / self._bandwidth, compute_s) + 4.0 * self.engine.kernel_s
+        flat = tokens.ravel()
+        rows = flat * experts.top_k / layout.ep
+        active = experts.count / layout.ep * (1.0 - (1.0 - experts.top_k / experts.count) ** flat)
+        tiles = np.array(TILES, np.float64)
+        padded = np.ceil(rows[:, None] / active[:, None] / tiles) * tiles * active[:, None]
+        width, inner = float(experts.latent or self.model.hidden), experts.ffn / layout.expert_tp
+        word, fit = served_kernel(self.formats.recipe(experts=True), serving.stand_in(gpu.architecture))
+        sizes = flat, float(experts.top_k), width, inner, 3.0 if self.model.gated else 2.0
+        seconds = fused_experts_s("", word, *sizes, RankLoad(rows, active, padded), gpu, fit) - fit.start_s
+        return seconds.reshape(tokens.shape) * self.engine.expert_pace + 4.0 * self.engine.kernel_s
 
     @cached_property
     def _domain(self) -> int:
@@ -211,42 +156,62 @@ class StepTimes:
         """Return the seconds of a collective: the engine's own kernels inside an NVLink domain, NCCL outside."""
         if ranks > self._domain:
             return np.asarray(collective_s(kind, size, route_of(job_path(self.cluster, ranks), self.cluster)))
-        passes = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
-        link = self.cluster.node.fabric.link.bandwidth_bytes_per_s * 0.8
-        latency_s = self.engine.reduce_s * (1.0 + 0.1 * math.log2(ranks))
-        return latency_s + passes * size * (ranks - 1) / ranks / link
+        link = self.cluster.node.fabric.link.bandwidth_bytes_per_s
+        if kind is CollectiveKind.ALL_REDUCE:
+            return self.engine.reduce_pace * np.asarray(serving.custom_reduce_s(size, ranks, self.cluster.gpu, link))
+        return 2.0 * self.engine.kernel_s + size * (ranks - 1) / ranks / (0.8 * link)
 
     def attention_s(self, batch: FloatArray, context: FloatArray) -> FloatArray:
         """Return the seconds of the token mixers of a decode step: *batch* sequences of a mean *context*."""
+        model, gpu, tp = self.model, self.cluster.gpu, self.layout.tp
+        batch, context = np.maximum(batch, 1.0), np.maximum(context, 1.0)
         seconds = np.zeros(np.broadcast(batch, context).shape)
-        for mixer in self._mixers:
-            seen = context if mixer.window is None else np.minimum(context, mixer.window)
-            indexed = seen * mixer.indexed_bytes
-            if mixer.selected:
-                seen = np.minimum(seen, mixer.selected)
-            moved = batch * (seen * mixer.read_bytes + indexed + 2.0 * mixer.state_bytes)
-            flops = batch * seen * mixer.decode_flops
-            compute_s = flops / self._rate(self.formats.cache, self.engine.attention_share)
-            seconds += mixer.count * (np.maximum(moved / self._bandwidth, compute_s) + 2.0 * self.engine.kernel_s)
+        heads, cache = float(-(-model.heads // tp)), self.formats.cache_word
+        for (mixer, window), count in self._mixers.items():
+            if mixer is not Mixer.ATTENTION:
+                state = 2.0 * batch * state_bytes(model, LayerParts(mixer, FeedForward.NONE), tp)
+                seconds += count * (state / self._bandwidth + 2.0 * self.engine.kernel_s)
+            elif (latent := model.latent) is not None:
+                seen, indexed = context, np.zeros_like(context)
+                if latent.top_keys:  # an indexer in fp8 selects the keys that are read
+                    seen, indexed = np.minimum(context, latent.top_keys), batch * context * (latent.index_dim + 4)
+                seconds += count * (serving.mla_decode_s(batch, seen, heads, gpu, cache) + indexed / self._bandwidth)
+            else:
+                sizes = heads, float(-(-model.kv_heads // tp)), float(model.head_dim)
+                limit = float(window or 0)
+                own = serving.decode_s(batch, context, *sizes, gpu, cache, limit, flash=self.engine.flash)
+                seconds += count * own
         return seconds
 
     def prefill_attention_s(self, tokens: FloatArray, before: FloatArray) -> FloatArray:
-        """Return the seconds of the token mixers for *tokens* of one prompt after *before* of it were prefilled."""
-        seconds = np.zeros(np.broadcast(tokens, before).shape)
-        for mixer in self._mixers:
-            pairs = tokens * (before + tokens / 2.0)
-            if limit := mixer.window or mixer.selected:
-                pairs = np.minimum(pairs, tokens * limit)
-            rate = self._rate(self.formats.cache, self.engine.attention_share)
-            moved = tokens * (mixer.read_bytes + mixer.state_bytes / 64.0)
-            seconds += mixer.count * (pairs * mixer.prefill_flops / rate + moved / self._bandwidth)
+        """Return the seconds of the token mixers for *tokens* of one prompt after *before* of it were prefilled: those
+        of all of them at once, less those of the first.
+        """
+        after = self._prefill_s(before + tokens)
+        return np.where(before > 0, np.maximum(after - self._prefill_s(np.maximum(before, 1.0)), 0.0), after)
+
+    def _prefill_s(self, tokens: FloatArray) -> FloatArray:
+        model, gpu, tp = self.model, self.cluster.gpu, self.layout.tp
+        seconds = np.zeros_like(tokens)
+        heads, cache = float(-(-model.heads // tp)), self.formats.cache_word
+        for (mixer, window), count in self._mixers.items():
+            if mixer is not Mixer.ATTENTION:
+                state = state_bytes(model, LayerParts(mixer, FeedForward.NONE), tp)
+                seconds += count * tokens * state / 64.0 / self._bandwidth
+            elif (latent := model.latent) is not None:
+                own = serving.mla_prefill_s(1.0, tokens, heads, gpu, cache)
+                if latent.top_keys:
+                    own = own * np.minimum(1.0, 2.0 * latent.top_keys / tokens)
+                seconds += count * own
+            else:
+                sizes = heads, float(-(-model.kv_heads // tp)), float(model.head_dim)
+                seconds += count * serving.prefill_s(1.0, tokens, *sizes, gpu, "bf16", cache, float(window or 0))
         return seconds
 
     def head_s(self, sequences: FloatArray) -> FloatArray:
         """Return the seconds of the output projection and sampling for one token of each sequence."""
         model, tp = self.model, self.layout.tp
-        product = DenseProduct(-(-model.vocab // tp), model.hidden, 1, DType.BF16, DType.BF16.bytes)
-        seconds = self._product_s(sequences, product)
+        seconds = self._linear_s(sequences, -(-model.vocab // tp), model.hidden, "bf16")
         return seconds + 4.0 * sequences * model.vocab * 4.0 / self._bandwidth
 
     def decode_s(self, batch: FloatArray, context: FloatArray) -> FloatArray:

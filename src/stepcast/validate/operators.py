@@ -17,6 +17,7 @@ from stepcast.cost.expert_loads import RankLoad, balanced_load, power_law_load
 from stepcast.cost.fused_experts import fused_experts_s
 from stepcast.cost.serving import (
     ServingFit,
+    custom_reduce_s,
     decode_s,
     linear_s,
     mla_decode_s,
@@ -211,7 +212,7 @@ class ExpertColumns(NamedTuple):
     hidden: FloatArray
     inner: FloatArray
     matrices: FloatArray
-    loads: list[RankLoad]
+    load: RankLoad
 
 
 def expert_columns(rows: OperatorTable) -> ExpertColumns:
@@ -226,7 +227,8 @@ def expert_columns(rows: OperatorTable) -> ExpertColumns:
     else:
         alpha = float(rows.word("distribution").rpartition("_")[2])
         loads = [power_law_load(count, int(own), int(best), int(ranks), alpha) for count, own, best, ranks in sizes]
-    return ExpertColumns(tokens, top_k, hidden, np.maximum(1.0, inner / tp), matrices, loads)
+    load = RankLoad(*(np.array(column) for column in zip(*loads, strict=True)))
+    return ExpertColumns(tokens, top_k, hidden, np.maximum(1.0, inner / tp), matrices, load)
 
 
 def compare_experts(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
@@ -284,7 +286,11 @@ def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOpera
     sizes_bytes = rows.numbers("message_size") * element_bytes
     ranks, cluster = int(rows.word("num_gpus")), load_cluster(gpu.name)
     route = route_of(resolve(cluster, range(ranks), active_per_node=min(ranks, cluster.domain_gpus)), cluster)
-    predicted_s = collective_s(kind, sizes_bytes, route)
+    if rows.name == "custom_allreduce":
+        link = cluster.node.fabric.link.bandwidth_bytes_per_s
+        predicted_s = np.asarray(custom_reduce_s(sizes_bytes, ranks, gpu, link))
+    else:
+        predicted_s = collective_s(kind, sizes_bytes, route, in_place=False)
     labels = label_sizes(sizes_bytes, {"below 1 MiB": MIB, "from 1 MiB": np.inf})
     yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, f"{kind} of {ranks}", labels)
 

@@ -6,15 +6,16 @@ Rows have the columns of aiconfigurator's ``silicon_sample.csv``. The concurrenc
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
 
 from stepcast.generation.engine import load_engine
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory
+from stepcast.generation.placement import GenerationFormats, GenerationLayout, GenerationMemory, generation_memory
 from stepcast.generation.steady import SteadyServing, split_serving, steady_serving
-from stepcast.generation.steps import Speculation, StepTimes, step_times
+from stepcast.generation.steps import NO_SPECULATION, Speculation, step_times
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.models.catalog import load_model
@@ -37,18 +38,23 @@ NOTES = (
     "requests follow one another at a fixed concurrency; prompt and output lengths are those stated",
     "the KV cache is taken as fp8 where weights are fp8 or fp4: rows do not state it",
     "speculative decoding (MTP) is not stated by any row; aggregated runs that used it are faster than predicted; "
-    "disaggregated runs that state no workers are taken as one decode engine (with one drafted token where the "
-    "model has MTP modules) and as many prefill engines as keep up",
+    "disaggregated runs that state no workers are taken as the fewest decode engines that hold all sequences (with one "
+    "drafted token where the model has MTP modules) and as many prefill engines as keep up",
+    "models with a latent cache have attention data parallelism where tensor parallelism has no room for all sequences",
 )
 
 
 def concurrency_of(row: Record, layout: GenerationLayout) -> float:
-    """Return the clients of a run, which its source states; else its batch on every attention rank."""
-    if stated := re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source", "")):
-        return float(stated[1])
+    """Return the clients of one engine, which the source of a run states, unless its batches are smaller: the clients
+    are then those of several engines.
+    """
+    stated = re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source", ""))
+    numbers = [float(stated[1])] if stated else []
     if row.get("batch_size"):
-        return float(row["batch_size"]) * layout.dp
-    raise ValueError("states no concurrency")
+        numbers.append(float(row["batch_size"]) * layout.dp)
+    if not numbers:
+        raise ValueError("states no concurrency")
+    return min(numbers)
 
 
 def layout_of(row: Record, pool: str, cluster: Cluster) -> GenerationLayout:
@@ -80,22 +86,30 @@ def predict_group(rows: Sequence[Record]) -> SteadyServing:
     formats = GenerationFormats(dense, experts, DType.BF16 if dense is DType.BF16 else DType.FP8)
     prompt, output = float(row["isl"]), float(row["osl"])
 
-    def times(pool: str) -> StepTimes:
-        layout = layout_of(row, pool, cluster)
-        return step_times(model, cluster, layout, formats, engine)
+    pool = "decode_" if row["mode"] == "disagg" else ""
+    layout = layout_of(row, pool, cluster)
+    clients = np.array([concurrency_of(each, layout) for each in rows])
+    context = prompt + output / 2.0
 
-    steps = times("decode_" if row["mode"] == "disagg" else "")
-    memory = generation_memory(model, steps.layout, formats, cluster.node.gpu, engine)
-    if memory.cache_bytes <= 0:  # the run was measured, so its engine was given more
-        memory = generation_memory(model, steps.layout, formats, cluster.node.gpu, engine, MOST_MEMORY)
-    clients = np.array([concurrency_of(each, steps.layout) for each in rows])
-    if row["mode"] != "disagg":
+    def memory_of(layout: GenerationLayout) -> GenerationMemory:
+        memory = generation_memory(model, layout, formats, cluster.gpu, engine)
+        if memory.sequences_that_fit(context) >= 1.0:
+            return memory
+        # The run was measured, so its engine was given more.
+        return generation_memory(model, layout, formats, cluster.gpu, engine, MOST_MEMORY)
+
+    apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
+    if apart != layout and (model.heads % layout.tp or clients.max() > memory_of(layout).sequences_that_fit(context)):
+        # Every tensor-parallel rank would hold the latent cache of all sequences, for which it has no room.
+        layout = apart
+    memory = memory_of(layout)
+    drafting = pool and not row["prefill_num_workers"] and model.next_token_layers
+    steps = step_times(model, cluster, layout, formats, engine, DRAFTING if drafting else NO_SPECULATION)
+    if not pool:
         return steady_serving(steps, memory, clients, prompt, output)
-    stated = row["prefill_num_workers"]
-    if not stated and model.next_token_layers:
-        steps = step_times(model, cluster, steps.layout, formats, engine, DRAFTING)
-    workers = (float(stated) if stated else None, float(row["decode_num_workers"] or 1))
-    return split_serving(times("prefill_"), steps, memory, workers, clients, prompt, output)
+    prefill = step_times(model, cluster, layout_of(row, "prefill_", cluster), formats, engine)
+    stated = [float(row[f"{name}_num_workers"] or 0) or None for name in ("prefill", "decode")]
+    return split_serving(prefill, steps, memory, (stated[0], stated[1]), clients, prompt, output)
 
 
 def _pairs_right(cases: Mapping[tuple[str, ...], list[Pair]]) -> Iterator[bool]:

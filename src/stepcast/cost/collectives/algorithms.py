@@ -47,9 +47,9 @@ COLLNET_LATENCY_S = 31 * US  # beyond the network's own latency
 COLLNET_SHARE = 0.85
 # Peers that a kernel serves at once (NVIDIA/nccl, src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH).
 PEERS_AT_ONCE = 8
-# An all-to-all over NVLink takes so much longer for the first bytes of each message, whose chunks do not yet fill the
+# An all-to-all over NVLink takes longer (filling_share) for the first bytes of each message, whose chunks do not yet fill the
 # links: fitted to 2 to 8 H100, H200, B200, B300, GB200 and GB300 (aiconfigurator, nccl), and 8 A100 (superbenchmark).
-FILLING_SHARE, FULL_MESSAGE_BYTES = 0.3, 32 * MIB
+FULL_MESSAGE_BYTES = 32 * MIB
 
 # Times round the ring: a reduce-scatter takes one, an all-gather one, an all-reduce is both.
 ROUNDS = {CollectiveKind.ALL_REDUCE: 2, CollectiveKind.ALL_GATHER: 1, CollectiveKind.REDUCE_SCATTER: 1}
@@ -344,7 +344,8 @@ def pairwise_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> 
     it.
     """
     n, g = route.ranks, route.ranks_per_node
-    within = (g - 1) / n / (route.intra_bytes_per_s * route.exchange_share)
+    reached = min(route.intra_bytes_per_s * route.exchange_share, (g - 1) * route.tuning.peer_bytes_per_s)
+    within = (g - 1) / n / reached if g > 1 else 0.0
     between = 0.0 if route.nodes == 1 else (n - route.fewest_per_node) / n / route.exchange_bytes_per_s
     return _exchange_curve(route, protocol, imbalance * max(within, between))
 
@@ -378,7 +379,7 @@ def _exchange_curve(route: Route, protocol: Protocol, wire_s_per_byte: float) ->
     per_byte = _pair_s_per_byte(route, protocol, wire_s_per_byte)
     filling: tuple[Ramp, ...] = ()
     if route.nodes == 1 and route.nvlink and protocol is Protocol.SIMPLE:
-        filling = (Ramp(FILLING_SHARE * per_byte, FULL_MESSAGE_BYTES * route.ranks),)
+        filling = (Ramp(route.tuning.filling_share * per_byte, FULL_MESSAGE_BYTES * route.ranks),)
     return _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL * route.ranks, *filling)
 
 

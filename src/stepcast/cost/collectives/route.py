@@ -64,6 +64,8 @@ class Tuning:
     nvls_tree_hop_s: Amount
     torch_call_s: Amount
     nvls_least_ranks: int = NEVER
+    peer_bytes_per_s: float = math.inf  # that the channels between two GPUs of a node reach, in an exchange
+    filling_share: Amount = 0.3  # of the time per byte, which the first bytes of an exchange over NVLink take longer
 
 
 def tuning_of(cluster: Cluster) -> Tuning:
