@@ -22,6 +22,7 @@ from stepcast.validate import serving
 FREE = {
     "step_s": (1e-3, 1e-6, 1e-2), "sequence_s": (1e-5, 1e-7, 1e-4), "request_s": (0.05, 0.005, 0.5),
     "kernel_s": (3e-6, 5e-7, 1e-5), "eager_layer_s": (1.5e-4, 1e-5, 2e-3), "product_pace": (1.0, 0.6, 2.0),
+    "waves": (10.0, 2.0, 10.0),
     "expert_pace": (1.0, 0.4, 3.0), "reduce_pace": (1.0, 0.5, 6.0), "prefill_pace": (1.0, 0.5, 3.0),
 }  # fmt: skip
 FAR = 1.0  # logarithm of a ratio beyond which an error counts no more
@@ -32,13 +33,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--engine", default="vllm,sglang,trtllm")
+    parser.add_argument("--only", default="", help="names of the constants to fit")
     parser.add_argument("--folds", action="store_true")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
+    for key in list(FREE):
+        if args.only and key not in args.only.split(","):
+            del FREE[key]
     for name in ("linear_s", "decode_s", "prefill_s", "mla_decode_s", "mla_prefill_s", "custom_reduce_s"):
         setattr(costs, name, remember(getattr(costs, name)))
     groups: dict[tuple[str, ...], list] = {}
-    for row in serving.read_rows(args.folder / serving.FILE):
+    for row in serving.read_records(str(args.folder), serving.FILE):
         groups.setdefault(tuple(row.get(key) or "" for key in serving.SHARED), []).append(row)
     for name in args.engine.split(","):
         own = [rows for rows in groups.values() if rows[0]["backend"] == name]
@@ -118,7 +123,9 @@ def solve(name: str, groups: list) -> dict[str, float]:
 def show(title: str, parts: dict[str, np.ndarray]) -> None:
     for part, values in parts.items():
         errors = np.abs(np.exp(values) - 1)
-        print(f"{title}: {part}: median {np.median(errors):.1%}, mean {errors.mean():.1%}, {len(errors)} rows", flush=True)
+        print(
+            f"{title}: {part}: median {np.median(errors):.1%}, mean {errors.mean():.1%}, {len(errors)} rows", flush=True
+        )
 
 
 if __name__ == "__main__":

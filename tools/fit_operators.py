@@ -233,7 +233,8 @@ def pick(rows: Rows, gpus: tuple[str, ...], **words: str | tuple[str, ...]) -> R
 
 def fit_architecture(tables: dict[str, Rows], gpus: tuple[str, ...], follows: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"attends_in_cache_format": follows} | {
-        kind: {} for kind in ("linear", "quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence", "reduce")
+        kind: {}
+        for kind in ("linear", "quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence", "reduce")
     }
     for name, table in (("scale", "quantize_scale"), ("cast", "quantize_matrix")):
         if rows := pick(tables[table], gpus):
@@ -272,9 +273,9 @@ def computed_in(table: OperatorTable, follows: bool) -> str:
 FOLLOWS = ("hopper", "blackwell", "blackwell-ultra")
 SOURCE = (
     "tools/fit_operators.py on half of the shapes of NVIDIA aiconfigurator's tables gemm, gemm_small, quantize_*, "
-    "attention_*, mla_*, mamba2, gated_delta_net and custom_allreduce: TensorRT-LLM 1.3.0rc20 (A100: 1.0.0, and SGLang 0.5.10 for "
-    "gated_delta_net; B60: vLLM 0.20.1), short bursts from CUDA graphs at locked clocks; rows of an architecture are "
-    "those of its GPUs"
+    "attention_*, mla_*, mamba2, gated_delta_net and custom_allreduce: TensorRT-LLM 1.3.0rc20 (A100: 1.0.0, and "
+    "SGLang 0.5.10 for gated_delta_net; B60: vLLM 0.20.1), short bursts from CUDA graphs at locked clocks; rows of an "
+    "architecture are those of its GPUs"
 )
 RESTS_ON = {
     "linear": "gemm and gemm_small: the rows of the format",

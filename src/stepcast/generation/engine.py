@@ -30,6 +30,7 @@ class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     step_s: Amount
     sequence_s: Amount
     request_s: Amount
+    waves: Positive  # requests of a client that share the queue of all clients' first ones, or of such as stay in step
     kernel_s: Amount
     small_kernels: Amount
     eager_layer_s: Amount  # host time of a layer outside CUDA graphs, which the GPU waits for if it is faster

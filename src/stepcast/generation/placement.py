@@ -69,7 +69,6 @@ class GenerationFormats:
         scales = {DType.NVFP4: 1 / 16, DType.FP4: 1 / 32, DType.MXFP8: 1 / 32}.get(dtype, 0.0)
         return 0.5 + 1 / 32 if self.int4 else dtype.bytes + scales
 
-
     def recipe(self, experts: bool) -> str:
         """Return the recipe of linear layers or experts in the words of ``cost.serving``."""
         return "int4-weights" if self.int4 else RECIPES.get(self.experts if experts else self.dense, "bf16")

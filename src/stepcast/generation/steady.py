@@ -13,9 +13,8 @@ from stepcast.generation.steps import StepTimes
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 
-BALANCED = 1.0  # load of prefill engines that somebody sized
+BALANCED = 1.2  # demand over rate of prefill engines whose number is not stated: clients wait for them (fitted)
 QUEUE_ROUNDS = 40
-WAVES = 10  # requests of each client in a benchmark: the first of them arrive all at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def split_serving(
 ) -> SteadyServing:
     """Return the mean times where *workers* engines prefill and others decode (disaggregated serving).
 
-    Without a stated number of prefill engines there are as many as keep them busy BALANCED of the time, without one of
+    Without a stated number of prefill engines the demand is BALANCED of what they can do, without one of
     decode engines as many as hold the sequences of all clients.
     A prompt's cache goes from one to the other over the network, a NIC of each GPU of the smaller engine.
     """
@@ -109,7 +108,9 @@ def split_serving(
     moved_s = memory.held_bytes(prompt) * decode.layout.tp / ranks / nic.bandwidth_bytes_per_s if nic else 0.0
     servers = engines * prefill.layout.dp
     first_s = queue_s(running, output * tpot_s + moved_s, prompt_s, servers) + moved_s
-    return _serve(prefill.engine, concurrency, running, servers, output * tpot_s, first_s, prompt_s, tpot_s, tpot_s, decode)
+    return _serve(
+        prefill.engine, concurrency, running, servers, output * tpot_s, first_s, prompt_s, tpot_s, tpot_s, decode
+    )
 
 
 def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float, output: float) -> float:
@@ -130,7 +131,7 @@ def _serve(
     steps: StepTimes,
 ) -> SteadyServing:
     """Return the times with what all clients wait for: the first wave of requests, and room in the cache."""
-    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * prompt_s / WAVES
+    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * prompt_s / engine.waves
     cycle_s, waiting = answer_s + first_s, concurrency - running
     ttft_s = engine.request_s + first_s + burst_s + waiting / running * cycle_s
     return SteadyServing(

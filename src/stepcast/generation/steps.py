@@ -4,7 +4,6 @@ Operators are those of ``cost.serving`` and ``cost.fused_experts``, as public ta
 follow one another, as the layers of a decoder depend on one another; an engine adds its small kernels and its host.
 """
 
-import math
 from collections import Counter
 from functools import cached_property, lru_cache
 
@@ -31,7 +30,9 @@ BANDWIDTH = 0.9  # share of the memory bandwidth that norms, states and sampling
 
 
 @lru_cache(maxsize=2048)
-def list_products(model: Model, layout: GenerationLayout, formats: GenerationFormats) -> dict[tuple[int, int, str], int]:
+def list_products(
+    model: Model, layout: GenerationLayout, formats: GenerationFormats
+) -> dict[tuple[int, int, str], int]:
     """Return the dense products of a rank as (outputs, inputs, recipe) -> how often a model has them; matrices of a
     part with the same input are one kernel (qkv, gate and up).
     """

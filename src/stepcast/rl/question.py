@@ -313,7 +313,10 @@ def rl_facts(step: RlStep, question: RlQuestion) -> dict[str, Any]:
         "run": run,
         "sensitivity_s": vary_spread(step) if step.task.response.shape == "lognormal" else {},
         "assumptions": list(step.assumptions),
-        "warnings": [] if memory["fits"] else ["the training step does not fit into GPU memory"],
+        "warnings": [
+            *([] if memory["fits"] else ["the training step does not fit into GPU memory"]),
+            *step.profile.warnings,
+        ],
     }
 
 

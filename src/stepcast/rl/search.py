@@ -111,7 +111,7 @@ def search_rl(question: RlQuestion) -> dict[str, Any]:
         "currency": question.currency,
         "rows": [_row(step, question) for step in shown],
         "assumptions": [*steps[0].assumptions, USED],
-        "warnings": [],
+        "warnings": profile.warnings,
     }
 
 

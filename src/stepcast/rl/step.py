@@ -64,8 +64,15 @@ class RlProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     forward_pace: Positive  # likewise for passes that compute log-probabilities alone
     padded_token_s: Amount  # moving the batch, padded to the longest sequence, to the GPUs for one pass
     rollout_sequence_s: Amount  # host time of a running sequence in each step of a rollout, beyond serving
+    compared: bool = True  # with published runs of this software
     host_pace: dict[str, Positive] = {}  # the same on other hosts, over that on x86, by the GPU of the node
     sources: dict[str, str] = {}
+
+    @property
+    def warnings(self) -> list[str]:
+        """A warning where no run shows how far off this profile is."""
+        text = f"the overheads of {self.name} were never compared with a run of it: they are those of other software"
+        return [] if self.compared else [text]
 
 
 def profile_names() -> tuple[str, ...]:

@@ -47,8 +47,8 @@ COLLNET_LATENCY_S = 31 * US  # beyond the network's own latency
 COLLNET_SHARE = 0.85
 # Peers that a kernel serves at once (NVIDIA/nccl, src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH).
 PEERS_AT_ONCE = 8
-# An all-to-all over NVLink takes longer (filling_share) for the first bytes of each message, whose chunks do not yet fill the
-# links: fitted to 2 to 8 H100, H200, B200, B300, GB200 and GB300 (aiconfigurator, nccl), and 8 A100 (superbenchmark).
+# An all-to-all over NVLink takes longer (filling_share) for the first bytes of each message, whose chunks do not yet
+# fill the links: fitted to 2 to 8 H100, H200 and Blackwell GPUs (aiconfigurator, nccl), and 8 A100 (superbenchmark).
 FULL_MESSAGE_BYTES = 32 * MIB
 
 # Times round the ring: a reduce-scatter takes one, an all-gather one, an all-reduce is both.
