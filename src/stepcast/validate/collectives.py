@@ -318,11 +318,13 @@ class TableConstant:
     gpus: tuple[str, ...] = ()  # none: all
     transport: str = ""
     library: str = ""
+    without: tuple[str, ...] = ()  # GPUs with values of their own
 
     def concerns(self, row: TableRow, hardware: TableHardware) -> bool:
         library = hardware.cluster.communication.library or ("rccl" if row.gpu.startswith("MI") else "nccl")
         return (
             (not self.gpus or row.gpu in self.gpus)
+            and row.gpu not in self.without
             and self.transport in ("", hardware.transport)
             and self.library in ("", library)
         )
@@ -369,11 +371,16 @@ def _nic_efficiency(route: Route, cluster: Cluster, value: float) -> Route:
     )
 
 
+BLACKWELL = ("B200", "B300", *NVL72)  # whose own were fitted to other tables (data/fits/collectives.toml)
 CONSTANTS = (
-    TableConstant("ring Simple start (us)", 30.0, 8.4, 10, _tuning("start_s", "simple", US), library="nccl"),
-    TableConstant("LL128 share", 0.8, 0.92, 0.2, _tuning("share", "ll128"), library="nccl"),
+    TableConstant(
+        "ring Simple start (us)", 30.0, 8.4, 10, _tuning("start_s", "simple", US), library="nccl", without=BLACKWELL
+    ),
+    TableConstant("LL128 share", 0.8, 0.92, 0.2, _tuning("share", "ll128"), library="nccl", without=BLACKWELL),
     TableConstant("message (us)", 0.41, 0.0, 0.3, _tuning("message_s", "", US), library="nccl"),
-    TableConstant("exchange start (us)", 8.0, 8.4, 10, _tuning("exchange_start_s", "", US), library="nccl"),
+    TableConstant(
+        "exchange start (us)", 8.0, 8.4, 10, _tuning("exchange_start_s", "", US), library="nccl", without=BLACKWELL
+    ),
     TableConstant("tree step (us)", 4.0, 0.0, 3, _tuning("tree_step_s", "", US), library="nccl"),
     TableConstant("NVLS start (us a rank)", 3.45, 2.9, 1, _tuning("nvls_start_s", "", US)),
     TableConstant("NVLS step (us a rank)", 0.7, 0.0, 0.4, _tuning("nvls_step_s", "", US)),
