@@ -21,6 +21,7 @@ from stepcast.hardware.catalog import convert_units, load_fit
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.tables import Amount, convert_table
+from stepcast.units import GB
 
 Phase = Literal["dispatch", "combine"]
 PHASES: tuple[Phase, ...] = ("dispatch", "combine")
