@@ -13,8 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         """
-        program WHAT          a Hugging Face config.json, or module:function that returns a model (or model,
-                              inputs, loss and optimizer)
+        program WHAT          a Hugging Face config.json, module:function that returns a model (or model, inputs,
+                              loss and optimizer), or after -- the command of a training script
+        words ARGUMENT        after --: the rest of the command
         --batch N             batch size in sequences (default: 1)
         --seq N               sequence length in tokens (default: 2048)
         --dtype               data type of the weights (default: bf16)
@@ -45,11 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         attention="",
         experts="",
         optimizer={"choices": ("adamw", "sgd"), "default": "adamw"},
+        words={"nargs": "*"},
         global_batch=count(1, MOST_SEQUENCES),
-        sharding={"choices": ("none", "fsdp"), "default": "none", "type": str},
+        sharding={"choices": ("none", "fsdp"), "default": None, "type": str},
     )
 
 
+PROGRAM_OPTIONS = frozenset((
+    *("batch", "seq", "dtype", "autocast", "checkpoint", "attention", "experts", "optimizer", "no_fused_optimizer"),
+    *("compiled", "tf32"),
+))  # fmt: skip
 PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", "zero_gradients")
 
 
@@ -62,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     load_torch("capture")
     from stepcast.pytorch.capture.program import CaptureOptions
-    from stepcast.pytorch.capture.run import capture
+    from stepcast.pytorch.capture.run import capture, capture_command, is_command
 
     options = CaptureOptions(
         batch=args.batch,
@@ -80,7 +86,15 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.tf32 and not args.autocast and args.dtype != "fp32":
         raise ValueError("--tf32 has no effect: only fp32 matmuls run as TF32; use --dtype fp32")
-    captured = capture(args.program, options)
+    if is_command(args.program, args.words):
+        for name in sorted(args.given & PROGRAM_OPTIONS):
+            raise ValueError(f"{option_of(name)} has no effect on a script: the script decides it; leave it out")
+        captured = capture_command([args.program, *args.words], args.gpus or 1)
+    else:
+        if args.words:
+            raise ValueError(f"{visible(args.words[0])}: one program at a time; a command begins with python, torchrun,"
+                             " accelerate or a .py file")  # fmt: skip
+        captured = capture(args.program, options)
     found = captured_facts(captured)
     if args.output:
         write_file(args.output, write_captured(captured))
@@ -102,5 +116,6 @@ def run(args: argparse.Namespace) -> int:
         print_warnings(found["prediction"]["warnings"])
     if args.output:
         print(f"\nwrote {visible(args.output)}: 'stepcast predict --captured' predicts it on any GPU")
-    print_warnings(captured.warnings)
+    if not args.predict:
+        print_warnings(captured.warnings)
     return 0

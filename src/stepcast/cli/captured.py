@@ -85,9 +85,11 @@ def predict_program(captured: Captured, question: PredictQuestion) -> tuple[Pred
 
 def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster) -> Spread:
     """Return the distribution of the program over the GPUs of *cluster*."""
-    tp, pp = question.tp, question.pp
+    own = dict(captured.facts)  # a training script distributes itself, unless options say otherwise
+    tp, pp = question.tp if question.tp > 1 else int(own.get("tp", 1)), question.pp
+    own_gpus = None if question.nodes or question.dp else int(own.get("gpus", 0))
     counts = {
-        "--gpus": question.gpus,
+        "--gpus": question.gpus or own_gpus,
         "--nodes": (question.nodes or 0) * cluster.node.gpus,
         "--dp": (question.dp or 0) * tp * pp,
     }
@@ -99,13 +101,17 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
     if gpus % (pp * tp):
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
     dp, batch = gpus // (pp * tp), question.global_batch
-    batches, rest = divmod(batch or captured.batch * dp, captured.batch * dp)
+    accumulated = captured.batch * dp * int(own.get("accumulation", 1))
+    batches, rest = divmod(batch or accumulated, captured.batch * dp)
     if rest or not batches:
         raise ValueError(
             f"--global-batch {batch}: the program was captured with a batch of {captured.batch} and runs on "
             f"{dp} replicas; use a multiple of {captured.batch * dp}"
         )
-    sharding, bucket_mb, schedule = question.sharding or "none", question.bucket_mb, question.schedule
+    sharding = question.sharding or (own.get("sharding") if dp > 1 else None) or "none"
+    bucket_mb, schedule = question.bucket_mb, question.schedule
+    if bucket_mb is None and "bucket_mb" in own and dp > 1 and sharding == CapturedSharding.NONE:
+        bucket_mb = float(own["bucket_mb"])
     if sharding not in list(CapturedSharding):
         raise ValueError(f"--sharding {sharding}: choose none or fsdp for a captured program")
     if bucket_mb is not None and (dp == 1 or sharding == CapturedSharding.FSDP):

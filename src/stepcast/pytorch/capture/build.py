@@ -27,6 +27,7 @@ def build_captured(
     precision: str,
     facts: Iterable[tuple[str, str]],
     compiled: bool = False,
+    warnings: tuple[str, ...] = (),
 ) -> Captured:
     """Return the program of *trace*; *compiled* joins kernels as torch.compile does."""
     splits = find_splits(trace)
@@ -44,7 +45,7 @@ def build_captured(
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     return Captured(
-        workload=Workload((stage,), name=name, source="captured"),
+        workload=Workload((stage,), name=name, source="captured", warnings=warnings),
         parts=tuple(parts[place] for place in kept),
         memory=_peak_memory(trace),
         parameters=sum(trace.parameters.values()),
@@ -358,5 +359,5 @@ def _peak_memory(trace: StepTrace) -> CapturedMemory:
         roles[role] += storage.size_bytes
     activations = held_over_time(trace, lambda number, role: role == "activations")
     updates = [activations[number] for number, event in enumerate(events) if event.moment is Moment.OPTIMIZER]
-    gradients = sum(storage.size_bytes for storage in trace.storages if storage.role == "gradients")
+    gradients = sum(trace.storages[number].size_bytes for number in set(trace.gradients.values()))
     return CapturedMemory(**roles, all_gradients=gradients, update=max(updates, default=0))

@@ -340,6 +340,10 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
             return rms_norm(*args, **kwargs)
         if func in RECURRENT:
             return run_recurrent_net(RECURRENT[func], *args)
+        return self.place(func, args, kwargs)
+
+    def place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run *func* with all of its tensors on the meta device."""
         if func is torch.tensor or func is torch.as_tensor:
             return _tensor_of_numbers(func, args, kwargs)
         if func is T.cuda or func is T.cpu:

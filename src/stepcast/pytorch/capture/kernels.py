@@ -104,7 +104,9 @@ def _works_of_call(call: OperatorCall) -> Works:
         return ()
     if name in HANDLERS:
         return HANDLERS[name](call)
-    return _describe_listed(call) if name.startswith(("_foreach_", "_fused_")) else _describe_stream(call)
+    return (
+        _describe_listed(call) if name.startswith(("_foreach_", "_fused_", "_amp_foreach")) else _describe_stream(call)
+    )
 
 
 def bytes_of(*tensors: TracedTensor) -> float:

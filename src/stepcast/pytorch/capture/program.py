@@ -253,7 +253,7 @@ def _build_from_function(what: str, options: CaptureOptions) -> TrainingProgram:
         inputs = (make_token_ids(batch, seq),)
     else:
         inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
-        own_batch, own_seq = _sizes_of(inputs)
+        own_batch, own_seq = sizes_of(inputs)
         batch, seq = batch if "batch" in taken else own_batch, seq if "seq" in taken else own_seq
     model.train()
     inputs = torch.utils._pytree.tree_map_only(Tensor, _move_to_meta, inputs)
@@ -281,7 +281,7 @@ def _import_function(what: str) -> Callable[..., Any]:
         sys.path.pop(0)
 
 
-def _sizes_of(inputs: Any) -> tuple[int, int]:
+def sizes_of(inputs: Any) -> tuple[int, int]:
     """Return the sequences of *inputs* and the tokens of each.
 
     Sequences are the first dimension; tokens the second, of integers by sequence and position and of vectors by

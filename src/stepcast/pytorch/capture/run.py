@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
+from stepcast.pytorch.capture.machine import PretendMachine
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer
 
@@ -19,8 +21,10 @@ GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
     ("torch.cuda.amp.common", "amp_definitely_not_available"): lambda: False,
     ("torch.cuda", "is_bf16_supported"): lambda including_emulation=True: True,
+    ("torch.nn.utils.clip_grad", "_has_foreach_support"): lambda tensors, device: True,
     ("torch.utils.checkpoint", "_infer_device_type"): lambda *args: GPU,
 }
+STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 
 
 def capture(what: str, options: CaptureOptions) -> Captured:
@@ -56,6 +60,20 @@ def capture(what: str, options: CaptureOptions) -> Captured:
         facts=facts.items(),
         compiled=options.compiled,
     )
+
+
+def is_command(program: str, words: Sequence[str]) -> bool:
+    """Return True if *program* with *words* is the command of a training script."""
+    starter = os.path.basename(program)
+    return starter.endswith(".py") or (bool(words) and starter.startswith(STARTERS))
+
+
+def capture_command(command: Sequence[str], gpus: int) -> Captured:
+    """Return one step of the training script that *command* starts, on *gpus* GPUs if it starts fewer processes."""
+    from stepcast.pytorch.capture.script import capture_script
+
+    with _answer_as_gpu(), _restore_precision():
+        return capture_script(command, PretendMachine(gpus))
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ CHOICES: dict[str, Callable[[Any], Tensor]] = {"topk": lambda result: result[1],
 RECURRENT = ("recurrent", "recurrent_backward")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear")
 # Operators of an optimizer over lists of tensors.
-LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
+LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_amp_foreach")
 
 
 class CaptureError(ValueError):
@@ -152,20 +152,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         """Track the module whose forward runs, by global hooks."""
         hooks = torch.nn.modules.module
 
-        def enter(module: torch.nn.Module, _: object) -> None:
-            name = self._module_names.get(id(module))
-            self._stack.append(self._stack[-1] if name is None else self._number_module(name))
-
-        def leave(*_: object) -> None:
-            self._stack.pop()
-
-        before = hooks.register_module_forward_pre_hook(enter)
-        after = hooks.register_module_forward_hook(leave, always_call=True)
+        before = hooks.register_module_forward_pre_hook(self.enter_module)
+        after = hooks.register_module_forward_hook(self.leave_module, always_call=True)
         try:
             yield
         finally:
             before.remove()
             after.remove()
+
+    def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
+        name = self._module_names.get(id(module))
+        self._stack.append(self._stack[-1] if name is None else self._number_module(name))
+
+    def leave_module(self, *_: object) -> None:
+        self._stack.pop()
 
     def _locate(self) -> tuple[int, bool, int]:
         """Return the module of the current operator, whether it is recomputed, and the event of its forward."""
@@ -222,7 +222,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if kwargs.get("device") not in (None, META) and self.moment is not Moment.OPTIMIZER:
             kwargs = {**kwargs, "device": META}
         name = func._schema.name.partition("::")[2]
-        read = _list_tensors(args) if not kwargs else [*_list_tensors(args), *_list_tensors(kwargs.values())]
+        read = list_tensors(args) if not kwargs else [*list_tensors(args), *list_tensors(kwargs.values())]
         if name in READ_A_VALUE:
             return self._read_value(func, args, kwargs, read)
         if name == "_safe_softmax":
@@ -233,7 +233,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if product is not None:
             self._number_storage(product)
         result = self._run(func, name, args, kwargs, read)
-        written = _list_tensors((result,)) if result is not None else []
+        written = list_tensors((result,)) if result is not None else []
         if not written and name.endswith("_"):
             written = read
         if self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
@@ -251,6 +251,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         """Run the operator on meta tensors, and on the values of its operands where these are known."""
         if name.startswith(LISTED) and read and _is_meta(read[0]):
             # Lists of tensors, changed in place or made like the first list.
+            if name in ("_foreach_norm", "_foreach_max"):
+                return [tensor.new_empty(()) for tensor in args[0]]
             return None if name.endswith("_") else [torch.empty_like(tensor) for tensor in args[0]]
         if name == "_grouped_mm":
             return _grouped_mm(*args, **kwargs)
@@ -264,7 +266,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             return result
         try:
             result = func(*args, **kwargs)
-            tensors = _list_tensors((result,))
+            tensors = list_tensors((result,))
             if not all(map(_may_be_known, tensors)):
                 return result
             real = _run_on_values(func, args, kwargs, values)
@@ -273,9 +275,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             if real is None:
                 raise
             result = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(META), real)
-            tensors = _list_tensors((result,))
+            tensors = list_tensors((result,))
         if real is not None:
-            for tensor, value in zip(tensors, _list_tensors((real,)), strict=True):
+            for tensor, value in zip(tensors, list_tensors((real,)), strict=True):
                 setattr(tensor, VALUES, value)
         return result
 
@@ -300,15 +302,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if values is None and all(tensor.device.type == "cpu" for tensor in read):
             return func(*args, **kwargs)
         if values is None:
-            module = self.trace.modules[self._stack[-1]] or "the program"
-            raise CaptureError(
-                f"{module} looks at the value of a tensor that depends on weights or data, and a captured "
-                "step has none; leave that out"
-            )
+            return self.read_unknown(read)
         if any(map(_is_meta, read)):
             self._add_host_wait()
         real_args, real_kwargs = _replace_tensors((args, kwargs), values)
         return func(*real_args, **real_kwargs)
+
+    def read_unknown(self, read: list[Tensor]) -> object:
+        """Return the value of a tensor that has none; here a program must not read it."""
+        module = self.trace.modules[self._stack[-1]] or "the program"
+        raise CaptureError(
+            f"{module} looks at the value of a tensor that depends on weights or data, and a captured "
+            "step has none; leave that out"
+        )
 
     def _add_event(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
         module, recomputed, source = self._locate()
@@ -409,13 +415,13 @@ def _run_on_values(func: Any, args: Any, kwargs: Any, values: dict[int, Tensor])
         return None
 
 
-def _list_tensors(values: Iterable[object]) -> list[Tensor]:
+def list_tensors(values: Iterable[object]) -> list[Tensor]:
     tensors = []
     for value in values:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, list | tuple):
-            tensors += _list_tensors(value)
+            tensors += list_tensors(value)
     return tensors
 
 

@@ -1,0 +1,368 @@
+"""Let a training script see a machine that is not there: its GPUs, a process group of any size, wrappers of models.
+
+Data parallelism, sharding, tensor parallelism and compilation are noted, not carried out: the captured step is that
+of one rank, and a prediction distributes it. Collectives that the script calls itself are counted.
+"""
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stepcast.ir.dataclass import dataclass
+from stepcast.pytorch.capture.emulation import GPU
+
+GPUS_PER_NODE = 8
+# Calls of torch.cuda that do nothing here, and those that answer how much memory is in use.
+NOTHING = (
+    *("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed"),
+    *("seed_all", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "ipc_collect"),
+    *("reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all"),
+)
+ZEROS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "utilization")
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast"),
+    *("reduce", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv"),
+)
+
+
+@dataclass
+class PretendMachine:
+    """The GPUs that a script is shown, and what it asked of them."""
+
+    gpus: int = 1
+    gpu_name: str = "NVIDIA H100 80GB HBM3"
+    memory_bytes: int = 80 * 2**30
+    sharding: str = ""  # "none" for DDP, "fsdp"; "" for one GPU
+    tp: int = 1
+    bucket_mb: float | None = None
+    collectives: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, None] = field(default_factory=dict)  # in the order in which they came up
+    compiled: set[int] = field(default_factory=set)  # ids of modules
+    compiled_depth: int = 0
+
+    def note(self, text: str) -> None:
+        self.notes[text] = None
+
+    @contextlib.contextmanager
+    def show(self) -> Iterator[None]:
+        """Replace what PyTorch says of the machine, as long as the script runs."""
+        ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": self.gpus, "LOCAL_WORLD_SIZE": self._local_gpus}
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        environment = {name: str(value) for name, value in (*ranks.items(), *address.items())} if self.gpus > 1 else {}
+        with contextlib.ExitStack() as patches, mock.patch.dict(os.environ, environment):
+            for owner, name, value in (*self._cuda(), *self._distributed(), *self._wrappers()):
+                if hasattr(owner, name):
+                    patches.enter_context(mock.patch.object(owner, name, value))
+            try:
+                yield
+            finally:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+
+    @property
+    def _local_gpus(self) -> int:
+        return min(self.gpus, GPUS_PER_NODE)
+
+    # ---- the GPUs -------------------------------------------------------------------------------------
+
+    def _cuda(self) -> Iterator[tuple[object, str, object]]:
+        cuda, accelerator = torch.cuda, getattr(torch, "accelerator", None)
+        properties = SimpleNamespace(
+            name=self.gpu_name, total_memory=self.memory_bytes, major=9, minor=0, multi_processor_count=132,
+            L2_cache_size=50 * 2**20, warp_size=32, max_threads_per_multi_processor=2048,
+        )  # fmt: skip
+        state = torch.zeros(16, dtype=torch.uint8)
+        answers: dict[str, object] = {
+            **dict.fromkeys(NOTHING), **dict.fromkeys(ZEROS, 0),
+            "is_available": True, "is_initialized": True, "device_count": self._local_gpus, "current_device": 0,
+            "get_device_name": self.gpu_name, "get_device_capability": (9, 0), "is_bf16_supported": True,
+            "get_device_properties": properties, "mem_get_info": (self.memory_bytes, self.memory_bytes),
+            "memory_summary": "", "memory_stats": Counter[str](), "get_arch_list": ["sm_90"],
+            "is_current_stream_capturing": False, "get_rng_state": state, "get_rng_state_all": [state],
+            "initial_seed": 0,
+        }  # fmt: skip
+        for name, answer in answers.items():
+            yield cuda, name, _answer(answer)
+        for name in ("Stream", "Event", "stream", "device", "current_stream", "default_stream", "device_of"):
+            yield cuda, name, _Handle
+        for name in ("range_push", "range_pop", "mark", "range"):
+            yield cuda.nvtx, name, _Handle
+        for name, answer in (
+            *(("is_available", True), ("device_count", self._local_gpus), ("current_device_index", 0)),
+            *(("current_accelerator", torch.device(GPU)), ("synchronize", None), ("set_device_index", None)),
+            *(
+                ("empty_cache", None),
+                ("memory_allocated", 0),
+                ("max_memory_allocated", 0),
+                ("current_stream", _Handle()),
+            ),
+        ):
+            yield accelerator, name, _answer(answer)
+        yield torch, "Generator", lambda device=None: GENERATOR()
+        yield torch, "compile", self._compile
+        yield (
+            torch,
+            "save",
+            lambda *args, **kwargs: self.note("torch.save wrote nothing: a captured step has no values"),
+        )
+        loader = torch.utils.data.DataLoader.__init__
+        here = {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
+                "timeout": 0, "multiprocessing_context": None}  # fmt: skip
+
+        def load_in_this_process(own: object, *args: Any, **kwargs: Any) -> None:
+            loader(own, *args[:4], **{**kwargs, **{name: here[name] for name in here if name in kwargs}})
+
+        yield torch.utils.data.DataLoader, "__init__", load_in_this_process
+
+    def _compile(self, model: Any = None, **options: Any) -> Any:
+        """Note that *model*, a module or a function, runs compiled."""
+        if model is None:
+            return self._compile
+        if isinstance(model, nn.Module):
+            self.compiled.add(id(model))
+            object.__setattr__(model, "_orig_mod", model)
+            return model
+
+        def run_compiled(*args: Any, **kwargs: Any) -> Any:
+            with self.within_compiled():
+                return model(*args, **kwargs)
+
+        return run_compiled
+
+    @contextlib.contextmanager
+    def within_compiled(self) -> Iterator[None]:
+        self.compiled.add(0)
+        self.compiled_depth += 1
+        try:
+            yield
+        finally:
+            self.compiled_depth -= 1
+
+    # ---- the process group ----------------------------------------------------------------------------
+
+    def _distributed(self) -> Iterator[tuple[object, str, object]]:
+        import torch.distributed.device_mesh as meshes
+        import torch.distributed.distributed_c10d as native
+
+        start = dist.init_process_group
+
+        def initialise(*args: object, **kwargs: object) -> None:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            if not dist.is_initialized():
+                start("fake", store=FakeStore(), rank=0, world_size=self.gpus)
+
+        for module in (dist, native, meshes):
+            yield module, "init_process_group", initialise
+            yield module, "is_nccl_available", lambda: True
+            for name in COLLECTIVES:
+                yield module, name, self._collective(name)
+            for name in ("barrier", "monitored_barrier", "broadcast_object_list"):
+                yield module, name, _answer(None)
+            yield module, "all_gather_object", _gather_object
+
+    def _collective(self, name: str) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            self.collectives[name] += 1
+            for output in args[:1] if isinstance(args[0], list) else ():
+                for tensor in output if isinstance(output, list) else ():
+                    tensor.detach().copy_(args[1])
+            return _Handle() if kwargs.get("async_op") or name.startswith("i") else None
+
+        return call
+
+    # ---- wrappers of models ---------------------------------------------------------------------------
+
+    def _wrappers(self) -> Iterator[tuple[object, str, object]]:
+        import torch.distributed.fsdp as fsdp
+        import torch.distributed.tensor.parallel as parallel
+
+        machine = self
+
+        class DistributedDataParallel(_WrappedModule):
+            def __init__(self, module: nn.Module, *args: object, bucket_cap_mb: float | None = None, **kw: object):
+                super().__init__(module)
+                machine.sharding, machine.bucket_mb = machine.sharding or "none", bucket_cap_mb
+
+        class FullyShardedDataParallel(_WrappedModule):
+            def __init__(
+                self,
+                module: nn.Module,
+                process_group: object = None,
+                sharding_strategy: object = None,
+                *args: object,
+                mixed_precision: object = None,
+                **kwargs: object,
+            ) -> None:
+                super().__init__(module)
+                machine.shard(str(sharding_strategy or "FULL_SHARD").rpartition(".")[2])
+                _cast_in_forward(module, getattr(mixed_precision, "param_dtype", None))
+
+        def fully_shard(module: Any, *args: object, mp_policy: object = None, **kwargs: object) -> Any:
+            machine.shard("FULL_SHARD" if kwargs.get("reshard_after_forward") is not False else "SHARD_GRAD_OP")
+            for each in module if isinstance(module, list) else [module]:
+                _cast_in_forward(each, getattr(mp_policy, "param_dtype", None))
+                kind = type(each)
+                each.__class__ = type(f"FSDP{kind.__name__}", (_ShardedMethods, kind), {})
+            return module
+
+        def parallelize_module(
+            module: nn.Module, device_mesh: Any = None, *args: object, **kwargs: object
+        ) -> nn.Module:
+            machine.tp = device_mesh.size() if device_mesh is not None else machine.gpus
+            machine.note("the tensor-parallel plan is replaced by the split that predict --tp finds")
+            return module
+
+        yield nn.parallel, "DistributedDataParallel", DistributedDataParallel
+        yield nn.parallel.distributed, "DistributedDataParallel", DistributedDataParallel
+        yield fsdp, "FullyShardedDataParallel", FullyShardedDataParallel
+        yield fsdp.fully_sharded_data_parallel, "FullyShardedDataParallel", FullyShardedDataParallel
+        yield fsdp, "fully_shard", fully_shard
+        yield parallel, "parallelize_module", parallelize_module
+
+    def shard(self, strategy: str) -> None:
+        """Note the sharding of FSDP; the variants that a prediction lacks are predicted as full shards."""
+        self.sharding = "none" if strategy == "NO_SHARD" else "fsdp"
+        if strategy not in ("NO_SHARD", "FULL_SHARD"):
+            self.note(f"FSDP with {strategy} is predicted as full sharding: parameters are gathered twice")
+
+
+GENERATOR = torch.Generator
+
+
+class _Handle:
+    """A stream, an event, a range or a pending collective: every call on it does nothing."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.device = torch.device(GPU)
+
+    def __enter__(self) -> "_Handle":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def elapsed_time(self, other: object) -> float:
+        return 1.0
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Callable[..., "_Handle"]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self
+
+
+class _WrappedModule(nn.Module):  # type: ignore[misc]
+    """A model in a wrapper that distributes it; here it runs as it is."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    join = no_sync
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def state_dict_type(*args: object, **kwargs: object) -> Iterator[None]:
+        yield
+
+
+class _ShardedMethods:
+    """Methods of a module after ``fully_shard``, which change nothing in a captured step."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("set_", "unshard", "reshard", "register_fsdp")):
+            return lambda *args, **kwargs: None
+        return super().__getattr__(name)  # type: ignore[misc]
+
+
+def _cast_in_forward(module: nn.Module, dtype: torch.dtype | None) -> None:
+    """Run *module* with its parameters and inputs as *dtype*, as mixed precision of FSDP does.
+
+    Parameters of inner modules that are cast already are left to these.
+    """
+    owners = [(own, name) for own in module.modules() for name in own._parameters if not hasattr(own, "_stepcast_cast")]
+    if dtype is None:
+        return
+    for own, _ in owners:
+        object.__setattr__(own, "_stepcast_cast", True)
+    masters: list[tuple[nn.Module, str, nn.Parameter]] = []
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        for own, name in owners:
+            master = own._parameters.get(name)
+            if master is not None:
+                masters.append((own, name, master))
+                del own._parameters[name]
+                object.__setattr__(own, name, cast(master))
+        return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
+
+    def leave(*_: object) -> None:
+        for own, name, master in masters:
+            object.__delattr__(own, name)
+            own._parameters[name] = master
+        masters.clear()
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_hook(leave, always_call=True)
+
+
+def _answer(value: object) -> Callable[..., object]:
+    return lambda *args, **kwargs: value
+
+
+def _gather_object(objects: list[object], own: object, group: object = None) -> None:
+    objects[:] = [own] * len(objects)
+
+
+def read_command(words: Sequence[str]) -> tuple[list[str], int]:
+    """Return the Python words of a command, a file or ``-m module`` with its arguments, and its number of processes.
+
+    ``python``, ``torchrun``, ``accelerate launch`` and ``deepspeed`` may start it.
+    """
+    starter, rest = os.path.basename(words[0]), list(words[1:])
+    if starter.endswith(".py"):
+        return list(words), 1
+    if starter.startswith("python"):
+        while rest and rest[0].startswith("-") and rest[0] != "-m":
+            rest.pop(0)  # such as -u
+        if rest[:2] not in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
+            return rest, 1
+        rest = rest[2:]
+    elif starter == "accelerate":
+        rest = rest[1:]
+    counts = {"nnodes": 1, "nproc_per_node": 1, "num_processes": 1, "num_machines": 1, "num_gpus": 1}
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        name, _, value = rest.pop(0).lstrip("-").replace("-", "_").partition("=")
+        takes_value = not value and rest and not rest[0].startswith("-") and not rest[0].endswith(".py")
+        value = rest.pop(0) if takes_value else value
+        if name in counts:
+            counts[name] = int(value) if value.isdigit() else GPUS_PER_NODE
+    processes = counts["nnodes"] * max(counts["nproc_per_node"], counts["num_gpus"])
+    return rest, max(processes, counts["num_processes"])

@@ -1,0 +1,524 @@
+"""Capture a training script as it is: run it on tensors without data up to its second optimizer step, and stop.
+
+Tensors on a GPU have no data. Tensors of the host are real where they are small, so that loaders, samplers and
+indices work; large ones have no data either, and what is computed with them is not part of the step. The first step
+makes the optimizer's states; the second, from one optimizer step to the next, is the one that is captured. Gradient
+accumulation is found by equal passes between two optimizer steps, of which the last one is kept.
+"""
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+import traceback
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._device import _device_constructors
+
+from stepcast.ir.captured import Captured
+from stepcast.ir.dataclass import dataclass
+from stepcast.pytorch.capture.build import build_captured
+from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, with_known_values
+from stepcast.pytorch.capture.machine import PretendMachine, read_command
+from stepcast.pytorch.capture.program import sizes_of
+from stepcast.pytorch.capture.tracer import LISTED, READ_A_VALUE, CaptureError, Moment, StepTrace, Tracer, list_tensors
+
+T = Tensor
+HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
+HOST_FLOATS, HOST_INTEGERS = 2**16, 2**24  # the most elements of a tensor of the host that has data
+FROM_DATA = (torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer)
+# Values of tensors that have none: a loss of one, no overflow, no condition that ends a loop.
+FINITE = {
+    torch.isnan: False,
+    T.isnan: False,
+    torch.isinf: False,
+    T.isinf: False,
+    torch.isfinite: True,
+    T.isfinite: True,
+}
+MOST_READS = 20_000  # of unknown values on one line: a loop that waits for a value would not end
+SAME_PASS = 0.05  # passes of accumulation differ by a smaller share of their operators
+GPU_0 = torch.device("cuda", 0)
+
+
+class StepTracedError(BaseException):
+    """Ends the script once its step is traced; no ``except Exception`` of the script stops it."""
+
+
+class ScriptTracer(Tracer):
+    """Records what a script runs on the GPU, from one optimizer step to the next."""
+
+    def __init__(self, machine: PretendMachine) -> None:
+        super().__init__({})
+        self.machine = machine
+        self.recording = False
+        self.roots: dict[int, torch.nn.Module] = {}  # modules that the script calls
+        self.batch_sizes: tuple[int, int] | None = None
+        self._reads: dict[str, int] = {}  # by line, of unknown values
+        self._waits_first = False
+        self._regions: list[torch.nn.Module] = []  # compiled modules whose forward runs
+
+    # ---- modules --------------------------------------------------------------------------------------
+
+    def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
+        if len(self._stack) == 1 and id(module) not in self.roots:
+            prefix = f"{type(module).__name__}." if self.roots else ""
+            self.roots[id(module)] = module
+            for name, inner in module.named_modules():
+                self._module_names.setdefault(id(inner), f"{prefix}{name}".rstrip("."))
+        if self.batch_sizes is None and self.recording and list_tensors((inputs,)):
+            self.batch_sizes = sizes_of(inputs)
+        if id(module) in self.machine.compiled:
+            self._regions.append(module)
+            torch.compiler._is_compiling_flag = True
+        super().enter_module(module, inputs)
+
+    def leave_module(self, module: torch.nn.Module, *rest: object) -> None:
+        super().leave_module(module, *rest)
+        if self._regions and self._regions[-1] is module:
+            self._regions.pop()
+            torch.compiler._is_compiling_flag = bool(self._regions)
+
+    # ---- operators ------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # in a backward it would answer for the tensors
+            return self._dispatch(func, types, args, kwargs or {})
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        read = [*list_tensors(args), *list_tensors(kwargs.values())]
+        name = func._schema.name.partition("::")[2]
+        if read and all(map(is_on_host, read)) or (not read and kwargs.get("device") != META):
+            return self._run_on_host(func, name, args, kwargs, read)
+        if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in ("copy_", "_to_copy"):
+            args, kwargs = torch.utils._pytree.tree_map_only(Tensor, _move_to_gpu, (args, kwargs))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _run_on_host(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
+        if not any(hasattr(tensor, HOST) for tensor in read):
+            return func(*args, **kwargs)
+        if name in READ_A_VALUE:
+            return self.read_unknown(read)
+        args, kwargs = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(META), (args, kwargs))
+        result = func(*args, **kwargs)
+        for tensor in list_tensors((result,)):
+            setattr(tensor, HOST, True)
+        return result
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
+        return None if name.startswith("_amp_") else super()._run(func, name, args, kwargs, read)
+
+    def _add_event(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
+        if not self.recording:
+            return
+        super()._add_event(name, args, read, written)
+        number = len(self.trace.events) - 1
+        event = self.trace.events[number]
+        runs_compiled = bool(self._regions) or self.machine.compiled_depth > 0
+        if event.moment is Moment.BACKWARD and event.source >= 0:
+            runs_compiled = event.source not in self.trace.uncompiled
+        if not runs_compiled:
+            self.trace.uncompiled.add(number)
+        if self._waits_first:
+            self._waits_first = False
+            self._add_host_wait()
+
+    def _add_host_wait(self) -> None:
+        if self.recording and not self.trace.events:
+            self._waits_first = True  # for the last update; the next operator is launched after it
+        super()._add_host_wait()
+
+    def read_unknown(self, read: list[Tensor]) -> object:
+        """Return a plausible value, and note the line that reads it."""
+        tensor = read[0]
+        value: object = 1.0 if tensor.is_floating_point() else tensor.dtype is not torch.bool
+        place = locate_caller()
+        self._reads[place] = self._reads.get(place, 0) + 1
+        if self._reads[place] > MOST_READS:
+            raise CaptureError(
+                f"{place}: a loop depends on the values of tensors, which a captured step does not have; give it a "
+                "fixed number of turns"
+            )
+        self.machine.note(f"{place}: reads a value that depends on weights or data; it was taken as {value}")
+        if not is_on_host(tensor):
+            self._add_host_wait()
+        return value
+
+    # ---- the window -----------------------------------------------------------------------------------
+
+    def open_window(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Begin to record, with everything that exists: parameters, buffers, gradients and optimizer states."""
+        self.trace = StepTrace(modules=self.trace.modules)
+        self._event_of_node.clear()
+        self._storage_numbers.clear()
+        self._watches.clear()
+        self.recording = True
+        for module in self.roots.values():
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                self.add_parameter(name.rpartition(".")[0], parameter)
+            for buffer in module.buffers():
+                self.add_tensor(buffer, "buffers")
+        for optimizer in optimizers:
+            for parameter in _parameters_of(optimizer):
+                if self._number_storage(parameter) not in self.trace.parameters:
+                    self.add_parameter("", parameter)
+                if parameter.grad is not None:
+                    self.add_tensor(parameter.grad, "gradients")
+            for state in optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        self.add_tensor(value, "optimizer")
+
+
+class ScriptGpu(EmulatedGpu):
+    """Places tensors where the script asks: on the GPU without data, on the host with data where they are small."""
+
+    def __init__(self, tracer: ScriptTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        own = args[0] if args and isinstance(args[0], Tensor) else None
+        if own is not None and own.device.type == "meta" and func in ANSWERS:
+            return ANSWERS[func](self, own, *args[1:])
+        if func is DATA_SET:
+            if hasattr(own, HOST) and not hasattr(args[1], HOST):
+                delattr(own, HOST)
+            return func(*args, **kwargs)
+        if func is T.pin_memory:
+            return own
+        if func is T.cuda:
+            return self._move(own, GPU_0, kwargs)
+        if func is T.cpu:
+            return self._move(own, torch.device("cpu"), kwargs)
+        if func is T.to:
+            return self._convert(own, args[1:], kwargs)
+        if func in FINITE and own is not None and own.device.type == "meta":
+            result = func(*args, **kwargs)
+            setattr(result, VALUES, torch.full(result.shape, FINITE[func]))
+            return result
+        device = kwargs.get("device")
+        if func in FROM_DATA:
+            real = func(*args, **{name: value for name, value in kwargs.items() if name != "device"})
+            return real if device is None else self._move(real, as_device(device), kwargs)
+        if device is None and func not in _device_constructors():
+            return func(*args, **kwargs)
+        return self._construct(func, args, kwargs)
+
+    def _construct(self, func: Any, args: Any, kwargs: Any) -> Any:
+        options = {name: value for name, value in kwargs.items() if name not in ("generator", "pin_memory")}
+        if kwargs.get("device") is not None and is_gpu(as_device(kwargs["device"])):
+            return func(*args, **{**options, "device": META})
+        with torch._C._DisableTorchDispatch():
+            result = func(*args, **{**options, "device": META})
+        if isinstance(result, Tensor):
+            most = HOST_FLOATS if result.is_floating_point() else HOST_INTEGERS
+            if result.numel() > most:
+                setattr(result, HOST, True)
+                return result
+        return func(*args, **{**kwargs, "device": torch.device("cpu"), "pin_memory": False} if "pin_memory" in kwargs
+                    else {**kwargs, "device": torch.device("cpu")})  # fmt: skip
+
+    def _convert(self, own: Any, args: Any, kwargs: Any) -> Any:
+        """Run ``tensor.to(...)``."""
+        if args and isinstance(args[0], Tensor):
+            device, dtype = torch.device("cpu") if is_on_host(args[0]) else META, args[0].dtype
+            non_blocking = memory_format = None
+        else:
+            named = tuple(torch.device("cuda", value) if type(value) is int else value for value in args)
+            words = {name: value for name, value in kwargs.items() if name != "copy"}
+            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*named, **words)
+        moved = own if device is None else self._move(own, device, {"non_blocking": non_blocking})
+        options = {"dtype": dtype, "memory_format": memory_format}
+        given = {name: value for name, value in options.items() if value is not None}
+        return T.to(moved, **given, copy=True) if kwargs.get("copy") else T.to(moved, **given) if given else moved
+
+    def _move(self, own: Any, device: torch.device, kwargs: Any) -> Any:
+        if is_gpu(device) == (not is_on_host(own)):
+            return own
+        if not is_gpu(device):
+            result = own.detach() if not own.requires_grad else own * 1  # keeps the graph
+            setattr(result, HOST, True)
+            self._tracer._add_host_wait()
+            return result
+        if hasattr(own, HOST):
+            return torch.empty_like(own).requires_grad_(own.requires_grad and own.is_leaf)
+        return own.to(META, non_blocking=bool(kwargs.get("non_blocking")))
+
+    def read_list(self, own: Tensor, *_: object) -> object:
+        """Return the values of a tensor as lists; unknown ones are all alike."""
+        return self._values(own).tolist()
+
+    def read_array(self, own: Tensor, *_: object) -> object:
+        return self._values(own).numpy()
+
+    def read_text(self, own: Tensor, form: str = "") -> str:
+        return format(self._values(own).item(), form) if own.dim() == 0 else f"tensor(shape={tuple(own.shape)})"
+
+    def _values(self, own: Tensor) -> Tensor:
+        known = getattr(own, VALUES, None)
+        if known is not None:
+            return known
+        dtype = torch.float32 if own.dtype is torch.bfloat16 else own.dtype
+        return torch.full(own.shape, self._tracer.read_unknown([own]), dtype=dtype, device="cpu")  # type: ignore[arg-type]
+
+
+def _device_seen(_: ScriptGpu, own: Tensor, *rest: object) -> torch.device:
+    return torch.device("cpu") if hasattr(own, HOST) else GPU_0
+
+
+DATA_SET = T.data.__set__
+# Questions about a tensor without data, as one with data would answer them.
+ANSWERS: dict[Any, Any] = {
+    T.device.__get__: _device_seen,
+    T.is_cuda.__get__: lambda _, own, *rest: not hasattr(own, HOST),
+    T.is_cpu.__get__: lambda _, own, *rest: hasattr(own, HOST),
+    T.is_meta.__get__: lambda *rest: False,
+    T.get_device: lambda *rest: 0,
+    T.is_pinned: lambda *rest: False,
+    T.tolist: ScriptGpu.read_list,
+    T.numpy: ScriptGpu.read_array,
+    T.__array__: ScriptGpu.read_array,
+    T.__format__: ScriptGpu.read_text,
+    T.__repr__: ScriptGpu.read_text,
+}
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" or hasattr(tensor, HOST)
+
+
+def as_device(device: Any) -> torch.device:
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def is_gpu(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def _move_to_gpu(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu" or not tensor.dim():
+        return tensor
+    return tensor.to(META) if tensor.is_floating_point() else with_known_values(tensor)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def locate_caller() -> str:
+    """Return file and line of the innermost frame outside of PyTorch and this package."""
+    inside = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_code.co_filename.startswith((*inside, "<"))):
+        frame = frame.f_back
+    return f"{shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def shorten_path(path: str) -> str:
+    return min(path, os.path.relpath(path), key=len)
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ScriptRun:
+    """One run of a script under the modes, until its second optimizer step has ended."""
+
+    machine: PretendMachine
+
+    def __post_init__(self) -> None:
+        self.tracer = ScriptTracer(self.machine)
+        self.gpu = ScriptGpu(self.tracer)
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.passes: list[int] = []  # the number of events at the end of each backward
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.optimizers.setdefault(id(optimizer), optimizer)
+        self.tracer.moment = Moment.OPTIMIZER
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.tracer.moment = Moment.FORWARD
+        if id(optimizer) == next(iter(self.optimizers)):  # of several optimizers the first ends the step
+            with torch._C.DisableTorchFunction():
+                self._end_step()
+
+    def _end_step(self) -> None:
+        if not self.tracer.recording:
+            self.passes.clear()
+            self.tracer.open_window(list(self.optimizers.values()))
+            return
+        for each in self.optimizers.values():
+            for parameter in _parameters_of(each):
+                if parameter.grad is not None:
+                    self.tracer.add_gradient(parameter)
+        self.tracer.recording = False
+        raise StepTracedError
+
+    def _backward(
+        self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+        grad_variables: object = None, inputs: Any = None, gradient: Any = None,
+    ) -> None:  # fmt: skip
+        """Run ``tensor.backward()`` and ``torch.autograd.backward`` outside of their own dispatch."""
+        results = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        given = gradient if gradient is not None else grad_tensors
+        gradients = [given] if given is None or isinstance(given, Tensor) else list(given)
+        pairs = zip(results, gradients + [None] * len(results), strict=False)
+        seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
+        self.gpu.autocast.clear_cache()
+        before, self.tracer.moment = self.tracer.moment, Moment.BACKWARD
+        targets = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        torch.autograd.graph._engine_run_backward(
+            tuple(results), tuple(seeds), bool(retain_graph), create_graph, targets,
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
+        self.tracer.moment = before
+        self.passes.append(len(self.tracer.trace.events))
+
+    def run(self, words: Sequence[str]) -> None:
+        """Run the script or module that *words* name with its arguments."""
+        backward = self._backward
+
+        def tensor_backward(
+            tensor: Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+            inputs: Any = None,
+        ) -> None:  # fmt: skip
+            backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+        originals = T.backward, torch.autograd.backward, sys.argv, list(sys.path)
+        hooks = (
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        )
+        T.backward, torch.autograd.backward = tensor_backward, backward
+        try:
+            with (
+                self.machine.show(),
+                contextlib.redirect_stdout(sys.stderr),
+                self.tracer,
+                self.tracer.follow_modules(),
+                self.gpu,
+            ):
+                _run_words(words)
+        except StepTracedError:
+            return
+        finally:
+            T.backward, torch.autograd.backward, sys.argv, sys.path[:] = originals
+            torch.compiler._is_compiling_flag = False
+            for hook in hooks:
+                hook.remove()
+        reached = "one optimizer step; it needs two" if self.tracer.recording else "any optimizer step"
+        raise CaptureError(f"{' '.join(words[:2])}: the script ended before {reached}, so that no step can be captured")
+
+
+def _run_words(words: Sequence[str]) -> None:
+    name = words[1] if words[0] == "-m" and len(words) > 1 else words[0]
+    sys.argv = [name, *words[2 if words[0] == "-m" else 1 :]]
+    if words[0] != "-m" and not os.path.isfile(name):
+        raise CaptureError(f"{name}: no such script")
+    sys.path.insert(0, os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.abspath(name)))
+    try:
+        if words[0] == "-m":
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+    except (StepTracedError, CaptureError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        if error.code:
+            raise CaptureError(f"{name}: exited with {error.code} before a step was captured") from None
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if os.sep + "stepcast" + os.sep not in frame.filename and "runpy" not in
+               frame.filename and os.path.dirname(torch.__file__) not in frame.filename]  # fmt: skip
+        place = f"{shorten_path(own[-1].filename)}:{own[-1].lineno}" if own else name
+        message = " ".join(str(error).split())[:300]
+        raise CaptureError(f"{place}: {type(error).__name__}: {message}") from error
+
+
+def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
+    """Return the step of a training script; *machine* has the number of GPUs if more than the command starts."""
+    words, processes = read_command(command)
+    if not words:
+        raise CaptureError(f"{' '.join(command)}: names no script; expected python FILE ARGUMENTS")
+    machine.gpus = max(machine.gpus, processes)
+    run = ScriptRun(machine)
+    with torch.random.fork_rng(devices=()), contextlib.suppress(io.UnsupportedOperation):
+        run.run(words)
+    trace, accumulation = fold_passes(run.tracer.trace, run.passes)
+    batch, seq = run.tracer.batch_sizes or (1, 1)
+    first = next(iter(run.tracer.roots.values()), None)
+    transformers = sys.modules.get("transformers")
+    uses_transformers = transformers is not None and any(
+        type(module).__module__.startswith("transformers.") for root in run.tracer.roots.values()
+        for module in root.modules()
+    )  # fmt: skip
+    optimizer = next(iter(run.optimizers.values()))
+    settings = {
+        "compiled": bool(machine.compiled),
+        "fused optimizer": any(group.get("fused") for group in optimizer.param_groups),
+        f"optimizer {type(optimizer).__name__}": True,
+    }
+    distribution = {
+        "gpus": machine.gpus if machine.gpus > 1 else None,
+        "sharding": machine.sharding if machine.gpus > 1 else None,
+        "tp": machine.tp if machine.tp > 1 else None,
+        "bucket_mb": machine.bucket_mb,
+        "accumulation": accumulation if accumulation > 1 else None,
+    }
+    if machine.gpus > 1 and not machine.sharding and machine.tp == 1:
+        machine.note(f"{machine.gpus} GPUs, but the script wraps no model in DDP or FSDP: predicted as DDP")
+    if machine.collectives:
+        calls = ", ".join(f"{count} {name}" for name, count in machine.collectives.items())
+        machine.note(f"collectives that the script calls itself are not part of the prediction: {calls}")
+    facts = {
+        "torch": str(torch.__version__),
+        **({"transformers": transformers.__version__} if uses_transformers else {}),  # type: ignore[union-attr]
+        "script": " ".join(words),
+        "model": type(first).__name__ if first is not None else "",
+        "seq": str(seq),
+        "settings": ", ".join(name for name, is_set in settings.items() if is_set),
+        **{name: str(value) for name, value in distribution.items() if value is not None},
+    }
+    return build_captured(
+        trace, name=os.path.basename(words[-1] if words[0] == "-m" else words[0]), tokens=batch * seq, batch=batch,
+        precision="fp32", facts=facts.items(), compiled=bool(machine.compiled), warnings=tuple(machine.notes),
+    )  # fmt: skip
+
+
+def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int]:
+    """Return the trace with one of several equal passes of accumulation, the last, and the number of passes.
+
+    What runs after the last backward, such as clipping, is part of the update; so is clearing gradients.
+    """
+    events = trace.events
+    if not passes:
+        raise CaptureError("the step has no backward; call loss.backward() before optimizer.step()")
+    sizes = [end - start for start, end in zip((0, *passes), passes, strict=False)]
+    usual = sizes[-1]
+    updates = [number for number, event in enumerate(events[: passes[-1]]) if event.moment is Moment.OPTIMIZER]
+    folds = len(sizes) > 1 and not updates and all(abs(size - usual) <= SAME_PASS * usual + 50 for size in sizes)
+    start = passes[-2] if folds else 0
+    kept = list(range(start, len(events)))
+    place_of = {number: place for place, number in enumerate(kept)}
+    new_events = []
+    for number in kept:
+        event = events[number]
+        clears = number < passes[0] and event.name.startswith((*LISTED, "zero_"))
+        moment = Moment.OPTIMIZER if number >= passes[-1] or clears else event.moment
+        new_events.append(event._replace(moment=moment, source=place_of.get(event.source, -1)))
+    for storage in trace.storages:
+        storage.made = bisect_left(kept, storage.made)
+        storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
+    trace.events = new_events
+    for name in ("uncompiled", "host_waits"):
+        setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
+    return trace, len(sizes) if folds else 1
