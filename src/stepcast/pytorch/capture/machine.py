@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 
 from stepcast.ir.dataclass import dataclass
@@ -107,7 +108,9 @@ class PretendMachine:
             ),
         ):
             yield accelerator, name, _answer(answer)
-        yield torch, "Generator", lambda device=None: GENERATOR()
+        yield torch, "Generator", HostGenerator
+        compared = {"default": lambda tensor: (tensor.shape, tensor.dtype), "none": lambda tensor: None}
+        yield torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", compared
         yield torch, "compile", self._compile
         yield (
             torch,
@@ -203,7 +206,7 @@ class PretendMachine:
                 mixed_precision: object = None,
                 **kwargs: object,
             ) -> None:
-                super().__init__(module)
+                super().__init__(module.to(GPU))
                 machine.shard(str(sharding_strategy or "FULL_SHARD").rpartition(".")[2])
                 _cast_in_forward(module, getattr(mixed_precision, "param_dtype", None))
 
@@ -236,7 +239,11 @@ class PretendMachine:
             self.note(f"FSDP with {strategy} is predicted as full sharding: parameters are gathered twice")
 
 
-GENERATOR = torch.Generator
+class HostGenerator(torch.Generator):  # type: ignore[misc]
+    """A generator of the host, whatever device was asked for."""
+
+    def __new__(cls, device: object = None) -> "HostGenerator":
+        return super().__new__(cls)
 
 
 class _Handle:

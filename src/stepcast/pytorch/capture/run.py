@@ -22,6 +22,7 @@ GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.cuda.amp.common", "amp_definitely_not_available"): lambda: False,
     ("torch.cuda", "is_bf16_supported"): lambda including_emulation=True: True,
     ("torch.nn.utils.clip_grad", "_has_foreach_support"): lambda tensors, device: True,
+    ("torch.nn.utils.clip_grad", "_device_has_foreach_support"): lambda device: True,
     ("torch.utils.checkpoint", "_infer_device_type"): lambda *args: GPU,
 }
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
