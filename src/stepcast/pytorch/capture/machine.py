@@ -243,7 +243,8 @@ class HostGenerator(torch.Generator):  # type: ignore[misc]
     """A generator of the host, whatever device was asked for."""
 
     def __new__(cls, device: object = None) -> "HostGenerator":
-        return super().__new__(cls)
+        own: HostGenerator = super().__new__(cls)
+        return own
 
 
 class _Handle:

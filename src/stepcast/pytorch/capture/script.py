@@ -79,9 +79,9 @@ class ScriptTracer(Tracer):
             torch.compiler._is_compiling_flag = True
         super().enter_module(module, inputs)
 
-    def leave_module(self, module: torch.nn.Module, *rest: object) -> None:
-        super().leave_module(module, *rest)
-        if self._regions and self._regions[-1] is module:
+    def leave_module(self, *called: object) -> None:
+        super().leave_module(*called)
+        if self._regions and self._regions[-1] is called[0]:
             self._regions.pop()
             torch.compiler._is_compiling_flag = bool(self._regions)
 
@@ -94,7 +94,7 @@ class ScriptTracer(Tracer):
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         read = [*list_tensors(args), *list_tensors(kwargs.values())]
         name = func._schema.name.partition("::")[2]
-        if read and all(map(is_on_host, read)) or (not read and kwargs.get("device") != META):
+        if (read and all(map(is_on_host, read))) or (not read and kwargs.get("device") != META):
             return self._run_on_host(func, name, args, kwargs, read)
         if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in ("copy_", "_to_copy"):
             args, kwargs = torch.utils._pytree.tree_map_only(Tensor, _move_to_gpu, (args, kwargs))
@@ -252,7 +252,7 @@ class ScriptGpu(EmulatedGpu):
         return own.to(META, non_blocking=bool(kwargs.get("non_blocking")))
 
     def read_list(self, own: Tensor, *_: object) -> object:
-        """Return the values of a tensor as lists; unknown ones are all alike."""
+        """Return the values of a tensor as lists; unknown ones are equal."""
         return self._values(own).tolist()
 
     def read_array(self, own: Tensor, *_: object) -> object:
@@ -266,7 +266,7 @@ class ScriptGpu(EmulatedGpu):
         if known is not None:
             return known
         dtype = torch.float32 if own.dtype is torch.bfloat16 else own.dtype
-        return torch.full(own.shape, self._tracer.read_unknown([own]), dtype=dtype, device="cpu")  # type: ignore[arg-type]
+        return torch.full(own.shape, self._tracer.read_unknown([own]), dtype=dtype, device="cpu")
 
 
 def _device_seen(_: ScriptGpu, own: Tensor, *rest: object) -> torch.device:
@@ -291,7 +291,7 @@ ANSWERS: dict[Any, Any] = {
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" or hasattr(tensor, HOST)
+    return bool(tensor.device.type == "cpu") or hasattr(tensor, HOST)
 
 
 def as_device(device: Any) -> torch.device:
@@ -299,7 +299,7 @@ def as_device(device: Any) -> torch.device:
 
 
 def is_gpu(device: torch.device) -> bool:
-    return device.type != "cpu"
+    return bool(device.type != "cpu")
 
 
 def _move_to_gpu(tensor: Tensor) -> Tensor:

@@ -60,7 +60,11 @@ x = torch.randn(args.nodes, args.hidden).to(device)
 source = torch.randint(0, args.nodes, (args.edges,)).to(device)
 target = torch.randint(0, args.nodes, (args.edges,)).to(device)
 y = torch.randint(0, 47, (args.nodes,)).to(device)
-degree = torch.zeros(args.nodes, 1, device=device).index_add_(0, target, torch.ones(args.edges, 1, device=device)).clamp(min=1)
+degree = (
+    torch.zeros(args.nodes, 1, device=device)
+    .index_add_(0, target, torch.ones(args.edges, 1, device=device))
+    .clamp(min=1)
+)
 model = Net().to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 for epoch in range(1, 31):

@@ -23,7 +23,9 @@ class Tower(nn.Module):
     def __init__(self, width, layers, heads, causal):
         super().__init__()
         self.causal = causal
-        make = lambda: nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True)
+        make = lambda: nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True
+        )
         self.layers = nn.ModuleList(make() for _ in range(layers))
 
     def forward(self, x):
@@ -49,7 +51,11 @@ class CLIP(nn.Module):
         image = self.visual(self.patch(images).flatten(2).transpose(1, 2) + self.image_pos).mean(1)
         text = self.language(self.text(texts) + self.text_pos)
         text = text[torch.arange(text.shape[0], device=text.device), texts.argmax(dim=-1)]
-        return F.normalize(self.image_proj(image), dim=-1), F.normalize(self.text_proj(text), dim=-1), self.logit_scale.exp()
+        return (
+            F.normalize(self.image_proj(image), dim=-1),
+            F.normalize(self.text_proj(text), dim=-1),
+            self.logit_scale.exp(),
+        )
 
 
 def gather(features):

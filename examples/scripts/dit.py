@@ -34,7 +34,9 @@ class DiTBlock(nn.Module):
         self.norm1 = nn.LayerNorm(cfg.hidden, elementwise_affine=False, eps=1e-6)
         self.norm2 = nn.LayerNorm(cfg.hidden, elementwise_affine=False, eps=1e-6)
         self.attn = Attention(cfg.hidden, cfg.heads)
-        self.mlp = nn.Sequential(nn.Linear(cfg.hidden, 4 * cfg.hidden), nn.GELU("tanh"), nn.Linear(4 * cfg.hidden, cfg.hidden))
+        self.mlp = nn.Sequential(
+            nn.Linear(cfg.hidden, 4 * cfg.hidden), nn.GELU("tanh"), nn.Linear(4 * cfg.hidden, cfg.hidden)
+        )
         self.ada = nn.Sequential(nn.SiLU(), nn.Linear(cfg.hidden, 6 * cfg.hidden))
 
     def forward(self, x, c):

@@ -22,7 +22,10 @@ class MultiHead(nn.Module):
 
     def forward(self, x, other=None, causal=False):
         other = x if other is None else other
-        q, k, v = (m(y).view(*y.shape[:2], heads, 64).transpose(1, 2) for m, y in ((self.q, x), (self.k, other), (self.v, other)))
+        q, k, v = (
+            m(y).view(*y.shape[:2], heads, 64).transpose(1, 2)
+            for m, y in ((self.q, x), (self.k, other), (self.v, other))
+        )
         return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2))
 
 
@@ -31,7 +34,9 @@ class Block(nn.Module):
         super().__init__()
         self.attn, self.ln = MultiHead(), nn.LayerNorm(args.width)
         self.cross, self.cross_ln = (MultiHead(), nn.LayerNorm(args.width)) if cross else (None, None)
-        self.mlp = nn.Sequential(nn.Linear(args.width, 4 * args.width), nn.GELU(), nn.Linear(4 * args.width, args.width))
+        self.mlp = nn.Sequential(
+            nn.Linear(args.width, 4 * args.width), nn.GELU(), nn.Linear(4 * args.width, args.width)
+        )
         self.mlp_ln = nn.LayerNorm(args.width)
 
     def forward(self, x, audio=None):

@@ -33,7 +33,9 @@ class Generator(nn.Module):
         super().__init__()
         c = args.channels
         self.pre = nn.Conv1d(80, c, 7, padding=3)
-        self.ups = nn.ModuleList(nn.ConvTranspose1d(c >> i, c >> i + 1, 2 * s, s, s // 2) for i, s in enumerate((8, 8, 4)))
+        self.ups = nn.ModuleList(
+            nn.ConvTranspose1d(c >> i, c >> i + 1, 2 * s, s, s // 2) for i, s in enumerate((8, 8, 4))
+        )
         self.blocks = nn.ModuleList(nn.ModuleList(ResBlock(c >> i + 1, k) for k in (3, 7)) for i in range(3))
         self.post = nn.Conv1d(c >> 3, 1, 7, padding=3)
 

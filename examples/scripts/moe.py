@@ -28,7 +28,10 @@ class Layer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(args.width), nn.LayerNorm(args.width)
         self.qkv, self.out = nn.Linear(args.width, 3 * args.width), nn.Linear(args.width, args.width)
-        self.gate, self.experts = nn.Linear(args.width, args.experts, bias=False), nn.ModuleList(Expert() for _ in range(args.experts))
+        self.gate, self.experts = (
+            nn.Linear(args.width, args.experts, bias=False),
+            nn.ModuleList(Expert() for _ in range(args.experts)),
+        )
 
     def forward(self, x):
         b, t, c = x.shape

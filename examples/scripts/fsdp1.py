@@ -40,8 +40,15 @@ class Decoder(nn.Module):
 
 policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={nn.TransformerEncoderLayer})
 bf16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
-model = FSDP(Decoder(), auto_wrap_policy=policy, mixed_precision=bf16, device_id=torch.cuda.current_device(),
-             sharding_strategy=getattr(ShardingStrategy, args.strategy), limit_all_gathers=True, use_orig_params=True)
+model = FSDP(
+    Decoder(),
+    auto_wrap_policy=policy,
+    mixed_precision=bf16,
+    device_id=torch.cuda.current_device(),
+    sharding_strategy=getattr(ShardingStrategy, args.strategy),
+    limit_all_gathers=True,
+    use_orig_params=True,
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 fsdp_loss = torch.zeros(2, device="cuda")
 for step in range(10):

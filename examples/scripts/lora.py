@@ -22,15 +22,23 @@ class LoRALinear(nn.Module):
         super().__init__()
         self.base, self.scale = base, alpha / r
         self.lora_A = nn.Parameter(torch.empty(r, base.in_features, device=base.weight.device, dtype=base.weight.dtype))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, r, device=base.weight.device, dtype=base.weight.dtype))
+        self.lora_B = nn.Parameter(
+            torch.zeros(base.out_features, r, device=base.weight.device, dtype=base.weight.dtype)
+        )
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     def forward(self, x):
         return self.base(x) + (x @ self.lora_A.t()) @ self.lora_B.t() * self.scale
 
 
-config = LlamaConfig(hidden_size=args.hidden, intermediate_size=int(2.75 * args.hidden), num_hidden_layers=args.layers,
-                     num_attention_heads=args.hidden // 128, num_key_value_heads=4, vocab_size=32000)
+config = LlamaConfig(
+    hidden_size=args.hidden,
+    intermediate_size=int(2.75 * args.hidden),
+    num_hidden_layers=args.layers,
+    num_attention_heads=args.hidden // 128,
+    num_key_value_heads=4,
+    vocab_size=32000,
+)
 torch.set_default_dtype(torch.bfloat16)
 model = LlamaForCausalLM(config).to("cuda")
 torch.set_default_dtype(torch.float32)

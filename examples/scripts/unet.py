@@ -47,7 +47,13 @@ class UNet(nn.Module):
         super().__init__()
         time, widths = 4 * width, [width, 2 * width, 4 * width]
         self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
-        self.first, self.down, self.up, skips, last = nn.Conv2d(4, width, 3, padding=1), nn.ModuleList(), nn.ModuleList(), [width], width
+        self.first, self.down, self.up, skips, last = (
+            nn.Conv2d(4, width, 3, padding=1),
+            nn.ModuleList(),
+            nn.ModuleList(),
+            [width],
+            width,
+        )
         for level, own in enumerate(widths):
             for _ in range(2):
                 self.down.append(nn.ModuleList([Res(last, own, time), SelfAttention(own) if level else None]))

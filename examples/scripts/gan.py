@@ -29,12 +29,21 @@ def shrink(i, o):
 
 
 netG = nn.Sequential(
-    *grow(nz, ngf * 8, 1, 0), *grow(ngf * 8, ngf * 4), *grow(ngf * 4, ngf * 2), *grow(ngf * 2, ngf),
-    nn.ConvTranspose2d(ngf, 3, 4, 2, 1, bias=False), nn.Tanh(),
+    *grow(nz, ngf * 8, 1, 0),
+    *grow(ngf * 8, ngf * 4),
+    *grow(ngf * 4, ngf * 2),
+    *grow(ngf * 2, ngf),
+    nn.ConvTranspose2d(ngf, 3, 4, 2, 1, bias=False),
+    nn.Tanh(),
 ).cuda()
 netD = nn.Sequential(
-    nn.Conv2d(3, ngf, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, True), *shrink(ngf, ngf * 2), *shrink(ngf * 2, ngf * 4),
-    *shrink(ngf * 4, ngf * 8), nn.Conv2d(ngf * 8, 1, 4, 1, 0, bias=False), nn.Sigmoid(),
+    nn.Conv2d(3, ngf, 4, 2, 1, bias=False),
+    nn.LeakyReLU(0.2, True),
+    *shrink(ngf, ngf * 2),
+    *shrink(ngf * 2, ngf * 4),
+    *shrink(ngf * 4, ngf * 8),
+    nn.Conv2d(ngf * 8, 1, 4, 1, 0, bias=False),
+    nn.Sigmoid(),
 ).cuda()
 netG.apply(weights_init)
 netD.apply(weights_init)

@@ -21,7 +21,9 @@ class Mixer(nn.Module):
         self.inner = 2 * width
         self.heads = self.inner // HEAD
         self.inputs = nn.Linear(width, 2 * self.inner + 2 * STATE + self.heads, bias=False)
-        self.conv = nn.Conv1d(self.inner + 2 * STATE, self.inner + 2 * STATE, 4, groups=self.inner + 2 * STATE, padding=3)
+        self.conv = nn.Conv1d(
+            self.inner + 2 * STATE, self.inner + 2 * STATE, 4, groups=self.inner + 2 * STATE, padding=3
+        )
         self.decay, self.norm = nn.Parameter(torch.zeros(self.heads)), nn.RMSNorm(self.inner)
         self.outputs = nn.Linear(self.inner, width, bias=False)
 
@@ -51,7 +53,10 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(32000, args.width)
         self.mixers = nn.ModuleList(Mixer(args.width) for _ in range(args.layers))
-        self.norms, self.head = nn.ModuleList(nn.RMSNorm(args.width) for _ in range(args.layers)), nn.Linear(args.width, 32000)
+        self.norms, self.head = (
+            nn.ModuleList(nn.RMSNorm(args.width) for _ in range(args.layers)),
+            nn.Linear(args.width, 32000),
+        )
 
     def forward(self, ids):
         x = self.embed(ids)

@@ -30,7 +30,11 @@ class Layer(nn.Module):
         d = opt.d_model
         self.norms = nn.ModuleList(nn.RMSNorm(d) for _ in range(3 if cross else 2))
         self.maps = nn.ModuleList(nn.Linear(d, d, bias=False) for _ in range(8 if cross else 4))
-        self.wi, self.gate, self.wo = nn.Linear(d, 2048, bias=False), nn.Linear(d, 2048, bias=False), nn.Linear(2048, d, bias=False)
+        self.wi, self.gate, self.wo = (
+            nn.Linear(d, 2048, bias=False),
+            nn.Linear(d, 2048, bias=False),
+            nn.Linear(2048, d, bias=False),
+        )
 
     def attend(self, x, other, maps, bias, causal):
         q, k, v = (m(y).unflatten(-1, (H, 64)).transpose(1, 2) for m, y in zip(maps, (x, other, other)))

@@ -1,0 +1,110 @@
+"""Capture training scripts unchanged: what they place, wrap, read and accumulate."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "examples" / "scripts"
+
+MODEL = """
+import os, torch, torch.nn as nn
+model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def run_capture(*words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "stepcast", "capture", "--json", *options, "--", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(command, capture_output=True, text=True, cwd=SCRIPTS, env=environment, check=False)
+
+
+def captured_facts(*words: str, options: tuple[str, ...] = ()) -> dict[str, object]:
+    done = run_capture(*words, options=options)
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, object] = json.loads(done.stdout)
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters"),
+    [
+        (("python", "gpt.py", "--layers", "2"), 53_597_184),
+        (("python", "resnet.py", "--blocks", "1,1,1,1", "--channels-last", "--amp", "fp16"), None),
+        (("python", "convnext.py"), 28_589_128),
+        (("python", "gan.py"), 23_694_592),
+        (("python", "dlrm.py"), 667_968_897),
+        (("python", "lstm.py"), 84_980_222),
+        (("python", "fourier.py"), 18_899_713),
+        (("python", "moe.py", "--layers", "1"), None),
+        (("python", "lora.py", "--layers", "1"), None),
+    ],
+)
+def test_scripts_are_captured_unchanged(words: tuple[str, ...], parameters: int | None) -> None:
+    facts = captured_facts(*words)
+    if parameters is not None:
+        assert facts["parameters"] == parameters
+    memory = facts["memory_bytes"]
+    assert isinstance(memory, dict) and 0 < memory["parameters"] < memory["peak"]
+
+
+def test_accumulation_and_wrappers_decide_the_distribution() -> None:
+    options = ("--predict", "--cluster", "hgx-h200")
+    words = ("torchrun", "--nproc-per-node", "8", "bert.py", "--layers", "1")
+    facts = captured_facts(*words, options=options)
+    assert facts["facts"]["accumulation"] == "4" and facts["facts"]["sharding"] == "none"  # type: ignore[index]
+    assert facts["facts"]["bucket_mb"] == "50"  # type: ignore[index]
+    assert facts["prediction"]["strategy"]["dp"] == 8  # type: ignore[index]
+    words = ("torchrun", "--nproc-per-node=4", "llama_fsdp2.py", "--layers", "1", "--ac")
+    facts = captured_facts(*words, options=options)
+    assert facts["facts"]["sharding"] == "fsdp" and facts["precision"] == "bf16"  # type: ignore[index]
+    assert facts["prediction"]["strategy"]["dp"] == 4  # type: ignore[index]
+    facts = captured_facts("torchrun", "--nproc-per-node", "8", "fsdp1.py", "--layers", "1", "--strategy", "SHARD_GRAD_OP")
+    assert facts["precision"] == "bf16"
+
+
+def test_values_that_a_script_reads_are_named_by_line(tmp_path: Path) -> None:
+    script = tmp_path / "reads.py"
+    script.write_text(
+        MODEL
+        + """
+for step in range(3):
+    loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+    assert torch.isfinite(loss).all() and not torch.isnan(loss)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    print(f"{loss:.3f}", loss.tolist(), loss.cpu().numpy())
+"""
+    )
+    done = run_capture("python", str(script), options=("--predict", "--gpu", "h200"))
+    assert done.returncode == 0, done.stderr
+    assert any("reads.py:10" in text for text in json.loads(done.stdout)["prediction"]["warnings"])
+    assert "1.000 1.0 1.0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('data')", "broken.py:5: KeyError"),
+        ("model(torch.randn(8, 65, device='cuda'))", "broken.py:5: RuntimeError"),
+        ("pass", "ended before any optimizer step"),
+        ("while model(torch.ones(1, 64).cuda()).mean().item() > 0.5: pass", "a loop depends on the values of tensors"),
+    ],
+)
+def test_errors_of_scripts_are_one_line(tmp_path: Path, body: str, message: str) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(MODEL + body)
+    done = run_capture("python", str(script))
+    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_options_that_a_script_decides_are_refused() -> None:
+    done = run_capture("python", "gpt.py", options=("--batch", "4"))
+    assert done.returncode != 0 and "--batch has no effect on a script" in done.stderr
+    done = run_capture("python", "absent.py")
+    assert done.returncode != 0 and "no such script" in done.stderr
