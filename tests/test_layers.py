@@ -212,9 +212,9 @@ def test_a_call_that_reads_is_none(text: str) -> None:
 RUNS_OR_SENDS = {"pickle", "marshal", "shelve", "subprocess", "ctypes", "urllib", "http", "ssl", "requests", "runpy"}
 
 
-# record starts the job that a user names; the ``__init__`` of our own classes is compiled from the names of their
+# record starts the job that a user names, and capture runs the script of one; the ``__init__`` of our own classes is compiled from the names of their
 # fields, as the standard library does it.
-NEEDED = {"cli/record.py": "subprocess", "ir/dataclass.py": "exec"}
+NEEDED = {"cli/record.py": "subprocess", "ir/dataclass.py": "exec", "pytorch/capture/script.py": "runpy"}
 
 
 @each_package

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,10 @@ def run_capture(*words: str, options: tuple[str, ...] = ()) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, cwd=SCRIPTS, env=environment, check=False)
 
 
-def captured_facts(*words: str, options: tuple[str, ...] = ()) -> dict[str, object]:
+def captured_facts(*words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
     done = run_capture(*words, options=options)
     assert done.returncode == 0, done.stderr
-    facts: dict[str, object] = json.loads(done.stdout)
+    facts: dict[str, Any] = json.loads(done.stdout)
     return facts
 
 
@@ -51,21 +52,26 @@ def test_scripts_are_captured_unchanged(words: tuple[str, ...], parameters: int 
     if parameters is not None:
         assert facts["parameters"] == parameters
     memory = facts["memory_bytes"]
-    assert isinstance(memory, dict) and 0 < memory["parameters"] < memory["peak"]
+    assert isinstance(memory, dict)
+    assert 0 < memory["parameters"] < memory["peak"]
 
 
 def test_accumulation_and_wrappers_decide_the_distribution() -> None:
     options = ("--predict", "--cluster", "hgx-h200")
     words = ("torchrun", "--nproc-per-node", "8", "bert.py", "--layers", "1")
     facts = captured_facts(*words, options=options)
-    assert facts["facts"]["accumulation"] == "4" and facts["facts"]["sharding"] == "none"  # type: ignore[index]
-    assert facts["facts"]["bucket_mb"] == "50"  # type: ignore[index]
-    assert facts["prediction"]["strategy"]["dp"] == 8  # type: ignore[index]
+    assert facts["facts"]["accumulation"] == "4"
+    assert facts["facts"]["sharding"] == "none"
+    assert facts["facts"]["bucket_mb"] == "50"
+    assert facts["prediction"]["strategy"]["dp"] == 8
     words = ("torchrun", "--nproc-per-node=4", "llama_fsdp2.py", "--layers", "1", "--ac")
     facts = captured_facts(*words, options=options)
-    assert facts["facts"]["sharding"] == "fsdp" and facts["precision"] == "bf16"  # type: ignore[index]
-    assert facts["prediction"]["strategy"]["dp"] == 4  # type: ignore[index]
-    facts = captured_facts("torchrun", "--nproc-per-node", "8", "fsdp1.py", "--layers", "1", "--strategy", "SHARD_GRAD_OP")
+    assert facts["facts"]["sharding"] == "fsdp"
+    assert facts["precision"] == "bf16"
+    assert facts["prediction"]["strategy"]["dp"] == 4
+    facts = captured_facts(
+        "torchrun", "--nproc-per-node", "8", "fsdp1.py", "--layers", "1", "--strategy", "SHARD_GRAD_OP"
+    )
     assert facts["precision"] == "bf16"
 
 
@@ -100,11 +106,15 @@ def test_errors_of_scripts_are_one_line(tmp_path: Path, body: str, message: str)
     script = tmp_path / "broken.py"
     script.write_text(MODEL + body)
     done = run_capture("python", str(script))
-    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_options_that_a_script_decides_are_refused() -> None:
     done = run_capture("python", "gpt.py", options=("--batch", "4"))
-    assert done.returncode != 0 and "--batch has no effect on a script" in done.stderr
+    assert done.returncode != 0
+    assert "--batch has no effect on a script" in done.stderr
     done = run_capture("python", "absent.py")
-    assert done.returncode != 0 and "no such script" in done.stderr
+    assert done.returncode != 0
+    assert "no such script" in done.stderr
