@@ -21,6 +21,7 @@ from stepcast.pytorch.load import load_torch
 
 MOST_DEPTH = 4  # of modules whose forward is marked: deeper ones are operators by themselves
 OFFSET_ROUNDS = 5
+CLOCK_START_S = time.time() - time.perf_counter()
 COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
     *("all_to_all", "all_to_all_single", "broadcast", "reduce", "barrier", "send", "recv", "isend", "irecv"),
@@ -93,7 +94,7 @@ class Recorder:
             return
         self._next_forward.remove()
         self._next_forward = None
-        self._step_ends_s.append(time.time())
+        self._step_ends_s.append(_now_s())
         number = len(self._step_ends_s)
         if self._profiler is not None:
             self._profiler.step()
@@ -118,12 +119,12 @@ class Recorder:
 
     def _watch_call(self, name: str, call: Callable[..., Any], dist: ModuleType) -> Callable[..., Any]:
         def watch(*args: Any, **kwargs: Any) -> Any:
-            begin = time.time()
+            begin = _now_s()
             result = call(*args, **kwargs)
             if len(self._calls) < MOST_CALLS:
                 group = kwargs.get("group")
                 ranks = tuple(dist.get_process_group_ranks(group)) if group is not None else ()
-                row = {"start_s": begin, "end_s": time.time(), "name": name, "bytes": _tensor_bytes(args)}
+                row = {"start_s": begin, "end_s": _now_s(), "name": name, "bytes": _tensor_bytes(args)}
                 self._calls.append({**row, "ranks": ranks})
             return result
 
@@ -234,13 +235,18 @@ def record(folder: str, skip: int = 5, steps: int = 3) -> Iterator[Recorder]:
         recorder.stop()
 
 
+def _now_s() -> float:
+    """Return the time of day in seconds, by a clock that no adjustment of the host's clock moves while the job runs."""
+    return CLOCK_START_S + time.perf_counter()
+
+
 def _clock_offset_s(dist: ModuleType, barrier: Callable[[], object]) -> float:
     """Return the seconds by which this rank's clock is ahead of rank 0's: times right after the same barriers."""
     try:
         times = []
         for _ in range(OFFSET_ROUNDS):
             barrier()
-            times.append(time.time())
+            times.append(_now_s())
         everyone: list[list[float]] = [[]] * dist.get_world_size()
         dist.all_gather_object(everyone, times)
         ahead = sorted(own - first for own, first in zip(times, everyone[0], strict=True))
