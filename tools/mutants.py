@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "stepcast"
+ANSWERS = "tests/test_recorded_answers.py"
 # Area -> its files, and the tests that hold its rules (those of its package, the quickest to notice first).
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cost": (
@@ -31,19 +32,19 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "attention", "compute", "host", "matmul", "memory_bound", "pace", "power", "price", "rates", "scan",
             "collectives/algorithms", "collectives/choose", "collectives/flows", "collectives/route",
         )),
-        ("tests/cost",),
+        (ANSWERS, "tests/cost"),
     ),
     "memory": (
         tuple(f"cost/memory/{name}.py" for name in ("allocator", "piece", "stages", "states")),
-        ("tests/cost",),
+        (ANSWERS, "tests/cost"),
     ),
     "legality": (
         ("ir/legality.py", "ir/layout.py"),
-        ("tests/ir", "tests/questions", "tests/cli/test_mistakes.py", "tests/cli/test_applicable.py"),
+        (ANSWERS, "tests/ir", "tests/questions", "tests/cli/test_mistakes.py", "tests/cli/test_applicable.py"),
     ),
     "goodput": (
         tuple(f"goodput/{name}.py" for name in ("operation", "plan", "process", "simulated")),
-        ("tests/goodput", "tests/cli/test_plan.py"),
+        (ANSWERS, "tests/goodput", "tests/cli/test_plan.py"),
     ),
     "readers": (
         ("inputs/collective_logs.py", "inputs/plain_pickle.py", "inputs/nsys.py", "inputs/source.py", "inputs/simai.py",

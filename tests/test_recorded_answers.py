@@ -1,0 +1,76 @@
+"""Answers to many commands are recorded, so that no rule changes unnoticed.
+
+They are not known to be right: other tests compare with formulas and measurements. Each line of
+``tests/data/recorded_answers.jsonl`` holds a command, its exit status and either its figures or its error. After a
+change that is meant, ``python -m tests.test_recorded_answers`` records them again, and the difference between the two
+files shows which answers the change reaches.
+"""
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepcast.cli.main import main
+
+pytestmark = pytest.mark.slow
+FILE = Path(__file__).parent / "data" / "recorded_answers.jsonl"
+# The keys of answers that hold figures, by verb; all numbers below them count.
+FIGURES = {
+    "predict": ("step_s", "breakdown_s", "memory_bytes", "tflops_per_gpu"),
+    "plan": ("days", "gpu_hours", "cost", "energy_mwh", "goodput", "split_s", "interruptions", "choices"),
+    "op": ("time_s", "efficiency", "flops", "bytes"),
+    "collective": ("time_s",),
+}
+
+
+def figures_of(answer: dict[str, Any], verb: str) -> list[float]:
+    """Return the figures of *answer* in order, without those of each stage."""
+    keys = FIGURES.get(verb)
+    chosen = {key: value for key, value in answer.items() if keys is None or key.startswith(keys)}
+    return list(_leaves(chosen))
+
+
+def _leaves(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in ("stages", "command", "version"):
+                yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value[:4]:
+            yield from _leaves(inner)
+    elif isinstance(value, int | float):
+        yield float(f"{value:.9g}")
+
+
+def answer(words: list[str]) -> tuple[int, list[float] | str]:
+    """Return the exit status of a command, and its figures or its error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([*words, "--json"])
+    text = out.getvalue()
+    return status, figures_of(json.loads(text), words[0]) if text else err.getvalue().strip()
+
+
+def recorded() -> list[tuple[str, int, Any]]:
+    """Return the commands with their statuses and figures."""
+    return [(entry[0], entry[1], entry[2]) for entry in map(json.loads, FILE.read_text().splitlines())]
+
+
+@pytest.mark.parametrize(("command", "status", "figures"), recorded(), ids=lambda value: str(value)[:60])
+def test_answer_is_the_recorded_one(command: str, status: int, figures: Any) -> None:
+    now = answer(command.split())
+    assert now[0] == status, now[1]
+    if isinstance(figures, str):
+        assert now[1] == figures
+    else:
+        assert now[1] == pytest.approx(figures, rel=1e-8, abs=1e-15)
+
+
+if __name__ == "__main__":
+    commands = [command for command, _, _ in recorded()]
+    FILE.write_text("".join(json.dumps([command, *answer(command.split())]) + "\n" for command in commands))
