@@ -22,6 +22,7 @@ RUNS = [
     ("megatron", "llama-3.1-8b --cluster dgx-h100 --gpus 32 --cp 4 --seq 65536 --sharding fsdp"),
     ("megatron", "llama-3.1-405b --cluster dgx-b200 --gpus 256 --tp 8 --pp 8 --precision mxfp8 --sharding zero-3"),
     ("nemo", "llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 4 --pp 4 --framework nemo"),
+    ("megatron", "llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 4 --pp 4 --vpp 7 --global-batch 512"),
     ("nemo", "qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --framework megatron-bridge --ep 8"),
     ("torchtitan", "llama-3.1-70b --cluster dgx-h100 --gpus 128 --framework torchtitan --tp 8 --recompute full"),
     ("torchtitan", "llama-3.1-8b --cluster dgx-h100 --gpus 64 --framework torchtitan --sharding hybrid-fsdp --shard 8"),

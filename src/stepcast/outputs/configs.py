@@ -16,6 +16,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, LossKernel
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, NormKind, PositionKind, QkNorm
+from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import ContextKind, RecomputeKind, Sharding, Strategy
 
 Value = str | int | float | bool | None
@@ -109,8 +110,9 @@ def _megatron_layout(run: EmittedRun) -> Table:
     if layout.cp > 1:
         kinds = {ContextKind.RING: "p2p", ContextKind.ALL_TO_ALL: "a2a", ContextKind.ALL_GATHER: "allgather"}
         arguments["cp-comm-type"] = kinds.get(strategy.context)
-    if strategy.stage_layers:
-        arguments["pipeline-model-parallel-layout"] = _stage_layout(strategy.stage_layers)
+    layers = tuple(len(piece.layers) for piece in pieces(run.model, strategy))
+    if strategy.stage_layers or len(set(layers)) > 1:  # Megatron splits only layers that divide by itself
+        arguments["pipeline-model-parallel-layout"] = _stage_layout(layers)
     elif layout.vpp > 1:
         arguments["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     return arguments

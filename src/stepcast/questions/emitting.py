@@ -9,6 +9,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
+from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Strategy
 from stepcast.outputs.configs import WRITERS, EmittedRun
 from stepcast.questions.choices import Question, read_choices, spell_option
@@ -117,6 +118,8 @@ def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> l
             if getattr(wanted, name) == getattr(known, name):
                 continue
             if name == "overlap" and _acting_overlap(strategy, run) == _acting_overlap(run.strategy, run):
+                continue
+            if name == "stage_layers" and pieces(run.model, strategy) == pieces(run.model, run.strategy):
                 continue
             try:
                 pairs.append(choice_of_field(name, getattr(wanted, name)))
