@@ -42,7 +42,7 @@ FINITE = {
     torch.isfinite: True,
     T.isfinite: True,
 }
-MOST_READS = 20_000  # of unknown values on one line: a loop that waits for a value would not end
+MOST_READS = 4_000  # of unknown values on one line: a loop that waits for a value would not end
 SAME_PASS = 0.05  # passes of accumulation differ by a smaller share of their operators
 GPU_0 = torch.device("cuda", 0)
 
