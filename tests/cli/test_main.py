@@ -102,7 +102,7 @@ def test_output_cut_short_by_the_reader_is_no_error() -> None:
 
 
 # Configurations of other tools and of CI, specifications of sweeps, background jobs, notebooks and several runs are not shown.
-ASIDE = ("configs", "sweeps", "network", "notebooks", "ci", "gate", "watch", "agents", "peers", "spans")
+ASIDE = ("configs", "scripts", "sweeps", "network", "notebooks", "ci", "gate", "watch", "agents", "peers", "spans")
 DOCUMENTS = [path for path in sorted(EXAMPLES.iterdir()) if path.name not in ASIDE]
 
 

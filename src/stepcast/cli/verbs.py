@@ -46,7 +46,6 @@ network: link utilisation and contention during a step [network]
     $ network examples/simai-gpt-13b.txt --cluster dgx-h100
 capture: capture a PyTorch model as a workload, without a GPU [capture]
     Traces one training step of any PyTorch model without a GPU, and estimates its time on any.
-    $ capture config.json --predict --gpu h200
     $ capture --predict --gpu h200 -- python train.py
     $ capture my_model:make -o mine.json
 record: record a real PyTorch job, a trace per rank [record]
