@@ -6,7 +6,7 @@ from stepcast.forecast.options import Options
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
-from stepcast.simulation.step import Body
+from stepcast.simulation.chunks import Body
 from stepcast.simulation.unfolded import simulate_jitter
 from tests.shared import DATA, ROOT, needs_data
 

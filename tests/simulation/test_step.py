@@ -13,11 +13,12 @@ from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 from stepcast.simulation.breakdown import stage_times
+from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedules import make_schedule
-from stepcast.simulation.step import HEALTHY, Body, Conditions, Step, build_step
+from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 from stepcast.simulation.timeline import timeline_of
 
 SIZE_S = 1e-9  # seconds per byte of every collective here

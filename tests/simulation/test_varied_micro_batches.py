@@ -13,9 +13,9 @@ from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.simai import write
+from stepcast.simulation.chunks import Body
 from stepcast.simulation.schedule import ChunkPlace, SlotAction
 from stepcast.simulation.schedules import make_schedule
-from stepcast.simulation.step import Body
 
 CLUSTER = stepcast.load_cluster("dgx-h100")
 MS_IN_NS = 1_000_000

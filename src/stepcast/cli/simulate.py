@@ -157,8 +157,9 @@ def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
     from stepcast.forecast.options import Engine, Options
     from stepcast.hardware import Place
+    from stepcast.simulation.chunks import Body
     from stepcast.simulation.messages import Send
-    from stepcast.simulation.step import Body, Conditions
+    from stepcast.simulation.step import Conditions
 
     stages = {_count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")}
     groups = {_group(name): factor for name, factor in _factors(args.slow_group, "--slow-group")}

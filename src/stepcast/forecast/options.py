@@ -13,12 +13,13 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import CollectiveKind
 from stepcast.ir.workload import Workload, with_layout
+from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule, ScheduleError
 from stepcast.simulation.schedules import choose_schedule, chunks_for, make_schedule
 from stepcast.simulation.steady import MOST, count_slots
-from stepcast.simulation.step import HEALTHY, Body, Conditions
+from stepcast.simulation.step import HEALTHY, Conditions
 
 
 class Engine(StrEnum):

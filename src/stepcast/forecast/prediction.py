@@ -23,6 +23,7 @@ from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import StageTime, stage_times
+from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import Run, makespans_s, simulate, task_times
 from stepcast.simulation.messages import Send
@@ -39,7 +40,7 @@ from stepcast.simulation.steady import (
     pair_programs,
     shorten_schedule,
 )
-from stepcast.simulation.step import Body, Conditions, Step, build_step
+from stepcast.simulation.step import Conditions, Step, build_step
 from stepcast.simulation.timeline import CriticalPath, critical_path, timeline_of
 from stepcast.units import format_seconds
 

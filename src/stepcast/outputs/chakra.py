@@ -39,9 +39,9 @@ from stepcast.ir.work import (
     Work,
 )
 from stepcast.ir.workload import Layer, Op, Phase, Workload
+from stepcast.simulation.chunks import model_copies
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.simulation.schedules import schedule_for
-from stepcast.simulation.step import model_copies
 from stepcast.units import US, format_bytes
 
 ATTRIBUTE_FIELD = 10

@@ -23,6 +23,7 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.group import Group
 from stepcast.ir.layers import attention_core as core
+from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
@@ -222,7 +223,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         layers.append(make_layer(Role.ATTENTION_GATE, *build.gate_ops(sizes, "gate", sizes.tokens, sizes.output_width)))
     layers.append(build.row_layer(sizes, Role.ATTENTION_OUTPUT, output))
     roles = (Role.ATTENTION_NORM, Role.ATTENTION_POST_NORM)
-    return build.surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
+    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
 
 
 ATTENTION = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters)
@@ -291,14 +292,14 @@ def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
         if model.qk_norm is not QkNorm.NONE
     }
     for name, shape in shapes.items():
-        forward += build.norm_forward(sizes, f"{name}norm", *shape, heads=True)
+        forward += norms.norm_forward(sizes, f"{name}norm", *shape, heads=True)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, width in rotated.items() for op in _rotate(sizes, width, name))
         backward += (
             op for name, width in reversed(rotated.items()) for op in _rotate(sizes, width, name, gradient=True)
         )
     for name, shape in shapes.items():
-        backward += build.norm_backward(sizes, f"{name}norm", *shape, heads=True)
+        backward += norms.norm_backward(sizes, f"{name}norm", *shape, heads=True)
     return tuple(forward), tuple(backward)
 
 
@@ -409,14 +410,17 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
         joined, parted = _eager_latent_heads(sizes)
         forward, backward = forward + joined, parted + backward
     down_forward, down_gradient, down_weights = build.join_phases(sizes, down)
-    norms = build.norm_backward(sizes, "latent norm", outer, normed)
+    norm_ops = norms.norm_backward(sizes, "latent norm", outer, normed)
     width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)
     index = _index_ops(sizes, latent) if latent.top_keys else PhaseOps()
     return (
         make_layer(
             Role.LATENT_DOWN,
-            (*down_forward, *build.norm_forward(sizes, "latent norm", outer, normed), *index.forward),
-            (*build.wait_for(index.input_gradient + norms, build.column_waits(sizes, Role.LATENT_UP)), *down_gradient),
+            (*down_forward, *norms.norm_forward(sizes, "latent norm", outer, normed), *index.forward),
+            (
+                *build.wait_for(index.input_gradient + norm_ops, build.column_waits(sizes, Role.LATENT_UP)),
+                *down_gradient,
+            ),
             down_weights + index.weight_gradient,
         ),
         build.column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),

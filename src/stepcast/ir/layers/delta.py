@@ -12,6 +12,7 @@ from functools import partial
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import K, Linear, Ops, make_layer, stream_op
@@ -88,7 +89,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     delta, model = _delta(sizes.model), sizes.model
     into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype, adapted=False)
     out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype, adapted=False)
-    return build.surround_with_norms(
+    return norms.surround_with_norms(
         sizes,
         Role.DELTA_NORM,
         Role.DELTA_POST_NORM,
@@ -148,6 +149,6 @@ def _gate_norm_layer(sizes: Sizes, delta: Delta) -> Layer:
     gate, gate_gradient = build.gate_ops(sizes, "gate", rows, width)
     return make_layer(
         Role.DELTA_GATE_NORM,
-        (*build.norm_forward(sizes, "head norm", rows, width, heads=True), *gate),
-        (*gate_gradient, *build.norm_backward(sizes, "head norm", rows, width, heads=True)),
+        (*norms.norm_forward(sizes, "head norm", rows, width, heads=True), *gate),
+        (*gate_gradient, *norms.norm_backward(sizes, "head norm", rows, width, heads=True)),
     )

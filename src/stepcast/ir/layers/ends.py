@@ -11,6 +11,7 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
+from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.layers.operators import FP32, GATHER, REDUCE, SCATTER, K, Linear, Ops, make_layer, stream_op
@@ -86,8 +87,8 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if model.position.kind is PositionKind.LEARNED:
         forward.append(build.add_op(sizes, "positions", sizes.outer_tokens, model.hidden))
     if model.embedding_norm:
-        forward += build.norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
-        backward = [*build.norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
+        forward += norms.norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
+        backward = [*norms.norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
     if sizes.strategy.training is TrainingKind.FULL:
         weight += _lookup_gradient(sizes, width)
     return (make_layer(Role.EMBEDDING, tuple(forward), tuple(backward), tuple(weight)),)
@@ -113,7 +114,7 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     width = model.embedding_width or model.hidden
     layers = []
     if model.final_norm:
-        layers.append(build.norm_layer(sizes, Role.FINAL_NORM, build.column_waits(sizes, Role.HEAD), branches=False))
+        layers.append(norms.norm_layer(sizes, Role.FINAL_NORM, build.column_waits(sizes, Role.HEAD), branches=False))
     if width != model.hidden:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(make_layer(Role.HEAD_PROJECTION, *project.phases(sizes)))
@@ -132,8 +133,8 @@ def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ..
     project = Linear("further", sizes.tokens, 2 * hidden, hidden // sizes.tp, sizes.dtype, adapted=False)
     return (
         *embedding_layers(sizes),
-        build.norm_layer(sizes, Role.FURTHER_EMBEDDING_NORM),
-        build.norm_layer(sizes, Role.FURTHER_NORM),
+        norms.norm_layer(sizes, Role.FURTHER_EMBEDDING_NORM),
+        norms.norm_layer(sizes, Role.FURTHER_NORM),
         build.column_layer(sizes, Role.FURTHER_PROJECTION, (project,), width=2 * hidden),
         *block,
         *head_layers(sizes),

@@ -12,6 +12,7 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.group import Group
+from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
@@ -126,7 +127,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         shape = (sizes.outer_tokens, sizes.model.hidden)
         total = build.add_op(sizes, "shared sum", *shape, OpPart.SUM)
         layers.append(make_layer(Role.EXPERTS_SUM, (total,), (build.add_op(sizes, "shared gradient sum", *shape),)))
-    return build.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
+    return norms.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
 
 
 EXPERTS = LayerKind(_weights, no_mixing, _operators, _saved, _transient, _adapters)

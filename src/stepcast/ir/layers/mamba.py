@@ -22,6 +22,7 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
+from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import FP32, K, Linear, make_layer, stream_op
@@ -188,7 +189,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
     projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype, adapted=False)
     output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
-    return build.surround_with_norms(
+    return norms.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
@@ -302,6 +303,6 @@ def _eager_norm(own: MambaSizes) -> Layer:
     gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
     return make_layer(
         Role.MAMBA_GROUP_NORM,
-        (gate, *build.eager_norm(sizes, "group norm", rows, columns, FP32)),
-        (*build.eager_norm_gradient(sizes, "group norm", rows, columns, FP32), gate_gradient),
+        (gate, *norms.eager_norm(sizes, "group norm", rows, columns, FP32)),
+        (*norms.eager_norm_gradient(sizes, "group norm", rows, columns, FP32), gate_gradient),
     )

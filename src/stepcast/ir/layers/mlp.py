@@ -6,6 +6,7 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
+from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.operators import FP32, K, Linear, Ops, stream_op
@@ -102,7 +103,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     products = 2 if sizes.model.gated else 1
     layers = mlp_layers(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True)
     waits, roles = build.column_waits(sizes, Role.MLP_UP), (Role.MLP_NORM, Role.MLP_POST_NORM)
-    return build.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
+    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
 
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:

@@ -8,6 +8,7 @@ and the states at every 2,048th token.
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.declaration import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import K, Linear, Ops, make_layer, stream_op
@@ -75,7 +76,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
     convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
     gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, own.inner, 2, 1, dtype, True)
-    return build.surround_with_norms(
+    return norms.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
@@ -98,8 +99,8 @@ def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
     norm: Ops = ()
     norm_gradient: Ops = ()
     if own.normed:
-        norm = build.norm_forward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
-        norm_gradient = build.norm_backward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
+        norm = norms.norm_forward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
+        norm_gradient = norms.norm_backward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
     channels = build.add_op(sizes, "channel gradient", sizes.tokens, own.inner)
     return make_layer(
         Role.MAMBA_STEPS,

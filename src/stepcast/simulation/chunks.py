@@ -1,0 +1,212 @@
+"""The blocks of each chunk of a pipeline."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from itertools import count, pairwise
+
+from stepcast.ir.dataclass import dataclass
+from stepcast.ir.identity import ByIdentity
+from stepcast.ir.workload import Block, Stage, Workload
+from stepcast.simulation.lanes import PHASES_OF
+from stepcast.simulation.lowering import OpList, list_slot_ops
+from stepcast.simulation.messages import DEFAULT_MICRO_BATCH, SlotKind
+from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
+
+
+class Body(StrEnum):
+    """The meaning of the body of a uniform workload."""
+
+    STAGE = "stage"  # what every stage runs, as in SimAI
+    MODEL = "model"  # the whole model, to be split over the stages
+
+
+Blocks = tuple[Block, ...]
+VariedBlocks = Mapping[SlotAction, Mapping[int, Blocks]]
+LAST = -2
+"""In place of its number: the last micro-batch."""
+MOST_SIGNATURES = 2**14
+_SIGNATURES: dict[object, int] = {}
+_NUMBERS = count()
+
+
+def number_signature(key: object) -> int:
+    """Return the same number for equal keys."""
+    if len(_SIGNATURES) >= MOST_SIGNATURES:
+        _SIGNATURES.clear()
+    return _SIGNATURES.setdefault(key, next(_NUMBERS))
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """The blocks of one model chunk: in most micro-batches, and by actions in those that differ."""
+
+    default: Blocks
+    varied: VariedBlocks
+    in_turn: bool
+    final: int  # the last micro-batch
+
+    def find_slot(self, slot: SlotKind) -> tuple[SlotAction, int]:
+        """Return the key of the ops of *slot* among ``slots``."""
+        which = slot.representative
+        if self.in_turn:
+            # A split backward among whole ones may be the first of its kind and the last of all.
+            ends = slot.last and slot.kind is not SlotAction.FORWARD
+            final = LAST if self.final else 0
+            first_or_last = 0 if slot.first else final if slot.last else DEFAULT_MICRO_BATCH
+            which = final if ends else first_or_last
+        return slot.kind, which if (slot.kind, which) in self.slots else DEFAULT_MICRO_BATCH
+
+    def blocks(self, slot: SlotKind) -> Blocks:
+        _, which = self.find_slot(slot)
+        return self.default if which == DEFAULT_MICRO_BATCH else self._varied[slot.kind, which]
+
+    @cached_property
+    def _varied(self) -> dict[tuple[SlotAction, int], Blocks]:
+        def name(which: int) -> int:
+            return LAST if self.in_turn and which == self.final > 0 else which
+
+        return {
+            (action, name(which)): blocks
+            for action in sorted(self.varied)
+            for which, blocks in self.varied[action].items()
+        }
+
+    @cached_property
+    def slots(self) -> dict[tuple[SlotAction, int], list[tuple[OpList, int]]]:
+        """The lists of ops with their repeats, by action and micro-batch, in the order in which they run."""
+        bodies = {(action, DEFAULT_MICRO_BATCH): self.default for action in sorted(self.varied)} | self._varied
+        return {
+            key: [
+                (list_slot_ops(block.layers, key[0]), block.repeat)
+                for block in (blocks if key[0] is SlotAction.FORWARD else blocks[::-1])
+            ]
+            for key, blocks in bodies.items()
+        }
+
+    @cached_property
+    def lists(self) -> tuple[OpList, ...]:
+        """The distinct lists of ops."""
+        return tuple(dict.fromkeys([ops for blocks in self.slots.values() for ops, _ in blocks]))
+
+    @cached_property
+    def signature(self) -> int:
+        """A number that is the same for chunks whose ops differ in their costs alone."""
+        number = {ops: index for index, ops in enumerate(self.lists)}
+        slots = [(key, tuple([(number[ops], repeat) for ops, repeat in part])) for key, part in self.slots.items()]
+        key = (self.in_turn, self.final > 0, tuple(slots), tuple([ops.sequences for ops in self.lists]))
+        return number_signature(key)
+
+
+def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> dict[ChunkPlace, Chunk]:
+    """Return the layers of every chunk of *schedule*."""
+    copies = model_copies(schedule)
+    if not workload.uniform:
+        if len(workload.stages) != len(copies[0]):
+            raise ValueError(
+                f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}"
+            )
+        # Stages that are one object run the same: so do their chunks.
+        distinct = {id(stage): stage for stage in workload.stages}
+        known = {number: _make_chunk(stage, workload, schedule) for number, stage in distinct.items()}
+        chunks = [known[id(stage)] for stage in workload.stages]
+        return {place: chunk for copy in copies for place, chunk in zip(copy, chunks, strict=True)}
+    whole = _make_chunk(workload.stages[0], workload, schedule)
+    if body is Body.MODEL:
+        chunks = _split_chunk(whole, len(copies[0]))
+        return {place: chunk for copy in copies for place, chunk in zip(copy, chunks, strict=True)}
+    chunks = _split_chunk(whole, schedule.chunks // len(copies))
+    return {place: chunks[place.chunk % len(chunks)] for copy in copies for place in copy}
+
+
+@lru_cache(maxsize=256)
+def model_copies(schedule: Schedule) -> list[list[ChunkPlace]]:
+    """Return the places of each copy of the model, from its start to its end; DualPipe runs two copies."""
+    copies: list[list[ChunkPlace]] = []
+    for chunk in range(schedule.chunks):
+        for stage in range(schedule.stages):
+            place: ChunkPlace | None = ChunkPlace(stage, chunk)
+            assert place is not None
+            if schedule.previous(place) is not None:
+                continue
+            copy: list[ChunkPlace] = []
+            while place is not None:
+                copy.append(place)
+                place = schedule.following(place)
+            copies.append(copy)
+    return copies
+
+
+def find_representatives(workload: Workload, micro_batches: int) -> tuple[int, ...]:
+    """Return for each micro-batch of the schedule the first one that differs from the default in the same way, or
+    DEFAULT_MICRO_BATCH; nothing where none differs. A schedule from a file may have more than the workload.
+    """
+    differs: dict[int, list[tuple[int, int, int]]] = {}
+    for number, stage in enumerate(workload.stages):
+        for variation in stage.variations if not stage.in_turn else ():
+            difference = (number, variation.position, id(variation.layer))
+            differs.setdefault(variation.micro_batch, []).append(difference)
+    if not differs:
+        return ()
+    first: dict[tuple[tuple[int, int, int], ...], int] = {}
+    representatives = [DEFAULT_MICRO_BATCH] * micro_batches
+    for micro_batch in range(min(workload.micro_batches, micro_batches)):
+        if micro_batch in differs:
+            representatives[micro_batch] = first.setdefault(tuple(differs[micro_batch]), micro_batch)
+    return tuple(representatives)
+
+
+_CHUNKS: ByIdentity[Chunk] = ByIdentity(8192)
+
+
+def _make_chunk(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
+    """Return the chunk of *stage*, one object for the same stage."""
+
+    def make(stage: Stage, key: tuple[frozenset[SlotAction], int]) -> Chunk:
+        actions, final = key
+        varied = stage.varied_blocks([PHASES_OF[action] for action in actions])
+        return Chunk(stage.body, dict(zip(actions, varied, strict=True)), stage.in_turn, final)
+
+    return _CHUNKS.of(stage, make, (schedule.actions, workload.micro_batches - 1))
+
+
+def _split_chunk(whole: Chunk, parts: int) -> list[Chunk]:
+    """Return consecutive parts of nearly equal numbers of layers; the same cuts in every micro-batch."""
+    if parts == 1:
+        return [whole]
+    count = sum(len(block.layers) * block.repeat for block in whole.default)
+    if count < parts:
+        raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")
+    chunks = []
+    for start, end in pairwise([round(count * part / parts) for part in range(parts + 1)]):
+        default = _cut_blocks(whole.default, start, end)
+        varied: dict[SlotAction, dict[int, Blocks]] = {}
+        for action, bodies in whole.varied.items():
+            cut = {which: _cut_blocks(blocks, start, end) for which, blocks in bodies.items()}
+            # Equal parts stay one object, so that they are priced once.
+            varied[action] = {which: blocks for which, blocks in cut.items() if blocks != default}
+        chunks.append(replace(whole, default=default, varied=varied))
+    return chunks
+
+
+def _cut_blocks(blocks: Blocks, start: int, end: int) -> Blocks:
+    """Return the layers from *start* to *end* of *blocks*, still folded."""
+    cut: list[Block] = []
+    for block in blocks:
+        length = len(block.layers)
+        first, skipped = divmod(max(start, 0), length)
+        last, taken = divmod(min(end, length * block.repeat), length)
+        if first == last and skipped < taken:
+            cut.append(Block(block.layers[skipped:taken]))
+        elif first < last:
+            if skipped:
+                cut.append(Block(block.layers[skipped:]))
+            if repeat := last - first - (skipped > 0):
+                cut.append(Block(block.layers, repeat))
+            if taken:
+                cut.append(Block(block.layers[:taken]))
+        start, end = start - length * block.repeat, end - length * block.repeat
+        if end <= 0:
+            break
+    return tuple(cut)
