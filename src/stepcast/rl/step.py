@@ -319,7 +319,9 @@ def forecast_step(
     if place.mode is RlMode.ASYNC:
         step_s = max(train_pool_s, rollout_pool_s)
     assumptions = [*rollout.assumptions, "log-probability passes run at the pace of the forward pass of training"]
-    if task.response.shape not in ("fixed", "measured"):
+    if task.response.shape == "fixed":
+        assumptions.append("all responses have the same length, so the rollout has no long tail (--response-length)")
+    elif task.response.shape != "measured":
         assumptions.append(f"response lengths: {task.response}")
     return RlStep(
         model, cluster, profile, task, place, phases, step_s, rollout_pool_s, train_pool_s, rollout, training,

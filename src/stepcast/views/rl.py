@@ -25,12 +25,14 @@ def rl_view(facts: Facts) -> ui.View:
     about = [facts["model"], f"{facts['mode']} on {where}", facts["software"]]
     idle = ", ".join(f"{name} {format_percent(share)}" for name, share in facts["idle_share"].items())
     memory = facts["memory_bytes"]
+    below = "of the rollout below half of its largest batch"
+    tail = [ui.Figure("long tail", format_seconds(facts["tail_s"]), below)] if facts["tail_s"] > 0 else []
     figures = [
         ui.text_line("step", format_seconds(facts["step_s"])),
         ui.Figure("bottleneck", facts["bottleneck"]),
         ui.Figure("GPUs idle", idle, line=f"{idle} of the step"),
         ui.Figure("throughput", f"{facts['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"),
-        ui.Figure("long tail", format_seconds(facts["tail_s"]), "of the rollout below half of its largest batch"),
+        *tail,
         ui.Figure(
             "memory",
             format_bytes(memory["training"]),
