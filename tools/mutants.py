@@ -49,7 +49,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "readers": (
         ("inputs/collective_logs.py", "inputs/plain_pickle.py", "inputs/nsys.py", "inputs/source.py", "inputs/simai.py",
          "inputs/op_times.py", "inputs/nccl_tests.py", "inputs/topologies.py", "inputs/stragglers.py"),
-        ("tests/inputs", "tests/faults/test_attacks.py"),
+        ("tests/inputs", "tests/analyze/test_stragglers.py", "tests/faults/test_attacks.py"),
     ),
     "guard": (("serve/guard.py", "serve/fields.py"), ("tests/serve/test_guard.py", "tests/serve/test_fields.py")),
     "store": (("sweep/store.py", "sweep/spec.py"), ("tests/sweep/test_spec.py", "tests/sweep/test_sweep.py")),
