@@ -148,20 +148,20 @@ def test_contention_has_a_limit(case: Case) -> None:
     workload = generate(case.model, case.strategy, case.framework)
     compute = compute_pricer(workload, case.cluster)
     schedule = str(case.strategy.schedule)
-    alone, beside = (
+    alone, overlapped = (
         simulate(workload, case.cluster, Options(schedule=schedule, contention=contention), compute)
         for contention in (False, True)
     )
-    takes = beside.step.prices.takes
+    takes = overlapped.step.prices.takes
     assert takes is not None
     shares: dict[Group, float] = {}
-    for work, _ in beside.step.works:
+    for work, _ in overlapped.step.works:
         if isinstance(work, Collective):
             shares[work.group] = max(takes(work), shares.get(work.group, 0.0))
     limit = 1 + sum(shares.values())
-    assert alone.report.step_s <= beside.report.step_s * ROUNDING
-    assert beside.report.step_s <= alone.report.step_s * limit * ROUNDING
-    parts = [each.report.breakdown_s["compute"] for each in (alone, beside)]
+    assert alone.report.step_s <= overlapped.report.step_s * ROUNDING
+    assert overlapped.report.step_s <= alone.report.step_s * limit * ROUNDING
+    parts = [each.report.breakdown_s["compute"] for each in (alone, overlapped)]
     assert parts[1] <= parts[0] * limit * ROUNDING
 
 

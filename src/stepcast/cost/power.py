@@ -37,7 +37,7 @@ class Load:
 
 @lru_cache(maxsize=64)
 def design_power_w(name: str, limit_w: float) -> float:
-    """Return the power that a GPU was built for, of which its idle share stays when a lower limit is set."""
+    """Return the default power limit of a GPU; its idle power stays a share of this when a lower limit is set."""
     try:
         return max(limit_w, load_gpu(name).power_w)
     except ValueError:  # a GPU of the user's own file

@@ -312,9 +312,9 @@ def _cast_in_forward(module: nn.Module, dtype: torch.dtype | None) -> None:
 
     Parameters of inner modules that are cast already are left to these.
     """
-    owners = [(own, name) for own in module.modules() for name in own._parameters if not hasattr(own, "_stepcast_cast")]
     if dtype is None:
         return
+    owners = [(own, name) for own in module.modules() for name in own._parameters if not hasattr(own, "_stepcast_cast")]
     for own, _ in owners:
         object.__setattr__(own, "_stepcast_cast", True)
     masters: list[tuple[nn.Module, str, nn.Parameter]] = []

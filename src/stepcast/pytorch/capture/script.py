@@ -3,7 +3,7 @@
 Tensors on a GPU have no data. Tensors of the host are real where they are small, so that loaders, samplers and
 indices work; large ones have no data either, and what is computed with them is not part of the step. The first step
 makes the optimizer's states; the second, from one optimizer step to the next, is the one that is captured. Gradient
-accumulation is found by equal passes between two optimizer steps, of which the last one is kept.
+accumulation is recognised by equal passes between two optimizer steps; only the last pass is kept.
 """
 
 import contextlib

@@ -385,7 +385,10 @@ def complete_heads(records: Sequence[Record]) -> Iterator[Record]:
 
 
 def complete_blanks(records: Sequence[Record], column: str, *keys: str) -> Iterator[Record]:
-    """Yield *records* with a blank *column* filled as in most with the same *keys*, of which the last is not blank."""
+    """Yield *records*; a blank *column* takes the most frequent value of the records with the same *keys*.
+
+    Records whose last key is blank stay as they are.
+    """
     known: dict[tuple[str | None, ...], Counter[str]] = {}
     for record in records:
         if value := record.get(column):
