@@ -1,171 +1,192 @@
-"""Write ``docs/json.md``: the JSON of every verb, described from the types in ``stepcast.results``.
+"""Write ``docs/json.md``: the JSON of every verb, described from answers to the commands below.
 
-``tests/results/test_json.py`` compares the page with the types, and real answers with both.
+``tests/results/test_json.py`` compares fresh answers with the page: no key may be missing, new or of another type.
 """
 
-import types
-from collections.abc import Iterator, Mapping
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-import msgspec
+from tests.pages.test_pages import EXAMPLES, MEGATRON, PREDICT, VERBS
+from tests.shared import ROOT
 
-from stepcast.analyze.compare import Comparison
-from stepcast.analyze.gate import GateResult
-from stepcast.results import answers, costs, documents, generation
-
-
-def describe_struct(name: str, struct: type[msgspec.Struct], **more: type) -> type:
-    """Return the JSON of a struct as a typed dictionary, with the keys that its ``facts()`` adds."""
-    hints = {key: _plain_type(hint) for key, hint in get_type_hints(struct).items()}
-    kind = TypedDict(name, {**hints, **more})  # type: ignore[misc]
-    kind.__doc__ = struct.__doc__
-    return kind
-
-
-def _plain_type(hint: Any) -> Any:
-    """Return a type with typed dictionaries in the place of structs."""
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return describe_struct(hint.__name__, hint)
-    if arguments := tuple(map(_plain_type, get_args(hint))):
-        return Union[arguments] if get_origin(hint) is types.UnionType else get_origin(hint)[arguments]  # noqa: UP007
-    return hint
-
-
-GATE = describe_struct("GateResult", GateResult, failed=bool)
-COMPARISON = describe_struct("Comparison", Comparison, sides=list[dict[str, str]])
-ANSWERS: Mapping[str, tuple[type, ...]] = {
-    "predict, simulate": (answers.StepAnswer,),
-    "search": (answers.SearchAnswer,),
-    "plan": (answers.PlanAnswer,),
-    "predict, search or plan with several values": (answers.AlternativesAnswer,),
-    "generate": (generation.GenerationAnswer,),
-    "rl": (generation.RlAnswer, generation.RlSearchAnswer),
-    "network": (answers.NetworkAnswer,),
-    "compare": (COMPARISON,),
-    "gate": (GATE,),
-    "op": (costs.OperatorAnswer, costs.OperatorSweepAnswer),
-    "collective": (costs.CollectiveAnswer, costs.CollectiveSweepAnswer, costs.SharedCollectiveAnswer),
-    "show": (
-        documents.WorkloadFacts,
-        documents.TimelineFacts,
-        documents.RunLogFacts,
-        documents.SweepFacts,
-        documents.OperatorTimesFacts,
-        documents.ModelFacts,
+PAGE = ROOT / "docs" / "json.md"
+ROWS = (ROOT / "tests" / "data" / "h200" / "ops.csv").read_text().splitlines(keepends=True)[:30]
+SHOWN = ("simai-gpt-13b.txt", "megatron-rank7.txt", "optimus-llama-1b.txt", "nccl-one-nic.txt", "operators-h200.csv")
+SEARCHES = (
+    [*VERBS["search"], "--tokens", "1e9", "--price", "2", "--explain", "--emit", "megatron"],
+    ["search", "--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--gpus", "4", "--global-batch", "8"],
+    [
+        "search",
+        "--model",
+        "llama-3.1-8b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "8",
+        "--global-batch",
+        "64",
+        "--seq",
+        "8192",
+    ],
+)
+# Verb -> what its answer is, and commands that together have every key.
+COMMANDS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
+    "predict, simulate": (
+        "A simulated step.",
+        (
+            [*PREDICT, "--jitter", "0.1", "--runs", "5", "--critical-path", "--tokens", "1e9", "--price", "2"],
+            [*PREDICT, "--emit", "megatron", "--trace", "trace.json"],
+            ["predict", "--model", "llama-3.1-70b", *PREDICT[3:]],
+            VERBS["simulate"],
+        ),
     ),
-    "list": (answers.ListAnswer,),
-    "validate": (costs.ValidateAnswer,),
-    "calibrate": (costs.FitFacts,),
-    "run": (answers.RunAnswer,),
-    "sweep": (answers.SweepCountsAnswer, answers.SweepRowsAnswer),
+    "search": ("Ranked strategies.", SEARCHES),
+    "plan": (
+        "A training run from its first step to its last.",
+        (VERBS["plan"], ["plan", *PREDICT[1:], "--tokens", "1e11", "--runs", "20", "--spares", "2"]),
+    ),
+    "predict, search or plan with several values": (
+        "An answer for each of several clusters, frameworks or numbers of GPUs; `failed`: why one has none.",
+        (VERBS["alternatives"],),
+    ),
+    "generate": (
+        "Serving at a concurrency, or a batch of responses.",
+        (VERBS["generate"], ["generate", "llama-3.1-8b", "--cluster", "dgx-h100", "--concurrency", "32"]),
+    ),
+    "rl": ("A step of RL post-training.", (VERBS["rl"], VERBS["rl"][:6])),
+    "rl --search": ("The best uses of a number of GPUs.", (VERBS["rl search"],)),
+    "network": ("A step whose communication shares links.", (VERBS["network"],)),
+    "analyze a Megatron-LM trace": ("A measured step.", (VERBS["analyze a rank"],)),
+    "analyze a PyTorch profile": ("A profiled step.", (VERBS["analyze a profile"],)),
+    "analyze an OptimusPrime log": ("A logged run.", (VERBS["analyze a log"],)),
+    "analyze a sweep": ("Measured collectives against a cluster.", (VERBS["analyze a sweep"],)),
+    "replay": ("A replayed step, as it was and changed.", (VERBS["replay"], VERBS["replay changed"])),
+    "compare": ("Two accounts of a step.", (VERBS["compare"],)),
+    "gate": ("The verdict on a run.", (VERBS["gate"],)),
+    "op": ("The estimated time of an operator.", (VERBS["op"],)),
+    "op --sweep": ("The same for many sizes.", (VERBS["op sweep"],)),
+    "collective": ("The estimated time of a collective.", (VERBS["collective"],)),
+    "collective --sweep": ("The same for many sizes.", (VERBS["collective sweep"],)),
+    "collective --engine fluid": ("A collective as flows over links.", (VERBS["collective on links"],)),
+    "show": ("A document by its `kind`.", [["show", str(EXAMPLES / name)] for name in SHOWN]),
+    "list": ("The entries of one catalogue.", [["list", name] for name in ("gpus", "clusters", "models", "failures")]),
+    "validate": ("The errors of every measurement set.", (VERBS["validate"],)),
+    "calibrate": (
+        "Fitted constants, with errors before and after, and on points left out of the fit.",
+        (VERBS["calibrate"], ["calibrate", MEGATRON, "--gpu", "a800-sxm-80gb"]),
+    ),
 }
+# Objects whose keys are data: names of parts, ranks, options.
+OPEN = (
+    *("run", "config", "configuration", "configuration_basis", "facts", "notes", "sources", "failed", "idle_share"),
+    *("constants", "classes", "unidentified", "titles", "spread", "groups", "selections", "figures", "skip_reasons"),
+    *("ops", "users", "left_out", "sets", "shares", "training_layout", "tokens", "size", "operations", "worst"),
+    *("shared_operations", "process_groups", "stage_of_rank"),
+)
+WORDS = {str: "text", bool: "boolean", int: "whole number", float: "number", type(None): "null"}
+Rows = dict[str, tuple[set[str], bool]]  # by path: the words of its values, and whether it may be absent
 
 
-def find_mismatches(value: object, kind: Any, where: str = "answer") -> Iterator[str]:
-    """Yield the keys of *value* that its type lacks, the keys that are missing, and values of another type."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is object or kind is Any:
-        return
-    if is_typeddict(kind):
-        if not isinstance(value, dict):
-            yield f"{where}: expected an object, not {value!r:.60}"
-            return
-        hints = get_type_hints(kind)
-        yield from (f"{where}.{name}: not in {kind.__name__}" for name in value.keys() - hints.keys())
-        yield from (f"{where}.{name}: missing" for name in kind.__required_keys__ - value.keys())
-        for name in value.keys() & hints.keys():
-            yield from find_mismatches(value[name], hints[name], f"{where}.{name}")
-    elif origin in (Union, types.UnionType):
-        problems = [list(find_mismatches(value, option, where)) for option in arguments]
-        if all(problems):
-            yield from min(problems, key=len)
-    elif origin is Literal:
-        if value not in arguments:
-            yield f"{where}: {value!r} is not one of {arguments}"
-    elif origin in (dict, Mapping) or kind is dict:
-        items = value.items() if isinstance(value, dict) else ()
-        if not isinstance(value, dict):
-            yield f"{where}: expected an object, not {value!r:.60}"
-        for name, item in items:
-            yield from find_mismatches(item, arguments[1] if arguments else object, f"{where}.{name}")
-    elif origin is list:
-        items_of = value if isinstance(value, list) else ()
-        if not isinstance(value, list):
-            yield f"{where}: expected a list, not {value!r:.60}"
-        for index, item in enumerate(items_of):
-            yield from find_mismatches(item, arguments[0], f"{where}[{index}]")
-    elif kind is float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            yield f"{where}: expected a number, not {value!r:.60}"
-    elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        yield f"{where}: expected {kind.__name__}, not {value!r:.60}"
+def answer(words: Sequence[str], folder: str) -> object:
+    """Return the JSON of a command that runs in *folder*."""
+    Path(folder, "rows").mkdir(exist_ok=True)
+    Path(folder, "rows", "ops.csv").write_text("".join(ROWS))
+    command = [sys.executable, "-m", "stepcast", *words, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)
 
 
-def describe_answers() -> str:
-    """Return the page that describes the JSON of every verb, made from the types."""
+def _walk(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the word of every value; ``rows[].step_s`` is in a list, ``breakdown_s.*`` of any name."""
+    if isinstance(value, dict):
+        name = path.rpartition(".")[2].removesuffix("[]")
+        is_open = name in OPEN or name.endswith("_s") or not all(map(str.isidentifier, value))
+        yield path, "object"
+        for key, item in value.items():
+            yield from _walk(item, f"{path}.{'*' if is_open and path else key}")
+    elif isinstance(value, list):
+        yield path, "list"
+        for item in value:
+            yield from _walk(item, f"{path}[]")
+    else:
+        yield path, WORDS[type(value)]
+
+
+def describe(answers: Sequence[object]) -> Rows:
+    """Return what the answers of one verb hold; a key is optional where an object lacks it."""
+    words: dict[str, set[str]] = defaultdict(set)
+    objects: Counter[str] = Counter()
+    present: Counter[str] = Counter()
+    for value in answers:
+        seen = list(_walk(value, ""))
+        for path, word in seen:
+            words[path].add(word)
+            objects[path] += word == "object"
+            present[path] += 1
+    return {
+        path: (kinds, not path.endswith(("[]", "*")) and present[path] < objects[path.rpartition(".")[0]])
+        for path, kinds in words.items()
+        if path and not (path.endswith("[]") and kinds == {"object"})
+    }
+
+
+def find_mismatches(rows: Rows, described: Rows) -> list[str]:
+    """Return the keys of an answer that its description lacks or types otherwise, and those that are missing."""
+    problems = [f"{path}: not described" for path in rows if path not in described]
+    parents = {path.rpartition(".")[0] for path in rows}
+    for path, (kinds, may_lack) in described.items():
+        words, is_lacking = rows.get(path, (set(), not path.endswith(("*", "[]"))))
+        allowed = kinds | ({"whole number"} if "number" in kinds else set())
+        problems += [f"{path}: {word}, described as {' or '.join(sorted(kinds))}" for word in sorted(words - allowed)]
+        if is_lacking and not may_lack and path.rpartition(".")[0] in parents:
+            problems.append(f"{path}: missing")
+    return problems
+
+
+def read_page(text: str) -> dict[str, Rows]:
+    """Return the description of each verb on the page."""
+    verbs: dict[str, Rows] = {}
+    for line in text.splitlines():
+        if line.startswith("## "):
+            rows = verbs[line[3:]] = {}
+        elif line.startswith("| `"):
+            name, words = line.strip("| ").split(" | ")
+            path = name.strip("`")
+            rows["." + path.removesuffix("?")] = set(words.split(" or ")), path.endswith("?")
+    return verbs
+
+
+def write_page() -> str:
     lines = [
         "# What is in the JSON?",
         "",
         "Every verb prints one JSON object with `--json`: the answer itself, from which its text and page are made.",
-        "This page is made from the types of answers (`src/stepcast/results`); a test compares real answers with them.",
+        "This page is made from answers (`python -m tools.describe_json`); a test compares fresh answers with it.",
         "Names end in their unit: `_s` seconds, `_bytes` bytes, `_per_s` per second; shares and errors are fractions.",
-        "Keys marked `?` may be absent. `analyze` and `replay` are described on [their page](analyze.md).",
+        "`rows[].step_s` is in each object of a list, `breakdown_s.*` has names that depend on the question.",
+        "Keys marked `?` may be absent.",
         "",
         "```bash",
         "stepcast predict --model llama-3.1-8b --cluster dgx-h100 --gpus 8 --json | jq .step_s",
         "```",
         "",
     ]
-    described: dict[str, type] = {}
-    for verb, kinds in ANSWERS.items():
-        lines += [f"## {verb}", ""]
-        for kind in kinds:
-            lines += _describe(kind, described)
-    lines += ["## Parts of answers", ""]
-    for kind in sorted(_closure(described.values()) - set(described.values()), key=lambda part: part.__name__):
-        lines += _describe(kind, described)
+    for verb, (summary, commands) in COMMANDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            rows = describe([answer(words, folder) for words in commands])
+        lines += [f"## {verb}", "", summary, "", "| key | value |", "|---|---|"]
+        for path, (kinds, optional) in rows.items():
+            shown = kinds - {"whole number"} if "number" in kinds else kinds
+            lines.append(f"| `{path[1:]}{'?' if optional else ''}` | {' or '.join(sorted(shown))} |")
+        lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _describe(kind: type, described: dict[str, type]) -> list[str]:
-    described[kind.__name__] = kind
-    hints, required = get_type_hints(kind), kind.__required_keys__  # type: ignore[attr-defined]
-    summary = (kind.__doc__ or "").strip().splitlines() or [""]
-    fields = [f"| `{name}{'' if name in required else '?'}` | {_words(hint)} |" for name, hint in hints.items()]
-    return [f"### {kind.__name__}", "", summary[0], "", "| key | value |", "|---|---|", *fields, ""]
-
-
-def _words(kind: Any) -> str:
-    """Return a type in the words of JSON."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_words, arguments)))
-    if origin is Literal:
-        return " or ".join(f'"{value}"' for value in arguments)
-    if origin is list:
-        return f"list of {_words(arguments[0])}"
-    if origin in (dict, Mapping):
-        return f"object of {_words(arguments[1])}"
-    if is_typeddict(kind):
-        return f"[{kind.__name__}](#{kind.__name__.lower()})"
-    names = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
-    return names.get(kind, "any value")
-
-
-def _closure(kinds: Any) -> set[type]:
-    """Return the typed dictionaries that *kinds* are made of, themselves included."""
-    found: set[type] = set()
-    todo = list(kinds)
-    while todo:
-        kind = todo.pop()
-        if get_origin(kind) is NotRequired or get_args(kind):
-            todo += get_args(kind)
-        elif is_typeddict(kind) and kind not in found:
-            found.add(kind)
-            todo += get_type_hints(kind).values()
-    return found
-
-
 if __name__ == "__main__":
-    (Path(__file__).parents[1] / "docs" / "json.md").write_text(describe_answers(), encoding="utf-8")
+    PAGE.write_text(write_page(), encoding="utf-8")

@@ -9,7 +9,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Transfer
 from stepcast.ir.workload import Workload, repeat_layers, scale_backward
 from stepcast.outputs.optable import write
-from stepcast.results.documents import workload_facts
+from stepcast.inputs.documents import workload_facts
 from stepcast.units import MS
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import DATA, ROOT, needs_data

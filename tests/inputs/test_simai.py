@@ -12,7 +12,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Workload
 from stepcast.outputs.simai import write
-from stepcast.results.documents import workload_facts
+from stepcast.inputs.documents import workload_facts
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import DATA, ROOT, needs_data
 

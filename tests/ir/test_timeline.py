@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepcast.ir.timeline import SpanKind, TimelineBuilder
-from stepcast.results.documents import timeline_facts
+from stepcast.inputs.documents import timeline_facts
 
 
 def test_rows_come_back_as_they_went_in() -> None:

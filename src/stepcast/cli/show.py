@@ -167,12 +167,12 @@ def _analyze_log(kind: str, analyze: str) -> Callable[[Any], FactDict]:
 
 # The facts of each noun.
 FACTS: Mapping[str, Callable[[Any], Any]] = {
-    "Workload": load_lazily("results.documents:workload_facts"),
-    "Timeline": load_lazily("results.documents:timeline_facts"),
-    "RunLog": load_lazily("results.documents:run_log_facts"),
-    "CollectiveSweep": load_lazily("results.documents:sweep_facts"),
-    "OperatorTimes": load_lazily("results.documents:operator_times_facts"),
-    "Model": load_lazily("results.documents:model_facts"),
+    "Workload": load_lazily("inputs.documents:workload_facts"),
+    "Timeline": load_lazily("inputs.documents:timeline_facts"),
+    "RunLog": load_lazily("inputs.documents:run_log_facts"),
+    "CollectiveSweep": load_lazily("inputs.documents:sweep_facts"),
+    "OperatorTimes": load_lazily("inputs.documents:operator_times_facts"),
+    "Model": load_lazily("inputs.documents:model_facts"),
     "StepLog": _analyze_log("step log", "analyze.logs:analyze_step_log"),
     "CollectiveLog": _analyze_log("collectives", "analyze.logs:analyze_collective_log"),
     "WorkerSteps": _analyze_log("worker steps", "analyze.stragglers:analyze_stragglers"),

@@ -15,7 +15,6 @@ from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import strategy_facts, training_facts
 from stepcast.questions.search import SearchQuestion, Watching, settle_search
 from stepcast.questions.settle import settle
-from stepcast.results.answers import AlternativeFacts, AlternativesAnswer, BreakEvenFacts, WinnerFacts
 
 if TYPE_CHECKING:
     from stepcast.ir.step import StepReport
@@ -54,15 +53,15 @@ class Alternatives:
 
     verb: str
     model: str
-    rows: tuple[AlternativeFacts, ...]
+    rows: tuple[FactDict, ...]
     failed: Mapping[str, str]  # why a combination has no answer
     assumptions: tuple[str, ...] = ()
 
     @property
-    def winners(self) -> list[WinnerFacts]:
+    def winners(self) -> list[FactDict]:
         """The best row under each objective that at least two rows answer; one that does not fit never wins."""
         usable = [row for row in self.rows if row["fits"] is not False]
-        winners: list[WinnerFacts] = []
+        winners = []
         for objective, (key, less) in OBJECTIVES.items():
             if objective == "step time" and not self.has_one_batch:
                 continue
@@ -70,14 +69,14 @@ class Alternatives:
             if len(ranked) < 2:
                 continue
             best, second = ranked[:2]
-            ratio = max(best[key] / second[key], second[key] / best[key])  # type: ignore[literal-required]
+            ratio = max(best[key] / second[key], second[key] / best[key])
             # Costs, days and throughput are as uncertain as the step that they follow from.
             margin = best["high_s"] / best["step_s"] * second["step_s"] / second["low_s"]
             winners.append(
                 {
                     "objective": objective,
                     "name": best["name"],
-                    "value": float(best[key]),  # type: ignore[literal-required]
+                    "value": float(best[key]),
                     "second": second["name"],
                     "advantage": ratio - 1,
                     "clear": ratio > margin,
@@ -91,7 +90,7 @@ class Alternatives:
         return len({(row["global_batch"], row["seq"]) for row in self.rows}) == 1
 
     @property
-    def break_even(self) -> list[BreakEvenFacts]:
+    def break_even(self) -> list[FactDict]:
         """The price per GPU-hour at which each row would cost as much as the cheapest."""
         priced = [row for row in self.rows if row["cost"] is not None and row["gpu_hours"] and row["fits"] is not False]
         if len(priced) < 2:
@@ -108,7 +107,7 @@ class Alternatives:
             if row is not cheapest
         ]
 
-    def facts(self) -> AlternativesAnswer:
+    def facts(self) -> FactDict:
         return {
             "verb": self.verb,
             "model": self.model,
@@ -222,7 +221,7 @@ def _step_row(cluster: Cluster, framework: str, strategy: "Strategy", report: "S
         "cluster": cluster.name,
         "gpu": cluster.gpu.name,
         "framework": framework,
-        **{name: value for name, value in strategy_facts(strategy).items() if name in AlternativeFacts.__annotations__},
+        **strategy_facts(strategy),
         "global_batch": strategy.global_batch,
         "seq": strategy.seq,
         "step_s": report.step_s,

@@ -1,7 +1,6 @@
-"""The facts of documents that ``show`` prints: workloads, timelines, logs, sweeps and models."""
+"""The facts of documents that ``show`` prints: workloads, timelines, logs, sweeps and models (see ``docs/json.md``)."""
 
 from collections import defaultdict
-from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -13,210 +12,14 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
 from stepcast.ir.workload import Phase, Workload
 
-
-class DocumentFacts(TypedDict):
-    """A document: the file it comes from and its format, which ``show`` adds."""
-
-    file: NotRequired[str]
-    format: NotRequired[str]
-    title: NotRequired[str]
-    warnings: NotRequired[list[str]]
-
-
-class LayoutOfDocument(TypedDict, total=False):
-    """Degrees of parallelism, where a document states them."""
-
-    tp: int
-    cp: int
-    ep: int
-    dp: int
-    pp: int
-    vpp: int
-    gpus: int
-
-
-class MessageFacts(TypedDict):
-    """Messages of one kind, group and phase, of one rank of each stage given."""
-
-    kind: str
-    group: str
-    phase: str
-    count: int
-    total_bytes: int
-    smallest_bytes: int
-    largest_bytes: int
-
-
-class BlockFacts(TypedDict):
-    """Layers that repeat."""
-
-    layers: list[str]
-    repeat: int
-
-
-class WorkloadFacts(DocumentFacts, LayoutOfDocument):
-    """A workload: totals of one step, of one rank of each stage given, summed over the stages."""
-
-    kind: Literal["workload"]
-    lines: int
-    micro_batches: int
-    layers_per_micro_batch: int
-    stages_given: int
-    boundary_bytes: int | None
-    compute_s: float
-    compute_by_phase_s: dict[str, float]
-    ops: dict[str, int]
-    communication_bytes: int
-    communication_elements: NotRequired[int]
-    collectives: list[MessageFacts]
-    body: list[BlockFacts]
-    prologue: list[str]
-    epilogue: list[str]
-    notes: dict[str, str]
-
-
-class OperationFacts(TypedDict):
-    """Top-level operations of one name."""
-
-    name: str
-    kind: str
-    count: int
-    total_s: float
-    longest_s: float
-
-
-class TimedMessageFacts(TypedDict):
-    """Timed messages of one kind, group and size; ``shortest_s`` is the shortest time one took."""
-
-    kind: str
-    group: str
-    size_bytes: int
-    count: int
-    total_bytes: int
-    total_s: float
-    shortest_s: float
-
-
-class TimelineFacts(DocumentFacts, LayoutOfDocument):
-    """A timeline: times of top-level spans, summed over its ranks, and what the trace says of the run."""
-
-    kind: Literal["timeline"]
-    measured: bool
-    ranks: list[int]
-    spans: int
-    lanes: int
-    span_s: float
-    rank_span_s: dict[str, float]
-    stage_of_rank: NotRequired[dict[str, int]]
-    operations_s: dict[str, float]
-    operations: list[OperationFacts]
-    communication: list[TimedMessageFacts]
-
-
-class StageTimeFacts(TypedDict):
-    """The forward time of a stage in a run log."""
-
-    stage: int
-    ends_with: str | None
-    layers: int
-    median_forward_s: float
-    steps: list[int]
-
-
-class RunLogFacts(DocumentFacts, LayoutOfDocument):
-    """A run log: counts of what it holds, and the medians of warm steps."""
-
-    kind: Literal["run log"]
-    parameters: int
-    micro_batch: int
-    micro_batches: int
-    global_batch: int
-    blocks: int
-    layer_records: int
-    batches: int
-    median_batch_s: float | None
-    median_batch_range: list[int] | None
-    stages: list[StageTimeFacts]
-
-
-class SweepRowFacts(TypedDict):
-    """One size of a measured sweep of a collective."""
-
-    size_bytes: int
-    out_of_place_s: float | None
-    in_place_s: float | None
-    algbw_bytes_per_s: float
-
-
-class SweepFacts(DocumentFacts):
-    """A measured sweep of a collective."""
-
-    kind: Literal["sweep"]
-    collective: str | None
-    ranks: int
-    nodes: int
-    device: str | None
-    dtype: str | None
-    sizes: int
-    rows: list[SweepRowFacts]
-
-
-class OperatorRangeFacts(TypedDict):
-    """Measured operators of one kind and number format."""
-
-    operator: str
-    dtype: str
-    points: int
-    shortest_s: float
-    longest_s: float
-
-
-class OperatorTimesFacts(DocumentFacts):
-    """Measured operators: counts and ranges."""
-
-    kind: Literal["operator times"]
-    device: str | None
-    points: int
-    left_out: dict[str, int]
-    operators: list[OperatorRangeFacts]
-
-
-class ModelFacts(DocumentFacts):
-    """A model: its sizes and exact parameter counts."""
-
-    kind: Literal["model"]
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    max_seq: int
-    tied: bool
-    gated: bool
-    activation: str
-    position: str
-    norm: str
-    parameters: int
-    active_parameters: int
-    embedding_parameters: int
-    head_parameters: int
-    experts: NotRequired[int]
-    experts_per_token: NotRequired[int]
-    expert_ffn: NotRequired[int]
-    expert_layers: NotRequired[int]
-
-
 MessageKey = tuple[str, str, str]  # kind, group, phase
 
 
 def workload_facts(workload: Workload) -> FactDict:
-    """Return the totals of one step, of one rank of each stage given, summed over the stages (WorkloadFacts)."""
+    """Return the totals of one step, of one rank of each stage given, summed over the stages."""
     compute_s: dict[str, float] = defaultdict(float)
     computed: dict[str, int] = defaultdict(int)
-    messages: dict[MessageKey, MessageFacts] = {}
+    messages: dict[MessageKey, FactDict] = {}
     for stage in workload.stages:
         for layers, count in stage.counted_blocks(workload.micro_batches):
             for phase, op in ((each, op) for layer in layers for each in Phase for op in layer.ops(each)):
@@ -253,7 +56,7 @@ def workload_facts(workload: Workload) -> FactDict:
     }
 
 
-def _count_message(messages: dict[MessageKey, MessageFacts], work: Work, phase: Phase, count: int) -> None:
+def _count_message(messages: dict[MessageKey, FactDict], work: Work, phase: Phase, count: int) -> None:
     assert isinstance(work, Collective | Transfer)
     kind, times = (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
     size_bytes = work.size_bytes
@@ -276,7 +79,7 @@ def _count_message(messages: dict[MessageKey, MessageFacts], work: Work, phase: 
 
 
 def timeline_facts(timeline: Timeline) -> FactDict:
-    """Return the facts of a timeline (TimelineFacts, and what its trace says of the run).
+    """Return the facts of a timeline and of what its trace says of the run.
 
     Times are those of top-level spans, summed over the ranks present; parts of spans are in *communication*.
     """
@@ -311,7 +114,7 @@ def _rank_spans_s(timeline: Timeline) -> dict[str, float]:
     return spans
 
 
-def operation_rows(timeline: Timeline) -> list[OperationFacts]:
+def operation_rows(timeline: Timeline) -> list[FactDict]:
     """Return top-level operations by name, longest first; host activity is apart from device work."""
     rows = np.flatnonzero(timeline.top_level)
     keys = timeline.name_of[rows].astype(np.int64) * len(SpanKind) + timeline.kind_of[rows]
@@ -320,7 +123,7 @@ def operation_rows(timeline: Timeline) -> list[OperationFacts]:
     totals = np.bincount(inverse, weights=timeline.duration_s[rows], minlength=len(distinct))
     longest = np.zeros(len(distinct))
     np.maximum.at(longest, inverse, timeline.duration_s[rows])
-    operations: list[OperationFacts] = [
+    operations = [
         {
             "name": timeline.names[int(key) // len(SpanKind)],
             "kind": SpanKind(int(key) % len(SpanKind)).name.lower(),
@@ -333,9 +136,9 @@ def operation_rows(timeline: Timeline) -> list[OperationFacts]:
     return sorted(operations, key=lambda row: (-row["total_s"], row["name"]))
 
 
-def communication_rows(timeline: Timeline) -> list[TimedMessageFacts]:
+def communication_rows(timeline: Timeline) -> list[FactDict]:
     """Return messages by kind, group and size, with the shortest time each took."""
-    rows: list[TimedMessageFacts] = []
+    rows = []
     order = np.argsort(timeline.work_of, kind="stable")
     works = timeline.work_of[order]
     starts = np.flatnonzero(np.diff(works, prepend=NONE - 1))
@@ -362,9 +165,9 @@ def communication_rows(timeline: Timeline) -> list[TimedMessageFacts]:
 
 
 def run_log_facts(log: RunLog) -> FactDict:
-    """Return counts of what a log holds, and the medians of warm steps (RunLogFacts, and the log's own facts)."""
+    """Return counts of what a log holds, and the medians of warm steps."""
     times, ends, batch = log.layer_times, dict(enumerate(log.stage_ends)), log.batch_time()
-    stages: list[StageTimeFacts] = [
+    stages = [
         {
             "stage": stage,
             "ends_with": ends.get(stage),
@@ -391,9 +194,9 @@ def run_log_facts(log: RunLog) -> FactDict:
     }
 
 
-def sweep_facts(sweep: CollectiveSweep) -> SweepFacts:
+def sweep_facts(sweep: CollectiveSweep) -> FactDict:
     """Return the sizes of a sweep with their times and bandwidths."""
-    rows: list[SweepRowFacts] = []
+    rows = []
     for row in sweep.rows:
         time_s = row.out_of_place_s if row.out_of_place_s is not None else row.in_place_s
         rows.append(
@@ -416,7 +219,7 @@ def sweep_facts(sweep: CollectiveSweep) -> SweepFacts:
     }
 
 
-def operator_times_facts(measured: OperatorTimes) -> OperatorTimesFacts:
+def operator_times_facts(measured: OperatorTimes) -> FactDict:
     """Return counts and ranges by operator and number format."""
     groups: dict[tuple[str, str], list[float]] = {}
     for operator in measured.operators:
@@ -446,7 +249,7 @@ PARAMETERS = ("parameters", "active_parameters", "embedding_parameters", "head_p
 
 
 def model_facts(model: Model) -> FactDict:
-    """Return the sizes and exact parameter counts of a model (ModelFacts)."""
+    """Return the sizes and exact parameter counts of a model."""
     facts = {
         "kind": "model",
         "name": model.name,
