@@ -3,13 +3,13 @@
 import pytest
 from hypothesis import given
 
+from stepcast.inputs.documents import workload_facts
 from stepcast.inputs.optable import COLUMNS, LAYER_ROW, MOST_KNOWN, read
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Transfer
 from stepcast.ir.workload import Workload, repeat_layers, scale_backward
 from stepcast.outputs.optable import write
-from stepcast.inputs.documents import workload_facts
 from stepcast.units import MS
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import DATA, ROOT, needs_data

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcast.inputs.documents import workload_facts
 from stepcast.inputs.simai import POLICIES, parse_header, read
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Workload
 from stepcast.outputs.simai import write
-from stepcast.inputs.documents import workload_facts
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import DATA, ROOT, needs_data
 

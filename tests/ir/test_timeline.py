@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stepcast.ir.timeline import SpanKind, TimelineBuilder
 from stepcast.inputs.documents import timeline_facts
+from stepcast.ir.timeline import SpanKind, TimelineBuilder
 
 
 def test_rows_come_back_as_they_went_in() -> None:
