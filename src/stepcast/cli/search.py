@@ -96,11 +96,9 @@ def describe_candidate(candidate: "SimulatedCandidate") -> str:
 def _streamed_facts(
     asked: SettledSearch, best: "SimulatedCandidate", counts: "SearchCounts", seconds: float
 ) -> FactDict:
-    from stepcast.questions.runs import strategy_facts
-
     figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes, "command": asked.command(best)}
     found = {"simulated": counts.simulated, "unseen": counts.unseen, "seconds": seconds}
-    return {"event": "best", **found, **strategy_facts(best.strategy), **figures}
+    return {"event": "best", **found, **asked.facts(best), **figures}
 
 
 def result_view(facts: FactDict, result: "SearchResult") -> "View":
@@ -216,7 +214,7 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
     rows = [
         {
             **_row(asked, rank, candidate, report, _is_tie(asked, result.best[0], reports[0], candidate)),
-            "variants": _find_variants(candidate, result),
+            "variants": _find_variants(asked, candidate, result),
         }
         for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1)
     ]
@@ -250,8 +248,7 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
         else None,
         "sensitivity": _sensitivity(asked, result),
         "front": [
-            {**strategy_facts(point.strategy), "step_s": point.step_s, "memory_bytes": point.memory_bytes}
-            for point in result.front
+            {**asked.facts(point), "step_s": point.step_s, "memory_bytes": point.memory_bytes} for point in result.front
         ],
         "smallest_bytes": result.smallest_bytes,
         "change": None if rows or not result.counts.complete else _find_change(asked, result.deadline),
@@ -273,13 +270,11 @@ def _explain(asked: SettledSearch, best: "SimulatedCandidate") -> list[FactDict]
     return explain_choices(run, asked.capacity_bytes)
 
 
-def _find_variants(best: "SimulatedCandidate", result: "SearchResult") -> list[FactDict]:
+def _find_variants(asked: SettledSearch, best: "SimulatedCandidate", result: "SearchResult") -> list[FactDict]:
     """Return the next best of a row's family that were simulated: the same degrees, other details."""
-    from stepcast.questions.runs import strategy_facts
-
     others = [each for each in result.simulated if each.family == best.family and each.rank > best.rank]
     return [
-        {**strategy_facts(each.strategy), "step_s": each.step_s, "memory_bytes": each.memory_bytes}
+        {**asked.facts(each), "step_s": each.step_s, "memory_bytes": each.memory_bytes}
         for each in sorted(others, key=lambda each: each.rank)[:MOST_VARIANTS]
     ]
 
@@ -331,14 +326,14 @@ def _sensitivity(asked: SettledSearch, result: "SearchResult") -> list[FactDict]
 def _row(
     asked: SettledSearch, rank: int, candidate: "SimulatedCandidate", report: "StepReport", is_equal: bool
 ) -> FactDict:
-    from stepcast.questions.runs import strategy_facts, training_facts
+    from stepcast.questions.runs import training_facts
     from stepcast.searching.mixed import describe_gpu_kinds
 
     assert report.throughput is not None
     training = training_facts(asked.question, candidate.strategy, candidate.step_s) or {}
     return {
         "rank": rank,
-        **strategy_facts(candidate.strategy),
+        **asked.facts(candidate),
         "place": str(candidate.options.place),
         "kinds": ", ".join(f"{stages} on {kind}" for kind, stages in describe_gpu_kinds(candidate.kinds).items()),
         "step_s": candidate.step_s,
@@ -374,8 +369,6 @@ def _changes(asked: SettledSearch) -> Iterator[tuple[str, SettledSearch]]:
 
 def _find_change(asked: SettledSearch, deadline: float) -> FactDict | None:
     """Return the smallest change that lets something fit, of those that can be searched until *deadline*."""
-    from stepcast.questions.runs import strategy_facts
-
     for words, changed in _changes(asked):
         result = changed.answer(top=1, watching=_Watching, most_s=deadline - time.monotonic())
         if not result.counts.complete:
@@ -384,7 +377,7 @@ def _find_change(asked: SettledSearch, deadline: float) -> FactDict | None:
             best = result.best[0]
             return {
                 "words": words,
-                **strategy_facts(best.strategy),
+                **changed.facts(best),
                 "step_s": best.step_s,
                 "memory_bytes": best.memory_bytes,
                 "command": changed.command(best),

@@ -21,7 +21,7 @@ from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.strategy import ContextKind, Sharding, Strategy
+from stepcast.ir.strategy import ContextKind, Recompute, Sharding, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import (
     Choice,
@@ -101,7 +101,7 @@ def _axis(
     step = CHOICES[name]
     return Choice(
         group=SPACE,
-        metavar="A,..." if values else "N,...",
+        metavar="A,..." if values or name == "recompute" else "N,...",
         help=f"{help_text}: {', '.join(values)}" if values else help_text,
         read=read_several,
         means=means,
@@ -109,6 +109,12 @@ def _axis(
         aliases=step.aliases,
         flags=step.flags,
     )
+
+
+def _read_recompute(text: str) -> str:
+    word = read_recompute(text.replace("+", ","))
+    check_known(word.partition(":")[0], RECOMPUTES)
+    return word
 
 
 def _read_yes(text: str) -> str:
@@ -147,8 +153,9 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     micro_batch: Annotated[Counts, _axis("micro_batch", "micro-batch size", count(1, MOST_SEQUENCES))] = None
     schedule: Annotated[Words, _axis("schedule", "pipeline schedules", read_schedule, SCHEDULES,
         ScheduleKind)] = None
-    recompute: Annotated[Words, _axis("recompute", "activation recomputation", read_recompute,
-        RECOMPUTES)] = None
+    recompute: Annotated[Words, _axis("recompute", "activation recomputation: none, selective, full, or the modules "
+        "of selective joined by +, e.g. selective:norms+experts", _read_recompute,
+        means=CHOICES["recompute"].means)] = None
     sharding: Annotated[Words, _axis("sharding", "sharding; none is DDP", read_sharding, SHARDINGS,
         Sharding)] = None
     sequence_parallel: Annotated[Words, _axis("sequence_parallel", "sequence parallelism", _read_yes,
@@ -214,6 +221,17 @@ def _read_axis(option: str, entry: str) -> tuple[str, tuple[int | str, ...]]:
         raise ValueError(f"{option} {entry!r}: {error}") from None
 
 
+# Layouts that experts try first: one sequence at a time, the usual schedules, everything else as the software has it.
+USUAL: Mapping[str, tuple[Any, ...]] = {
+    "cp": (1,),
+    "expert_tp": (1,),
+    "vpp": (1, 2, 4),
+    "micro_batch": (1,),
+    "schedule": (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED),
+    "sequence_parallel": (True,),
+}
+# Keys of [supports] in profiles.
+SUPPORTED = {"schedule": "schedules", "recompute": "recompute", "dispatcher": "dispatchers", "cp_comm": "contexts"}
 SOFTWARE_AXES = ("dispatcher", "cp_comm")  # choices that are settled with the software
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
 FEW_COUNTS = 4  # numbers of GPUs that a message lists one by one
@@ -273,10 +291,11 @@ class SettledSearch:
         from stepcast.searching.search import refine_best
 
         began, question = time.monotonic(), self.question
-        space = self._space()
         with watching() as watch:
-            asked = (self._split(space), self.cluster, top or question.top, question.objective)
-            left_s = max(0.0, min(most_s, question.time or math.inf) - (time.monotonic() - began))
+            most_s = min(most_s, question.time or math.inf)
+            first = self._guess(watch, most_s) if watch is not None and top is None and not self.is_mixed else None
+            asked = (self._split(self._space()), self.cluster, top or question.top, question.objective)
+            left_s = max(0.0, most_s - (time.monotonic() - began))
             if self.is_mixed:
                 return search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
             workers = question.workers or usable_workers()
@@ -288,10 +307,39 @@ class SettledSearch:
                 looks_around=top is None,
                 most_s=left_s,
                 by_family=top is None,
+                first=first,
             )
         if top is not None:
             return result
         return refine_best(result, self.model, self.cluster, question.objective, self.capacity_bytes)
+
+    def _guess(self, watch: "SearchWatch", most_s: float) -> "SimulatedCandidate | None":
+        """Return the layout that experts would try first, and report it: all candidates take longer to list."""
+        from stepcast.searching.best import guess_candidate
+
+        usual = {**USUAL, "sharding": (self.profile.defaults.sharding,)}
+        allowed = {
+            name: [each for each in self.axes.get(name, values) if each in values] for name, values in usual.items()
+        }
+        narrow = {name: tuple(values) or self.axes[name] for name, values in allowed.items()}
+        few = replace(self, axes={**self.axes, **narrow}, gpus=self.gpus[-1:])
+        try:
+            parts = few._split(few._space())
+        except ValueError:  # the search itself says why there are none
+            return None
+        return guess_candidate(parts, self.cluster, self.question.objective, self.capacity_bytes, watch, most_s)
+
+    def facts(self, candidate: "SimulatedCandidate") -> FactDict:
+        """Return the choices of a candidate, with its dispatcher and its exchange if several are searched."""
+        from stepcast.questions.runs import strategy_facts
+
+        layout, names = candidate.strategy.layout, {"dispatcher": "", "cp_comm": ""}
+        if layout.ep > 1:
+            names["dispatcher"] = str(candidate.framework.dispatcher)
+        if layout.cp > 1:
+            names["cp_comm"] = str(candidate.strategy.context)
+        searched = {name: word for name, word in names.items() if name in self.axes}
+        return {**strategy_facts(candidate.strategy), **searched}
 
     def command(self, candidate: "SimulatedCandidate") -> str:
         """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
@@ -368,13 +416,14 @@ def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpa
     """Return the candidates that the software of *profile* can run; raise a ValueError if there are none."""
     import numpy as np
 
+    from stepcast.ir.arrays import distinct_rows
+
     if not profile.supports:
         return space
-    several = [np.minimum(space.columns[name], 2) for name in DEGREES]
-    keys = np.column_stack([*several, np.clip(space.dp, 1, 2), *(space.columns[name] for name in CHOSEN)])
-    _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    reasons = [_missing(space, profile, int(row), keys[row, : len(DEGREES) + 1].tolist()) for row in first]
-    rows = np.flatnonzero(np.array([not reason for reason in reasons])[member.reshape(-1)])
+    several = [*(np.minimum(space.columns[name], 2) for name in DEGREES), np.clip(space.dp, 1, 2)]
+    first, member = distinct_rows([*several, *(space.columns[name] for name in CHOSEN)])
+    reasons = [_missing(space, profile, row, [int(degree[row]) for degree in several]) for row in first.tolist()]
+    rows = np.flatnonzero(np.array([not reason for reason in reasons])[member])
     if not len(rows):
         raise ValueError(f"no candidates: {min(reasons, key=len)[0]}; --any-framework searches them anyway")
     return space.only(rows)
@@ -383,7 +432,6 @@ def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpa
 def _missing(space: "CandidateSpace", profile: Profile, row: int, degrees: list[int]) -> list[str]:
     """Return what the software lacks for candidates like that of *row*."""
     from stepcast.searching.space import OVERLAPS
-    from stepcast.searching.space import RECOMPUTES as RECOMPUTED
 
     values = space.values(row)
     tp, cp, ep, pp, vpp, dp = degrees
@@ -394,7 +442,7 @@ def _missing(space: "CandidateSpace", profile: Profile, row: int, degrees: list[
         seq=space.seq,
         schedule=values["schedule"],
         sharding=values["sharding"],
-        recompute=RECOMPUTED[values["recompute"]],
+        recompute=values["recompute"],
         overlap=replace(profile.defaults.overlap, **OVERLAPS[values["overlap"]]),
         context=profile.defaults.context,
     )
@@ -427,7 +475,9 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     if question.any_framework:
         if not profile.supports:
             raise ValueError(f"--any-framework has no effect: {profile.name} does not list what it can run")
-    elif profile.supports and not {"schedule", "sharding"} <= axes.keys():
+    else:
+        axes = {name: _supported_values(name, values, profile, assumptions) for name, values in axes.items()}
+    if not question.any_framework and profile.supports and not {"schedule", "sharding"} <= axes.keys():
         assumptions.append(f"schedules, shardings and overlaps that {profile.name} has (--any-framework)")
     if question.max_memory is None and question.memory_reserve is None:
         assumptions.append(f"a reserve of {MEMORY_RESERVE * 100:g} % of each GPU's memory (--memory-reserve)")
@@ -444,6 +494,27 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
             f"{cluster.gpus:,} of the first kind"
         )
     return settled
+
+
+def _supported_values(name: str, values: tuple[Any, ...], profile: Profile, assumptions: list[str]) -> tuple[Any, ...]:
+    """Return those of the *values* of a choice that the software has; raise a ValueError if it has none of them."""
+    known = profile.supports.get(SUPPORTED.get(name, ""))
+    if known is None:
+        return values
+    words = {each: {each.kind, *each.modules} if isinstance(each, Recompute) else {each} for each in values}
+    lacking = [
+        f"{name.replace('_', '-')} {', '.join(sorted(words[each] - {*known}))}"
+        for each in values
+        if words[each] - {*known}
+    ]
+    if len(lacking) == len(values):
+        has = f"it has {', '.join(known)}" if known else "nor any other"
+        raise ValueError(
+            f"no candidates: {profile.name} has no {lacking[0]} ({has}); --any-framework searches it anyway"
+        )
+    if lacking:
+        assumptions.append(f"without {' and '.join(lacking)}, which {profile.name} does not have (--any-framework)")
+    return tuple(each for each in values if not words[each] - {*known})
 
 
 def _settle_global_batch(question: SearchQuestion, seq: int) -> int:

@@ -72,19 +72,38 @@ def search_parts(
     looks_around: bool = True,
     most_s: float | None = None,
     by_family: bool = False,
+    first: SimulatedCandidate | None = None,
 ) -> SearchResult:
     """Return the *top* best candidates of *parts* that fit, exactly as if all had been simulated.
 
     With *by_family*, each is the best of its family: of all with the same degrees of parallelism on as many GPUs, as
     far as these are not much slower than the best. The result does not depend on the number of *workers*.
     *looks_around* also examines the Pareto frontier, what memory rules out and what more memory would allow. After
-    *most_s* seconds the best so far is returned.
+    *most_s* seconds the best so far is returned, which may be *first*, a candidate that is known already.
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is not known; expected one of {', '.join(OBJECTIVES)}")
     capacity = cluster.gpu.memory_bytes if most_bytes is None else min(most_bytes, cluster.gpu.memory_bytes)
     run = _SearchRun(parts, cluster, capacity, top, objective, watch, workers, most_s, by_family)
+    run.first = first
     return run.run(looks_around)
+
+
+def guess_candidate(
+    parts: Sequence[SpacePart], cluster: Cluster, objective: str, capacity: float, watch: SearchWatch, most_s: float
+) -> SimulatedCandidate | None:
+    """Return and report the first of *parts* that fits, in the order in which candidates promise to be fast."""
+    run = _SearchRun(parts, cluster, capacity, 1, objective, None, 1, most_s, False)
+    try:
+        run.bounded = BoundedCandidates(parts, cluster, capacity, capacity, tick=run._tick)
+        for number in run.bounded.promising().tolist():
+            run._simulate(WorkerPool(run._try, 1), [number])
+            if run.best:
+                watch(replace(run._counts(), complete=False), run.best[0])
+                return run.best[0]
+    except SearchTimeoutError:
+        pass
+    return None
 
 
 class BoundQueue:
@@ -186,6 +205,7 @@ class _SearchRun:
         self.pending: list[int] = []  # candidates of this round that might be better
         self.bounded: BoundedCandidates | None = None
         self.queue: BoundQueue | None = None
+        self.first: SimulatedCandidate | None = None  # known before the search
 
     def run(self, looks_around: bool) -> SearchResult:
         complete, out_of_time, missed, roomier = True, False, None, None
@@ -213,6 +233,8 @@ class _SearchRun:
             complete = False
         except SearchTimeoutError:
             complete, out_of_time = False, True
+        if self.first is not None and not complete:
+            self._rank(self.first)
         return SearchResult(
             tuple(self.best),
             tuple(self.simulated),
@@ -444,7 +466,9 @@ class _SearchRun:
     def _tick(self) -> None:
         """Report progress to the watcher, which may end the search; raise an error when time is up."""
         if self.watch:
-            self.watch(replace(self._counts(), complete=False), self.best[0] if self.best else None)
+            known = [*self.best[:1], *([self.first] if self.first else ())]
+            best = min(known, key=lambda each: each.rank, default=None)
+            self.watch(replace(self._counts(), complete=False), best)
         if time.monotonic() + self._reporting_s() > self.deadline:
             raise SearchTimeoutError
 

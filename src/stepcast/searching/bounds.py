@@ -397,7 +397,8 @@ class BoundedCandidates:
             here = np.flatnonzero(self.part[: self.fitting] == which)
             space, rows = part.space, self.row[here]
             column = {name: space.column(name)[rows] for name in (*LAYOUT, "sharding", "vpp", "recompute")}
-            work = np.array([RECOMPUTE_WORK[name] for name in space.axes.recompute])[column["recompute"]]
+            kinds = [getattr(each, "kind", each) for each in space.axes.recompute]
+            work = np.array([RECOMPUTE_WORK[str(kind)] for kind in kinds])[column["recompute"]]
             bubble = (column["pp"] - 1) / (column["vpp"] * space.micro_batches[rows])
             doublings = np.log2(column["tp"] * column["cp"] * column["ep"])
             order[here] = work * (1 + bubble) * (1 + COMMUNICATION_PER_DOUBLING * doublings)

@@ -93,7 +93,7 @@ class SearchAxes:
     vpp: tuple[int, ...] = ()
     micro_batch: tuple[int, ...] = ()
     schedule: tuple[ScheduleKind, ...] = ()
-    recompute: tuple[str, ...] = tuple(RECOMPUTES)
+    recompute: tuple[str | Recompute, ...] = tuple(RECOMPUTES)
     sharding: tuple[Sharding, ...] = SHARDINGS
     sequence_parallel: tuple[bool, ...] = (True, False)
     precision: tuple[DType, ...] = (DType.BF16,)
@@ -112,7 +112,7 @@ class CandidateRow(TypedDict):
     vpp: int
     schedule: ScheduleKind
     micro_batch: int
-    recompute: str
+    recompute: Recompute
     sharding: Sharding
     sequence_parallel: bool
     precision: DType
@@ -169,7 +169,7 @@ class CandidateSpace:
             sequence_parallel=values["sequence_parallel"],
             schedule=values["schedule"],
             sharding=values["sharding"],
-            recompute=RECOMPUTES[values["recompute"]],
+            recompute=values["recompute"],
             precision=values["precision"],
             **{**self.common, "overlap": overlap},
         )
@@ -273,6 +273,7 @@ def _fill_axes(model: Model, axes: SearchAxes, global_batch: int, seq: int, doma
         vpp=axes.vpp or tuple(range(1, MOST_CHUNKS + 1)),
         micro_batch=axes.micro_batch or tuple(n for n in _divisors(global_batch) if n <= LARGEST_MICRO_BATCH),
         schedule=axes.schedule or SEARCHED_SCHEDULES,
+        recompute=tuple(RECOMPUTES[kind] if isinstance(kind, str) else kind for kind in axes.recompute),
     )
 
 

@@ -75,6 +75,7 @@ def strategy_words(row: Facts) -> str:
         words.append("no sp")
     if "experts" in row.get("overlap", "").split(","):
         words.append("experts overlap")
+    words += [row[name] for name in ("dispatcher", "cp_comm") if row.get(name)]
     if row.get("stage_layers"):
         words.append(f"layers {split_words(row['stage_layers'])}")
     if row.get("place", "even") != "even":
@@ -86,14 +87,14 @@ def strategy_words(row: Facts) -> str:
 
 def row_words(strategy: Strategy) -> FactDict:
     """Return a strategy by its choices."""
-    layout = strategy.layout
+    layout, recompute = strategy.layout, strategy.recompute
     return {
         **layout.facts(),
         "expert_tp": layout.expert_tp,
         "schedule": str(strategy.schedule),
         "micro_batch": strategy.micro_batch,
         "micro_batches": strategy.micro_batches,
-        "recompute": str(strategy.recompute.kind),
+        "recompute": f"{recompute.kind}:{','.join(recompute.modules)}" if recompute.modules else str(recompute.kind),
         "sharding": str(strategy.sharding),
         "sequence_parallel": strategy.sequence_parallel,
         "precision": str(strategy.precision),
