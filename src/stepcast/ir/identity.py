@@ -38,3 +38,10 @@ class ByIdentity(Generic[Value]):
     def cache_clear(self) -> None:
         """Forget all values; ``lru_cache`` has a method of this name."""
         self._known.clear()
+
+
+class Remembered(dict[Key, Value]):
+    """Values by equal keys, forgotten with the other caches."""
+
+    def cache_clear(self) -> None:
+        self.clear()

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from itertools import count, pairwise
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.identity import ByIdentity, Remembered
 from stepcast.ir.workload import Block, Stage, Workload
 from stepcast.simulation.lanes import PHASES_OF
 from stepcast.simulation.lowering import OpList, list_slot_ops
@@ -27,7 +27,7 @@ VariedBlocks = Mapping[SlotAction, Mapping[int, Blocks]]
 LAST = -2
 """In place of its number: the last micro-batch."""
 MOST_SIGNATURES = 2**14
-_SIGNATURES: dict[object, int] = {}
+_SIGNATURES = Remembered[object, int]()
 _NUMBERS = count()
 
 

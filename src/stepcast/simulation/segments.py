@@ -17,6 +17,7 @@ import numpy as np
 
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.identity import Remembered
 
 Cost: TypeAlias = Hashable
 """Seconds as a plain number, or a key that a price list knows."""
@@ -123,7 +124,7 @@ class Shape:
 
 
 MOST_SHAPES = 16384
-_SHAPES: dict[object, Shape] = {}
+_SHAPES = Remembered[object, Shape]()
 
 
 def intern_shape(shape: Shape) -> Shape:

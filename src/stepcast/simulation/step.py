@@ -10,7 +10,7 @@ import numpy as np
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group, HostWay
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.identity import ByIdentity, Remembered
 from stepcast.ir.work import Collective, Work, group_of
 from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
 from stepcast.simulation.chunks import Body, Chunk, find_representatives, model_copies, number_signature, split_chunks
@@ -287,7 +287,7 @@ def build_step(
 
 
 MOST_PLANS = 2048
-_PLANS: dict[tuple[object, ...], StepPlan] = {}
+_PLANS = Remembered[tuple[object, ...], StepPlan]()
 
 
 class _ListNumbers:
