@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"units", "ir", "hardware", "frameworks", "goodput", "models", "questions", "views"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "outputs", "generate", "cost", "simulation", "views"},
-    "generation": {"units", "ir", "hardware", "cost"},
+    "generation": {"units", "ir", "hardware", "inputs", "cost"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "views"},
     "questions": {
         "units",

@@ -8,6 +8,8 @@ import sqlite3
 from random import Random
 from typing import Any
 
+import yaml
+
 NASTY = (
     b"-1", b"NaN", b"inf", b"1e400", b"1e-320", b"9" * 30, b"9" * 5000, b"0", b"", b"\x00", b"\xff\xfe", b"\r\n",
     b"\t\t", b",,", b'"', b"[[[[", b"{", b"}", "é漢".encode(), b"1_000", b"0x10", b"None", b"true", b"-0.0",
@@ -106,6 +108,10 @@ def _structure(data: bytes, random: Random) -> bytes | None:
         return _database(data, random)
     if b"\0" in data[:64] and (messages := _fields(data, delimited=True)):
         return _protobuf(messages, random)
+    if data[:1] == b"\x0a" and _fields(data):  # one message, as of OTLP
+        for _ in range(random.choice((1, 1, 2, 4))):
+            data = _changed_message(data, random)
+        return data
     if data[:1] in b"{[":
         try:
             tree = json.loads(data)
@@ -114,6 +120,12 @@ def _structure(data: bytes, random: Random) -> bytes | None:
         for _ in range(random.choice((1, 1, 2, 4))):
             tree = _changed(tree, random)
         return json.dumps(tree, allow_nan=True, ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
+    if re.match(rb"[A-Za-z_]+:[ \n]", data):
+        with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):
+            tree = yaml.load(data, yaml.CSafeLoader)
+            for _ in range(random.choice((1, 1, 2, 4))):
+                tree = _changed(tree, random)
+            return yaml.safe_dump(tree, allow_unicode=random.random() < 0.5).encode("utf-8", "surrogatepass")
     separator = next((mark for mark in (b"\t", b",") if data.split(b"\n", 1)[0].count(mark) > 1), None)
     if separator is None:
         return None

@@ -22,8 +22,10 @@ from stepcast.inputs.table import format_named, read_sources, recognise
 from stepcast.ir.workload import Block
 from tests.analyze import test_watch as watched
 from tests.fuzz.bombs import EXAMPLES, LLAMA, MEGATRON, OPERATORS, OPTABLE, OPTIMUS, SIMAI
-from tests.generation.test_rl import NEMO_RL_LOG, VERL_LOG
+from tests.generation import test_rl as rl
 from tests.inputs import test_job_logs as job_logs
+from tests.inputs import test_spans as spans
+from tests.inputs import test_tuning_configs as tuning
 from tests.inputs.huggingface_configs import CONFIGS
 from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, gpu_matrix, nccl_topo
 from tests.shared import ROOT
@@ -66,7 +68,7 @@ class Target:
 
 @cache
 def targets() -> tuple[Target, ...]:
-    return (*_formats(), *_described(), *_configured(), *_others())
+    return (*_formats(), *_described(), *_configured(), *_others(), *_operated())
 
 
 def _formats() -> Iterator[Target]:
@@ -78,7 +80,7 @@ def _formats() -> Iterator[Target]:
         "megatron": (_cut(MEGATRON, 30),),
         "nccl-tests": (_nccl(),),
         "optimus": (_optimus(), OPTIMUS[:8000].encode()),
-        "kineto": (_kineto(),),
+        "kineto": (_kineto(), _xla()),
         "huggingface": tuple(_configs()),
         "chakra": (_chakra(), _converted()),
         "captured": (CAPTURED.read_bytes(),),
@@ -88,15 +90,15 @@ def _formats() -> Iterator[Target]:
         "nemo-log": (watched.NEMO.encode(),),
         "deepspeed-log": (watched.DEEPSPEED.encode(),),
         "trainer-log": (watched.TRAINER.encode(),),
-        "verl-log": (VERL_LOG.encode(),),
-        "nemo-rl-log": (NEMO_RL_LOG.encode(),),
+        "verl-log": (rl.VERL_LOG.encode(),),
+        "nemo-rl-log": (rl.NEMO_RL_LOG.encode(),),
         "stragglers": (STRAGGLERS.encode(),),
         "flight-recorder": (json.dumps(RECORDED).encode(), *(pickle.dumps(RECORDED, kind) for kind in (2, 5))),
         "nccl-inspector": ("\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),),
         "nccl-topo": (nccl_topo(4).encode(),),
         "nvidia-smi-topo": (gpu_matrix(4).encode(),),
         "rocprof": ((EXAMPLES / "spans" / "rocprof-kernel-trace.csv").read_bytes()[:1500],),
-        "otlp": ((EXAMPLES / "spans" / "otlp-rl.json").read_bytes(),),
+        "otlp": ((EXAMPLES / "spans" / "otlp-rl.json").read_bytes(), spans.encode_spans()),
         "astra-network": ((EXAMPLES / "peers" / "astra-network.yml").read_bytes(),),
         "simai-topology": ((EXAMPLES / "peers" / "simai-topology.txt").read_bytes(),),
         "calculon-system": ((EXAMPLES / "peers" / "calculon-system.json").read_bytes(),),
@@ -186,6 +188,104 @@ def _configured() -> Iterator[Target]:
         seeds = tuple(file.read_bytes() for file in files)
         yield Target(f"config {suffix}", seeds, _by_path(_words_of, f".{suffix}"), (ValueError,))
     yield Target("saved run", (SAVED,), _by_path(_words_of), (ValueError,))
+    for suffix, tuned in _tuning().items():
+        yield Target(f"tuning {suffix}", tuned, _by_path(_words_of, f".{suffix}"), (ValueError,))
+    for suffix, seeds in (("sh", (rl.VERL, rl.OPENRLHF)), ("yaml", (rl.NEMO,)), ("json", (rl.TRL,))):
+        texts = tuple(text.encode() for text in seeds)
+        yield Target(f"rl {suffix}", texts, _by_path(_rl_config, f".{suffix}"), (ValueError,))
+
+
+def _tuning() -> dict[str, tuple[bytes, ...]]:
+    """Return configurations of fine-tuning tools by the ending of their files."""
+    found: dict[str, list[bytes]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in tuning.CASES:
+            path = tuning.write_case(case, Path(folder))
+            found.setdefault(path.suffix[1:], []).append(path.read_bytes())
+    return {suffix: tuple(texts) for suffix, texts in found.items()}
+
+
+def _rl_config(path: str) -> Any:
+    from stepcast.inputs.configs.rl import read_rl_config
+
+    return read_rl_config(path)
+
+
+def _operated() -> Iterator[Target]:
+    """Files of the daily loop: watched logs, gates, stores of sweeps, profiles of failures, lengths and loads."""
+    from stepcast.cli.compare import read_printed
+    from stepcast.cli.gate import GateOptions, gate_files
+    from stepcast.generation.lengths import parse_lengths
+    from stepcast.goodput.operation import load_failures
+    from stepcast.inputs.expert_load import read_expert_load
+    from stepcast.inputs.operator_tables import read_operator_table
+
+    night = str(EXAMPLES / "gate" / "night-1.log")
+    logs = (watched.TIMERS.read_bytes()[:6000], *(log.encode() for log in (watched.NEMO, spans.SCORES, job_logs.TITAN)))
+    yield Target("watched log", logs, _by_path(_watch, ".log"), (ValueError,))
+    saved = _made("saved", lambda path: gate_files([night], GateOptions(save=path)))
+    compared = lambda path: gate_files([night], GateOptions(baseline=path)).facts()  # noqa: E731
+    yield Target("gate baseline", (saved, Path(night).read_bytes()), _by_path(compared, ".json"), (ValueError,))
+    history = _made("history", lambda path: gate_files([night, night], GateOptions(history=path)))
+    judged = lambda path: gate_files([night], GateOptions(history=path)).facts()  # noqa: E731
+    yield Target("gate history", (history,), _by_path(judged, ".sqlite"), (ValueError,))
+    yield Target("sweep store", (_store(),), _by_path(_stored, ".sqlite"), (ValueError,))
+    failures = tuple((DATA / "failures" / f"{name}.toml").read_bytes() for name in ("llama-3",))
+    yield Target("failures", failures, _by_path(load_failures), (ValueError,))
+    yield Target("lengths", (b"512\n2k\n1_024\n800.5\n",), _by_path(parse_lengths, ".txt"), (ValueError,))
+    loads = (
+        b"10\n20\n30\n",
+        b"[1, 2, 3]",
+        b'{"tokens_per_expert": [1, 2, 5]}',
+        b'{"expert_imbalance": [{"tokens": {"0": 5, "1": 9}}]}',
+    )
+    yield Target("expert load", loads, _by_path(read_expert_load, ".json"))
+    answer = json.dumps(
+        {"step_s": 1.5, "breakdown_s": {"compute": 1.0, "idle": 0.5}, "memory_bytes": {"total": 10}}
+    ).encode()
+    yield Target("printed answer", (answer,), _by_path(read_printed, ".json"), (ValueError,))
+    yield Target(
+        "operator table", (_cut(OPERATORS, 40),), _by_path(lambda path: read_operator_table(path).columns, ".csv")
+    )
+
+
+def _watch(path: str) -> Any:
+    from stepcast.analyze.watch import StepWatch
+    from stepcast.cli.watch import watch_events
+
+    watch = StepWatch(None, None)
+    return [*watch_events(path, watch, 0.0)], watch.facts()
+
+
+def _store() -> bytes:
+    from stepcast.sweep.engines import AnsweredChunk, PointChunk
+    from stepcast.sweep.store import Store
+
+    with tempfile.TemporaryDirectory() as folder:
+        with Store(folder, writes=True) as store:
+            keys = [bytes([number]) * 16 for number in range(5)]
+            store.ask(["tp"], [(number, key, {"tp": number + 1}) for number, key in enumerate(keys)])
+            answers = [{"step_s": 1.5, "fits": 1, "found": "tp 2"}, {"error": "tp 3 does not divide 8"}, {}]
+            store.add(AnsweredChunk(PointChunk("predict", tuple(keys[:3]), ()), answers, 0.1))
+            store.base.execute("PRAGMA journal_mode = DELETE")
+        return Path(folder, "results.sqlite").read_bytes()
+
+
+def _stored(path: str) -> Any:
+    from stepcast.sweep.store import Store
+
+    folder = f"{path}.d"
+    os.mkdir(folder)
+    os.replace(path, os.path.join(folder, "results.sqlite"))
+    with Store(folder) as store:
+        return store.counts(), store.columns(), store.rows("SELECT * FROM points LIMIT 20")
+
+
+def _made(name: str, write: Callable[[str], Any]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, name)
+        write(path)
+        return Path(path).read_bytes()
 
 
 def _words_of(path: str) -> Any:
@@ -299,6 +399,10 @@ def _kineto() -> bytes:
     return json.dumps(trace).encode()
 
 
+def _xla() -> bytes:
+    return json.dumps(spans.XLA).encode()
+
+
 def _configs() -> Iterator[bytes]:
     more = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128}
     for kind in ("llama", "mixtral", "gemma3_text", "gpt2"):
@@ -326,7 +430,9 @@ def seed_files(folder: Path) -> list[str]:
         "optimus": "log.txt", "kineto": "k.json", "huggingface": "config.json", "chakra": "c.et",
         "cluster": "cluster.toml", "framework": "framework.toml", "calibration": "calibration.toml", "schedule": "s.sched",
         "captured": "captured.json", "megatron-log": "m.log", "stragglers": "g.csv", "flight-recorder": "fr.json",
-        "nsys": "report.sqlite", "sweep": "sweep.toml", "config sh": "run.sh", "config yaml": "run.yaml",
+        "nsys": "report.sqlite", "sweep": "sweep.toml", "lengths": "lengths.txt", "rl sh": "rl.sh", "rl yaml": "rl.yaml",
+        "otlp": "spans.json", "rocprof": "r.csv", "gate baseline": "baseline.json", "gate history": "h.sqlite",
+        "tuning yaml": "tune.yaml", "tuning py": "tune.py", "expert load": "load.txt", "config sh": "run.sh", "config yaml": "run.yaml",
         "saved run": "saved.toml",
     }  # fmt: skip
     for target in targets():

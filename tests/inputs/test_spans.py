@@ -43,15 +43,21 @@ def pair(key: str, text: str) -> bytes:
     return encode(1, key.encode()) + encode(2, encode(1, text.encode()))
 
 
-def test_otlp_protobuf_equals_json(tmp_path: Path) -> None:
+def encode_spans() -> bytes:
+    """Return the spans of the example in protobuf."""
     table = json.loads((SPANS / "otlp-rl.json").read_text())
     spans = b"".join(
         encode(2, encode(1, b"x" * 16) + encode(5, span["name"].encode()) + encode(7, int(span["startTimeUnixNano"])) + encode(8, int(span["endTimeUnixNano"])) + encode(9, pair("dl.rank", "0")))
         for span in table["resourceSpans"][0]["scopeSpans"][0]["spans"]
     )  # fmt: skip
     resource = encode(1, encode(1, pair("service.name", "trainer")))
+    return encode(1, resource + encode(2, spans))
+
+
+def test_otlp_protobuf_equals_json(tmp_path: Path) -> None:
+    table = json.loads((SPANS / "otlp-rl.json").read_text())
     path = tmp_path / "spans.pb"
-    path.write_bytes(encode(1, resource + encode(2, spans)))
+    path.write_bytes(encode_spans())
     assert recognise(Source(path)).name == "otlp"
     assert stepcast.analyze(path)["ranges"] == stepcast.analyze(SPANS / "otlp-rl.json")["ranges"]
     lines = tmp_path / "spans.jsonl"
@@ -76,21 +82,29 @@ def test_damaged_spans(tmp_path: Path, name: str, old: str, new: str, said: str)
         read(tmp_path / name)
 
 
+def _name(process: int, thread: int | None, text: str) -> dict[str, Any]:
+    kind = "process_name" if thread is None else "thread_name"
+    return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": text}}
+
+
+def _span(process: int, thread: int, text: str, start: float, duration: float) -> dict[str, Any]:
+    return {"ph": "X", "pid": process, "tid": thread, "name": text, "ts": start, "dur": duration}
+
+
+XLA = {
+    "displayTimeUnit": "ns",
+    "metadata": {"highres-ticks": True},
+    "traceEvents": [
+        *(_name(1, None, "/device:TPU:0"), _name(1, 2, "XLA Ops"), _name(1, 3, "XLA Modules"), _name(9, None, "/host:CPU")),
+        *(_span(1, 2, "dot.5", 0, 100), _span(1, 2, "loop_fusion.3", 100, 20), _span(1, 2, "all-reduce.1", 120, 30)),
+        *(_span(1, 3, "jit_step", 0, 150), _span(9, 4, "PjitFunction(step)", 0, 10)),
+    ],
+}  # fmt: skip
+
+
 def test_traces_of_xla(tmp_path: Path) -> None:
-    def name(process: int, thread: int | None, text: str) -> dict[str, Any]:
-        kind = "process_name" if thread is None else "thread_name"
-        return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": text}}
-
-    def span(process: int, thread: int, text: str, start: float, duration: float) -> dict[str, Any]:
-        return {"ph": "X", "pid": process, "tid": thread, "name": text, "ts": start, "dur": duration}
-
-    events = [
-        *(name(1, None, "/device:TPU:0"), name(1, 2, "XLA Ops"), name(1, 3, "XLA Modules"), name(9, None, "/host:CPU")),
-        *(span(1, 2, "dot.5", 0, 100), span(1, 2, "loop_fusion.3", 100, 20), span(1, 2, "all-reduce.1", 120, 30)),
-        *(span(1, 3, "jit_step", 0, 150), span(9, 4, "PjitFunction(step)", 0, 10)),
-    ]
     path = tmp_path / "host.trace.json"
-    path.write_text(json.dumps({"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}, "traceEvents": events}))
+    path.write_text(json.dumps(XLA))
     facts = stepcast.analyze(path).facts()
     assert facts["operations_s"]["matmul"] == pytest.approx(100e-6)
     assert facts["operations_s"]["element-wise"] == pytest.approx(20e-6)

@@ -164,7 +164,7 @@ def _decode(run: "bytes | str", path: str) -> "GateRun":
 
     try:
         decoded = msgspec.json.decode(run, type=GateRun)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, TypeError) as error:
         raise ValueError(f"{path}: holds a run that cannot be read: {error}") from None
     if STEP not in decoded.measures:
         raise ValueError(f"{path}: holds a run without a step")

@@ -172,9 +172,9 @@ def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: R
     except EOFError:
         raise ValueError("the work ended without an answer, perhaps because memory ran out") from None
     finally:
-        ours.close()
-        process.kill()
+        process.kill()  # before its pipe closes, which it would complain about
         process.join()
+        ours.close()
 
 
 def _send_answer(parent: int, task: Callable[..., Answer], given: tuple[object, ...], pipe: "Connection") -> None:

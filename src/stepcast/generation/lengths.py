@@ -10,8 +10,10 @@ from statistics import NormalDist
 
 import numpy as np
 
+from stepcast.inputs.source import Source
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.limits import LENGTHS
 
 SEED = 20
 SHAPES = ("lognormal", "exponential", "uniform", "normal")
@@ -129,9 +131,8 @@ def _number(text: str) -> float | None:
 
 
 def _read_lengths(path: Path) -> Lengths:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     samples: list[float] = []
-    for index, line in enumerate(lines, 1):
+    for index, line in enumerate(Source(path).text(LENGTHS).splitlines(), 1):
         if line.strip():
             number = _number(line)
             if number is None or number > MOST_TOKENS:

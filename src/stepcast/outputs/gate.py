@@ -2,8 +2,8 @@
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
@@ -18,10 +18,12 @@ MOST_PARTS = 8
 MARKS = {"regression": ":x:", "suspected": ":warning:", "improved": ":rocket:"}  # emoji codes of GitHub and GitLab
 
 
-def open_history(path: str) -> "closing[sqlite3.Connection]":
+@contextmanager
+def open_history(path: str) -> Iterator[sqlite3.Connection]:
     """Open the history at *path*, with a lock that keeps other gates out until it is closed."""
-    try:
+    with _explain_errors(path):
         base = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+    with closing(base), _explain_errors(path):
         tables = base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and base.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
             raise ValueError(f"{path}: is not a history of the gate; use another file")
@@ -30,9 +32,15 @@ def open_history(path: str) -> "closing[sqlite3.Connection]":
         base.execute(f"PRAGMA user_version = {VERSION}")
         columns = "name TEXT, number INTEGER, at REAL, run TEXT, PRIMARY KEY (name, number)"
         base.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns})")
+        yield base
+
+
+@contextmanager
+def _explain_errors(path: str) -> Iterator[None]:
+    try:
+        yield
     except sqlite3.Error as error:
         raise ValueError(f"{path}: cannot be used as a history: {error}") from None
-    return closing(base)
 
 
 def read_runs(base: sqlite3.Connection, name: str) -> list[bytes]:

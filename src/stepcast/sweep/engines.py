@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, nullcontext
+from contextlib import chdir, nullcontext, suppress
 from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -188,9 +188,9 @@ class _Worker:
         return result
 
     def end(self) -> None:
-        self.pipe.close()
-        self.process.kill()
+        self.process.kill()  # before its pipe closes, which it would complain about
         self.process.join()
+        self.pipe.close()
 
 
 def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
@@ -266,8 +266,9 @@ def _exit_words(code: int | None) -> str:
 def _serve(pipe: "Connection", answer: Answer, site: WorkSite, driver: int) -> None:
     """Work until the driver ends, which closes its end of the pipe."""
     follow_parent(driver)
-    pipe.send(True)
     sys.stderr = io.StringIO()  # errors are sent, and the driver shows the progress
+    with suppress(BrokenPipeError, ConnectionResetError):  # the driver has ended, which recv notices
+        pipe.send(True)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     while True:

@@ -123,7 +123,7 @@ class Store:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path}: {_explain(str(error))}") from None
+            raise ValueError(f"{self.path}: {_explain(' '.join(str(error).split()))}") from None
 
     def ask(self, names: Sequence[str], points: Iterable[tuple[int, bytes, Words]]) -> None:
         """Make *points* the current ones, all or none."""

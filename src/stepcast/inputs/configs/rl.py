@@ -4,9 +4,11 @@
 so that nobody believes they had an effect.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from stepcast.inputs.configs.keys import DATA, flat
 from stepcast.inputs.configs.reader import parse_json, parse_yaml
@@ -58,10 +60,12 @@ class _Values:
         value = self.raw(names)
         if value is None or isinstance(value, bool):
             return None
-        try:
-            return float(str(value))
-        except ValueError:
-            raise FormatError(f"{names.split()[0]}: {str(value)[:40]!r} is no number") from None
+        number = math.nan
+        with suppress(ValueError):
+            number = float(str(value))
+        if not math.isfinite(number):
+            raise FormatError(f"{names.split()[0]}: {str(value)[:40]!r} is no number")
+        return number
 
 
 def resolve(value: object, values: Mapping[str, object]) -> object:
@@ -199,7 +203,7 @@ def _finish_trl(values: _Values, choices: dict[str, object]) -> None:
         choices |= {"gpus": gpus, "train_batch": int(each * accumulated * gpus)}
         responses = values.number("generation_batch_size")
         responses = responses or each * (values.number("steps_per_generation") or accumulated) * gpus
-        choices["prompts"] = max(int(responses // float(str(choices.get("group", 8)))), 1)
+        choices["prompts"] = max(int(responses // max(float(str(choices.get("group", 8))), 1.0)), 1)
 
 
 Finish = Callable[[_Values, dict[str, object]], None]
