@@ -1,7 +1,8 @@
 """Interrupt and kill verbs at random moments: ``python tools/interrupt_verbs.py --count 100 --seed 1``.
 
 After each SIGINT the command must have ended with status 130 or 0, in one line and without a traceback; after each
-SIGKILL no process of it may be left. In both cases no output file may be torn: it is as before, or complete.
+SIGKILL no process of it may be left. In both cases no output file may be torn: it is as before, or complete. The verb
+``serve`` needs the extra web: ``--only serve`` in an environment that has it.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def faults_of(verb: str, number: signal.Signals, delay_s: float, folder: Path) -
         return ["did not end, or its pipes stayed open"]
     text = err.decode(errors="replace")
     if "Traceback" in text and "src/stepcast/" in text:  # Python's own, before it has loaded anything, is not ours
-        faults.append(f"traceback: {text.strip().splitlines()[-1][:100]}")
+        faults.append(f"traceback: {text[-1000:]}")
     if number == signal.SIGINT and running.returncode not in (0, 1, 130, -signal.SIGINT):
         faults.append(f"status {running.returncode}: {text[:100]!r}")
     until = time.monotonic() + 10

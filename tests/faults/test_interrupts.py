@@ -142,3 +142,20 @@ print(kernel is not None)
 """
     found = run_python(program, HOME=str(home), NUMBA_CACHE_DIR=str(home / "below"))
     assert (found.stdout, found.stderr) == ("True\n", "")
+
+
+FIRST_CHILD = """
+import multiprocessing, time
+from stepcast.ir.children import block_interrupts
+child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+with block_interrupts():
+    child.start()
+print(open(f"/proc/{child.pid}/status").read().partition("SigBlk:")[2].split()[0])
+child.kill()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_the_first_child_is_deaf_to_interrupts_while_it_loads() -> None:
+    found = run_python(FIRST_CHILD)
+    assert int(found.stdout, 16) & 1 << (signal.SIGINT - 1), found.stderr

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from stepcast.cli.options import add_options
+from stepcast.ir.children import block_interrupts
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.numbers import count
 from stepcast.version import __version__
@@ -178,7 +179,8 @@ class AgentServer:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=answer_calls, args=(theirs, self.folder, MOST_BYTES), daemon=True)
-        self._process.start()
+        with block_interrupts():
+            self._process.start()
         theirs.close()
 
     def _end_process(self) -> None:

@@ -18,7 +18,7 @@ from stepcast.forecast.prediction import roofline
 from stepcast.hardware import cluster_names
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
-from stepcast.ir.children import follow_parent, start_quietly
+from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.alternatives import answer_alternatives
@@ -154,7 +154,8 @@ def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: R
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_answer, args=(os.getpid(), task, given, theirs), daemon=True)
-    start_quietly(process)
+    with block_interrupts():
+        process.start()
     theirs.close()
     until = time.monotonic() + most_s
     try:

@@ -4,21 +4,26 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 LOOK_EVERY_S = 0.3
 
 
-def start_quietly(process: "BaseProcess") -> None:
-    """Start a child that interrupts of the terminal do not reach, from its first moment on: its parent handles them."""
+@contextmanager
+def block_interrupts() -> Iterator[None]:
+    """Keep interrupts of the terminal from children that start here, from their first moment on.
+
+    Their parent handles them.
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # by the first start otherwise, where it would let interrupts in again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()  # a child inherits the mask
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a child has inherited the mask
 
 
 def follow_parent(parent: int, ignores_interrupts: bool = True) -> None:

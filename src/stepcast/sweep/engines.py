@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepcast.ir.children import follow_parent, start_quietly
+from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.outputs.files import write_file
@@ -170,7 +170,8 @@ class _Worker:
         self.process: BaseProcess = context.Process(
             target=_serve, args=(theirs, answer, site, os.getpid()), daemon=True
         )
-        start_quietly(self.process)
+        with block_interrupts():
+            self.process.start()
         theirs.close()
         self.chunk: PointChunk | None = None
         self.is_started = False

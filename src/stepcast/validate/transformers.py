@@ -27,7 +27,7 @@ from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
-from stepcast.ir.children import follow_parent
+from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
@@ -261,6 +261,8 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield map
         return
     with ProcessPoolExecutor(count, get_context("spawn"), follow_parent, (os.getpid(),)) as pool:
+        with block_interrupts():
+            pool.submit(os.getpid)  # starts all of them
         yield pool.map
 
 
