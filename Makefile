@@ -99,8 +99,8 @@ fuzz: install
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 	STEPCAST_EVERY_BOMB=1 $(BIN)/python -m pytest -q -n auto tests/fuzz/test_bombs.py
 
-mutants: install
-	$(BIN)/python tools/mutants.py $(MUTANTS)
+mutants: .venv-web/.installed
+	.venv-web/bin/python tools/mutants.py $(MUTANTS)
 
 bench: install
 	$(BIN)/python -m benchmarks

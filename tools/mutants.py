@@ -1,13 +1,18 @@
-"""Plant small bugs at random in the rules that matter and see whether the tests of their package notice.
+"""Plant small bugs at random in the rules that matter and see whether the tests of their area notice.
 
 ``python tools/mutants.py --count 200 --seed 1``: each mutant changes one expression of one file (an operator, a
-comparison, a constant, a condition) in a copy of the checkout, and the tests of that area run with ``-x`` and a limit
-on time. A mutant that no test notices survives; survivors are listed with their line. ``--only FILE:LINE`` runs all
-mutants of one line. The copy is thrown away.
+comparison, a constant, a condition). First the tests of all areas run once and note which functions each one calls.
+Then every mutant meets the tests that call its function, the quickest first, until one fails. A mutant that no test
+notices survives; survivors are listed with their line. ``--only FILE:LINE`` runs all mutants of one line.
+
+All of it happens in copies of the checkout, one for each worker, which are thrown away; each mutant runs in a fork of
+a process that has loaded pytest and numpy already.
 """
 
 import argparse
 import ast
+import importlib.util
+import json
 import os
 import random
 import resource
@@ -17,15 +22,24 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
+
+import hypothesis  # noqa: F401  # loaded once, for all forks
+import msgspec  # noqa: F401
+import numpy  # noqa: F401
+import pytest
+import yaml  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "stepcast"
 ANSWERS = "tests/test_recorded_answers.py"
-# Area -> its files, and the tests that hold its rules (those of its package, the quickest to notice first).
+# Area -> its files, and the tests that hold its rules.
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cost": (
         tuple(f"cost/{name}.py" for name in (
@@ -66,7 +80,10 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 PLAIN = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
-WAITS = 10  # seconds by the clock for each second of processor time
+WAITS = 20  # seconds by the clock for each second of processor time, on a machine that others use too
+QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+ENOUGH_TESTS = 8  # that call the function itself
+MOST_TESTS_S = 30.0  # of the tests that one mutant meets, the quickest first
 MESSAGES = ("FormatError", "Limit", "TypeVar", "cast", "RefusedError")
 
 
@@ -80,6 +97,7 @@ class Mutant:
     before: str
     after: str
     text: str  # of the whole file
+    function: int = 0  # the first line of the function around it, with its decorators; 0 outside of functions
 
 
 def mutants_of(area: str, file: str, only_line: int | None = None) -> Iterator[Mutant]:
@@ -87,13 +105,16 @@ def mutants_of(area: str, file: str, only_line: int | None = None) -> Iterator[M
     source = (PACKAGE / file).read_text()
     tree = ast.parse(source)
     skipped = _unimportant(tree)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in ast.walk(tree):
         if id(node) in skipped or not hasattr(node, "lineno"):
             continue
         if only_line is not None and node.lineno != only_line:
             continue
+        around = [one for one in functions if one.body[0].lineno <= node.lineno <= (one.end_lineno or 0)]
+        starts = [min([one.lineno, *(decorator.lineno for decorator in one.decorator_list)]) for one in around]
         for changed in _changes(node):
-            yield _written(area, file, source, node, changed)
+            yield replace(_written(area, file, source, node, changed), function=max(starts, default=0))
 
 
 def _unimportant(tree: ast.AST) -> set[int]:
@@ -165,26 +186,116 @@ def _written(area: str, file: str, source: str, node: ast.AST, changed: ast.AST)
     return Mutant(area, file, node.lineno, before, after, (data[:first] + after.encode() + data[last:]).decode())  # type: ignore[attr-defined]
 
 
-def run_tests(copy: Path, tests: tuple[str, ...], seconds: float) -> str:
-    """Return how the tests ended: survived, killed, or out of processor time, which counts as killed."""
-    present = [test for test in tests if (copy / test).exists()]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *present]
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(copy / "src"), str(copy)]), "PYTHONDONTWRITEBYTECODE": "1",
-        "HYPOTHESIS_MAX_EXAMPLES": "30", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    most = int(seconds)
-    running = subprocess.Popen(
-        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (most, most)),
-    )  # fmt: skip
-    try:  # a test that waits without end takes no processor time
-        status = running.wait(WAITS * seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-        return "out of time"
-    return "survived" if status == 0 else "out of time" if status in (-signal.SIGKILL, -signal.SIGXCPU) else "killed"
+@dataclass
+class KnownTest:
+    """A test that passes without any mutant: its seconds, and the functions it calls as ``file:first line``."""
+
+    name: str
+    seconds: float
+    calls: set[str] = field(default_factory=set)
+
+
+class Noting:
+    """A pytest plugin that notes what each test calls, and how long it takes."""
+
+    def __init__(self, package: str) -> None:
+        self.package, self.known, self.failed = package, list[KnownTest](), list[str]()
+        self.called: set[CodeType] = set()
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> None:
+        self.called.add(frame.f_code)
+
+    def pytest_runtest_logstart(self) -> None:
+        self.called = set()
+        self.began = time.process_time()
+        sys.settrace(self.trace)
+
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        sys.settrace(None)
+        ours = [code for code in self.called if code.co_filename.startswith(self.package)]
+        calls = {f"{code.co_filename[len(self.package) + 1 :]}:{code.co_firstlineno}" for code in ours}
+        self.known.append(KnownTest(nodeid, time.process_time() - self.began, calls))
+
+
+class Choosing:
+    """A pytest plugin that runs the tests of a list, in its order."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.place = {name: place for place, name in enumerate(names)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: "list[pytest.Item]") -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.place), key=lambda item: self.place[item.nodeid]
+        )
+
+
+def enter(copy: Path) -> None:
+    """Make this process, a fork, work in *copy*, and say nothing."""
+    os.setsid()
+    os.chdir(copy)
+    sys.path[:0] = [str(copy / "src"), str(copy)]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    said = os.open(copy.parent / "said.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    for number in range(3):
+        os.dup2(said, number)
+
+
+def note_tests(copy: Path, tests: Iterable[str], to: Path) -> None:
+    """Run *tests*, in a fork, and write what they call to a file."""
+    enter(copy)
+    noting = Noting(str(copy / "src" / "stepcast"))
+    pytest.main([*QUIET, *tests], [noting])
+    failed = set(noting.failed)
+    rows = [[test.name, test.seconds, sorted(test.calls)] for test in noting.known if test.name not in failed]
+    to.write_text(json.dumps({"failed": sorted(failed), "tests": rows}))
+
+
+def try_mutant(copy: Path, mutant: Mutant, names: Sequence[str], seconds: float) -> None:
+    """Run tests with the mutant in place, in a fork whose status is that of pytest."""
+    (copy / "src" / "stepcast" / mutant.file).write_text(mutant.text)
+    enter(copy)
+    sys.dont_write_bytecode = True
+    most = int(seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    files = dict.fromkeys(name.partition("::")[0] for name in names)
+    os._exit(int(pytest.main(["-x", *QUIET, *files], [Choosing(names)])))
+
+
+def chosen_tests(mutant: Mutant, known: Sequence[KnownTest]) -> list[KnownTest]:
+    """Return the tests that call the mutant's function, the quickest first, then those that call others of its file."""
+    place = f"{mutant.file}:{mutant.function}"
+    direct = [test for test in known if place in test.calls] if mutant.function else []
+    near = [test for test in known if any(call.startswith(f"{mutant.file}:") for call in test.calls)]
+    if len(direct) >= ENOUGH_TESTS:
+        near = []
+    ordered = [*sorted(direct, key=lambda test: test.seconds), *sorted(near, key=lambda test: test.seconds)]
+    taken: dict[str, KnownTest] = {}
+    seconds = 0.0
+    for test in ordered or sorted(known, key=lambda test: test.seconds):
+        if test.name not in taken and seconds + test.seconds <= MOST_TESTS_S:
+            taken[test.name] = test
+            seconds += test.seconds
+    return list(taken.values())
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Return the number of a child that does *work*."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(3)
+    return child
 
 
 def chosen(args: argparse.Namespace) -> list[Mutant]:
@@ -198,10 +309,77 @@ def chosen(args: argparse.Namespace) -> list[Mutant]:
         for area, (files, _) in AREAS.items()
         if args.area in (None, area)
         for file in files
-        if (PACKAGE / file).exists()
         for mutant in mutants_of(area, file)
     ]
     return random.Random(args.seed).sample(every, min(args.count, len(every)))
+
+
+def make_copy(folder: Path) -> Path:
+    """Return a copy of the checkout, whose compiled files are compared with the text they were made of."""
+    copy = folder / "stepcast"
+    ignored = (".git", ".venv*", "__pycache__", ".*_cache", "site", "dist", "build", "fuzz-found", ".device-work")
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*ignored), symlinks=True)
+    if (ROOT.parent / "shared").is_dir():
+        (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
+    command = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", str(copy / "src")]
+    subprocess.run(command, check=True)
+    return copy
+
+
+def note_all(copies: Sequence[Path], areas: Iterable[str]) -> list[KnownTest]:
+    """Return the tests of *areas* that pass without any mutant; the areas are shared out to the copies."""
+    tests = sorted({test for area in areas for test in AREAS[area][1] if (ROOT / test).exists()})
+    files = sorted(
+        {
+            str(path.relative_to(ROOT))
+            for test in tests
+            for path in ([ROOT / test] if test.endswith(".py") else (ROOT / test).rglob("test_*.py"))
+        }
+    )
+    found, children = list[KnownTest](), {}
+    for number, copy in enumerate(copies):
+        to = copy.parent / f"tests-{number}.json"
+        share = files[number :: len(copies)]
+        children[fork(partial(note_tests, copy, share, to))] = to
+    for child, to in children.items():
+        os.waitpid(child, 0)
+        if not to.exists():
+            sys.exit(f"the tests could not be run: {to.with_name('said.txt').read_text()[-2000:]}")
+        noted = json.loads(to.read_text())
+        found += [KnownTest(name, seconds, set(calls)) for name, seconds, calls in noted["tests"]]
+        for name in noted["failed"]:
+            print(f"left out, it fails without any mutant: {name}", flush=True)
+    return found
+
+
+def run_all(
+    mutants: Sequence[Mutant], known: Sequence[KnownTest], copies: Sequence[Path], args: argparse.Namespace
+) -> Iterator[tuple[Mutant, str]]:
+    """Yield each mutant with its outcome, as many at a time as there are copies."""
+    free, running, waiting = list(copies), dict[int, tuple[Mutant, Path, str, float]](), list(reversed(mutants))
+    began = time.monotonic()
+    while waiting or running:
+        while waiting and free:
+            mutant, copy = waiting.pop(), free.pop()
+            before = (copy / "src" / "stepcast" / mutant.file).read_text()
+            tests = chosen_tests(mutant, known)
+            most = min(args.seconds, 20 + 4 * sum(test.seconds for test in tests))
+            child = fork(partial(try_mutant, copy, mutant, [test.name for test in tests], most))
+            running[child] = (mutant, copy, before, time.monotonic() + WAITS * most)
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child:
+            mutant, copy, before, _ = running.pop(child)
+            (copy / "src" / "stepcast" / mutant.file).write_text(before)
+            free.append(copy)
+            code = os.waitstatus_to_exitcode(status)
+            yield mutant, "survived" if code in (0, 5) else "out of time" if code < 0 else "killed"
+            continue
+        for child, (_, _, _, until) in running.items():
+            if time.monotonic() > until:  # a test that waits without end takes no processor time
+                os.killpg(child, signal.SIGKILL)
+        if args.minutes and time.monotonic() - began > 60 * args.minutes:
+            waiting.clear()
+        time.sleep(0.02)
 
 
 def main() -> int:
@@ -210,40 +388,28 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="other seeds draw other mutants (default: 1)")
     parser.add_argument("--area", choices=AREAS, help="only this area")
     parser.add_argument("--only", metavar="FILE[:LINE]", help="all mutants of a file or a line, e.g. cost/matmul.py:80")
-    parser.add_argument("--seconds", type=float, default=180.0, help="processor time of one mutant (default: 180)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="processor time of one mutant (default: 120)")
     parser.add_argument("--minutes", type=float, help="start no further mutant after so many minutes")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants at a time (default: cores)")
     args = parser.parse_args()
+    if importlib.util.find_spec("starlette") is None:
+        print("without the extra web the tests of the area guard are skipped, and its mutants survive", flush=True)
+    began, mutants = time.monotonic(), chosen(args)
     counts, survivors = dict[str, Counter[str]](), list[Mutant]()
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "stepcast")
-        ignored = shutil.ignore_patterns(
-            ".git", ".venv*", "__pycache__", ".*_cache", "site", "dist", "build", "fuzz-found"
-        )
-        shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
-        if (ROOT.parent / "shared").is_dir():
-            (Path(folder) / "shared").symlink_to((ROOT.parent / "shared").resolve())
-        mutants = chosen(args)
-        for tests in sorted({AREAS[mutant.area][1] for mutant in mutants}):
-            if run_tests(copy, tests, WAITS * args.seconds) != "survived":
-                sys.exit(f"{' '.join(tests)} fail without any mutant")
-        began = time.monotonic()
-        for number, mutant in enumerate(mutants, 1):
-            if args.minutes and time.monotonic() - began > 60 * args.minutes:
-                break
-            target = copy / "src" / "stepcast" / mutant.file
-            before = target.read_text()
-            target.write_text(mutant.text)
-            outcome = run_tests(copy, AREAS[mutant.area][1], args.seconds)
-            target.write_text(before)
+        for number in range(args.workers):
+            Path(folder, str(number)).mkdir()
+        copies = [make_copy(Path(folder, str(number))) for number in range(args.workers)]
+        known = note_all(copies, {mutant.area for mutant in mutants})
+        seconds = sum(test.seconds for test in known)
+        print(f"{len(known):,} tests of {seconds:.0f} s noted after {time.monotonic() - began:.0f} s", flush=True)
+        for number, (mutant, outcome) in enumerate(run_all(mutants, known, copies, args), 1):
             counts.setdefault(mutant.area, Counter())[outcome] += 1
             if outcome == "survived":
                 survivors.append(mutant)
+            change = f"{mutant.before[:60]!r} -> {mutant.after[:60]!r}"
             took = time.monotonic() - began
-            place = f"{mutant.file}:{mutant.line}"
-            print(
-                f"{number:4} {took:6.0f} s  {outcome:11} {place}: {mutant.before[:60]!r} -> {mutant.after[:60]!r}",
-                flush=True,
-            )
+            print(f"{number:4} {took:6.0f} s  {outcome:11} {mutant.file}:{mutant.line}: {change}", flush=True)
     total = sum(sum(count.values()) for count in counts.values())
     noticed = total - len(survivors)
     for area, count in counts.items():
