@@ -125,7 +125,8 @@ def _structure(data: bytes, random: Random) -> bytes | None:
             tree = yaml.load(data, yaml.CSafeLoader)
             for _ in range(random.choice((1, 1, 2, 4))):
                 tree = _changed(tree, random)
-            return yaml.safe_dump(tree, allow_unicode=random.random() < 0.5).encode("utf-8", "surrogatepass")
+            text: str = yaml.safe_dump(tree, allow_unicode=random.random() < 0.5)
+            return text.encode("utf-8", "surrogatepass")
     separator = next((mark for mark in (b"\t", b",") if data.split(b"\n", 1)[0].count(mark) > 1), None)
     if separator is None:
         return None

@@ -190,9 +190,10 @@ def _configured() -> Iterator[Target]:
     yield Target("saved run", (SAVED,), _by_path(_words_of), (ValueError,))
     for suffix, tuned in _tuning().items():
         yield Target(f"tuning {suffix}", tuned, _by_path(_words_of, f".{suffix}"), (ValueError,))
-    for suffix, seeds in (("sh", (rl.VERL, rl.OPENRLHF)), ("yaml", (rl.NEMO,)), ("json", (rl.TRL,))):
-        texts = tuple(text.encode() for text in seeds)
-        yield Target(f"rl {suffix}", texts, _by_path(_rl_config, f".{suffix}"), (ValueError,))
+    scripts: dict[str, tuple[str, ...]] = {"sh": (rl.VERL, rl.OPENRLHF), "yaml": (rl.NEMO,), "json": (rl.TRL,)}
+    for suffix, texts in scripts.items():
+        encoded = tuple(text.encode() for text in texts)
+        yield Target(f"rl {suffix}", encoded, _by_path(_rl_config, f".{suffix}"), (ValueError,))
 
 
 def _tuning() -> dict[str, tuple[bytes, ...]]:
@@ -265,7 +266,7 @@ def _store() -> bytes:
         with Store(folder, writes=True) as store:
             keys = [bytes([number]) * 16 for number in range(5)]
             store.ask(["tp"], [(number, key, {"tp": number + 1}) for number, key in enumerate(keys)])
-            answers = [{"step_s": 1.5, "fits": 1, "found": "tp 2"}, {"error": "tp 3 does not divide 8"}, {}]
+            answers: list[dict[str, Any]] = [{"step_s": 1.5, "fits": 1, "found": "tp 2"}, {"error": "tp 3 does not divide 8"}, {}]
             store.add(AnsweredChunk(PointChunk("predict", tuple(keys[:3]), ()), answers, 0.1))
             store.base.execute("PRAGMA journal_mode = DELETE")
         return Path(folder, "results.sqlite").read_bytes()
