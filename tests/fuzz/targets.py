@@ -266,7 +266,11 @@ def _store() -> bytes:
         with Store(folder, writes=True) as store:
             keys = [bytes([number]) * 16 for number in range(5)]
             store.ask(["tp"], [(number, key, {"tp": number + 1}) for number, key in enumerate(keys)])
-            answers: list[dict[str, Any]] = [{"step_s": 1.5, "fits": 1, "found": "tp 2"}, {"error": "tp 3 does not divide 8"}, {}]
+            answers: list[dict[str, Any]] = [
+                {"step_s": 1.5, "fits": 1, "found": "tp 2"},
+                {"error": "tp 3 does not divide 8"},
+                {},
+            ]
             store.add(AnsweredChunk(PointChunk("predict", tuple(keys[:3]), ()), answers, 0.1))
             store.base.execute("PRAGMA journal_mode = DELETE")
         return Path(folder, "results.sqlite").read_bytes()
