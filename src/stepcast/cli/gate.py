@@ -150,7 +150,7 @@ def _read_baseline(path: str) -> "list[GateRun]":
 
     if os.path.isfile(path) and BASELINE in (source := Source(path)).head[:200]:
         try:
-            runs = msgspec.json.decode(source.data(RESULT))["runs"]
+            runs = [*msgspec.json.decode(source.data(RESULT))["runs"]]
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: is not a complete baseline: {error}") from None
         return [_decode(msgspec.json.encode(run), path) for run in runs]
