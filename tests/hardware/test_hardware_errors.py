@@ -72,7 +72,7 @@ def test_a_cycle_over_two_files(tmp_path: Path) -> None:
         ("node.nic.efficiency=1.5", "--set: node.nic.efficiency: must be at most 1, not 1.5"),
         ("network.oversubscription=0.5", "--set: network.oversubscription: must be at least 1, not 0.5"),
         ("network.shape=[4]", "--set: network.shape: shape is for a torus, and a torus needs one"),
-        ("node.fabric.kind=nvlink-pairs", "my.toml: node.fabric: an nvlink-pairs fabric needs host_link"),
+        ("node.fabric.kind=nvlink-pairs", "my.toml: node.fabric: nvlink-pairs needs host_link"),
         ("node.nics=0", "--set: node.nics: nics and the link of a nic go together: give both or neither"),
         ("gpu=v1oo", "--set: unknown gpu 'v1oo'; did you mean v100"),
         ("nodes=none", "--set: nodes: 'none' is not a whole number"),

@@ -103,15 +103,19 @@ class FabricKind(StrEnum):
     NVSWITCH = "nvswitch"  # every GPU reaches every other at its full rate
     NVLINK_MESH = "nvlink-mesh"  # one link between each two GPUs (also AMD Infinity Fabric)
     NVLINK_PAIRS = "nvlink-pairs"  # bridges join GPUs 2i and 2i+1, the rest goes over PCIe
+    PCIE_PAIRS = "pcie-pairs"  # PCIe switches join GPUs 2i and 2i+1, the rest goes through the host
     PCIE = "pcie"
+
+
+PAIRED = (FabricKind.NVLINK_PAIRS, FabricKind.PCIE_PAIRS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
     """The connections between the GPUs of a node.
 
-    ``link`` is one GPU's port on the switch, one edge of the mesh, one bridge, or one PCIe slot. GPUs that
-    share a socket but no bridge talk over ``host_link``, GPUs of different sockets over ``socket_link``.
+    ``link`` is one GPU's port on the switch, one edge of the mesh, one bridge or switch of a pair, or one PCIe
+    slot. GPUs that share a socket but no pair talk over ``host_link``, GPUs of different sockets over ``socket_link``.
     """
 
     kind: FabricKind
@@ -124,8 +128,8 @@ class Fabric:
     planes: Count = 1  # parallel switches, each with its share of every GPU's links
 
     def __post_init__(self) -> None:
-        if self.kind is FabricKind.NVLINK_PAIRS and self.host_link is None:
-            raise ValueError("an nvlink-pairs fabric needs host_link, the link between GPUs without a bridge")
+        if self.kind in PAIRED and self.host_link is None:
+            raise ValueError(f"{self.kind} needs host_link, the link between GPUs of different pairs")
         if self.in_switch_reduction and self.kind is not FabricKind.NVSWITCH:
             raise ValueError(f"in_switch_reduction needs an nvswitch fabric, not {self.kind}")
 
@@ -133,7 +137,7 @@ class Fabric:
         """Return the link from GPU *a* to GPU *b* of a node that has *gpus*."""
         if self.kind in (FabricKind.NVSWITCH, FabricKind.NVLINK_MESH):
             return self.link
-        if self.kind is FabricKind.NVLINK_PAIRS and a // 2 == b // 2:
+        if self.kind in PAIRED and a // 2 == b // 2:
             return self.link
         per_socket = max(1, gpus // self.sockets)
         if self.socket_link is not None and a // per_socket != b // per_socket:

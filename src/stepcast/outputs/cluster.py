@@ -22,7 +22,7 @@ def write(wiring: Wiring) -> bytes:
         )
     gpu = load_cluster(wiring.gpu).gpu.name
     having = clusters_of(gpu)
-    base = having[0] if having else BARE
+    base = having[0] if having and wiring.fabric != FabricKind.PCIE else BARE
     known = load_cluster(base)
     # NICs are left out where nobody states how fast they are.
     has_unknown_nics = known.node.nic is None and wiring.nic_bytes_per_s is None

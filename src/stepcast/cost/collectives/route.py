@@ -179,7 +179,7 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
     """Return the route of a group whose ranks are connected by *path*."""
     intra, inter, constants = path.intra, path.inter, cluster.communication
     fabric = cluster.node.fabric
-    nvlink = fabric.kind is not FabricKind.PCIE
+    nvlink = fabric.kind not in (FabricKind.PCIE, FabricKind.PCIE_PAIRS)
     if fabric.kind is FabricKind.NVLINK_PAIRS and intra is not None:
         nvlink = intra.bandwidth_bytes_per_s >= fabric.link.bandwidth_bytes_per_s
     through = 1.0

@@ -13,7 +13,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, NetworkRouting, Topology
+from stepcast.hardware.cluster import PAIRED, Cluster, FabricKind, NetworkKind, NetworkRouting, Topology
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import Links
@@ -220,9 +220,10 @@ def _add_fabric(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> None:
         case FabricKind.NVLINK_MESH:
             shape = (nodes, gpus, gpus)
             blocks.add("edge", "NVLink", shape, rate, lambda n, a, b: f"node {n} GPU {a} to GPU {b}")
-        case FabricKind.NVLINK_PAIRS:
-            blocks.add("bridge", "NVLink", every, rate, lambda n, g: f"node {n} GPU {g} to GPU {g ^ 1}")
-    if fabric.kind in (FabricKind.PCIE, FabricKind.NVLINK_PAIRS):
+        case FabricKind.NVLINK_PAIRS | FabricKind.PCIE_PAIRS:
+            tier = "NVLink" if fabric.kind is FabricKind.NVLINK_PAIRS else "PCIe"
+            blocks.add("bridge", tier, every, rate, lambda n, g: f"node {n} GPU {g} to GPU {g ^ 1}")
+    if fabric.kind in (FabricKind.PCIE, *PAIRED):
         slot = (fabric.host_link or fabric.link).effective_bytes_per_s
         blocks.add("slot up", "PCIe", every, slot, lambda n, g: f"node {n} GPU {g} PCIe up")
         blocks.add("slot down", "PCIe", every, slot, lambda n, g: f"node {n} GPU {g} PCIe down")

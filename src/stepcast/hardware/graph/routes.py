@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, NetworkRouting
+from stepcast.hardware.cluster import PAIRED, Cluster, FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.path import Place, place_ranks
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
@@ -435,7 +435,7 @@ def within(network: Network, row: IntArray, source: IntArray, target: IntArray) 
         return entries(row, network["edge"].at(node, start, end))
     parts: list[LinkShares] = []
     hosted = np.ones(len(row), bool)
-    if fabric.kind is FabricKind.NVLINK_PAIRS:
+    if fabric.kind in PAIRED:
         hosted = start // 2 != end // 2
         parts.append(entries(row[~hosted], network["bridge"].at(node, start)[~hosted]))
     parts += [
