@@ -3,7 +3,7 @@
 """Fit the fused experts of inference engines to public tables; writes data/fits/experts.toml.
 
 Each kernel has constants for each architecture. A fifth of the shapes (sizes and degrees of parallelism) is left out of
-a fit and shows its errors; the constants that are written are fitted to all rows. Needs scipy.
+a fit and shows its errors; the constants that are written are fitted to all rows.
 
     python tools/fit_experts.py ../shared/data/operators
 """
@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
+from minimise import minimise
 
 from stepcast.cost.expert_loads import RankLoad
 from stepcast.cost.fused_experts import FusedExpertsFit, fused_experts_s
@@ -23,11 +23,12 @@ from stepcast.validate.operators import expert_columns, gpu_of
 
 TARGET = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits" / "experts.toml"
 FREE = {
-    "start_s": (2e-5, 1e-6, 1e-3),
-    "row_s": (1e-10, 1e-13, 1e-7),
-    "efficiency": (0.5, 0.02, 1.2),
-    "memory_efficiency": (0.7, 0.1, 1.1),
-    "expert_s": (1e-7, 1e-10, 1e-5),
+    "start_s": (3e-5, 1e-6, 1e-3),
+    "hidden_passes": (1.0, 1e-4, 20),
+    "inner_passes": (1.0, 1e-4, 20),
+    "efficiency": (0.4, 0.02, 1.2),
+    "memory_efficiency": (0.8, 0.1, 1.1),
+    "expert_s": (1e-9, 1e-10, 1e-5),
     "permute_passes": (0.5, 1e-4, 20),
     "tile_16": (0.3, 0.02, 1),
     "tile_64": (0.6, 0.05, 1),
@@ -43,7 +44,7 @@ def main() -> None:
         for rows in table.split(("system", "device", "kernel_source", "moe_dtype", "distribution")):
             gpu = gpu_of(rows)
             groups.setdefault((rows.word("kernel_source"), gpu.architecture), []).append((rows, gpu))
-    start, low, high = np.log(np.array(list(FREE.values()))).T
+    start, low, high = np.array(list(FREE.values())).T
     kernels: dict[str, dict[str, dict[str, float]]] = {}
     held_errors, all_errors = [], []
     for (kernel, architecture), parts in sorted(groups.items()):
@@ -53,8 +54,8 @@ def main() -> None:
         part_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, _ in parts])
         place = np.concatenate([np.arange(len(rows)) for rows, _ in parts])
 
-        def predict(logs, chosen):
-            fit = FusedExpertsFit(**dict(zip(FREE, map(float, np.exp(logs)), strict=True)))
+        def predict(values, chosen):
+            fit = FusedExpertsFit(**dict(zip(FREE, map(float, values), strict=True)))
             seconds = np.empty(len(chosen))
             for index, (word, own, gpu) in enumerate(columns):
                 mine = part_of[chosen] == index
@@ -67,13 +68,7 @@ def main() -> None:
         def solve(allowed):
             chosen = np.where(allowed)[0]
             chosen = np.random.default_rng(0).choice(chosen, min(len(chosen), MOST_ROWS), replace=False)
-            return least_squares(
-                lambda logs: np.log(predict(logs, chosen) / measured[chosen]),
-                np.clip(start, low, high),
-                bounds=(low, high),
-                loss="soft_l1",
-                max_nfev=60,
-            ).x
+            return minimise(lambda values: predict(values, chosen) / measured[chosen], start, low, high, scale=0.1)
 
         held = shapes == 0
         everything = np.arange(len(measured))
@@ -84,7 +79,7 @@ def main() -> None:
         all_errors.append(np.abs(predict(best, everything) / measured - 1))
         text = f"{100 * held_errors[-1].mean():.1f} % left out" if held.any() and not held.all() else ""
         print(kernel, architecture, len(measured), f"{100 * all_errors[-1].mean():.1f} %", text, flush=True)
-        kernels.setdefault(kernel, {})[architecture] = dict(zip(FREE, np.exp(best), strict=True))
+        kernels.setdefault(kernel, {})[architecture] = dict(zip(FREE, best, strict=True))
     for name, errors in (("all", all_errors), ("left out", held_errors)):
         print(f"{name}: {100 * np.concatenate(errors).mean():.1f} %")
     lines = [

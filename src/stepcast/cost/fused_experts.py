@@ -1,8 +1,9 @@
 """Seconds of the fused experts of inference engines: permutation, two grouped products, activation, weighted sum.
 
-    seconds = start + per routed row + per active expert + longest(computing, moving) + permuting
+    seconds = start + per active expert + longest(computing, moving) + permuting + passes over all routed rows
 
 Computing takes the cheapest tile for the rows of each expert; moving reads the weights of active experts and the rows.
+Activation and sum also pass over rows that belong to experts of other ranks (*hidden_passes*, *inner_passes*).
 Constants are in data/fits/experts.toml by kernel and GPU architecture, fitted to public tables of vLLM's kernels
 (tools/fit_experts.py), whose weights are constant and whose runs are short: a training step is slower.
 """
@@ -49,7 +50,8 @@ class FusedExpertsFit(Struct, frozen=True, forbid_unknown_fields=True):
     """Constants of one kernel on one architecture; the efficiencies of small tiles are over that of the largest."""
 
     start_s: Amount
-    row_s: Amount
+    hidden_passes: Amount
+    inner_passes: Amount
     efficiency: Amount
     memory_efficiency: Amount
     expert_s: Amount
@@ -114,6 +116,7 @@ def fused_experts_s(
     bandwidth = gpu.memory_bandwidth_bytes_per_s
     memory_s = (active * matrices * hidden * inner * weight_bytes + row_bytes) / (fit.memory_efficiency * bandwidth)
     longest_s = (compute_s**fit.sharpness + memory_s**fit.sharpness) ** (1.0 / fit.sharpness)
-    permute_s = fit.permute_passes * (4.0 * tokens * hidden + row_bytes) / bandwidth
-    seconds: FloatArray = fit.start_s + fit.row_s * tokens * top_k + fit.expert_s * active + longest_s + permute_s
+    moved_bytes = fit.permute_passes * (4.0 * tokens * hidden + row_bytes)
+    moved_bytes += DType.BF16.bytes * tokens * top_k * (fit.hidden_passes * hidden + fit.inner_passes * inner)
+    seconds: FloatArray = fit.start_s + fit.expert_s * active + longest_s + moved_bytes / bandwidth
     return seconds

@@ -38,6 +38,7 @@ from stepcast.ir.tables import Amount, Positive, Share, convert_table
 TRAINING_GPU = "h200"  # on which operators of training were measured
 BURST = Load(0.0, repeats=6.0)  # a few calls, as the tables were measured
 QUERY_TILE, HEAD_TILE, NARROW_HEAD, WIDE_HEAD = 128.0, 64.0, 128.0, 256.0
+PANEL = 128.0  # columns of weights that a multiprocessor goes through at once
 SPLIT_TOKENS = 128.0  # of a context are not divided among thread blocks
 # DeepSeek's latent attention: per token and rank one latent vector, part of it with rotary embedding.
 LATENT_KEY, LATENT_VALUE, MLA_KEY, MLA_VALUE = 576.0, 512.0, 192.0, 128.0
@@ -75,6 +76,7 @@ class LinearFit(Struct, frozen=True, forbid_unknown_fields=True):
     joule_per_flop: Positive
     warm_up_s: Positive
     quantise_factor: Amount  # time of a block quantisation over that of a cast to fp8
+    depth_s: Amount = 0.0  # for a tile to wait for weights that are not in the cache, for each row of them
 
 
 class QuantizeFit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -249,6 +251,8 @@ def product_s(
     bandwidth = rates.bandwidth_bytes_per_s / (1.0 - hit + hit / fit.cached_speedup)
     reached = rates._replace(bandwidth_bytes_per_s=bandwidth)
     seconds = matmul_s(rows, n, k, np.ones(rows.shape), form.weight_bytes, reached, fit.product)
+    waiting_s = fit.depth_s * k * np.maximum(1.0, n / (PANEL * gpu.sms))
+    seconds = (seconds**4 + waiting_s**4) ** 0.25 if fit.depth_s else seconds
     limited_s = _limit(seconds, 2.0 * rows * n * k, fit.joule_per_flop, fit.warm_up_s, gpu, dtype, load)
     result: FloatArray = np.asarray(limited_s + fit.product.latency_s)
     return result if isinstance(m, np.ndarray) else float(result[0])
