@@ -37,6 +37,8 @@ NORMAL = {  # field: start, least, most
     "start_us": (25, 1, 100),
     "node_start_us": (10, 0.01, 100),
     "crossing_start_us": (20, 0.01, 100),
+    "rank_start_us": (1, 0.01, 10),
+    "expert_start_ns": (10, 0.01, 1000),
     "element_ns": (1, 1e-4, 100),
     "sm_gb_per_s": (20, 5, 300),
     "copy_ns": (100, 0.1, 1000),
@@ -46,7 +48,8 @@ NORMAL = {  # field: start, least, most
     "nvlink_share": (0.8, 0.3, 1.2),
     "network_share": (0.95, 0.5, 1.05),
 }
-LOW = ("start_us", "crossing_start_us", "element_ns", "nvlink_share", "network_share")
+LOW_ONLY = ("crossing_start_us", "rank_start_us", "expert_start_ns")
+LOW = ("start_us", "crossing_start_us", "rank_start_us", "expert_start_ns", "element_ns", "nvlink_share", "network_share")
 
 
 def read(path: Path, low: bool) -> list[dict]:
@@ -67,7 +70,7 @@ def read(path: Path, low: bool) -> list[dict]:
             continue
         copies = exchange.TokenCopies.of(routing, route)
         if low:
-            copies = exchange.TokenCopies(float(top_k), top_k * (nodes - 1) / nodes)
+            copies = exchange.TokenCopies(float(top_k), top_k * (nodes - 1) / nodes, float(experts))
         yield {
             "key": (architecture, cluster, nodes),
             "nodes": nodes,
@@ -105,6 +108,7 @@ def predict(values: dict, rows: list[dict], phase: str) -> np.ndarray:
         copies = exchange.TokenCopies(
             np.array([rows[index]["copies"].to_ranks for index in mine]),
             np.array([rows[index]["copies"].to_nodes for index in mine]),
+            np.array([rows[index]["copies"].experts for index in mine]),
         )
         route = rows[mine[0]]["route"]
         seconds[mine] = exchange.exchange_s(
@@ -137,7 +141,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     lines = []
     for library, file, names, sms in (
-        ("deepep", "deepep.csv.gz", tuple(name for name in NORMAL if name != "crossing_start_us"), 20),
+        ("deepep", "deepep.csv.gz", tuple(name for name in NORMAL if name not in LOW_ONLY), 20),
         ("deepep-low-latency", "deepep_low_latency.csv.gz", LOW, 0),
     ):
         rows = list(read(folder / file, library != "deepep"))
@@ -149,15 +153,17 @@ def main() -> None:
                 held = (2, 4, 8) if library != "deepep" else (2, 4)
                 used = [row for row in mine if row["nodes"] in (1, *held)]
                 # Few rows of Blackwell are limited by NVLink: 48 SMs reach 0.63 of it (README_Hybrid-EP.md).
-                known = {} if architecture == "hopper" else {"network_share": 0.95}
-                if known and library == "deepep":
+                # All nodes of Hopper have 8 ranks, which leaves no way to tell their share of the start.
+                known = {"rank_start_us": 0.0} if architecture == "hopper" else {"network_share": 0.95}
+                later = architecture != "hopper"
+                if later and library == "deepep":
                     known |= {"nvlink_share": 0.82} | {
                         key: hopper[phase][key] for key in ("node_start_us", "forward_factor")
                     }
-                elif known:
+                elif later:
                     known |= {"crossing_start_us": hopper[phase]["crossing_start_us"]}
                 values = fit(used, phase, names, known)
-                hopper = hopper if known else hopper | {phase: values}
+                hopper = hopper if later else hopper | {phase: values}
                 for nodes in (1, 2, 4, 8):
                     some = [row for row in mine if row["nodes"] == nodes]
                     text = score(values, some, phase)

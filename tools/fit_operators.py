@@ -55,6 +55,7 @@ QUANTISED: Free = {name: LINEAR[name] for name in LINEAR if name.partition(".")[
 }
 for name in ("cached_speedup", "warm_up_s"):
     del QUANTISED[name]
+DEPTH: Free = {"depth_s": (1e-9, 1e-12, 1e-8)}
 QUANTIZE: Free = {
     "latency_s": (3e-6, 1e-7, 2e-5),
     "bandwidth_efficiency": (0.8, 0.2, 1.0),
@@ -142,6 +143,8 @@ def fit_kind(
     base = entry[kind].get("bf16") if kind == "linear" and name != "bf16" else None
     if base is not None:
         start = {**base, "product": dict(base["product"]), "quantise_factor": 1.0}
+        if name == "nvfp4":  # no kernel of it divides the reduction
+            start["product"]["split_s"] = 1.0
     entry.setdefault(kind, {})[name] = start
     kept, held = divide(rows) if GROUPS else (rows, [])
     keys = list(free)
@@ -241,7 +244,8 @@ def fit_architecture(tables: dict[str, Rows], gpus: tuple[str, ...], follows: bo
             fit_kind(entry, ("quantize", name), QUANTIZE, rows, predict_quantize(name))
     for word, name in RECIPES.items():
         if rows := pick(tables["gemm"] + tables["gemm_small"], gpus, dtype__gemm_dtype=word):
-            fit_kind(entry, ("linear", name), LINEAR if name == "bf16" else QUANTISED, rows, predict_linear(name))
+            free = LINEAR if name == "bf16" else QUANTISED | (DEPTH if name in ("fp8-block", "nvfp4") else {})
+            fit_kind(entry, ("linear", name), free, rows, predict_linear(name))
     fused = tuple(source for source in ("torch_flow", "vllm_flash_attn"))
     for name, words in (("bf16", {"attn_dtype": "bfloat16"}), ("fp8", {})):
         chosen = pick(tables["attention_prefill"], gpus, **words)

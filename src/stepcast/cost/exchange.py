@@ -37,7 +37,8 @@ class ExchangeFit:
     """Constants of one phase of an exchange on one architecture.
 
     *start_s*, *node_start_s* and *crossing_start_s*: latency, more of it for each node of several, and for the share
-    of tokens that leave their node. *element_s*: latency for each element of a token. *sm_bytes_per_s*, *copy_s*,
+    of tokens that leave their node. *rank_start_s*, *expert_start_s*: latency for each rank of a node and each expert,
+    whose counts a low-latency kernel sends and waits for. *element_s*: latency for each element of a token. *sm_bytes_per_s*, *copy_s*,
     *token_s* and *once_bytes_per_s*: work of one SM for the bytes of a copy, for a copy, for a token and for its bytes
     once. *forward_factor*: the same work where ranks forward between nodes. *nvlink_share* and *network_share*: of the
     rates of long transfers that NCCL reaches.
@@ -48,6 +49,8 @@ class ExchangeFit:
     network_share: Amount
     node_start_s: Amount = 0.0
     crossing_start_s: Amount = 0.0
+    rank_start_s: Amount = 0.0
+    expert_start_s: Amount = 0.0
     element_s: Amount = 0.0
     sm_bytes_per_s: Amount = 0.0  # 0: SMs do not limit it
     copy_s: Amount = 0.0
@@ -72,10 +75,11 @@ def multiprocessors_of(library: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenCopies:
-    """The copies that an exchange makes of each token: to ranks, and to other nodes than its own."""
+    """The copies that an exchange makes of each token: to ranks, and to other nodes than its own; and all experts."""
 
     to_ranks: Number
     to_nodes: Number
+    experts: float = 0.0
 
     @classmethod
     def of(cls, routing: Routing, route: Route) -> "TokenCopies":
@@ -101,6 +105,7 @@ def exchange_s(
     crossing = (route.nodes - 1) / route.nodes
     start_s = fit.start_s + fit.crossing_start_s * crossing + fit.element_s * width
     start_s = start_s + (fit.node_start_s * route.nodes if several else 0.0)
+    start_s = start_s + fit.rank_start_s * route.ranks_per_node + fit.expert_start_s * copies.experts
     nvlink_bytes = tokens * copies.to_ranks * token_bytes * (route.ranks_per_node - 1) / route.ranks_per_node
     nvlink_s = nvlink_bytes / (fit.nvlink_share * route.intra_bytes_per_s)
     longest = nvlink_s**SHARPNESS

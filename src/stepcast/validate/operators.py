@@ -263,7 +263,7 @@ def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]
             limit = (int(count), MOST_GROUPS) if count > MOST_GROUPS else (1, 1)
             copies = TokenCopies.of(Routing(int(best), -(-int(own) // ranks) * ranks, *limit), route)
             if low:  # once for each expert
-                copies = TokenCopies(best, best * (count - 1) / count)
+                copies = TokenCopies(best, best * (count - 1) / count, own)
             predicted_s[mine] = exchange_s(
                 "deepep-low-latency" if low else "deepep", phase,
                 tokens[mine], hidden[mine], element_bytes, copies, route, sms[mine], gpu.architecture,
