@@ -49,7 +49,7 @@ NORMAL = {  # field: start, least, most
     "network_share": (0.95, 0.5, 1.05),
 }
 LOW_ONLY = ("crossing_start_us", "rank_start_us", "expert_start_ns")
-LOW = ("start_us", "crossing_start_us", "rank_start_us", "expert_start_ns", "element_ns", "nvlink_share", "network_share")
+LOW = (*LOW_ONLY, "start_us", "element_ns", "nvlink_share", "network_share")
 
 
 def read(path: Path, low: bool) -> list[dict]:

@@ -29,7 +29,14 @@ from stepcast.ir.work import CollectiveKind
 from stepcast.units import GB, GIB, MIB, US
 
 KINDS = tuple(CollectiveKind)
-LIBRARIES = [("nccl", "ampere"), ("nccl", "hopper"), ("nccl", "blackwell"), ("nccl-2.12", "ampere"), ("rccl", "cdna3")]
+LIBRARIES = [
+    ("nccl", "ampere"),
+    ("nccl", "hopper"),
+    ("nccl", "blackwell"),
+    ("nccl-2.12", "ampere"),
+    ("nccl-2.27", "ampere"),
+    ("rccl", "cdna3"),
+]
 SIZES = st.floats(1, 1e12)
 
 

@@ -36,12 +36,12 @@ MEASURED_BYTES_PER_S = 48.5 * GB  # of a 400 Gb/s NIC
 class ExchangeFit:
     """Constants of one phase of an exchange on one architecture.
 
-    *start_s*, *node_start_s* and *crossing_start_s*: latency, more of it for each node of several, and for the share
-    of tokens that leave their node. *rank_start_s*, *expert_start_s*: latency for each rank of a node and each expert,
-    whose counts a low-latency kernel sends and waits for. *element_s*: latency for each element of a token. *sm_bytes_per_s*, *copy_s*,
-    *token_s* and *once_bytes_per_s*: work of one SM for the bytes of a copy, for a copy, for a token and for its bytes
-    once. *forward_factor*: the same work where ranks forward between nodes. *nvlink_share* and *network_share*: of the
-    rates of long transfers that NCCL reaches.
+    *start_s*, *node_start_s* and *crossing_start_s*: latency, more of it for each node of several, and for the share of
+    tokens that leave their node. *rank_start_s*, *expert_start_s*: latency for each rank of a node and each expert,
+    whose counts a low-latency kernel sends and waits for. *element_s*: latency for each element of a token.
+    *sm_bytes_per_s*, *copy_s*, *token_s* and *once_bytes_per_s*: work of one SM for the bytes of a copy, for a copy,
+    for a token and for its bytes once. *forward_factor*: the same work where ranks forward between nodes.
+    *nvlink_share* and *network_share*: of the rates of long transfers that NCCL reaches.
     """
 
     start_s: Amount

@@ -277,6 +277,9 @@ COLLECTIVES = {"all_gather": CollectiveKind.ALL_GATHER, "all_reduce": Collective
                "reduce_scatter": CollectiveKind.REDUCE_SCATTER, "alltoall": CollectiveKind.ALL_TO_ALL}  # fmt: skip
 
 
+RECENT = "nccl-2.27"  # the version whose constants its table and later ones are compared with
+
+
 def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
     """Yield collectives of NCCL inside a node, or the custom all-reduces of inference engines."""
     kind = COLLECTIVES.get(rows.word("op_name") or "all_reduce")
@@ -284,7 +287,8 @@ def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOpera
         raise ValueError(f"unknown collective {rows.word('op_name')!r}")
     element_bytes = 1.0 if rows.word("nccl_dtype") == "int8" else 2.0
     sizes_bytes = rows.numbers("message_size") * element_bytes
-    ranks, cluster = int(rows.word("num_gpus")), load_cluster(gpu.name)
+    newer = [f"communication.library={RECENT}"] if rows.word("lib_version") >= RECENT.removeprefix("nccl-") else []
+    ranks, cluster = int(rows.word("num_gpus")), load_cluster(gpu.name, newer)
     route = route_of(resolve(cluster, range(ranks), active_per_node=min(ranks, cluster.domain_gpus)), cluster)
     if rows.name == "custom_allreduce":
         link = cluster.node.fabric.link.bandwidth_bytes_per_s

@@ -63,6 +63,7 @@ class Tuning:
     nvls_step_s: Amount  # synchronisation of a chunk, for each rank of the node
     nvls_tree_hop_s: Amount
     torch_call_s: Amount
+    channel_factor: Amount = 1.0  # on the cluster's cost of opening channels
     nvls_least_ranks: int = NEVER
     peer_bytes_per_s: float = math.inf  # that the channels between two GPUs of a node reach, in an exchange
     filling_share: Amount = 0.3  # of the time per byte, which the first bytes of an exchange over NVLink take longer
@@ -81,8 +82,9 @@ def library_tuning(library: str = "nccl", architecture: str = DEFAULT_ARCHITECTU
     if library not in tables:
         raise ValueError(f"library must be one of {', '.join(tables)}, not {library!r}")
     table = tables[library]
-    table = tables[table.pop("base", library)] | table
-    architectures = table.pop("architectures")
+    base = tables[table.pop("base", library)]
+    architectures = base["architectures"] | table.pop("architectures")
+    table = {name: value for name, value in {**base, **table}.items() if name != "architectures"}
     default = architectures.get(DEFAULT_ARCHITECTURE) or next(iter(architectures.values()))
     own = architectures.get(architecture, {"ll_limit_gb_per_s": default["ll_limit_gb_per_s"]})
     return convert_table(convert_units(table | own), Tuning)
@@ -182,7 +184,7 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
     nvlink = fabric.kind not in (FabricKind.PCIE, FabricKind.PCIE_PAIRS)
     if fabric.kind is FabricKind.NVLINK_PAIRS and intra is not None:
         nvlink = intra.bandwidth_bytes_per_s >= fabric.link.bandwidth_bytes_per_s
-    through = 1.0
+    through, tuning = 1.0, tuning_of(cluster)
     if fabric.kind is FabricKind.NVLINK_MESH and path.nodes > 1 and path.ranks_per_node > 1:
         # As many rings as GPUs pass a node, each over all but one of them, so every edge of the mesh carries
         # one in either direction; a ring that closes in the node has an edge less for each GPU.
@@ -205,12 +207,12 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         through_share=through,
         memory_bytes_per_s=cluster.gpu.memory_bandwidth_bytes_per_s,
         launch_overhead_s=constants.launch_overhead_s,
-        channel_overhead_s=constants.channel_overhead_s,
+        channel_overhead_s=constants.channel_overhead_s * tuning.channel_factor,
         ranks_per_thread=min(ranks_per_thread, path.ranks),
         nvlink=nvlink,
         in_switch_reduction=path.in_switch_reduction,
         in_network_reduction=path.in_network_reduction,
-        tuning=tuning_of(cluster),
+        tuning=tuning,
     )
 
 
