@@ -2,8 +2,8 @@
 
 Runs of Megatron-LM's tables, NeMo recipes and MLPerf layouts come from the published sets beside the
 repository; Llama 3 and DeepSeek-V3 from their reports. Each is priced as it ran. The search keeps what was no
-choice of layout: model, GPUs, batch, precision, software and its overlap, how states are sharded. WORD: only
-runs with it in their name.
+choice of layout: model, GPUs, batch, precision, software and its overlap, how states are sharded; it leaves the
+usual reserve of memory free and tries only what the software has. WORD: only runs with it in their name.
 """
 
 import sys
@@ -18,6 +18,7 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
+from stepcast.frameworks.words import recompute_of, recompute_word
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
@@ -25,7 +26,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
-from stepcast.searching.best import search_parts
+from stepcast.searching.best import search_parts, usable_memory_bytes
 from stepcast.searching.space import SearchAxes, SpacePart, build_space
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import records_of
@@ -88,14 +89,16 @@ def _reported() -> Iterator[Choice]:
     """Llama 3 (2024), table 4; DeepSeek-V3 (2024), sections 3.2 and 4.2."""
     yield _made(
         "Llama 3.1 405B, 16,384 H100", "llama-3.1-405b", "dgx-h100", "megatron-core",
-        Layout(tp=8, pp=16, vpp=8, dp=128), 1, 2048, 8192, sharding="fsdp", schedule="interleaved",
+        Layout(tp=8, pp=16, vpp=8, dp=128), 1, 2048, 8192, sharding="zero-2", schedule="interleaved",
     )  # fmt: skip
     found = _made(
         "DeepSeek-V3, 2,048 H800", "deepseek-v3", "h800-node", "megatron-core-deepep",
         Layout(pp=16, dp=128, ep=64, expert_tp=1), 1, 15360, 4096, sharding="zero-1", schedule="dualpipe",
-        precision="fp8", recompute="selective", further_tokens=1,
+        precision="fp8", recompute="selective:norms,latent-up,expert-activation", further_tokens=1,
     )  # fmt: skip
-    near = {"tp": (1, 2), "pp": (8, 16), "vpp": (1, 2), "ep": (32, 64, 128), "micro_batch": (1, 2)}
+    near: dict[str, Any] = {"tp": (1, 2), "pp": (8, 16), "vpp": (1, 2), "ep": (32, 64, 128), "micro_batch": (1, 2)}
+    words = ("none", "selective:norms,latent-up,expert-activation", "selective:norms,latent-up,experts", "full")
+    near["recompute"] = tuple(map(recompute_of, words))
     yield replace(found, schedules=(*found.schedules, ScheduleKind.DUALPIPE), near=near)
 
 
@@ -110,7 +113,6 @@ def _made(
     seq: int,
     **said: Any,
 ) -> Choice:
-    from stepcast.frameworks.words import recompute_of
     from stepcast.ir.dtype import DType
     from stepcast.ir.strategy import Sharding
 
@@ -147,9 +149,9 @@ def compare(choice: Choice) -> None:
     axes = replace(axes, **choice.near)
     common = {each.name: getattr(theirs, each.name) for each in fields(theirs) if each.name not in SEARCHED}
     space = build_space(model, axes, theirs.global_batch, theirs.seq, cluster.domain_gpus, common)
-    found = search_parts(
-        [SpacePart(space, choice.framework, np.arange(len(space)))], cluster, top=1, looks_around=False
-    )
+    parts = [SpacePart(space, choice.framework, np.arange(len(space)))]
+    usable = usable_memory_bytes(cluster.gpu.memory_bytes, None, None)
+    found = search_parts(parts, cluster, top=1, most_bytes=usable, looks_around=False)
     best = found.best[0]
     report = predict(model, cluster, best.strategy, choice.framework).report
     ratio = priced.step_s / best.step_s
@@ -177,7 +179,7 @@ def _words(strategy: Strategy) -> str:
     words = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep", "pp", "vpp") if getattr(layout, name) > 1]
     words += [f"mb {strategy.micro_batch}"] if strategy.micro_batch > 1 else []
     words += [str(strategy.schedule)] if strategy.schedule is ScheduleKind.DUALPIPE else []
-    words += [f"recompute {strategy.recompute.kind}"] if strategy.recompute.kind != "none" else []
+    words += [f"recompute {recompute_word(strategy.recompute)}"] if strategy.recompute.kind != "none" else []
     return ", ".join(words) or "dp"
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.outputs.configs import WRITERS
+from tests.megatron_parser import failed_checks, parse_script
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +38,31 @@ RUNS = [
     ("accelerate", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --framework transformers --precision autocast-bf16"),
     ("accelerate", "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework deepspeed-transformers --sharding zero-3"),
 ]
+
+
+# Rank 1 of the searches of benchmarks/ten_searches.py, and layouts with flags that those do not need.
+WINNERS = [
+    "llama-3.1-8b --gpus 16 --global-batch 32 --seq 8192 --sharding fsdp",
+    "llama-3.1-70b --gpus 64 --tp 2 --global-batch 256 --seq 4096 --sharding fsdp",
+    "llama-3.1-70b --gpus 1024 --tp 4 --cp 2 --pp 4 --vpp 7 --global-batch 1024 --seq 8192 --no-sequence-parallel",
+    "llama-3.1-405b --gpus 512 --tp 4 --cp 4 --pp 32 --vpp 4 --global-batch 256 --seq 8192 --precision fp8",
+    "gpt3-175b --gpus 1024 --tp 8 --pp 4 --vpp 12 --micro-batch 3 --global-batch 1536 --seq 2048",
+    "deepseek-v3 --gpus 256 --ep 8 --pp 32 --expert-tp 1 --global-batch 2048 --seq 4096 --recompute full",
+    "mixtral-8x7b --gpus 64 --cp 2 --ep 8 --expert-tp 1 --global-batch 256 --seq 8192",
+    "qwen3-30b-a3b --gpus 32 --expert-tp 1 --micro-batch 4 --global-batch 256 --seq 4096 --sharding fsdp",
+    "llama-3.1-8b --gpus 64 --pp 2 --vpp 2 --global-batch 128 --seq 8192",
+    "llama-3.1-8b --gpus 16 --global-batch 64 --sharding zero-2",
+    "mixtral-8x7b --gpus 16 --ep 8 --dispatcher hybridep --global-batch 32 --recompute selective:norms,experts",
+    "mixtral-8x7b --gpus 16 --ep 8 --dispatcher allgather --global-batch 32 --sharding zero-3 --seq 65536",
+]
+
+
+@pytest.mark.parametrize("words", WINNERS)
+def test_megatron_accepts_the_arguments(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *words.split(), "--cluster", "dgx-h100", "--emit", "megatron", "--json"]) == 0
+    script = json.loads(capsys.readouterr().out)["emitted"]["text"]
+    gpus = int(words.split("--gpus ")[1].split()[0])
+    assert list(failed_checks(parse_script(script), gpus, script)) == []
 
 
 @pytest.mark.parametrize(("tool", "words"), RUNS)

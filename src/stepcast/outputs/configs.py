@@ -60,7 +60,6 @@ def _megatron_model(model: Model) -> Table:
         "hidden-size": model.hidden,
         "ffn-hidden-size": model.ffn,
         "num-attention-heads": model.heads,
-        "max-position-embeddings": model.max_seq,
         "vocab-size": model.vocab,
         "swiglu": model.gated and model.activation is Activation.SILU,
         "squared-relu": model.activation is Activation.SQUARED_RELU,
@@ -103,6 +102,7 @@ def _megatron_layout(run: EmittedRun) -> Table:
         "expert-model-parallel-size": layout.ep if run.model.experts else None,
         "expert-tensor-parallel-size": layout.expert_tp or None,
         "seq-length": strategy.seq,
+        "max-position-embeddings": max(run.model.max_seq, strategy.seq),
         "micro-batch-size": strategy.micro_batch,
         "global-batch-size": strategy.global_batch,
         "sequence-parallel": strategy.sequence_parallel,
@@ -138,10 +138,10 @@ def _megatron_execution(run: EmittedRun) -> Table:
     }
     arguments: Table = {
         **precision.get(strategy.precision, {"bf16": True}),
-        **_megatron_sharding(strategy.sharding),
-        "overlap-grad-reduce": overlap.gradients,
-        "overlap-param-gather": overlap.parameters,
-        "tp-comm-overlap": overlap.tensor and strategy.layout.tp > 1,
+        **(sharding := _megatron_sharding(strategy)),
+        "overlap-grad-reduce": overlap.gradients or overlap.parameters,
+        "overlap-param-gather": overlap.parameters and "use-distributed-optimizer" in sharding,
+        "tp-comm-overlap": overlap.tensor and strategy.sequence_parallel,
         "no-async-tensor-model-parallel-allreduce": strategy.layout.tp > 1 and not overlap.tensor_gradients,
         "no-overlap-p2p-communication": strategy.layout.pp > 1 and not overlap.transfers,
         "overlap-moe-expert-parallel-comm": overlap.experts,
@@ -159,39 +159,49 @@ def _megatron_execution(run: EmittedRun) -> Table:
         arguments |= {"recompute-granularity": "full", "recompute-method": method}
         arguments["recompute-num-layers"] = recompute.layers or 1
     if run.model.experts is not None:
-        sends_once = framework.dispatcher is not Dispatcher.ALL_TO_ALL  # to each node
-        arguments |= {"moe-token-dispatcher-type": "flex" if sends_once else "alltoall"}
-        arguments |= {"moe-enable-deepep": sends_once, "moe-expert-capacity-factor": strategy.expert_capacity}
+        dispatcher = framework.dispatcher
+        arguments |= {"moe-token-dispatcher-type": "flex" if dispatcher.sends_once else str(dispatcher)}
+        if dispatcher is Dispatcher.HYBRIDEP:
+            arguments["moe-flex-dispatcher-backend"] = "hybridep"
+        arguments["moe-enable-deepep"] = dispatcher is Dispatcher.DEEPEP
+        arguments["moe-expert-capacity-factor"] = strategy.expert_capacity
     if framework.loss in (LossKernel.COMPILED, LossKernel.ENGINE):
         kind = "te" if framework.loss is LossKernel.ENGINE else "native"
         arguments |= {"cross-entropy-loss-fusion": True, "cross-entropy-fusion-impl": kind}
     if framework.bucket_bytes is not None:
         arguments["ddp-bucket-size"] = framework.bucket_bytes // (4 if wide else 2)
-    if framework.execution in (Execution.GRAPHS, Execution.PARTIAL_GRAPHS):
+    whole = recompute.kind in (RecomputeKind.FULL, RecomputeKind.BLOCK)  # which Megatron does not capture
+    if framework.execution in (Execution.GRAPHS, Execution.PARTIAL_GRAPHS) and not whole:
         arguments["enable-cuda-graph"] = True
         full = framework.execution is Execution.GRAPHS and run.model.experts is not None
-        arguments["cuda-graph-scope"] = "full_iteration" if full else None
+        arguments |= {"cuda-graph-scope": "full_iteration" if full else None, "no-check-for-nan-in-loss-and-grad": full}
     return arguments
 
 
-def _megatron_sharding(sharding: Sharding) -> Table:
-    names = {ours: theirs for theirs, ours in MEGATRON_SHARDINGS.items()}
+def _megatron_sharding(strategy: Strategy) -> Table:
+    """Return the flags of a sharding, with those that Megatron's checks of its arguments ask for."""
+    sharding, names = strategy.sharding, {ours: theirs for theirs, ours in MEGATRON_SHARDINGS.items()}
     if sharding is Sharding.ZERO_1:
         return {"use-distributed-optimizer": True}
-    if sharding is Sharding.FSDP:
-        return {"use-torch-fsdp2": True}
+    if sharding is Sharding.FSDP and strategy.layout.ep == 1:
+        return {"use-torch-fsdp2": True, "no-gradient-accumulation-fusion": True, "ckpt-format": "torch_dist"}
     if sharding is Sharding.NONE:
         return {}
-    return {"use-distributed-optimizer": True, "data-parallel-sharding-strategy": names.get(str(sharding))}
+    kind = names.get(str(sharding), "optim_grads_params")
+    fsdp: Table = {"use-distributed-optimizer": True, "use-megatron-fsdp": True, "ckpt-format": "fsdp_dtensor"}
+    return {**fsdp, "data-parallel-sharding-strategy": kind}
 
 
 def write_megatron(run: EmittedRun) -> str:
     """Return a launch script of Megatron-LM."""
+    arguments = megatron_arguments(run)
     lines = ["#!/bin/bash", f"# {run.title}"]
+    if run.strategy.layout.tp * run.strategy.layout.cp > 1 and "ckpt-format" not in arguments:
+        lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]  # required before Blackwell, not with FSDP
     lines += [f"torchrun --nproc-per-node {run.per_node} --nnodes {run.nodes} pretrain_gpt.py \\"]
     flags = [
         f"    --{name}" if value is True else f"    --{name} {_quote(value)}"
-        for name, value in megatron_arguments(run).items()
+        for name, value in arguments.items()
         if value is not None and value is not False
     ]
     return "\n".join([*lines, " \\\n".join(flags)]) + "\n"

@@ -334,7 +334,7 @@ def _recompute(keys: Keys) -> str | None:
 def _overlap(keys: Keys, tp: int, pp: int) -> str:
     asked = {
         "gradients": keys.flag("overlap-grad-reduce", "overlap-grad-sync"),
-        "parameters": keys.flag("overlap-param-gather", "overlap-param-sync"),
+        "parameters": keys.flag("overlap-param-gather", "overlap-param-sync", "use-torch-fsdp2"),
         "tensor": keys.flag("tp-comm-overlap", "ub-tp-comm-overlap") and tp > 1,
         # Input gradients are reduced while weight gradients are computed unless that is switched off.
         "tensor-gradients": tp > 1 and not keys.flag("no-async-tensor-model-parallel-allreduce"),
