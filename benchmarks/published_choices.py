@@ -149,9 +149,9 @@ def compare(choice: Choice) -> None:
     axes = replace(axes, **choice.near)
     common = {each.name: getattr(theirs, each.name) for each in fields(theirs) if each.name not in SEARCHED}
     space = build_space(model, axes, theirs.global_batch, theirs.seq, cluster.domain_gpus, common)
-    parts = [SpacePart(space, choice.framework, np.arange(len(space)))]
+    searched = [SpacePart(space, choice.framework, np.arange(len(space)))]
     usable = usable_memory_bytes(cluster.gpu.memory_bytes, None, None)
-    found = search_parts(parts, cluster, top=1, most_bytes=usable, looks_around=False)
+    found = search_parts(searched, cluster, top=1, most_bytes=usable, looks_around=False)
     best = found.best[0]
     report = predict(model, cluster, best.strategy, choice.framework).report
     ratio = priced.step_s / best.step_s

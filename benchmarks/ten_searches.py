@@ -102,8 +102,8 @@ def run() -> None:
         free = min(row["free_bytes"] for row in rows) / answer["gpu_bytes"]
         best = rows[0]
         layout = ", ".join(f"{name} {best[name]}" for name in ("tp", "cp", "ep", "pp", "vpp") if best[name] > 1)
-        cells = (words, f"{first_s:.1f} s", f"{last_s:.0f} s", f"{best['step_s']:.2f} s: {layout or 'dp'}")
-        cells = (*cells, f"{families} of {len(rows)}", f"{100 * free:.1f} %", emitted(best["command"], best["gpus"]))
+        cells = [words, f"{first_s:.1f} s", f"{last_s:.0f} s", f"{best['step_s']:.2f} s: {layout or 'dp'}"]
+        cells += [f"{families} of {len(rows)}", f"{100 * free:.1f} %", emitted(best["command"], best["gpus"])]
         print("|", " | ".join(cells), "|", flush=True)
         print(f"    {best['command']}", file=sys.stderr, flush=True)
 

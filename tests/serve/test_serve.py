@@ -61,7 +61,7 @@ class Server:
 
     def upload(self, name: str, data: bytes, cluster: str = "") -> Reply:
         files = json.dumps([{"name": name, "size": len(data)}])
-        return self.ask(f"/analyze?cluster={cluster}", "POST", data, X_Files=files)
+        return self.ask(f"/analyze?ran_on={cluster}", "POST", data, X_Files=files)
 
 
 def children(process: int) -> list[str]:

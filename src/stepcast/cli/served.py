@@ -15,19 +15,22 @@ from stepcast.cli.analyze import ANALYSES
 from stepcast.cli.plan import plan_facts
 from stepcast.cli.search import describe_candidate, result_view, search_facts
 from stepcast.forecast.prediction import roofline
-from stepcast.hardware import cluster_names
+from stepcast.inputs.configs.reader import read_text
+from stepcast.inputs.huggingface.reader import looks_like as is_model
+from stepcast.inputs.huggingface.reader import read as read_model
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.alternatives import answer_alternatives
 from stepcast.questions.changes import find_neighbours, find_remedies
-from stepcast.questions.choices import build_question, several_of
+from stepcast.questions.choices import build_question, option_of, read_choices, several_of
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.runs import run_facts
+from stepcast.questions.runs import ask_with_file, run_facts, run_of_config
 from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.searching.result import SearchCounts, SimulatedCandidate
@@ -63,21 +66,7 @@ class Verbs:
 
     def predict(self, choices: FormChoices, pause: Pause | None) -> Answer:
         run, facts = self._predict(choices)
-        about = About("predict", facts["command"], __version__)
-        if pause is not None:
-            if not run.prediction.fits:
-                facts["remedies"] = find_remedies(run, facts["step_s"])
-            changes = find_neighbours(run, facts["command"], pause)
-            view = step_view(facts, run.prediction.drawn, roofline(run.prediction), changes)
-        else:
-            view = step_view(facts, None, roofline(run.prediction))
-        memory = facts["memory_bytes"]
-        figures = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {memory['verdict']}"
-        title = f"{format_seconds(facts['step_s'])}: {subject(facts)}"
-        return Answer(
-            page_of(view, about),
-            {"title": title, "words": f"{layout_words(facts['run'])}; {figures}", "step_s": facts["step_s"]},
-        )
+        return _step_answer(run, facts, pause)
 
     def _predict(self, choices: FormChoices) -> tuple[SettledRun, FactDict]:
         self.predicted += 1
@@ -121,10 +110,25 @@ class Verbs:
     def search(self, choices: FormChoices, report: Report) -> Answer:
         return _run_apart(_search, (choices,), report)
 
-    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None, report: Report) -> Answer:
-        if cluster is not None and cluster not in cluster_names():
-            raise ValueError(f"unrecognised cluster {cluster[:40]!r}")
-        return _run_apart(_analyze, (given, cluster), report, UPLOAD_S)
+    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> Answer:
+        return _run_apart(_analyze, (given, choices), report, UPLOAD_S)
+
+
+def _step_answer(run: SettledRun, facts: FactDict, pause: Pause | None) -> Answer:
+    """Return the answer about a step; with *pause* also its timeline and what to change."""
+    about = About("predict", facts["command"], __version__)
+    if pause is not None:
+        if not run.prediction.fits:
+            facts["remedies"] = find_remedies(run, facts["step_s"])
+        changes = find_neighbours(run, facts["command"], pause)
+        view = step_view(facts, run.prediction.drawn, roofline(run.prediction), changes)
+    else:
+        view = step_view(facts, None, roofline(run.prediction))
+    memory = facts["memory_bytes"]
+    figures = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {memory['verdict']}"
+    title = f"{format_seconds(facts['step_s'])}: {subject(facts)}"
+    words = f"{layout_words(facts['run'])}; {figures}"
+    return Answer(page_of(view, about), {"title": title, "words": words, "step_s": facts["step_s"]})
 
 
 def forget_costs() -> None:
@@ -187,10 +191,44 @@ def _send_answer(parent: int, task: Callable[..., Answer], given: tuple[object, 
         pipe.send(("mistake", str(error) or type(error).__name__))
 
 
-def _analyze(given: Sequence[tuple[str, bytes]], cluster: str | None, send: Send) -> Answer:
-    entry, document = read_as_one([Source(name, data) for name, data in given], None)
-    if entry.name not in ANALYSES:
-        raise ValueError(f"{given[0][0]}: {entry.name} is not a measured run")
+def is_config(source: Source) -> bool:
+    """Return True if a file is a training configuration that one of the readers knows."""
+    try:
+        read_text(source.text(DESCRIPTION), source.path)
+    except (ValueError, MemoryError):
+        return False
+    return True
+
+
+def _predict_file(source: Source, choices: FactDict) -> Answer:
+    """Return the prediction of a configuration, or of a model's config.json with the *choices* of the form."""
+    if is_model(source.head):
+        filed, given = None, {**choices, "model": read_model(source)}
+    else:
+        filed = run_of_config(read_text(source.text(DESCRIPTION), source.path), source.path)
+        if os.path.exists(str(filed.choices.get("model", "")).partition(":")[0]):
+            raise ValueError(f"{source.path}: its model is a file; drop the config.json of the model instead")
+        given = {"cluster": choices["cluster"]}
+        given |= {} if {"gpus", "nodes", "dp"} & {*filed.choices} else {"gpus": choices["gpus"]}
+    run = settle(ask_with_file(PredictQuestion, read_choices(PredictQuestion, given), filed))
+    named = " ".join(f"{option_of(name)} {value}" for name, value in given.items() if name != "model")
+    line = f"stepcast predict {'--config' if filed else '--model'} {source.path} {named}"
+    report = run.prediction.noting(run.assumptions).report
+    facts = {**run_facts(run), "command": line, "version": __version__, **report.facts()}
+    return _step_answer(run, facts, lambda: None)
+
+
+def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Send) -> Answer:
+    sources, form = [Source(name, data) for name, data in given], dict(choices)
+    cluster = form.pop("ran_on", None)
+    try:
+        entry, document = read_as_one(sources, None)
+        if entry.name not in ANALYSES:
+            raise ValueError(f"{given[0][0]}: {entry.name} is not a measured run")
+    except ValueError:
+        if len(sources) == 1 and (is_model(sources[0].head) or is_config(sources[0])):
+            return _predict_file(sources[0], form)
+        raise
     question = AnalyzeQuestion(cluster=cluster)
     found = {"format": entry.name, **ANALYSES[entry.name][0](document, question).facts()}
     found["warnings"] = [*found["warnings"], *find_doubts(found)]

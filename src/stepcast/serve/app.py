@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form
+from stepcast.serve.fields import COMPARE, DROPPED, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
 from stepcast.views.document import Page, asset, body_of, plain_json, policy, render
@@ -67,7 +67,9 @@ class Answers(Protocol):
 
     def compare(self, first: FormChoices, second: FormChoices) -> Answer: ...
 
-    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None, report: Report) -> Answer: ...
+    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> Answer:
+        """Return the analysis of measured runs, or the prediction of a configuration or of a model's config.json."""
+        ...
 
 
 class LeftError(Exception):
@@ -216,8 +218,7 @@ class _Routes:
             data = await request.body()
         except RefusedError as refused:
             return JSONResponse({"error": refused.why}, refused.status, {"connection": "close"})
-        header, cluster = request.headers.get("x-files", ""), request.query_params.get("cluster") or None
-        gone = False
+        header, gone = request.headers.get("x-files", ""), False
 
         def report(_: dict[str, str]) -> None:
             if gone:
@@ -225,7 +226,8 @@ class _Routes:
 
         def answer() -> bytes:
             report({})
-            return _encode(self.answers.analyze(_read_files(header, data), cluster, report))
+            choices = read_form(DROPPED, request.query_params)
+            return _encode(self.answers.analyze(_read_files(header, data), choices, report))
 
         async def leave() -> None:
             nonlocal gone

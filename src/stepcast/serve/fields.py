@@ -69,24 +69,27 @@ FRAMEWORK = Field("framework", "Framework", framework_names(), initial="megatron
 GPUS = Field("gpus", "GPUs", limits=(1, 2**24), initial="64", powers=True)
 BATCH = Field("global_batch", "Global batch", limits=(1, 10_000_000), initial="256", note="sequences per step")
 SEQ = Field("seq", "Sequence length", limits=(1, 10_000_000), initial="4096", note="tokens")
-PREDICT: tuple[Field, ...] = (
-    MODEL,
-    CLUSTER,
-    FRAMEWORK,
-    GPUS,
-    _ways("tp", "Tensor parallel", "8"),
-    _ways("pp", "Pipeline parallel", "2"),
-    _ways("cp", "Context parallel", "1"),
-    _ways("ep", "Expert parallel", "1"),
-    Field("vpp", "Virtual pipeline stages", limits=(1, 512), note="per rank (VPP)"),
-    Field("micro_batch", "Micro-batch", limits=(1, 100_000), initial="1", powers=True, default="1"),
-    BATCH,
-    SEQ,
+DEGREES = {"tp": "Tensor parallel", "pp": "Pipeline parallel", "cp": "Context parallel", "ep": "Expert parallel"}
+CHOSEN = (
     Field("precision", "Precision", PRECISIONS),
     Field("sharding", "Sharding", CHOICES["sharding"].values),
     Field("recompute", "Recompute", RECOMPUTES),
     Field("schedule", "Schedule", CHOICES["schedule"].values),
 )
+PREDICT: tuple[Field, ...] = (
+    MODEL,
+    CLUSTER,
+    FRAMEWORK,
+    GPUS,
+    *(_ways(name, label, {"tp": "8", "pp": "2"}.get(name, "1")) for name, label in DEGREES.items()),
+    Field("vpp", "Virtual pipeline stages", limits=(1, 512), note="per rank (VPP)"),
+    Field("micro_batch", "Micro-batch", limits=(1, 100_000), initial="1", powers=True, default="1"),
+    BATCH,
+    SEQ,
+    *CHOSEN,
+)
+# The files that are dropped: the cluster that a measured run used, and choices for a config.json.
+DROPPED = (*PREDICT, Field("ran_on", "Cluster it ran on", cluster_names()))
 SEARCH: tuple[Field, ...] = (
     MODEL,
     CLUSTER,
@@ -94,14 +97,19 @@ SEARCH: tuple[Field, ...] = (
     GPUS,
     BATCH,
     SEQ,
-    Field("objective", "Minimise", OBJECTIVES, initial="step"),
-    Field("top", "Strategies to rank", limits=(1, 50), initial="10"),
+    Field("objective", "Minimise", OBJECTIVES, initial="step", default="step"),
+    Field("top", "Strategies to rank", limits=(1, 50), initial="10", default="10"),
+    # Restrictions: without them all values are searched.
+    *(Field(name, label, limits=(1, 4096)) for name, label in DEGREES.items()),
+    Field("micro_batch", "Micro-batch", limits=(1, 100_000)),
+    *CHOSEN,
+    Field("time", "Time limit", limits=(1, 3600), unit="s", note="seconds"),
 )
 PLAN: tuple[Field, ...] = (
     *PREDICT,
     Field("tokens", "Tokens", limits=(1, 1_000_000), initial="1000", unit="B", note="billions"),
     Field("price", "Price", limits=(0, 100_000), decimals=True, note="per GPU-hour; default: none"),
-    Field("currency", "Currency", CURRENCIES, initial="$"),
+    Field("currency", "Currency", CURRENCIES, initial="$", default="$"),
     Field("failures", "Failures", (*failure_names(), "none")),
     Field("spares", "Spare nodes", limits=(0, 100_000)),
 )

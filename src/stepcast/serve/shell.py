@@ -17,7 +17,8 @@ HINTS = {
     "search": "Finds the fastest strategies: all legal ones are bounded, the promising ones simulated.",
     "plan": "Days, cost, energy and goodput of a training run, with failures and checkpoints.",
     "alternatives": "One table for up to three clusters and frameworks: what wins under which objective.",
-    "analyze": "Megatron, Kineto, Nsight or OptimusPrime traces, and logs. Files stay on this machine.",
+    "analyze": "Traces and logs of Megatron, Kineto, Nsight or OptimusPrime are analysed; a training configuration, or "
+    "a model's config.json with the choices of Predict, is predicted. Files stay on this machine.",
     "saved": "Predictions saved in this browser. Choose two to compare them.",
 }
 
@@ -134,4 +135,5 @@ def _drop() -> Markup:
             id="drop",
         ),
         tag("p", "", id="analyze-told", aria_live="polite", class_="lead"),
+        tag("button", "Stop", type="button", id="analyze-stop", class_="quiet", disabled=True),
     )

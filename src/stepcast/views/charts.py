@@ -71,7 +71,8 @@ def _percent(share: float) -> str:
 
 
 def axis_row(most: float, show: Callable[[float], str], unit: float = 1.0, about: int = 2) -> Markup:
-    """Return the axis below rows of bars, with about so many ticks."""
+    """Return the axis below rows of bars: zero, and the last of about so many round numbers, which narrow bars hold."""
+    ticks = [unit * tick for tick in nice_ticks(0.0, most / unit, about)]
     texts = [
         tag(
             "text",
@@ -80,7 +81,7 @@ def axis_row(most: float, show: Callable[[float], str], unit: float = 1.0, about
             y=12,
             text_anchor="start" if tick == 0 else "end" if tick > 0.97 * most else "middle",
         )
-        for tick in (unit * tick for tick in nice_ticks(0.0, most / unit, about))
+        for tick in (*ticks[:1], *ticks[1:][-1:])
     ]
     axis = tag("svg", texts, class_="ticks", width="100%", height=16, aria_hidden="true")
     return tag("li", tag("span"), axis, tag("span"), class_="axis")

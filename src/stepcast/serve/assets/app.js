@@ -16,8 +16,10 @@
   const setForm = (verb, query) => {
     for (const field of byId(`form-${verb}`).elements) {
       if (!field.name) continue;
-      field.value = query.get(field.name) ?? field.dataset.plain ?? "";
-      if (field.tagName === "SELECT" && field.selectedIndex < 0) field.selectedIndex = 0;
+      const usual = [...(field.options ?? [])].find((option) => option.defaultSelected)?.value, wanted = query.get(field.name) ?? usual ?? field.dataset.plain ?? "";
+      field.value = wanted;
+      // A value that the list lacks stays, so that the answer says that it is not known.
+      if (field.tagName === "SELECT" && field.selectedIndex < 0) { field.add(new Option(wanted, wanted)); field.value = wanted; }
       slide(field);
     }
   };
@@ -150,14 +152,18 @@
     const reading = `reading ${files.length} file${files.length > 1 ? "s" : ""}`;
     byId("analyze-told").textContent = reading;
     working("analyze", `Analyzing: ${reading}`);
+    const mine = asking = new AbortController();
+    byId("analyze-stop").disabled = false;
     try {
-      const query = new URLSearchParams();
-      if (byId("analyze-cluster").value) query.set("cluster", byId("analyze-cluster").value);
-      const [found, took] = await ask(`analyze?${query}`, { method: "POST", body: new Blob([...files]), headers: { "x-files": JSON.stringify(told) } });
+      const query = said("predict");
+      if (byId("analyze-cluster").value) query.set("ran_on", byId("analyze-cluster").value);
+      const [found, took] = await ask(`analyze?${query}`, { signal: mine.signal, method: "POST", body: new Blob([...files]), headers: { "x-files": JSON.stringify(told) } });
       put("analyze", found, took, "analyze");
       byId("analyze-told").textContent = told.map(({ name }) => name).join(", ");
-    } catch (error) { failed("analyze", error.message); byId("analyze-told").textContent = ""; }
+    } catch (error) { failed("analyze", mine.signal.aborted ? "" : error.message); byId("analyze-told").textContent = mine.signal.aborted ? "stopped" : ""; }
+    byId("analyze-stop").disabled = true;
   };
+  byId("analyze-stop").addEventListener("click", () => asking?.abort());
   const drop = byId("drop");
   for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
   for (const name of ["dragleave", "drop"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.remove("over"); });
