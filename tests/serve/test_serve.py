@@ -439,3 +439,21 @@ def test_a_port_that_is_taken_is_told(server: Server) -> None:
     assert done.returncode == 2
     assert "cannot listen on port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_dropped_configuration_is_predicted(server: Server) -> None:
+    script = (ROOT / "examples" / "configs" / "megatron-llama3-8b.sh").read_bytes()
+    files = json.dumps([{"name": "../run.sh", "size": len(script)}])
+    found = server.ask("/analyze?cluster=dgx-h100&gpus=16", "POST", script, X_Files=files).found
+    assert found["command"] == "stepcast predict --config run.sh --cluster dgx-h100"
+    assert "llama-3-8b on 8 GPUs" in found["summary"]["title"]
+    model = json.dumps({"model_type": "llama", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512}).encode()  # fmt: skip
+    files = json.dumps([{"name": "config.json", "size": len(model)}])
+    found = server.ask("/analyze?cluster=dgx-h100&gpus=8&seq=256", "POST", model, X_Files=files).found
+    assert "config.json on 8 GPUs" in found["summary"]["title"]
+    local = b"base_model: /etc/hostname\nadapter: lora\nlora_r: 8\nmicro_batch_size: 1\nsequence_len: 512\n"
+    files = json.dumps([{"name": "axolotl.yaml", "size": len(local)}])
+    reply = server.ask("/analyze?cluster=dgx-h100&gpus=8", "POST", local, X_Files=files)
+    assert reply.status == 400
+    assert "names no known model" in reply.found["error"]  # a path in a file is not followed

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, cast
@@ -203,15 +204,14 @@ def is_config(source: Source) -> bool:
 def _predict_file(source: Source, choices: FactDict) -> Answer:
     """Return the prediction of a configuration, or of a model's config.json with the *choices* of the form."""
     if is_model(source.head):
-        filed, given = None, {**choices, "model": read_model(source)}
+        filed, given = None, {**choices, "model": replace(read_model(source), name=source.path)}
     else:
         filed = run_of_config(read_text(source.text(DESCRIPTION), source.path), source.path)
-        if os.path.exists(str(filed.choices.get("model", "")).partition(":")[0]):
-            raise ValueError(f"{source.path}: its model is a file; drop the config.json of the model instead")
-        given = {"cluster": choices["cluster"]}
-        given |= {} if {"gpus", "nodes", "dp"} & {*filed.choices} else {"gpus": choices["gpus"]}
+        needed = ["cluster", *(["model"] if "model" not in filed.choices else [])]
+        needed += [] if {"gpus", "nodes", "dp"} & {*filed.choices} else ["gpus"]
+        given = {name: choices[name] for name in needed if name in choices}
     run = settle(ask_with_file(PredictQuestion, read_choices(PredictQuestion, given), filed))
-    named = " ".join(f"{option_of(name)} {value}" for name, value in given.items() if name != "model")
+    named = " ".join(f"{option_of(name)} {value}" for name, value in given.items() if filed or name != "model")
     line = f"stepcast predict {'--config' if filed else '--model'} {source.path} {named}"
     report = run.prediction.noting(run.assumptions).report
     facts = {**run_facts(run), "command": line, "version": __version__, **report.facts()}

@@ -18,7 +18,7 @@ HINTS = {
     "plan": "Days, cost, energy and goodput of a training run, with failures and checkpoints.",
     "alternatives": "One table for up to three clusters and frameworks: what wins under which objective.",
     "analyze": "Traces and logs of Megatron, Kineto, Nsight or OptimusPrime are analysed; a training configuration, or "
-    "a model's config.json with the choices of Predict, is predicted. Files stay on this machine.",
+    "a model's config.json, is predicted with the choices of Predict. Files stay on this machine.",
     "saved": "Predictions saved in this browser. Choose two to compare them.",
 }
 
