@@ -296,6 +296,7 @@ def test_out_of_place_copies_what_a_rank_keeps() -> None:
         assert outside - inside == pytest.approx(copied)
         arrays = [collective_s(kind, np.array([GIB]), route, in_place=place)[0] for place in (True, False)]
         assert arrays == pytest.approx([inside, outside])
+        assert collective_s(kind, np.array([GIB]), route)[0] == pytest.approx(inside)  # in place if nothing is said
 
 
 def test_a_ring_through_a_mesh_has_an_edge_more() -> None:
@@ -342,6 +343,10 @@ def test_hierarchical_all_to_all_wins_with_small_messages() -> None:
     assert seconds(64 * 1024, Algorithm.HIERARCHICAL) < seconds(64 * 1024, Algorithm.PAIRWISE)
     assert seconds(GIB, Algorithm.HIERARCHICAL) > seconds(GIB, Algorithm.PAIRWISE)
     assert price(CollectiveKind.ALL_TO_ALL, 64 * 1024, route).algorithm is Algorithm.PAIRWISE
+    for ranks, nodes, is_staged in ((4, 2, True), (6, 3, True), (8, 1, False), (8, 8, False)):
+        route = replace(route, ranks=ranks, nodes=nodes, ranks_per_node=ranks // nodes, fewest_per_node=ranks // nodes)
+        differ = seconds(MIB, Algorithm.HIERARCHICAL) != seconds(MIB, Algorithm.PAIRWISE)
+        assert differ is is_staged, (ranks, nodes)
 
 
 def test_uneven_all_to_all_waits_for_the_busiest() -> None:

@@ -52,6 +52,16 @@ def test_a_ring_passes_each_node_once_a_round(kind: KIND, rounds: int, ranks: in
     assert left == pytest.approx(np.full(ranks // per_node, rounds * (ranks - 1) / ranks * SIZE))
 
 
+@pytest.mark.parametrize(("kind", "rounds"), [(KIND.ALL_REDUCE, 2), (KIND.ALL_GATHER, 1)])
+def test_rings_in_and_between_nodes_share_the_buffer(kind: KIND, rounds: int) -> None:
+    """Of 3 nodes with 4 ranks each: 3/4 of the buffer within, then 2/3 of it between the nodes."""
+    groups = groups_of(12, 4)
+    found = collective_traffic(kind, Algorithm.HIERARCHICAL, SIZE, groups).messages
+    away = found.source // 8 != found.target // 8
+    assert found.size_bytes[away].sum() == pytest.approx(3 * rounds * 2 / 3 * SIZE)
+    assert np.bincount(found.source[~away], found.size_bytes[~away])[:4] == pytest.approx(rounds * 3 / 4 * SIZE)
+
+
 @pytest.mark.parametrize("mesh", [False, True])
 def test_a_ring_within_a_node_sends_the_least_possible(mesh: bool) -> None:
     found = collective_traffic(KIND.ALL_REDUCE, Algorithm.RING, SIZE, groups_of(8, 8, mesh=mesh)).messages

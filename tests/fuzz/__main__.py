@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="other seeds give other cases")
     parser.add_argument("--cases", type=int, default=100_000, help="damaged files, over all readers")
     parser.add_argument("--commands", type=int, default=5_000, help="command lines")
+    parser.add_argument("--first", type=int, default=0, help="number of the first command line")
     parser.add_argument("--greedy", type=int, default=500, help="commands that ask for much")
     parser.add_argument("--minutes", type=float, help="go on with further seeds until then")
     parser.add_argument("--only", metavar="NAME", help="one reader, 'commands' or 'greedy'")
@@ -67,7 +68,7 @@ def _commands(args: argparse.Namespace) -> int:
         try:
             seed_files(Path(folder))
             warm()
-            for number in range(args.commands):
+            for number in range(args.first, args.first + args.commands):
                 words = command(args.seed, number)
                 outcome = run_command(words)
                 if number and number % 1000 == 0:

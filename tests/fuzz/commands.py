@@ -127,6 +127,8 @@ def command(seed: int, number: int) -> tuple[str, ...]:
             words[random.randrange(1, len(words))] = _word(random)
         case 2:  # a word more
             words.insert(random.randrange(1, len(words) + 1), _word(random))
+    if words[0] == "watch" and "--once" not in words:
+        words.append("--once")  # it follows the log for ever otherwise
     return tuple(words)
 
 

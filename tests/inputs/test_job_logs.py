@@ -237,3 +237,5 @@ def test_bytes_of_a_recorded_tensor(tmp_path: Path, kind: str, size: int) -> Non
     path = tmp_path / "0.json"
     path.write_text(json.dumps(dump([entry(1) | sides])))
     assert read(path).calls[0].size_bytes == (32 + 3) * size
+    path.write_text(json.dumps(dump([entry(1) | sides | {"input_dtypes": [kind]}])))  # the other is taken as Float
+    assert read(path).calls[0].size_bytes == 32 * size + 3 * 4

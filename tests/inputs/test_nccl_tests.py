@@ -171,6 +171,9 @@ def test_measured_logs(ranks: int, nodes: int, count: int) -> None:
 def test_not_recognised() -> None:
     assert not looks_like("# size of the model\n# count 3\n")
     assert looks_like(table())
+    assert looks_like("#  size  count  type  redop  root  time  algbw  busbw")  # the header alone
+    assert looks_like("# nThread 1 nGpus 8 minBytes 8 maxBytes 1024")  # cut before the header
+    assert not looks_like("# nThread 1 nGpus 8")
 
 
 @FUZZ

@@ -48,6 +48,14 @@ def test_bad_files_are_one_clear_line(tmp_path: Path, data: bytes, expected: str
     assert str(path) in message_of(path)
 
 
+def test_a_plain_file_is_neither_packed_nor_given(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a", tmp_path / "b"
+    plain.write_bytes(b"text")
+    packed.write_bytes(gzip.compress(b"text"))
+    kinds = (Source(plain), Source(packed), Source(plain, b"text"), Source(tmp_path))
+    assert [source.is_plain_file for source in kinds] == [True, False, False, False]
+
+
 def test_missing_file_and_directories(tmp_path: Path) -> None:
     assert "no such file" in message_of(tmp_path / "none")
     assert "directory without files" in message_of(tmp_path)

@@ -66,6 +66,9 @@ def test_slurm_tells_leaves_and_pods() -> None:
     assert (two.nodes, two.leaf_nodes, two.pod_nodes) == (18, 6, None)
     three = wired(SLURM_THREE_TIERS)
     assert (three.nodes, three.leaf_nodes, three.pod_nodes) == (16, 4, 8)
+    assert not [warning for warning in three.warnings if "leaf switches" in warning]
+    uneven = wired("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n[5-7]\nSwitchName=c Switches=a,b\n")
+    assert "leaf switches have 3 to 4 nodes: taken as 4" in uneven.warnings
     blocks = wired(SLURM_BLOCKS)
     assert (blocks.nodes, blocks.scale_up_nodes) == (36, 18)
 
