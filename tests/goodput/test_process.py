@@ -94,6 +94,8 @@ def test_a_job_that_shrinks_does_not_wait() -> None:
     assert shrinks.total_s < waits.total_s / 5
     found = drawn(replace(process, shortage=Shortage.SHRINK), 500)
     assert found.total_s.mean() == pytest.approx(shrinks.total_s, rel=0.01)
+    parts_s = found.checkpoints_s + found.lost_s + found.restarts_s + found.waiting_s + found.shrunk_s
+    assert found.work_s + parts_s == pytest.approx(found.total_s)
     assert not found.waiting_s.any()
 
 

@@ -224,8 +224,9 @@ def test_a_database_given_as_bytes_is_not_looked_for_under_its_name(
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [("BFloat16", 2), ("Half", 2), ("Float", 4), ("Double", 8), ("Byte", 1), ("Long", 8), ("Other", 4)],
-)
+    [("BFloat16", 2), ("Half", 2), ("Float", 4), ("Double", 8), ("Byte", 1), ("Long", 8), ("Other", 4),
+     ("Int", 4), ("Short", 2), ("Char", 1), ("Bool", 1), ("Float8_e4m3fn", 1), ("Float8_e5m2", 1)],
+)  # fmt: skip
 def test_bytes_of_a_recorded_tensor(tmp_path: Path, kind: str, size: int) -> None:
     """Elements times the bytes of one; the larger side of input and output is that of the collective."""
     sides = {

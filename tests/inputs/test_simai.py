@@ -170,6 +170,17 @@ def test_one_written_micro_batch_stands_for_all() -> None:
     workload = read_text(text)
     assert workload.micro_batches == 4
     assert write(workload).decode() == text
+    assert "represents all 4 of the header's ga" in workload.warnings[0]
+    assert "represents all 2" in read_text(text.replace("ga: 4", "ga: 2")).warnings[0]
+    assert not read_text(text.replace("ga: 4", "ga: 1")).warnings
+
+
+def test_what_a_layer_depends_on_is_kept() -> None:
+    text = small(LINE, LINE.replace("-1", "0", 1))
+    layers = [layer for block in read_text(text).stages[0].body for layer in block.layers]
+    first, second = (dict(layer.notes) for layer in layers)
+    assert ("depends" in first, second["depends"]) == (False, "0")
+    assert write(read_text(text)).decode() == text
 
 
 TIMES = st.integers(0, 10**12)

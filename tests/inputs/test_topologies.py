@@ -61,6 +61,10 @@ def test_bridges_between_pairs() -> None:
     assert (found.fabric, found.fabric_links) == ("nvlink-pairs", 4)
 
 
+def test_a_matrix_may_follow_other_lines() -> None:
+    assert wired("\n$ nvidia-smi topo -m\n" + gpu_matrix()) == wired(gpu_matrix())
+
+
 def test_slurm_tells_leaves_and_pods() -> None:
     two = wired(SLURM_TWO_TIERS)
     assert (two.nodes, two.leaf_nodes, two.pod_nodes) == (18, 6, None)

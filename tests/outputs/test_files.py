@@ -1,5 +1,6 @@
 """Files are on the disk when they are written: their bytes before their name, and the name itself."""
 
+import gzip
 import os
 import stat
 from pathlib import Path
@@ -60,3 +61,8 @@ def test_large_files_are_written_completely(tmp_path: Path) -> None:
     data = os.urandom(3 * files.PIECE_BYTES + 7) if files.PIECE_BYTES < 2**24 else os.urandom(2**20)
     assert files.write_file(str(tmp_path / "large"), data) == len(data)
     assert (tmp_path / "large").read_bytes() == data
+
+
+def test_packed_files_do_not_tell_the_time(tmp_path: Path) -> None:
+    files.write_file(str(tmp_path / "a.gz"), b"text")
+    assert (tmp_path / "a.gz").read_bytes() == gzip.compress(b"text", mtime=0)

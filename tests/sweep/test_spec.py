@@ -118,6 +118,8 @@ def test_points_of_a_very_large_sweep_are_counted_from_some() -> None:
     assert not exact
     assert found == pytest.approx(spec.size / 8, rel=0.02)
     assert read_spec(axes).count_points() == (spec.size, True)
+    few = read_spec('where = "tp < 3"\n[[axis]]\ntp = [1, 2, 3]\n')
+    assert few.count_points() == (2, True)
 
 
 def test_a_limit_sees_every_value_of_every_axis() -> None:
