@@ -22,7 +22,7 @@ from stepcast.cost.collectives import (
     route_of,
     send_receive_price,
 )
-from stepcast.cost.collectives.algorithms import protocols, ring_curve, tree_curve
+from stepcast.cost.collectives.algorithms import Curve, Ramp, protocols, ring_curve, tree_curve
 from stepcast.cost.collectives.route import library_tuning, tuning_of
 from stepcast.hardware import cluster_names, load_cluster, resolve
 from stepcast.ir.work import CollectiveKind
@@ -184,6 +184,12 @@ def test_one_rank_costs_nothing(kind: CollectiveKind, size: float) -> None:
 def test_arrays_agree_with_numbers(kind: CollectiveKind, sizes: list[float], route: Route) -> None:
     singly = [price(kind, size, route).seconds for size in sizes]
     assert collective_s(kind, np.array(sizes), route) == pytest.approx(singly, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 4e3, 1e6])
+def test_a_phase_of_a_share_is_the_curve_of_that_share(size: float) -> None:
+    curve = Curve(1e-6, 1e-9, (Ramp(2e-9, 1000.0),))
+    assert curve.for_share(0.25).seconds(size) == pytest.approx(curve.seconds(0.25 * size))
 
 
 def test_nothing_to_send_costs_nothing() -> None:

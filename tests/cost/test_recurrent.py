@@ -1,6 +1,7 @@
 """The delta rule and Mamba's selective scan compared with an H200: times, and bytes that stay between the passes."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -103,3 +104,10 @@ def test_cells_wait_for_the_host_where_their_kernels_are_short() -> None:
 
 def test_a_recorded_time_moves_no_bytes() -> None:
     assert moved_bytes(Recorded(1.0)) == 0
+
+
+def test_bytes_of_a_selective_scan() -> None:
+    """Five tensors as large as the input forward and eight backward, in bf16; B and C are read once, or twice."""
+    work = SelectiveScan(2, 128, 64, 16, False)
+    assert moved_bytes(work) == 2 * (5 * work.inputs + 2 * work.shared)
+    assert moved_bytes(replace(work, backward=True)) == 2 * (8 * work.inputs + 4 * work.shared)
