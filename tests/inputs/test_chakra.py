@@ -7,13 +7,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.inputs.chakra import reader as chakra
-from stepcast.inputs.chakra.nodes import KNOWN_ATTRIBUTES, decode, decode_together, read_node
+from stepcast.inputs.chakra.nodes import KNOWN_ATTRIBUTES, decode
 from stepcast.inputs.chakra.protobuf import (
     AttributeKind,
     WireError,
@@ -296,30 +295,26 @@ def test_a_record_that_is_cut_off_or_too_large_is_refused(monkeypatch: pytest.Mo
         read_trace(own(record))
 
 
-def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
+def test_attributes_names_and_dependencies_become_columns() -> None:
     random = Random(1)
-    messages = []
+    given_nodes, messages = [], []
     for number in range(1, 300):
-        chosen = random.sample(KNOWN_ATTRIBUTES, random.randrange(6))
-        values = [attribute(name, AttributeKind.STRING, "v" * random.randrange(20)) for name in chosen]
-        values.insert(0, attribute("rf_id" * random.randrange(1, 9), AttributeKind.UINT64, random.getrandbits(64)))
+        values = {name: "v" * random.randrange(20) for name in random.sample(KNOWN_ATTRIBUTES, random.randrange(6))}
         waits = tuple(random.randrange(1, 300) for _ in range(random.choice([0, 0, 1, 2, 90])))
-        messages.append(
-            node(number << random.randrange(50), COMP, "x" * random.randrange(9), waits, 1 << number % 64, *values)
-        )
+        given_nodes.append((number << random.randrange(50), "x" * random.randrange(9), waits, 1 << number % 64, values))
+        *head, duration_us, _ = given_nodes[-1]
+        attributes = [attribute(name, AttributeKind.STRING, value) for name, value in values.items()]
+        attributes.insert(0, attribute("rf_id", AttributeKind.UINT64, random.getrandbits(64)))
+        messages.append(node(head[0], COMP, head[1], waits, duration_us, *attributes))
     nodes = decode(METADATA + b"".join(messages), "t").nodes
     ends = [0, *nodes.dependency_ends.tolist()]
-    for index, message in enumerate(messages):
-        expected = read_node(message[read_varint(message, 0)[1] :])
-        assert nodes.ids[index] == expected.number
-        assert nodes.durations_us[index] == expected.duration_us
-        assert nodes.names[nodes.name_of[index]].encode() == expected.name
-        assert nodes.dependencies[ends[index] : ends[index + 1]].tolist() == expected.dependencies
-        for name in KNOWN_ATTRIBUTES:
-            body = expected.attributes.get(name)
-            value = nodes.attributes[name].value(index)
-            assert value == (None if body is None else read_attribute(body)[1])
-    assert np.unique(nodes.ids).size > 200
+    for index, (number, name, waits, duration_us, values) in enumerate(given_nodes):
+        assert (nodes.ids[index], nodes.durations_us[index]) == (number, duration_us)
+        assert nodes.names[nodes.name_of[index]] == name
+        assert tuple(nodes.dependencies[ends[index] : ends[index + 1]].tolist()) == waits
+        assert {each: nodes.attributes[each].value(index) for each in KNOWN_ATTRIBUTES} == (
+            dict.fromkeys(KNOWN_ATTRIBUTES) | values
+        )
 
 
 def test_lengths_that_look_like_byte_order_marks() -> None:
@@ -382,34 +377,7 @@ def sources(given_files: Sequence[tuple[str, bytes]]) -> list[Source]:
     return [Source(name, data) for name, data in given_files]
 
 
-def test_files_that_are_decoded_together_are_those_that_are_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ranks of another program that lack attributes which others have, and take different times.
-    others = [
-        (f"t.{rank}.et", METADATA + node(1, COMP, "a", (), 10 + rank) + node(2, COLL, "b", (1,), 0, *values))
-        for rank, values in enumerate((coll(0, 64), (*coll(0, 64), attribute("comm_tag", AttributeKind.INT64, 3))))
-    ]
-    every = (SET, RANK_FILES, others)
-    together = [chakra.read_run(sources(each)) for each in every]
-    monkeypatch.setattr(chakra, "TOGETHER_BYTES", 1)
-    assert [chakra.read_run(sources(each)) for each in every] == together
-
-
-def test_of_files_that_are_decoded_together_the_damaged_one_is_named() -> None:
+def test_the_damaged_one_of_several_files_is_named() -> None:
     damaged = ("t.1.et", FOREIGN + node(99, 55))
     with pytest.raises(FormatError, match=r"t.1.et: message \d+ at byte \d+: .*type 55"):
         chakra.read_run(sources([RANK_FILES[0], damaged, *RANK_FILES[2:]]))
-
-
-def test_nodes_of_one_of_several_files_are_those_of_that_file() -> None:
-    some = [(OWN, "a.et"), (FOREIGN, "b.et"), (METADATA, "c.et")]
-    for trace, (data, path) in zip(decode_together(some), some, strict=True):
-        alone = decode(data, path)
-        assert (trace.version, trace.metadata) == (alone.version, alone.metadata)
-        assert trace.nodes.attributes.keys() == alone.nodes.attributes.keys()
-        assert trace.nodes.inputs == alone.nodes.inputs
-        for name in ("ids", "types", "durations_us", "dependencies", "dependency_ends"):
-            assert getattr(trace.nodes, name).tolist() == getattr(alone.nodes, name).tolist()
-        for at in range(len(alone.nodes)):
-            assert trace.nodes.names[trace.nodes.name_of[at]] == alone.nodes.names[alone.nodes.name_of[at]]
-            for name, column in alone.nodes.attributes.items():
-                assert trace.nodes.attributes[name].value(at) == column.value(at)

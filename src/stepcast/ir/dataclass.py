@@ -58,13 +58,11 @@ else:
         """Lets ``inspect.signature`` see the arguments of an ``__init__`` that was not compiled yet."""
 
         def __get__(self, instance, owner):
-            compile_init = getattr(owner.__init__, "compile", None)
-            if compile_init is None:
-                return None
-            compile_init()
             import inspect
 
-            return inspect.signature(owner)
+            getattr(owner.__init__, "compile", lambda: None)()
+            signature = inspect.signature(owner.__init__)
+            return signature.replace(parameters=[*signature.parameters.values()][1:])
 
     def _compile_init(cls, fields, frozen, slots):
         """Return ``__init__``. Frozen instances are filled through their slots or their dictionary."""

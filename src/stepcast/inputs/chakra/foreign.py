@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, ChakraTrace, Nodes, NodeType, owners
-from stepcast.inputs.chakra.protobuf import Value, row_hashes
+from stepcast.inputs.chakra.protobuf import Value
 from stepcast.inputs.kineto.process_groups import group_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, IntArray
@@ -302,14 +302,7 @@ def _find_waits(nodes: Nodes, dependencies: IntArray, order: IntArray, runs: Boo
     before[running[1:]] = running[:-1]
     # A node that waits for computation alone needs no look: computation runs in order.
     is_checked = np.zeros(len(nodes), dtype=bool)
-    owner_of = owners(nodes)
-    is_checked[owner_of[kinds[dependencies] != COMPUTES]] = True
-    # Nor does computation that waits for the communication right before it, and no other.
-    simple = (kinds[owner_of] == COMPUTES) & (kinds[dependencies] == COMMUNICATES)
-    simple &= (dependencies == before[owner_of]) & (np.bincount(owner_of, minlength=len(nodes))[owner_of] == 1)
-    is_checked[owner_of[simple]] = False
-    for flags in (waits.blocking, is_done):
-        np.frombuffer(flags, dtype=np.uint8)[dependencies[simple]] = 1
+    is_checked[owners(nodes)[kinds[dependencies] != COMPUTES]] = True
     # Memory views: lists of numbers would take several times the file.
     ends, named, kind_of = nodes.dependency_ends.data, dependencies.data, kinds.astype(np.uint8).data
     for index in order[is_checked[order]].data:
@@ -353,10 +346,12 @@ class _LayerReader:
         blocking = np.frombuffer(waits.blocking, dtype=np.uint8)
         columns: list[npt.NDArray[np.generic]] = [nodes.name_of, nodes.types, nodes.durations_us, blocking]
         columns += [nodes.attributes[name].of for name in USED if name in nodes.attributes]
-        hashes = row_hashes([column[order] for column in columns])
-        _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        table = [self._layer(index, bool(blocking[index])) for index in order[firsts].tolist()]
-        layers = [table[index] for index in inverse.tolist()]
+        known: dict[tuple[object, ...], Layer] = {}
+        layers = []
+        for index, *key in zip(order.tolist(), *(column[order].tolist() for column in columns), strict=True):
+            if (row := tuple(key)) not in known:
+                known[row] = self._layer(index, bool(blocking[index]))
+            layers.append(known[row])
         if waits.after:
             awaited = {node for pending in waits.after.values() for node in pending}
             position_of = {node: position for position, node in enumerate(order.tolist())}

@@ -4,16 +4,16 @@ The files of a set are named as ASTRA-sim names them: PREFIX.RANK.et, and a list
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from stepcast.inputs.chakra.foreign import MOST_RANK, find_ranks, join_workloads, read_workload
-from stepcast.inputs.chakra.nodes import decode_together, dependency_indices, execution_order
+from stepcast.inputs.chakra.nodes import decode, dependency_indices, execution_order
 from stepcast.inputs.chakra.protobuf import WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.limits import GROUPS, MIB, TRACE
+from stepcast.ir.limits import GROUPS, TRACE
 from stepcast.ir.workload import Workload
 
 RANK_FILE = re.compile(r"(.*)\.([0-9]{1,7})\.et(?:\.gz)?", re.DOTALL)
@@ -25,8 +25,6 @@ ATTRIBUTE_NAME = re.compile(rb"\x0a[\x01-\x60][A-Za-z_][ -~]*")
 NODE_WIRES = {1: {0}, 2: {2}, 3: {0}, 4: {0, 2}, 5: {0, 2}, 6: {0}, 7: {0}, 8: {2}, 9: {2}, 10: {2}}
 LAST_NODE_TYPE = 7
 VERSION_TAG, ATTRIBUTE_TAG = 0x0A, 0x12
-# Small files are decoded together up to so much.
-TOGETHER_BYTES = 8 * MIB
 
 
 def prefix_of(path: str) -> str:
@@ -117,11 +115,12 @@ def read_run(sources: Sequence[Source]) -> Workload:
         if workload is not None:
             return workload
     traces, orders = [], []
-    for batch in _batches(files):
-        for trace, (_, path) in zip(decode_together(batch), batch, strict=True):
-            dependencies = dependency_indices(trace.nodes, path)
-            traces.append(trace)
-            orders.append((dependencies, execution_order(trace.nodes, dependencies, path)))
+    for source in files:
+        # Not source.data(), which would take some lengths for the mark of UTF-16 text.
+        trace = decode(source.raw(TRACE), source.path)
+        dependencies = dependency_indices(trace.nodes, source.path)
+        traces.append(trace)
+        orders.append((dependencies, execution_order(trace.nodes, dependencies, source.path)))
     known = find_ranks([trace.nodes for trace in traces], groups, ranks)
     workloads = {
         path: read_workload(trace, *order, path, known)
@@ -164,18 +163,3 @@ def _read_own(files: Sequence[Source]) -> Workload | None:
         return None if first is None else decode_workload(first)
     except ValueError as error:
         raise FormatError(f"{error}; expected a trace as stepcast writes it", files[0].path) from None
-
-
-def _batches(files: Sequence[Source]) -> Iterator[list[tuple[bytes, str]]]:
-    """Yield the content and the path of as many *files* at a time as are decoded together."""
-    batch: list[tuple[bytes, str]] = []
-    size = 0
-    for source in files:
-        # Not source.data(), which would take some lengths for the mark of UTF-16 text.
-        data = source.raw(TRACE)
-        if batch and size + len(data) > TOGETHER_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append((data, source.path))
-        size += len(data)
-    yield batch
