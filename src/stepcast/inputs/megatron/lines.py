@@ -1,14 +1,9 @@
-"""Lines of Megatron-LM rank traces into columns.
-
-A line is one operation with its sub-operations. Only duration, timestamp and micro-batch differ from
-line to line; everything else repeats, so it is parsed once, held as a TraceRow and referred to by number.
-"""
+"""Lines of Megatron-LM rank traces: each is one operation with its sub-operations."""
 
 import math
 import re
-from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 
 from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.source import FormatError
@@ -194,17 +189,6 @@ OPERATIONS_LANE = "ops"
 SUB_OPERATIONS = ",sub_operations=["
 
 LINE = re.compile(r"rank:([0-9]{1,7}):([A-Za-z_][A-Za-z0-9_]*)\((.*)", re.ASCII)
-# The usual order of fields. Other orders and unusual numbers are read field by field.
-USUAL_HEAD = re.compile(
-    r"rank:([0-9]{1,7}):([A-Za-z_]\w*)\(stage_id=([0-9]{1,7}),batch_id=([0-9]{1,9}),mg_state=(\w+),"
-    r"duration=([0-9]{1,14}(?:\.[0-9]{1,9})?),(.*),timestamp=([0-9]{1,14}(?:\.[0-9]{1,9})?)",
-    re.ASCII,
-)
-USUAL_SUB = re.compile(
-    r"(?:^|', ')trace_src_func=([^,'\"\\=]*),duration=([0-9]{1,14}(?:\.[0-9]{1,9})?),"
-    r"timestamp=([0-9]{1,14}(?:\.[0-9]{1,9})?),([^'\"\\]*)",
-    re.ASCII,
-)
 QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 ESCAPED = re.compile(r"\\(.)")
 
@@ -250,104 +234,41 @@ def read_row(
     return TraceRow(rank, stage, name, lane, kind, is_operation, message, shape, dtype, tuple(details))
 
 
-class SubRows(dict[tuple[str, str], int]):
-    """Row numbers of one rank's sub-operations, by their text without times."""
-
-    def __init__(self, table: "RowTable", rank: int, stage: int) -> None:
-        super().__init__()
-        self._table, self._rank, self.stage = table, rank, stage
-
-    def __missing__(self, key: tuple[str, str]) -> int:
-        number = self[key] = self.add({"trace_src_func": key[0], **parse_fields(key[1])})
-        return number
-
-    def add(self, fields: dict[str, str]) -> int:
-        group = fields.get("group", "None")
-        name = fields.get("func_name", "None")
-        if name in ("None", ""):
-            name = fields.get("trace_src_func", "sub_operation")
-        communicates = fields.get("comm_func", "None") not in ("None", "")
-        row = read_row(
-            *(self._rank, self.stage, name, fields),
-            lane=GROUPS[group].value if group in GROUPS else group,
-            kind=SpanKind.COMMUNICATION if communicates else SpanKind.OTHER,
-            is_operation=False,
-        )
-        return self._table.number_of(row)
-
-
 @dataclass(slots=True)
-class RowTable:
-    """Every distinct TraceRow, by number."""
+class TraceLine:
+    """A row with its times; *operation* is the index of the operation that it is or belongs to."""
 
-    rows: list[TraceRow] = field(default_factory=list)
-    _numbers: dict[TraceRow, int] = field(default_factory=dict)
+    row: TraceRow
+    duration_ms: float
+    end_ms: float
+    micro_batch: int
+    operation: int
 
-    def number_of(self, row: TraceRow) -> int:
-        number = self._numbers.setdefault(row, len(self.rows))
-        if number == len(self.rows):
-            self.rows.append(row)
-        return number
+    @property
+    def start_ms(self) -> float:
+        return self.end_ms - self.duration_ms
 
 
-class TraceColumns:
-    """One row per operation and sub-operation, in file order; an operation comes before its parts."""
+class TraceLines:
+    """The operations of several files, each followed by its parts."""
 
     def __init__(self) -> None:
-        self.table = RowTable()
-        self.row_of = array("i")
-        self.duration_ms = array("d")
-        self.end_ms = array("d")
-        self.micro_batch_of_operation = array("i")
+        self.lines: list[TraceLine] = []
         self.path_of_rank: dict[int, str] = {}
-        self._operations: dict[tuple[str, ...], int] = {}
-        self._sub_rows: dict[int, SubRows] = {}
+        self._stage_of_rank: dict[int, int] = {}
 
     def add_file(self, path: str, lines: Iterable[str]) -> None:
-        before = len(self.row_of)
-        self._operations.clear()  # so that the first line of each rank claims it for this file
+        before = len(self.lines)
         for number, line in enumerate(lines, 1):
             try:
-                if not self._add_usual(path, line) and line.strip():
-                    self._add_any(path, line)
+                if line.strip():
+                    self._add(path, line)
             except FormatError as error:
                 raise FormatError(error.message, path, number) from None
-        if len(self.row_of) == before:
+        if len(self.lines) == before:
             raise FormatError("holds no operation; expected lines rank:INT:operation(...)", path)
 
-    def _add_usual(self, path: str, line: str) -> bool:
-        """Read a line in the usual spelling; False (and nothing added) where it is not."""
-        head, separator, body = line.partition(SUB_OPERATIONS)
-        match = USUAL_HEAD.fullmatch(head)
-        if match is None or not separator:
-            return False
-        parts: list[tuple[str, str, str, str]] = []
-        if body != "])":
-            if not (body.startswith("'") and body.endswith("'])")):
-                return False
-            inner = body[1:-3]
-            parts = USUAL_SUB.findall(inner)
-            # Every part was matched completely: nothing but the separators is quoted.
-            separators = len(parts) - 1
-            if inner.count("', '") != separators or inner.count("'") != 2 * separators:
-                return False
-        rank, name, stage, batch, state, duration, rest, timestamp = match.groups()
-        key = (rank, name, stage, state, rest)
-        number = self._operations.get(key)
-        if number is None:
-            fields = {"mg_state": state, **parse_fields(rest)}
-            number = self._operations[key] = self._operation(path, int(rank), int(stage), name, fields)
-        self._append(number, float(duration), float(timestamp))
-        self.micro_batch_of_operation.append(int(batch))
-        if parts:
-            sources, durations, timestamps, rests = zip(*parts, strict=True)
-            self.row_of.extend(map(self._sub_rows[int(rank)].__getitem__, zip(sources, rests, strict=True)))
-            self.duration_ms.extend(map(float, durations))
-            self.end_ms.extend(map(float, timestamps))
-        return True
-
-    def _add_any(self, path: str, line: str) -> None:
-        """Read a line field by field: other dialects, and damaged lines, whose fault it names."""
+    def _add(self, path: str, line: str) -> None:
         match = LINE.fullmatch(line.rstrip())
         if match is None:
             raise FormatError(f"found {line[:40]!r}; expected rank:INT:operation(field=value,...)")
@@ -362,44 +283,38 @@ class TraceColumns:
             if word not in fields:
                 raise FormatError(f"{name} has no {word}; expected stage_id, duration and timestamp")
         stage = parse_count("stage_id", fields.pop("stage_id"))
-        duration_ms = parse_ms("duration", fields.pop("duration"))
-        end_ms = parse_ms("timestamp", fields.pop("timestamp"))
+        times = _pop_times(fields)
         batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
         micro_batch = NONE if batch == "None" else parse_count("batch_id", batch)
-        self._append(self._operation(path, rank, stage, name, fields), duration_ms, end_ms)
-        self.micro_batch_of_operation.append(micro_batch)
-        for part in _parse_strings(body[:-2]) if separator else ():
-            self._append(*self._sub_operation(rank, part))
-
-    def _append(self, row: int, duration_ms: float, end_ms: float) -> None:
-        self.row_of.append(row)
-        self.duration_ms.append(duration_ms)
-        self.end_ms.append(end_ms)
-
-    def _sub_operation(self, rank: int, text: str) -> tuple[int, float, float]:
-        fields = parse_fields(text)
-        if "duration" not in fields or "timestamp" not in fields:
-            raise FormatError(f"a sub-operation has no duration or timestamp: {text[:40]!r}")
-        duration_ms = parse_ms("duration", fields.pop("duration"))
-        end_ms = parse_ms("timestamp", fields.pop("timestamp"))
-        return self._sub_rows[rank].add(fields), duration_ms, end_ms
-
-    def _operation(self, path: str, rank: int, stage: int, name: str, fields: dict[str, str]) -> int:
-        """Return the number of an operation's row; each rank belongs to one file and one stage."""
         other = self.path_of_rank.setdefault(rank, path)
         if other != path:
             raise FormatError(f"rank {rank} is also in {other}; expected each rank of the run once")
-        sub_rows = self._sub_rows.setdefault(rank, SubRows(self.table, rank, stage))
-        if sub_rows.stage != stage:
-            raise FormatError(f"rank {rank} is on stage {stage}, but on stage {sub_rows.stage} before")
-        group = GROUPS.get(fields.get("group_kind", "None"))
-        row = read_row(
-            *(rank, stage, name, fields),
-            lane=group.value if name == BUCKET and group is not None else OPERATIONS_LANE,
-            kind=KINDS.get(name, SpanKind.OTHER),
-            is_operation=True,
-        )
-        return self.table.number_of(row)
+        if self._stage_of_rank.setdefault(rank, stage) != stage:
+            raise FormatError(f"rank {rank} is on stage {stage}, but on stage {self._stage_of_rank[rank]} before")
+        group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
+        lane = group.value if name == BUCKET and group is not None else OPERATIONS_LANE
+        kind = KINDS.get(name, SpanKind.OTHER)
+        row = read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=True)
+        self.lines.append(TraceLine(row, *times, micro_batch, operation))
+        for part in _parse_strings(body[:-2]) if separator else ():
+            fields = parse_fields(part)
+            if "duration" not in fields or "timestamp" not in fields:
+                raise FormatError(f"a sub-operation has no duration or timestamp: {part[:40]!r}")
+            times = _pop_times(fields)
+            self.lines.append(TraceLine(_read_part(rank, stage, fields), *times, micro_batch, operation))
+
+
+def _pop_times(fields: dict[str, str]) -> tuple[float, float]:
+    return parse_ms("duration", fields.pop("duration")), parse_ms("timestamp", fields.pop("timestamp"))
+
+
+def _read_part(rank: int, stage: int, fields: dict[str, str]) -> TraceRow:
+    group, name = fields.get("group", "None"), fields.get("func_name", "None")
+    if name in ("None", ""):
+        name = fields.get("trace_src_func", "sub_operation")
+    kind = SpanKind.COMMUNICATION if fields.get("comm_func", "None") not in ("None", "") else SpanKind.OTHER
+    lane = GROUPS[group].value if group in GROUPS else group
+    return read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=False)
 
 
 def _parse_strings(text: str) -> list[str]:

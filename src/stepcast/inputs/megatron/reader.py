@@ -8,20 +8,17 @@ the second line of one fused send and receive (count it once) and ``untimed`` wh
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
 from stepcast.inputs.megatron.config import infer
-from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, TraceColumns, TraceRow
+from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, TraceLine, TraceLines, TraceRow
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
-from stepcast.ir.timeline import NONE, Lane, Timeline
-from stepcast.ir.work import CollectiveKind, Direction
+from stepcast.ir.timeline import NONE, Timeline, TimelineBuilder
+from stepcast.ir.work import CollectiveKind
 from stepcast.units import MS
 
 FIRST_LINE = re.compile(r"\s*rank:[0-9]+:[A-Za-z_]\w*\(\w+=", re.ASCII)
@@ -34,175 +31,118 @@ def looks_like(head: str) -> bool:
 
 def read_run(sources: Sequence[Source]) -> Timeline:
     """Return all given ranks of one run as one Timeline."""
-    columns = TraceColumns()
+    trace = TraceLines()
     seen: set[str] = set()
     for source in sources:
         if source.path in seen:
             raise FormatError("is given twice; expected each rank of the run once", source.path)
         seen.add(source.path)
-        columns.add_file(source.path, source.each_line())
-    return TimelineAssembly(columns).timeline(", ".join(source.path for source in sources[:3]))
-
-
-class TimelineAssembly:
-    """Columns with times in milliseconds, on their way to a Timeline."""
-
-    def __init__(self, columns: TraceColumns) -> None:
-        self.columns = columns
-        self.rows: list[TraceRow] = self.columns.table.rows
-        self.row_of: Int32Array = np.array(self.columns.row_of, dtype=np.int32)
-        self.duration_ms = np.array(self.columns.duration_ms, dtype=np.float64)
-        self.end_ms = np.array(self.columns.end_ms, dtype=np.float64)
-        self.warnings: list[str] = []
-        is_operation = self._by_row(lambda row: row.is_operation).astype(bool)
-        self.rank_of = self._by_row(lambda row: row.rank)
-        self.operations = np.flatnonzero(is_operation)
-        # Number of the operation that each line is or belongs to.
-        self.operation_of = np.cumsum(is_operation) - 1
-
-    def _by_row(self, value: Callable[[TraceRow], int]) -> Int32Array:
-        """Return a column computed once per distinct row."""
-        return np.array([value(row) for row in self.rows], dtype=np.int32)[self.row_of]
-
-    def _mark(self, indices: npt.NDArray[np.intp], word: str, text: Callable[[int], str]) -> None:
-        for index in indices.tolist():
-            row = self.rows[self.row_of[index]].marked(word, text(index))
-            self.row_of[index] = self.columns.table.number_of(row)
-
-    def timeline(self, source: str) -> Timeline:
-        self._place_untimed()
-        self._mark_fused()
-        config = infer(self._evidence())
-        self._warn_of_clocks()
-        self._warn_of_unknown()
-        parent_of = np.where(
-            self._by_row(lambda row: row.is_operation) == 1, NONE, self.operations[self.operation_of]
-        ).astype(np.int32)
-        micro_batch_of = np.array(self.columns.micro_batch_of_operation, dtype=np.int32)[self.operation_of]
-        names = {name: number for number, name in enumerate(dict.fromkeys(row.name for row in self.rows))}
-        lanes = {lane: number for number, lane in enumerate(dict.fromkeys(map(_lane, self.rows)))}
-        details = {words: number for number, words in enumerate(dict.fromkeys(row.details for row in self.rows))}
-        messages = [row.message for row in self.rows]
-        works = [message.work(config.layout.size(message.group)) if message else None for message in messages]
-        table = {work: number for number, work in enumerate(dict.fromkeys(w for w in works if w is not None))}
-        work_numbers = np.array([NONE if work is None else table[work] for work in works], dtype=np.int32)
-        start_ms = self.end_ms - self.duration_ms
-        origin_ms = float(start_ms.min())
-        return Timeline(
-            names=tuple(names),
-            lanes=tuple(lanes),
-            works=tuple(table),
-            details=tuple(dict(words) for words in details),
-            name_of=self._by_row(lambda row: names[row.name]),
-            lane_of=self._by_row(lambda row: lanes[_lane(row)]),
-            kind_of=self._by_row(lambda row: row.kind),
-            work_of=work_numbers[self.row_of],
-            detail_of=self._by_row(lambda row: details[row.details]),
-            micro_batch_of=micro_batch_of,
-            parent_of=parent_of,
-            start_s=(start_ms - origin_ms) * MS,
-            duration_s=self.duration_ms * MS,
-            measured=True,
-            source=source,
-            origin_s=origin_ms * MS,
-            layout=config.layout,
-            stage_of_rank=config.stage_of_rank,
-            facts=config.facts,
-            warnings=(*config.warnings, *self.warnings),
+        trace.add_file(source.path, source.each_line())
+    lines = trace.lines
+    warnings = list(_place_untimed(lines))
+    _mark_fused(lines)
+    config = infer(_evidence(trace))
+    warnings += [*_doubt_clocks(lines), *_doubt_words([line.row for line in lines])]
+    builder, origin_ms = TimelineBuilder(), min(line.start_ms for line in lines)
+    for line in lines:
+        row, message = line.row, line.row.message
+        builder.add(
+            row.name,
+            builder.lane(row.rank, row.lane),
+            (line.start_ms - origin_ms) * MS,
+            line.duration_ms * MS,
+            kind=row.kind,
+            work=message.work(config.layout.size(message.group)) if message else None,
+            details=row.details,
+            micro_batch=line.micro_batch,
+            parent=NONE if row.is_operation else line.operation,
         )
+    timeline = builder.build(
+        measured=True,
+        source=", ".join(source.path for source in sources[:3]),
+        layout=config.layout,
+        stage_of_rank=config.stage_of_rank,
+        facts=config.facts,
+        warnings=(*config.warnings, *warnings),
+        rebase=False,
+    )
+    return replace(timeline, origin_s=origin_ms * MS)
 
-    def _place_untimed(self) -> None:
-        """Place lines without a timestamp (profiled in isolation) after the line of their rank before them."""
-        untimed = np.flatnonzero(self.end_ms == 0)
-        if not len(untimed):
+
+def _by_rank(lines: Iterable[TraceLine]) -> dict[int, list[TraceLine]]:
+    ranks: dict[int, list[TraceLine]] = {}
+    for line in lines:
+        ranks.setdefault(line.row.rank, []).append(line)
+    return dict(sorted(ranks.items()))
+
+
+def _place_untimed(lines: Sequence[TraceLine]) -> Iterator[str]:
+    """Place lines without a timestamp (profiled in isolation) after the line of their rank before them."""
+    timed = [line for line in lines if line.end_ms]
+    if not timed:
+        raise FormatError("no operation has a timestamp; expected milliseconds of the host's clock")
+    if len(timed) == len(lines):
+        return
+    starts_ms = {rank: min(line.start_ms for line in own) for rank, own in _by_rank(timed).items()}
+    first_start_ms = min(starts_ms.values())
+    for rank, own in _by_rank(lines).items():
+        before_ms = 0.0
+        for line in own:
+            if line.end_ms:
+                before_ms = max(before_ms, line.end_ms)
+            else:
+                line.end_ms = (before_ms or starts_ms.get(rank, first_start_ms)) + line.duration_ms
+                line.row = line.row.marked("untimed", "yes")
+    yield f"{len(lines) - len(timed)} lines have no timestamp; placed after the line before them"
+
+
+def _mark_fused(lines: Sequence[TraceLine]) -> None:
+    """Mark a fused send and receive: two neighbouring lines with the same duration and timestamp."""
+    operations = [line for line in lines if line.row.is_operation]
+    before_names = [line.row.name for line in operations]
+    for before, now, name in zip(operations, operations[1:], before_names, strict=False):
+        ways = {TRANSFERS[line.row.name][0] for line in (before, now) if line.row.name in TRANSFERS}
+        times = {(line.row.rank, line.duration_ms, line.end_ms) for line in (before, now)}
+        if len(ways) == 2 and len(times) == 1:
+            now.row = now.row.marked("fused_with", name)
+
+
+def _evidence(trace: TraceLines) -> list[RankEvidence]:
+    evidence = []
+    for rank, own in _by_rank(trace.lines).items():
+        inside = [line for line in own if trace.lines[line.operation].row.name == "forward_step"]
+        batches = [line.micro_batch for line in inside if line.row.is_operation]
+        within, exchanges = Counter(line.row for line in inside), None
+        if any(line.row.message is not None and line.row.message.group is Group.EP for line in own):
+            exchanges = tuple(count for line in inside if (count := _exchanged_rows(line.row)) >= 0)
+        rows = [(row, count, within[row]) for row, count in Counter(line.row for line in own).items()]
+        found = _rank_evidence(trace.path_of_rank[rank], rows, max(batches, default=NONE) + 1)
+        evidence.append(replace(found, exchanges=exchanges))
+    return evidence
+
+
+def _doubt_clocks(lines: Sequence[TraceLine]) -> Iterator[str]:
+    """Warn of ranks that never ran at the same time: not on one clock, or not in one iteration."""
+    spans = [
+        (min(line.start_ms for line in own), max(line.end_ms for line in own), rank)
+        for rank, own in _by_rank(lines).items()
+    ]
+    latest_ms = min(spans)[1]
+    for start_ms, end_ms, rank in sorted(spans):
+        if start_ms > latest_ms:
+            clocks = "the ranks' clocks are not one, compare no times between them"
+            yield f"rank {rank} starts after others have ended: {clocks}"
             return
-        if len(untimed) == len(self.end_ms):
-            raise FormatError("no operation has a timestamp; expected milliseconds of the host's clock")
-        first_start_ms = float((self.end_ms - self.duration_ms)[self.end_ms > 0].min())
-        for rank in np.unique(self.rank_of[untimed]).tolist():
-            lines = np.flatnonzero(self.rank_of == rank)
-            end_ms = self.end_ms[lines]
-            before_ms = np.maximum.accumulate(end_ms)
-            timed = end_ms > 0
-            start_ms = (end_ms - self.duration_ms[lines])[timed].min() if timed.any() else first_start_ms
-            placed_ms = np.where(before_ms > 0, before_ms, start_ms) + self.duration_ms[lines]
-            self.end_ms[lines] = np.where(timed, end_ms, placed_ms)
-        self._mark(untimed, "untimed", lambda _: "yes")
-        self.warnings.append(f"{len(untimed)} lines have no timestamp; placed after the line before them")
+        latest_ms = max(latest_ms, end_ms)
 
-    def _mark_fused(self) -> None:
-        """Mark a fused send and receive: two neighbouring lines with the same duration and timestamp."""
-        codes = {Direction.SEND: 1, Direction.RECEIVE: 2}
-        code = self._by_row(lambda row: codes[TRANSFERS[row.name][0]] if row.name in TRANSFERS else 0)
-        rank = self.rank_of
-        now, before = self.operations[1:], self.operations[:-1]
-        fused = (code[now] * code[before] == 2) & (rank[now] == rank[before])
-        fused &= (self.duration_ms[now] == self.duration_ms[before]) & (self.end_ms[now] == self.end_ms[before])
-        partner = dict(zip(now[fused].tolist(), before[fused].tolist(), strict=True))
-        self._mark(now[fused], "fused_with", lambda index: self.rows[self.row_of[partner[index]]].name)
 
-    def _evidence(self) -> list[RankEvidence]:
-        in_forward = self._by_row(lambda row: row.is_operation and row.name == "forward_step")
-        forward = in_forward[self.operations[self.operation_of]] == 1
-        inside = np.bincount(self.row_of[forward], minlength=len(self.rows))
-        counts = np.bincount(self.row_of, minlength=len(self.rows))
-        batches = np.array(self.columns.micro_batch_of_operation, dtype=np.int32)
-        is_forward = in_forward[self.operations] == 1
-        ranks, order = np.unique(self.rank_of[self.operations], return_inverse=True)
-        deepest = np.full(len(ranks), NONE, dtype=np.int32)
-        np.maximum.at(deepest, order[is_forward], batches[is_forward])
-        micro_batches = dict(zip(ranks.tolist(), (deepest + 1).tolist(), strict=True))
-        rows_of: dict[int, list[tuple[TraceRow, int, int]]] = {}
-        for row, count, within in zip(self.rows, counts.tolist(), inside.tolist(), strict=True):
-            if count:
-                rows_of.setdefault(row.rank, []).append((row, count, within))
-        exchanges = self._exchanges(forward)
-        return [
-            replace(
-                _rank_evidence(self.columns.path_of_rank[rank], rows_of[rank], micro_batches[rank]),
-                exchanges=exchanges.get(rank),
-            )
-            for rank in sorted(rows_of)
-        ]
-
-    def _exchanges(self, forward: npt.NDArray[np.bool_]) -> dict[int, tuple[int, ...]]:
-        """Return by rank the rows it hands to each all-to-all between experts within its forward passes."""
-        between = self._by_row(lambda row: row.message is not None and row.message.group is Group.EP)
-        rows = self._by_row(_exchanged_rows)
-        handed: dict[int, list[int]] = {rank: [] for rank in np.unique(self.rank_of[between == 1]).tolist()}
-        inside = (rows >= 0) & forward
-        for rank, count in zip(self.rank_of[inside].tolist(), rows[inside].tolist(), strict=True):
-            handed[rank].append(count)
-        return {rank: tuple(counts) for rank, counts in handed.items()}
-
-    def _warn_of_clocks(self) -> None:
-        """Warn of ranks that never ran at the same time: not on one clock, or not in one iteration."""
-        ranks, order = np.unique(self.rank_of, return_inverse=True)
-        starts_ms = np.full(len(ranks), np.inf)
-        ends_ms = np.full(len(ranks), -np.inf)
-        np.minimum.at(starts_ms, order, self.end_ms - self.duration_ms)
-        np.maximum.at(ends_ms, order, self.end_ms)
-        spans = list(zip(starts_ms.tolist(), ends_ms.tolist(), ranks.tolist(), strict=True))
-        spans.sort()
-        latest = spans[0][1]
-        for start_ms, end_ms, rank in spans[1:]:
-            if start_ms > latest:
-                self.warnings.append(
-                    f"rank {rank} starts after others have ended: the ranks' clocks are not one, compare no "
-                    "times between them"
-                )
-                return
-            latest = max(latest, end_ms)
-
-    def _warn_of_unknown(self) -> None:
-        names = sorted({row.name for row in self.rows if row.is_operation and row.name not in KINDS})
-        if names:
-            self.warnings.append(f"unknown operations are shown as they are: {', '.join(names[:5])}")
-        if any(map(_is_simulated, self.rows)):
-            self.warnings.append("ranks were profiled one at a time (described as simulation): no communication")
-        sizes = {row.detail("dtype") for row in self.rows if row.shape is not None and row.dtype is None}
-        if sizes:
-            self.warnings.append(f"bytes of unknown number formats are not counted: {', '.join(map(str, sizes))}")
+def _doubt_words(rows: Sequence[TraceRow]) -> Iterator[str]:
+    if names := sorted({row.name for row in rows if row.is_operation and row.name not in KINDS}):
+        yield f"unknown operations are shown as they are: {', '.join(names[:5])}"
+    if any(map(_is_simulated, rows)):
+        yield "ranks were profiled one at a time (described as simulation): no communication"
+    if formats := {row.detail("dtype") for row in rows if row.shape is not None and row.dtype is None}:
+        yield f"bytes of unknown number formats are not counted: {', '.join(map(str, formats))}"
 
 
 def _exchanged_rows(row: TraceRow) -> int:
@@ -211,10 +151,6 @@ def _exchanged_rows(row: TraceRow) -> int:
     if message is None or (message.kind, message.group) != (CollectiveKind.ALL_TO_ALL, Group.EP):
         return -1
     return row.shape[0] if row.shape is not None and len(row.shape) == 2 else -1
-
-
-def _lane(row: TraceRow) -> Lane:
-    return Lane(row.rank, row.lane)
 
 
 def _is_simulated(row: TraceRow) -> bool:
