@@ -5,10 +5,11 @@ the bandwidth has levelled off, and *middle* between them. A fault is a change o
 the fault is close to the measurement, the fault explains it. Nothing is looked up by the name of a machine or a log.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from stepcast.analyze.result import AnalysisResult
 from stepcast.cost.collectives import bus_factor, price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route, sweep_s
 from stepcast.hardware import Cluster, Fabric, FabricKind, Link
+from stepcast.hardware.catalog import load_data
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import CollectiveSweep
@@ -230,140 +232,53 @@ TCP_LATENCY_S = 30 * US
 TCP_WITHIN = 1.6  # small messages take at least 1/1.6 of the time over TCP
 TCP_SHORT = 0.5  # large ones reach less than this share
 
-Change = Callable[[Cluster, MeasuredSweep], Cluster | None]
-"""Return the cluster with a fault, or None if it cannot have it."""
 
+class SweepCause(msgspec.Struct, frozen=True):
+    """What a slow range may mean, and what to check (``data/analysis.toml``).
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault explains a range if the prediction with it is *within* this factor of the measurement."""
+    A fault changes a *field* of the cluster: it divides a number (by 0: leaves one), or clears a flag. It explains the
+    range *part* if the prediction with it is *within* this factor of the measurement.
+    """
 
     cause: str
-    part: Range
-    change: Change
-    within: float
     means: str
     check: str
+    part: Range = Range.LARGE
+    field: str = ""
+    divide: int = 0
+    within: float = 0.0
+    nodes: str = "any"  # of a suspicion where no fault explains a range: one, several or any
+
+    def faulty(self, log: MeasuredSweep) -> Cluster | None:
+        """Return the cluster with this fault; None if it cannot have it."""
+        cluster, node = log.cluster, log.cluster.node
+        if self.field == "node.fabric":
+            if node.fabric.kind is FabricKind.PCIE or cluster.topology.scale_up_nodes > 1:
+                return None
+            rate = PCIE_GB_PER_S.get(cluster.gpu.architecture, PCIE_5_GB_PER_S) * GB
+            link = Link(rate, node.fabric.link.latency_s, PCIE_EFFICIENCY)
+            return replace(cluster, node=replace(node, fabric=Fabric(FabricKind.PCIE, link)))
+        old = attrgetter(self.field)(cluster)
+        if isinstance(old, bool):
+            return _change_field(cluster, self.field, False) if old else None
+        left = old // self.divide if self.divide else 1
+        return _change_field(cluster, self.field, left) if log.sweep.nodes > 1 and 0 < left < old else None
 
 
-def _fewer_nics(share: Callable[[int], int]) -> Change:
-    def change(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
-        node, used = cluster.node, share(cluster.node.nics)
-        if log.sweep.nodes == 1 or not 0 < used < node.nics:
-            return None
-        return replace(cluster, node=replace(node, nics=used))
-
-    return change
+Owner = TypeVar("Owner")
 
 
-def _without_in_switch(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
-    node = cluster.node
-    if not node.fabric.in_switch_reduction:
-        return None
-    return replace(cluster, node=replace(node, fabric=replace(node.fabric, in_switch_reduction=False)))
+def _change_field(owner: Owner, path: str, value: object) -> Owner:
+    name, _, rest = path.partition(".")
+    changed = _change_field(getattr(owner, name), rest, value) if rest else value
+    return replace(owner, **{name: changed})  # type: ignore[type-var]
 
 
-def _without_in_network(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
-    if not cluster.topology.in_network_reduction:
-        return None
-    return replace(cluster, topology=replace(cluster.topology, in_network_reduction=False))
-
-
-def _over_pcie(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
-    node = cluster.node
-    if node.fabric.kind is FabricKind.PCIE or cluster.topology.scale_up_nodes > 1:
-        return None
-    rate = PCIE_GB_PER_S.get(cluster.gpu.architecture, PCIE_5_GB_PER_S) * GB
-    link = Link(rate, node.fabric.link.latency_s, PCIE_EFFICIENCY)
-    return replace(cluster, node=replace(node, fabric=Fabric(FabricKind.PCIE, link)))
-
-
-def _over_tcp(cluster: Cluster) -> Cluster:
-    nic = cluster.node.nic
-    assert nic is not None, "the nodes of a sweep over several have NICs"
-    late = replace(nic, latency_s=max(nic.latency_s, TCP_LATENCY_S))
-    return replace(cluster, node=replace(cluster.node, nic=late))
-
-
-FAULTS = (
-    Fault(
-        "one-nic",
-        Range.LARGE,
-        _fewer_nics(lambda nics: 1),
-        1.15,
-        "one NIC of each node carries everything",
-        "NCCL_IB_HCA, or devices missing in the container: NCCL_DEBUG=INFO lists the NICs it found",
-    ),
-    Fault(
-        "quarter-of-nics",
-        Range.LARGE,
-        _fewer_nics(lambda nics: nics // 4),
-        1.15,
-        "a quarter of the NICs carries everything",
-        "NCCL_DEBUG=INFO lists the NICs and channels; NCCL_IB_HCA and NCCL_NCHANNELS_PER_NET_PEER limit them",
-    ),
-    Fault(
-        "half-of-nics",
-        Range.LARGE,
-        _fewer_nics(lambda nics: nics // 2),
-        1.15,
-        "half of the NICs carry everything, or all of them at half their rate",
-        "NICs of one socket only, PCIe links trained to half their width, or GPUs that reach NICs across "
-        "sockets (nvidia-smi topo -m: SYS or NODE where PIX is expected)",
-    ),
-    Fault(
-        "no-in-switch-reduction",
-        Range.LARGE,
-        _without_in_switch,
-        1.12,
-        "the NVSwitch does not add (NVLink SHARP): the plateau is that of a ring",
-        "NCCL_NVLS_ENABLE, the fabric manager, CUDA 12.1 or later; too few GPUs for NVLS",
-    ),
-    Fault(
-        "no-in-network-reduction",
-        Range.LARGE,
-        _without_in_network,
-        1.12,
-        "the network's switches do not add (SHARP)",
-        "NCCL_COLLNET_ENABLE and the SHARP plugin; NCCL_DEBUG=INFO names the algorithm",
-    ),
-    Fault(
-        "no-nvlink",
-        Range.LARGE,
-        _over_pcie,
-        1.6,
-        "GPUs of a node exchange data over PCIe or host memory instead of their links",
-        "nvidia-smi nvlink -s, the fabric manager, NCCL_P2P_DISABLE, peer access under virtualisation",
-    ),
-)
-
-# Suspicions where no fault of the table explains a range, for several nodes and for one.
-UNEXPLAINED = {
-    (Range.LARGE, True): (
-        "slow-network",
-        "several NICs carry data, but not at their rate: wrong affinity (GPUs reach NICs across sockets, or "
-        "NICs read host memory without GPUDirect RDMA), or others share the network",
-        "nvidia-smi topo -m, NCCL_DEBUG=INFO ('GDRDMA' behind each channel), ib_write_bw between NICs",
-    ),
-    (Range.LARGE, False): (
-        "slow-fabric",
-        "links inside the node do not reach their rate",
-        "nvidia-smi nvlink -s and -e (links down, replays), clocks and power limits, other jobs on the node",
-    ),
-    (Range.MIDDLE, True): (
-        "slow-middle",
-        "small and large sizes are as expected and those between are not: another protocol or algorithm than "
-        "the library would choose, or too few channels",
-        "NCCL_PROTO, NCCL_ALGO, NCCL_MAX_NCHANNELS, a tuner plugin",
-    ),
-    (Range.SMALL, True): (
-        "slow-start",
-        "latency, not bandwidth: the host launches late or the network's proxy threads wait for a core",
-        "CPU affinity of the ranks (numactl, Slurm's --cpu-bind), the CPU's governor, ranks per thread (-g)",
-    ),
-}
-UNEXPLAINED[Range.MIDDLE, False] = UNEXPLAINED[Range.MIDDLE, True]
-UNEXPLAINED[Range.SMALL, False] = UNEXPLAINED[Range.SMALL, True]
+@cache
+def load_causes() -> dict[str, SweepCause]:
+    """Return the causes by name, in the order in which they are tried."""
+    causes = msgspec.convert(load_data("analysis")["sweep"], list[SweepCause])
+    return {cause.cause: cause for cause in causes}
 
 
 def find_shortfalls(log: MeasuredSweep) -> list[SweepFinding]:
@@ -378,16 +293,9 @@ def find_shortfalls(log: MeasuredSweep) -> list[SweepFinding]:
         if reached < SHORT[part]:
             findings.append(_explain(log, part, reached))
         elif reached > BEYOND and part is Range.LARGE:
-            findings.append(_finding(part, reached, *BETTER, f"more than {format_percent(BEYOND)}"))
+            findings.append(_finding(part, reached, "beyond-description", f"more than {format_percent(BEYOND)}"))
     # A slow end slows the middle too, which is reported once.
     return [finding for finding in findings if finding.reached < 1 and finding.range != Range.MIDDLE] or findings
-
-
-BETTER = (
-    "beyond-description",
-    "faster than the description allows: other NICs, SHARP, or another cluster than the one named",
-    "--cluster; 'stepcast calibrate' fits the description to this log",
-)
 
 
 def _tcp(log: MeasuredSweep) -> SweepFinding | None:
@@ -397,29 +305,24 @@ def _tcp(log: MeasuredSweep) -> SweepFinding | None:
         return None
     if large is not None and large >= TCP_SHORT:
         return None
-    over_tcp = log.mean_reached(Range.SMALL, log.seconds_on(_over_tcp(log.cluster)))
+    nic = log.cluster.node.nic
+    assert nic is not None, "the nodes of a sweep over several have NICs"
+    sockets = _change_field(log.cluster, "node.nic.latency_s", max(nic.latency_s, TCP_LATENCY_S))
+    over_tcp = log.mean_reached(Range.SMALL, log.seconds_on(sockets))
     if over_tcp is None or not small < over_tcp <= TCP_WITHIN:
         return None
     rule = (
         f"at least 1/{TCP_WITHIN} of the time that small sizes take over TCP (it is {1 / over_tcp:.2f} of "
         f"it), and large ones below {format_percent(TCP_SHORT)}"
     )
-    return _finding(
-        Range.SMALL,
-        small,
-        "tcp",
-        "the nodes talk over TCP sockets instead of RDMA",
-        "NCCL_DEBUG=INFO says NET/Socket: the RDMA or provider plugin (EFA, gIB, TCPX) is not loaded, "
-        "/dev/infiniband is not in the container, NCCL_IB_DISABLE, or memlock limits",
-        rule,
-    )
+    return _finding(Range.SMALL, small, "tcp", rule)
 
 
 def _explain(log: MeasuredSweep, part: Range, reached: float) -> SweepFinding:
     """Return the fault of that range whose prediction is closest, if one is close enough."""
-    near: list[tuple[float, Fault, float]] = []
-    for fault in FAULTS:
-        faulty = fault.change(log.cluster, log) if fault.part is part else None
+    near: list[tuple[float, SweepCause, float]] = []
+    for fault in load_causes().values():
+        faulty = fault.faulty(log) if fault.field and fault.part is part else None
         if faulty is None:
             continue
         with_fault = log.mean_reached(part, log.seconds_on(faulty))
@@ -429,12 +332,14 @@ def _explain(log: MeasuredSweep, part: Range, reached: float) -> SweepFinding:
             near.append((distance, fault, with_fault))
     below = f"below {format_percent(SHORT[part])}"
     if not near:
-        return _finding(part, reached, *UNEXPLAINED[part, log.sweep.nodes > 1], below)
+        nodes = ("any", "several" if log.sweep.nodes > 1 else "one")
+        suspects = (cause for cause in load_causes().values() if cause.part is part and not cause.field)
+        return _finding(part, reached, next(cause.cause for cause in suspects if cause.nodes in nodes), below)
     _, fault, with_fault = min(near, key=lambda candidate: candidate[0])
     rule = f"{below}, and {with_fault:.2f} times what this fault leaves (at most {fault.within:g} either way)"
-    return _finding(part, reached, fault.cause, fault.means, fault.check, rule)
+    return _finding(part, reached, fault.cause, rule)
 
 
-def _finding(part: Range, reached: float, cause: str, means: str, check: str, rule: str) -> SweepFinding:
+def _finding(part: Range, reached: float, cause: str, rule: str) -> SweepFinding:
     rule = f"{part} sizes reach {format_percent(reached)} of the predicted bandwidth: {rule}"
-    return SweepFinding(part, reached, cause, means, check, rule)
+    return SweepFinding(part, reached, cause, load_causes()[cause].means, load_causes()[cause].check, rule)

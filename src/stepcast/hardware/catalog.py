@@ -153,7 +153,12 @@ def clusters_of(gpu: str) -> list[str]:
 
 def load_fit(name: str) -> dict[str, Any]:
     """Return the parsed file of fitted constants *name* (``compute``), for the cost model that knows its keys."""
-    return tomllib.loads((DATA / "fits" / f"{name}.toml").read_text(encoding="utf-8"))
+    return load_data(f"fits/{name}")
+
+
+def load_data(name: str) -> dict[str, Any]:
+    """Return the parsed file *name* of the package's data, such as ``analysis``."""
+    return tomllib.loads((DATA / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def convert_units(table: Mapping[str, Any]) -> dict[str, Any]:

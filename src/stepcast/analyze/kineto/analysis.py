@@ -11,6 +11,7 @@ from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, 
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
 from stepcast.analyze.recorded import RecordedResult
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks
+from stepcast.hardware.catalog import load_data
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_seconds
 
@@ -18,62 +19,32 @@ LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is repo
 TOP_KERNELS = 200
 
 MATMUL, ATTENTION, NORM, LOSS = "matmul", "attention", "norm", "softmax and loss"
-OPTIMIZER, EMBEDDING, ELEMENTWISE, OTHER = "optimizer", "embedding and sort", "element-wise", "other"
+EMBEDDING, ELEMENTWISE, OTHER = "embedding and sort", "element-wise", "other"
 
-SCAN = "state-space scan"
 COPY, COMMUNICATION = "copy", "communication"
 
-# Libraries whose names contain the word of a class: FBGEMM's tables and quantisation are no matmuls (its matmuls
-# contain gemm once more), and FlashInfer's norms are not attention.
-LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer", re.IGNORECASE)
-# Inductor names a kernel after the operators it came from, but its prefix states the kind: only a template ("tem")
-# is a matmul; others are pointwise ("poi"), for each tensor ("for") or reductions ("red", "per").
-INDUCTOR = re.compile(r"triton_(poi|for|red|per|split_scan)_")
-POINTWISE = ("poi", "for")
 PRODUCTS = (MATMUL, ATTENTION)
 FUSIBLE = (ELEMENTWISE, NORM, LOSS)
 LEAST_ADVICE = 0.01  # of the step
 
-# The first match counts: attention kernels are matmuls too, optimizers element-wise. Names of cuBLAS (nvjet, gemm,
-# xmma), CUTLASS, cuDNN, FlashAttention, FlashInfer, PyTorch, FBGEMM, Apex, Transformer Engine, Mamba, Triton and
-# AMD's Tensile (Cijk) and CK.
-CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.IGNORECASE))
-    for name, pattern in (
-        (EMBEDDING, r"(?:split|dense|ssd)_embedding|embedding_(?:bag|codegen)|bounds_check_indices"),
-        (ATTENTION, r"flash|fmha|sdpa|attention|attn|(?:Paged|Ragged)KVCache|compute_dot_do_o|convert_dq"),
-        (OPTIMIZER, r"multi_tensor_apply|FusedOptimizer|adam|adagrad|lamb_|fused_sgd|optimizer"),
-        (SCAN, r"selective_scan|chunk_(?:scan|state|cumsum)|bmm_chunk|state_passing|causal_conv1d"),
-        (
-            MATMUL,
-            r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk|"
-            r"splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]",
-        ),
-        (NORM, r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)"),
-        (LOSS, r"softmax|nll_loss|cross_entropy|logsumexp"),
-        (
-            EMBEDDING,
-            r"(?<!rotary_)(?<!rotary_pos_)embedding|gather_kernel|index|sort|top_?k|scan|scatter|"
-            r"compute_grad_weight|segment|unique|permut",
-        ),
-        (
-            ELEMENTWISE,
-            r"elementwise|vectorized|unrolled|CatArray|copy_kernel|fill|reduce_kernel|triton|dropout|"
-            r"activation|act_and_mul|gelu|silu|swiglu|rotary|rope(?![a-z])|transpose|arange|cast|"
-            r"quanti[sz]e|_to_(?:float|half|bf16|fp8|bfloat16)|fusion",
-        ),
-    )
-)
+
+@cache
+def _class_patterns() -> tuple[re.Pattern[str], re.Pattern[str], list[tuple[str, re.Pattern[str]]]]:
+    """Return the patterns of library names, of Inductor's kernels, and of each class (``data/analysis.toml``)."""
+    table = load_data("analysis")["kernels"]
+    classes = [(label, re.compile("|".join(words), re.IGNORECASE)) for label, *words in table["classes"]]
+    return re.compile(table["libraries"], re.IGNORECASE), re.compile(table["inductor"]), classes
 
 
 @cache
 def kernel_class(name: str) -> str:
     """Return the class of work of a GPU kernel by its name."""
-    inductor = INDUCTOR.match(name)
-    if inductor is not None and inductor[1] in POINTWISE:
+    libraries, inductor_name, patterns = _class_patterns()
+    inductor = inductor_name.match(name)
+    if inductor is not None and inductor[1] in ("poi", "for"):
         return ELEMENTWISE
-    words = LIBRARIES.sub("", name)
-    classes = (label for label, pattern in CLASSES if pattern.search(words))
+    words = libraries.sub("", name)
+    classes = (label for label, pattern in patterns if pattern.search(words))
     return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
 
 
