@@ -302,10 +302,10 @@ def test_attributes_names_and_dependencies_become_columns() -> None:
         values = {name: "v" * random.randrange(20) for name in random.sample(KNOWN_ATTRIBUTES, random.randrange(6))}
         waits = tuple(random.randrange(1, 300) for _ in range(random.choice([0, 0, 1, 2, 90])))
         given_nodes.append((number << random.randrange(50), "x" * random.randrange(9), waits, 1 << number % 64, values))
-        *head, duration_us, _ = given_nodes[-1]
+        given_id, name, _, duration_us, _ = given_nodes[-1]
         attributes = [attribute(name, AttributeKind.STRING, value) for name, value in values.items()]
         attributes.insert(0, attribute("rf_id", AttributeKind.UINT64, random.getrandbits(64)))
-        messages.append(node(head[0], COMP, head[1], waits, duration_us, *attributes))
+        messages.append(node(given_id, COMP, name, waits, duration_us, *attributes))
     nodes = decode(METADATA + b"".join(messages), "t").nodes
     ends = [0, *nodes.dependency_ends.tolist()]
     for index, (number, name, waits, duration_us, values) in enumerate(given_nodes):

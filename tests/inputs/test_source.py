@@ -36,7 +36,7 @@ def test_gzip_is_read_as_the_file_inside(tmp_path: Path) -> None:
         (b"hello world\n", "text of no known format"),
         (GOOD.split(b"\n")[0], "file ends after its header"),
         (GOOD[:5000], "expected 12"),
-        (gzip.compress(GOOD)[:400], "damaged or truncated gzip"),
+        (gzip.compress(GOOD)[:400], "the gzip file is cut off"),
         (GOOD.replace(b"mlp_row", b"mlp\xff\xfe", 1), "is not UTF-8 text"),
     ],
     ids=["empty", "junk", "zeros", "prose", "header only", "cut line", "cut gzip", "bad byte"],

@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.dtype import DType
 from stepcast.ir.limits import GPUS, GROUP_RANKS, RESULT
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
 from stepcast.units import GB, MS, NS, US
 
-ITEM_BYTES = {
-    "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Byte": 1, "Char": 1,
-    "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
-}  # fmt: skip
 MOST_BYTES = 2**63  # of a tensor
 
 
@@ -118,20 +116,13 @@ def _total_bytes(entry: Mapping[str, object], side: str) -> int:
     total = 0
     for index, shape in enumerate(sizes if isinstance(sizes, list | tuple) else ()):
         kind = types[index] if isinstance(types, list | tuple) and index < len(types) else "Float"
-        size = ITEM_BYTES.get(_text_of(kind), 4)
+        size = int((dtype_named(_text_of(kind)) or DType.FP32).bytes)
         for length in shape if isinstance(shape, list | tuple) else ():
             size *= length if isinstance(length, int) else 1
             if not 0 <= size <= MOST_BYTES:
                 raise FormatError(f"{side}_sizes: a tensor of more than {MOST_BYTES:,} bytes, or fewer than none")
         total += size
     return total
-
-
-INSPECTOR_KINDS = {
-    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
-    "Broadcast": "broadcast", "Reduce": "reduce", "AlltoAll": "all_to_all", "SendRecv": "send_recv",
-    "Send": "send", "Recv": "recv",
-}  # fmt: skip
 
 
 def looks_like_inspector(head: str) -> bool:
@@ -198,7 +189,7 @@ def _inspected_call(call: Mapping[str, object], group: str, rank: int, number: i
         rank=rank,
         group=group,
         turn=turn if isinstance(turn, int) else number,
-        kind=INSPECTOR_KINDS.get(kind, kind.lower()),
+        kind=re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower().replace("allto_all", "all_to_all"),
         size_bytes=int(size or 0),
         seconds=None if microseconds is None else microseconds * US,
         bus_bytes_per_s=None if rate is None else rate * GB,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepcast.inputs.kineto.process_groups import dtype_named
+from stepcast.inputs.kineto.process_groups import collective_named, dtype_named
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
@@ -29,17 +29,6 @@ PROGRAM = re.compile(
 WRONG = re.compile(r"Out of bounds values\s*:\s*([1-9]\d*)")
 # Lines outside the table that are used; a log may hold any number of others.
 USED_LINES = re.compile("|".join(pattern.pattern for pattern in (DEVICE, SHAPE, PROGRAM, WRONG)))
-KIND_OF_PROGRAM = {
-    "all_reduce": CollectiveKind.ALL_REDUCE,
-    "all_gather": CollectiveKind.ALL_GATHER,
-    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
-    "alltoall": CollectiveKind.ALL_TO_ALL,
-    "alltoallv": CollectiveKind.ALL_TO_ALL,
-    "broadcast": CollectiveKind.BROADCAST,
-    "reduce": CollectiveKind.REDUCE,
-    "gather": CollectiveKind.GATHER,
-    "scatter": CollectiveKind.SCATTER,
-}
 COLUMN_NAMES = {"bytes": "size", "N": "count", "op": "redop", "cputime": "time", "res": "error"}
 # Version 1 used C's names for the types.
 VERSION_1_TYPES = {"char": "int8", "int": "int32"}
@@ -167,10 +156,11 @@ class _SweepTable:
     def _kind(self, lines: list[str], ranks: int, warnings: list[str]) -> CollectiveKind | None:
         """Return the kind by the program's name where the log prints it, else by bandwidths, operation and root."""
         if program := _first_match(PROGRAM, lines):
-            kind = KIND_OF_PROGRAM.get(program[1])
-            if kind is None:
-                warnings.append(f"{program[1]} is not a collective; its times are read all the same")
-            return kind
+            kind = None if program[1] == "sendrecv" else collective_named(program[1])
+            if isinstance(kind, CollectiveKind):
+                return kind
+            warnings.append(f"{program[1]} is not a collective; its times are read all the same")
+            return None
         kind = self._kind_by_bandwidth(ranks)
         if kind is None:
             warnings.append("the log does not say which collective it timed, and its bandwidths fit several")

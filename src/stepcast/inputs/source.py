@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import gzip
 import io
 import os
 import re
@@ -90,18 +89,6 @@ class Source:
             file.close()
         raise FormatError("is a device or socket; expected a file or a pipe", self.path)
 
-    def open(self) -> BinaryIO:
-        """Return the decompressed bytes as a stream."""
-        raw = self._open_raw()
-        magic = raw.read(2)
-        raw.seek(0)
-        if magic != GZIP_MAGIC:
-            return raw
-        stream = gzip.GzipFile(fileobj=raw)
-        # A GzipFile closes the files that it opened; this one counts as such.
-        stream.myfileobj = raw  # type: ignore[assignment]
-        return stream  # type: ignore[return-value]
-
     @cached_property
     def head_bytes(self) -> bytes:
         """Return the first bytes, for recognising the format; as many as a damaged gzip gives."""
@@ -133,12 +120,10 @@ class Source:
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the decompressed bytes, piece by piece."""
-        with self._translate_errors(), self.open() as stream:
-            left = self._most_unpacked() if isinstance(stream, gzip.GzipFile) else None
-            while chunk := stream.read(CHUNK_BYTES):
-                if left is not None and (left := left - len(chunk)) < 0:
-                    raise FormatError(UNPACKED.message, self.path)
-                yield chunk
+        damage: list[str] = []
+        yield from self.salvaged_chunks(damage)
+        if damage:
+            raise FormatError(damage[0], self.path)
 
     def _most_unpacked(self) -> int:
         packed_bytes = len(self._data) if self._data is not None else os.stat(self.path).st_size
@@ -251,13 +236,11 @@ class Source:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turn errors of the operating system and of gzip into FormatError."""
+        """Turn errors of the operating system into FormatError."""
         try:
             yield
         except IsADirectoryError:
             raise FormatError("is a directory; expected a file", self.path) from None
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise FormatError(f"damaged or truncated gzip: {error}", self.path) from None
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise FormatError(f"cannot be read: {reason}", self.path) from None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,15 +20,10 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LINE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 
 
-class ParsedStep(NamedTuple):
-    """A step as a line states it, the number of steps of the run, and what else the line says of the run."""
-
-    step: LoggedStep
-    total: int = 0
-    facts: Mapping[str, float] = {}
+Values = dict[str, float]
 
 
-def _named_numbers(text: str) -> dict[str, float]:
+def _named_numbers(text: str) -> Values:
     """Return the finite numbers of ``name: value | name: value``."""
     numbers = {}
     for part in text.split("|"):
@@ -39,6 +34,18 @@ def _named_numbers(text: str) -> dict[str, float]:
     return numbers
 
 
+def _matched_numbers(**patterns: str) -> Callable[[str], Values]:
+    """Return a function that finds the finite numbers of a line, each by its pattern."""
+    compiled = {name: re.compile(pattern) for name, pattern in patterns.items()}
+
+    def find(line: str) -> Values:
+        matches = {name: pattern.search(line) for name, pattern in compiled.items()}
+        numbers = {name: _finite(match[1].replace(",", "")) for name, match in matches.items() if match}
+        return {name: number for name, number in numbers.items() if number is not None}
+
+    return find
+
+
 def _finite(text: str) -> float | None:
     try:
         value = float(text)
@@ -47,166 +54,150 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+class LogProgram(msgspec.Struct, frozen=True):
+    """How a program prints a step: a pattern with the step and often the number of steps, words of the same line,
+    the values of the line, and what they are in our terms, with their unit."""
+
+    pattern: re.Pattern[str]
+    words: tuple[str, ...]
+    values: Callable[[str], Values]
+    fields: Mapping[str, tuple[str, float]]  # of a LoggedStep
+    facts: Mapping[str, tuple[str, float]] = {}  # of the run
+    head: tuple[str, ...] = ()  # further words in the beginning of its log
+    first: int = 1  # number of the first step
+
+    def parse(self, line: str) -> tuple[LoggedStep, int, Values] | None:
+        """Return the step of a line, the number of steps of the run (0: unknown), and facts of the run."""
+        matches = [*self.pattern.finditer(line)]  # progress bars overwrite each other: the last one counts
+        if not matches or any(word not in line for word in self.words):
+            return None
+        values, known = self.values(line), dict[str, Any]()
+        for name, (keys, unit) in self.fields.items():
+            if key := next((key for key in keys.split("|") if key in values), ""):
+                known[name] = values[key] * unit
+        if not known.get("seconds", 0.0) > 0:
+            known.pop("seconds", None)
+        if "samples" in known:
+            known["samples"] = int(known["samples"])
+        step, total = (*map(int, matches[-1].groups()), 0, 0)[:2]
+        facts = {name: values[key] * unit for name, (key, unit) in self.facts.items() if key in values}
+        return LoggedStep(step, **known), total + 1 - self.first if total else 0, facts
 
 
-# Megatron-LM (megatron/training/training.py, training_log; megatron/core/timers.py).
-ITERATION = re.compile(r"iteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
+# NeMo RL (nemo_rl/algorithms/grpo.py): a heading, then a line for the step and one for each phase.
+NEMO_RL_STEP = re.compile(r"=+ Step (\d{1,15})/(\d{1,15}) =+")
+NEMO_RL_PHASE = re.compile(r"\u2022 ([a-z_]{3,60}): (\d+\.?\d*)s \(")
+VERL_VALUE = re.compile(r"([\w/@.]+):(?:np\.float\d+\()?(-?\d[\d.]*(?:e[-+]?\d+)?)")
+VERL_PHASES = (
+    *("gen generation", "old_log_prob old_logprob", "ref reference", "values values", "reward reward"),
+    *("update_actor update", "update_weights weight_sync"),
+)
+# The progress bar of tqdm states the time per step, smoothed.
+BAR = r"\|\s*(\d{1,15})/(\d{1,15}) \[[\d:]+<[\d:?]+, +"
+BAR_TIME = re.compile(rf"{BAR}([0-9.]+)(s/it|it/s)")
+
+
+def _bar_seconds(line: str) -> Values:
+    _, _, text, unit = BAR_TIME.findall(line)[-1]
+    value = _finite(text)
+    return {"step": value if unit == "s/it" else 1 / value} if value else {}
+
+
+PROGRAMS: Mapping[str, LogProgram] = {
+    # megatron/training/training.py, training_log; megatron/core/timers.py
+    "Megatron-LM": LogProgram(
+        re.compile(r"iteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|"),
+        ("elapsed time per iteration",),
+        _named_numbers,
+        {
+            "seconds": ("elapsed time per iteration (ms)", MS),
+            "tflops_per_gpu": ("throughput per GPU (TFLOP/s/GPU)", 1),
+            "samples": ("global batch size", 1),
+            "loss": ("lm loss", 1),
+        },
+    ),
+    # torchtitan/components/metrics.py
+    "torchtitan": LogProgram(
+        re.compile(r"\bstep:\s*(\d{1,15})\s+loss:\s*[-0-9.einfa]+"),
+        (),
+        _matched_numbers(
+            memory=r"memory:\s*([0-9.]+)\s*GiB",
+            tps=r"\btps:\s*([0-9,.]+)",
+            tflops=r"\btflops:\s*([0-9,.]+)",
+            mfu=r"\bmfu:\s*([0-9.]+)%",
+            loss=r"\bstep:\s*\d{1,15}\s+loss:\s*([-0-9.einfa]+)",
+        ),
+        {
+            "tflops_per_gpu": ("tflops", 1),
+            "tokens_per_s_per_gpu": ("tps", 1),
+            "memory_bytes": ("memory", GIB),
+            "loss": ("loss", 1),
+        },
+        {"mfu": ("mfu", 0.01)},
+        head=("tps:", "memory:"),
+    ),
+    # nemo/lightning/pytorch/callbacks/progress_printer.py
+    "NeMo": LogProgram(
+        re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|"),
+        (),
+        _named_numbers,
+        {
+            "seconds": ("train_step_timing in s", 1),
+            "tflops_per_gpu": ("TFLOPS_per_GPU", 1),
+            "tokens_per_s_per_gpu": ("tokens_per_sec_per_gpu", 1),
+            "samples": ("global_batch_size", 1),
+            "memory_bytes": ("max_memory_allocated|peak_memory_usage", 1),
+            "loss": ("reduced_train_loss", 1),
+        },
+        head=("train_step_timing in s",),
+        first=0,
+    ),
+    # deepspeed/utils/timer.py, ThroughputTimer
+    "DeepSpeed": LogProgram(
+        re.compile(r"(?:global_step=|\b\d+/)(\d{1,15}), RunningAvgSamplesPerSec=[^,]+, CurrSamplesPerSec=[^,]+"),
+        (),
+        _matched_numbers(peak=r"MaxMemAllocated=(\d+\.?\d*)GB"),
+        {"memory_bytes": ("peak", GIB)},
+    ),
+    # Trainer of transformers
+    "Trainer": LogProgram(
+        re.compile(rf"{BAR}[0-9.]+(?:s/it|it/s)"), (), _bar_seconds, {"seconds": ("step", 1)}, head=("'loss':",)
+    ),
+    # verl/utils/logger, console: step:3 - actor/pg_loss:0.01 - timing_s/gen:35.2 - timing_s/step:64.8
+    "verl": LogProgram(
+        re.compile(r"\bstep:(\d{1,15}) - "),
+        ("timing_s/",),
+        lambda line: {name: float(value) for name, value in VERL_VALUE.findall(line)},
+        {
+            "seconds": ("timing_s/step", 1),
+            "tokens_per_s_per_gpu": ("perf/throughput", 1),
+            "memory_bytes": ("perf/max_memory_allocated_gb", GIB),
+            "loss": ("actor/pg_loss", 1),
+        },
+        {
+            **{f"{ours}_s": (f"timing_s/{theirs}", 1.0) for theirs, ours in map(str.split, VERL_PHASES)},
+            **{f"mean_{side}_tokens": (f"{side}_length/mean", 1.0) for side in ("response", "prompt")},
+        },
+    ),
+    "NeMo RL": LogProgram(
+        re.compile(r"Total step time: \d+\.?\d*s"),
+        (),
+        _matched_numbers(step=r"Total step time: (\d+\.?\d*)s"),
+        {"seconds": ("step", 1)},
+        head=("Total step time: ",),
+    ),
+}
+VARIANTS = {name.lower().replace("-lm", "").replace(" ", "_"): name for name in PROGRAMS}
+
+# Megatron-LM's memory and timers of ranks.
 RANK_MEMORY = re.compile(r"\[Rank (\d+)\].*memory \(MB\)(.*)")
 SLOW_SCORE = 1 / 1.1  # as analyses call a rank a straggler
 RANK_TIMES = "times across ranks (ms):"
 TIMER = re.compile(r"\s+([A-Za-z][\w-]*)(?: \.+)?:\s*(?:\((\d+\.?\d*), (\d+\.?\d*)\))?\s*$")
 TIMED_RANK = re.compile(r"\s+rank\s+(\d{1,7}): (\d+\.?\d*)\s*$")
-
-
 # NVIDIA's resiliency extension, in logs of NeMo and Megatron-Bridge: scores of GPUs relative to the fastest.
 SCORES = re.compile(r"GPU (relative|individual) performance:")
 SCORE = re.compile(r"\s*Rank=(\d{1,7}) Node=(\S{1,200}) Score=(\d+\.?\d*)\s*$")
-
-
-def parse_megatron(line: str) -> ParsedStep | None:
-    match = ITERATION.search(line)
-    if match is None or "elapsed time per iteration" not in line:
-        return None
-    values = _named_numbers(line[match.end() :])
-    milliseconds = values.get("elapsed time per iteration (ms)", -1.0)
-    step = LoggedStep(
-        step=int(match[1]),
-        seconds=milliseconds * MS if milliseconds >= 0 else None,
-        tflops_per_gpu=values.get("throughput per GPU (TFLOP/s/GPU)"),
-        samples=_whole(values.get("global batch size")),
-        loss=values.get("lm loss"),
-    )
-    return ParsedStep(step, int(match[2]))
-
-
-# torchtitan (torchtitan/components/metrics.py).
-STEP = re.compile(r"\bstep:\s*(\d{1,15})\s+loss:\s*([-0-9.einfa]+)")
-FIELDS = {
-    "memory": re.compile(r"memory:\s*([0-9.]+)\s*GiB"),
-    "tps": re.compile(r"\btps:\s*([0-9,.]+)"),
-    "tflops": re.compile(r"\btflops:\s*([0-9,.]+)"),
-    "mfu": re.compile(r"\bmfu:\s*([0-9.]+)%"),
-}
-
-
-def parse_torchtitan(line: str) -> ParsedStep | None:
-    match = STEP.search(line)
-    if match is None:
-        return None
-    fields = {name: pattern.search(line) for name, pattern in FIELDS.items()}
-    values = {name: _finite(field[1].replace(",", "")) for name, field in fields.items() if field}
-    memory, share = values.get("memory"), values.get("mfu")
-    step = LoggedStep(
-        step=int(match[1]),
-        tflops_per_gpu=values.get("tflops"),
-        tokens_per_s_per_gpu=values.get("tps"),
-        memory_bytes=None if memory is None else memory * GIB,
-        loss=_finite(match[2]),
-    )
-    return ParsedStep(step, facts={} if share is None else {"mfu": share / 100})
-
-
-# NeMo (nemo/lightning/pytorch/callbacks/progress_printer.py).
-NEMO = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|")
-
-
-def parse_nemo(line: str) -> ParsedStep | None:
-    match = NEMO.search(line)
-    if match is None:
-        return None
-    values = _named_numbers(line[match.end() :])
-    step = LoggedStep(
-        step=int(match[1]),
-        seconds=values.get("train_step_timing in s"),
-        tflops_per_gpu=values.get("TFLOPS_per_GPU"),
-        tokens_per_s_per_gpu=values.get("tokens_per_sec_per_gpu"),
-        samples=_whole(values.get("global_batch_size")),
-        memory_bytes=values.get("max_memory_allocated", values.get("peak_memory_usage")),
-        loss=values.get("reduced_train_loss"),
-    )
-    return ParsedStep(step, int(match[2]) + 1)
-
-
-# DeepSpeed (deepspeed/utils/timer.py, ThroughputTimer).
-DEEPSPEED = re.compile(r"(?:global_step=|\b\d+/)(\d{1,15}), RunningAvgSamplesPerSec=[^,]+, CurrSamplesPerSec=[^,]+")
-DEEPSPEED_PEAK = re.compile(r"MaxMemAllocated=(\d+\.?\d*)GB")
-
-
-def parse_deepspeed(line: str) -> ParsedStep | None:
-    match = DEEPSPEED.search(line)
-    if match is None:
-        return None
-    peak = DEEPSPEED_PEAK.search(line)
-    return ParsedStep(LoggedStep(int(match[1]), memory_bytes=float(peak[1]) * GIB if peak else None))
-
-
-# Trainer of transformers: the progress bar of tqdm, which states the time per step, smoothed.
-BAR = re.compile(r"\|\s*(\d{1,15})/(\d{1,15}) \[[\d:]+<[\d:?]+, +([0-9.]+)(s/it|it/s)")
-
-
-def parse_trainer(line: str) -> ParsedStep | None:
-    bars = [*BAR.finditer(line)]
-    match = bars[-1] if bars else None  # bars overwrite each other
-    value = _finite(match[3]) if match else None
-    if match is None or not value:
-        return None
-    return ParsedStep(LoggedStep(int(match[1]), value if match[4] == "s/it" else 1 / value), int(match[2]))
-
-
-# verl (verl/utils/logger, console): step:3 - actor/pg_loss:0.01 - timing_s/gen:35.2 - timing_s/step:64.8
-VERL = re.compile(r"\bstep:(\d{1,15}) - ")
-VERL_VALUE = re.compile(r"([\w/@.]+):(?:np\.float\d+\()?(-?\d[\d.]*(?:e[-+]?\d+)?)")
-VERL_PHASES = {
-    "timing_s/gen": "generation_s",
-    "timing_s/old_log_prob": "old_logprob_s",
-    "timing_s/ref": "reference_s",
-    "timing_s/values": "values_s",
-    "timing_s/reward": "reward_s",
-    "timing_s/update_actor": "update_s",
-    "timing_s/update_weights": "weight_sync_s",
-    "response_length/mean": "mean_response_tokens",
-    "prompt_length/mean": "mean_prompt_tokens",
-}
-
-
-def parse_verl(line: str) -> ParsedStep | None:
-    match = VERL.search(line)
-    if match is None or "timing_s/" not in line:
-        return None
-    values = {name: float(value) for name, value in VERL_VALUE.findall(line[match.end() :])}
-    peak = values.get("perf/max_memory_allocated_gb")
-    step = LoggedStep(
-        step=int(match[1]),
-        seconds=values.get("timing_s/step") or None,
-        tokens_per_s_per_gpu=values.get("perf/throughput"),
-        memory_bytes=None if peak is None else peak * GIB,
-        loss=values.get("actor/pg_loss"),
-    )
-    return ParsedStep(step, facts={ours: values[name] for name, ours in VERL_PHASES.items() if name in values})
-
-
-# NeMo RL (nemo_rl/algorithms/grpo.py): a heading, then a line for the step and one for each phase.
-NEMO_RL_STEP = re.compile(r"=+ Step (\d{1,15})/(\d{1,15}) =+")
-NEMO_RL_TIME = re.compile(r"Total step time: (\d+\.?\d*)s")
-NEMO_RL_PHASE = re.compile(r"\u2022 ([a-z_]{3,60}): (\d+\.?\d*)s \(")
-
-
-def parse_nemo_rl(line: str) -> ParsedStep | None:
-    match = NEMO_RL_TIME.search(line)
-    return ParsedStep(LoggedStep(0, float(match[1]) or None)) if match else None
-
-
-PARSERS: Mapping[str, Callable[[str], ParsedStep | None]] = {
-    "Megatron-LM": parse_megatron,
-    "torchtitan": parse_torchtitan,
-    "NeMo": parse_nemo,
-    "DeepSpeed": parse_deepspeed,
-    "Trainer": parse_trainer,
-    "verl": parse_verl,
-    "NeMo RL": parse_nemo_rl,
-}
 
 
 class StepLines:
@@ -254,15 +245,15 @@ class StepLines:
             yield from self._parse(text)
 
     def _parse(self, text: str) -> Iterator[LoggedStep]:
-        for name in [self.program] if self.program else PARSERS:
-            parsed = PARSERS[name](text) if name in PARSERS else None
+        for name in [self.program] if self.program else PROGRAMS:
+            parsed = PROGRAMS[name].parse(text) if name in PROGRAMS else None
             if parsed is not None:
                 self.program, self._in_timers = name, False
-                self.total = parsed.total or self.total
-                for fact, value in parsed.facts.items():
+                step, total, facts = parsed
+                self.total = total or self.total
+                for fact, value in facts.items():
                     self.facts.setdefault(fact, []).append(value)
-                step = parsed.step._replace(step=parsed.step.step or self._heading)
-                yield self._with_time(step, text)
+                yield self._with_time(step._replace(step=step.step or self._heading), text)
                 return
 
     def _with_time(self, step: LoggedStep, text: str) -> LoggedStep:
@@ -318,27 +309,16 @@ def read_lines(source: Source, program: str) -> StepLog:
     return StepLog(tuple(steps), source.path, program, max(filter(None, peaks), default=None), facts)
 
 
-# Variant of the format -> program, a pattern and words that the beginning of its log has.
-PROGRAMS: Mapping[str, tuple[str, re.Pattern[str], tuple[str, ...]]] = {
-    "megatron": ("Megatron-LM", ITERATION, ("elapsed time per iteration",)),
-    "torchtitan": ("torchtitan", STEP, ("tps:", "memory:")),
-    "nemo": ("NeMo", NEMO, ("train_step_timing in s",)),
-    "deepspeed": ("DeepSpeed", DEEPSPEED, ()),
-    "trainer": ("Trainer", BAR, ("'loss':",)),
-    "verl": ("verl", VERL, ("timing_s/",)),
-    "nemo_rl": ("NeMo RL", NEMO_RL_STEP, ("Total step time: ",)),
-}
-
-
 def looks_like(head: str, variant: str) -> bool:
-    _, pattern, words = PROGRAMS[variant]
-    plain = COLOUR.sub("", head)
+    program, plain = PROGRAMS[VARIANTS[variant]], COLOUR.sub("", head)
+    pattern = NEMO_RL_STEP if variant == "nemo_rl" else program.pattern
+    words = (*program.words, *program.head)
     return pattern.search(plain) is not None and all(word in plain for word in words)
 
 
 def read(source: Source, variant: str) -> StepLog:
     """Return the steps of a finished log of one of PROGRAMS."""
-    return read_lines(source, PROGRAMS[variant][0])
+    return read_lines(source, VARIANTS[variant])
 
 
 # MLPerf Training: lines of ``:::MLLOG`` and a JSON object (mlcommons/logging).

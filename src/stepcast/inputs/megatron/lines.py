@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from stepcast.inputs.kineto.process_groups import dtype_named
+from stepcast.inputs.kineto.process_groups import collective_named, dtype_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -90,18 +90,6 @@ GROUPS: dict[str, Group] = {
     "ep_dp": Group.EXPERT_DP,
     "exp_dp": Group.EXPERT_DP,
 }
-# Underscores do not count.
-COLLECTIVES: dict[str, CollectiveKind] = {
-    "allreduce": CollectiveKind.ALL_REDUCE,
-    "broadcast": CollectiveKind.BROADCAST,
-    "allgather": CollectiveKind.ALL_GATHER,
-    "reducescatter": CollectiveKind.REDUCE_SCATTER,
-    "alltoall": CollectiveKind.ALL_TO_ALL,
-    "reduce": CollectiveKind.REDUCE,
-    "gather": CollectiveKind.GATHER,
-    "scatter": CollectiveKind.SCATTER,
-    "barrier": CollectiveKind.BARRIER,
-}
 
 
 def parse_ms(word: str, text: str) -> float:
@@ -169,8 +157,9 @@ def read_message(
 ) -> TraceMessage | None:
     """Return what an operation or sub-operation sends, where its line states how much."""
     word = fields.get("comm_func", "None").replace("_", "")
-    if word not in ("None", "") and word not in COLLECTIVES:
-        raise FormatError(f"unknown collective {word[:40]!r}; expected one of {', '.join(COLLECTIVES)}")
+    kind = collective_named(word)
+    if word not in ("None", "") and not isinstance(kind, CollectiveKind):
+        raise FormatError(f"unknown collective {word[:40]!r}; expected such as allreduce or all_to_all")
     if shape is None or dtype is None:
         return None
     elements = math.prod(shape)
@@ -181,8 +170,8 @@ def read_message(
         direction, offset = TRANSFERS[name]
         return TraceMessage(None, input_bytes, Group.PP, direction, offset)
     group = GROUPS.get(fields.get("group", fields.get("group_kind", "None")), REDUCTIONS.get(name))
-    kind = COLLECTIVES.get(word, CollectiveKind.ALL_REDUCE if name in REDUCTIONS else None)
-    return None if group is None or kind is None else TraceMessage(kind, input_bytes, group)
+    kind = kind or (CollectiveKind.ALL_REDUCE if name in REDUCTIONS else None)
+    return None if group is None or not isinstance(kind, CollectiveKind) else TraceMessage(kind, input_bytes, group)
 
 
 OPERATIONS_LANE = "ops"
