@@ -69,7 +69,7 @@ class StageShape:
         """Yield the name, the unsharded bytes, and how they are split: by "rows", by "columns" or not at all."""
         wide = FLOAT * self.hidden * self.tp
         if self.first:
-            yield "embedding", FLOAT * self.vocab * self.hidden, ""
+            yield ("embedding", -1), FLOAT * self.vocab * self.hidden, ""
         for kind, layer in self.parts:
             if kind == "attention":
                 yield ("q", layer), wide * self.query, "rows"
@@ -84,8 +84,8 @@ class StageShape:
             else:
                 yield ("down_proj", layer), wide * self.ffn, "columns"
         if self.last:
-            yield "norm", FLOAT * self.hidden, ""
-            yield "head", FLOAT * self.vocab * self.hidden, ""
+            yield ("norm", -1), FLOAT * self.hidden, ""
+            yield ("head", -1), FLOAT * self.vocab * self.hidden, ""
 
 
 class StageTensors:
@@ -107,12 +107,6 @@ class StageTensors:
         for block in blocks:
             self.memory.free(block)
 
-    def compute(self, size: float, *consumed: int) -> int:
-        """Allocate the result of an operator, then free the inputs that nothing else needs."""
-        block = self.new(size)
-        self.drop(*consumed)
-        return block
-
     def _load(self) -> None:
         """Load unsharded weights, then the share of each rank; a split by columns copies every share first."""
         shape = self.shape
@@ -132,13 +126,16 @@ class StageTensors:
         self.drop(*self.gradients.values())
         self.gradients = {}
         self.seq = seq
-        self.unit = shape.micro_batch * seq * FLOAT  # one value per token
-        self.wide, self.inner = self.unit * shape.hidden, self.unit * shape.ffn
-        aligned = -(-seq // 8) * 8
-        self.mask = shape.micro_batch * seq * aligned * FLOAT
-        self.scores = shape.heads * self.mask
-        unsharded = self.inner * shape.tp
-        self.sent = (self.wide, unsharded, unsharded) if shape.inside else (self.wide, self.wide)
+        unit = shape.micro_batch * seq * FLOAT  # one value per token
+        mask = shape.micro_batch * seq * (-(-seq // 8) * 8) * FLOAT
+        query, key, inner = unit * shape.query, unit * shape.key, unit * shape.ffn
+        self.size = {"unit": unit, "wide": unit * shape.hidden, "inner": inner, "logits": unit * shape.vocab}
+        self.size |= {"query": query, "key": key, "half-query": query // 2, "half-key": key // 2}
+        self.size |= {"mask": mask, "scores": shape.heads * mask}
+        self.size["sums"] = shape.micro_batch * shape.heads * (-(-seq // 32) * 32) * 4
+        self.conditions = {"first": shape.first, "later": not shape.first, "odd": seq % 8 > 0, "tp": shape.tp > 1}
+        wide, unsharded = self.size["wide"], inner * shape.tp
+        self.sent = (wide, unsharded, unsharded) if shape.inside else (wide, wide)
         table = seq * shape.head_dim * FLOAT
         self.side = (shape.micro_batch * seq * seq * FLOAT, table, table)
 
@@ -162,13 +159,26 @@ class StageTensors:
         else:
             self.gradients[name] = block
 
-    def reduce(self, block: int) -> int:
-        """Return the result of an all-reduce between tensor ranks, which is a copy."""
-        if self.shape.tp == 1:
-            return block
-        copy = self.new(self.wide)
-        self.drop(block)
-        return copy
+    def run(self, script: str, blocks: dict[str, int], part: BlockPart) -> None:
+        """Run the operators of a part: ``a=size`` allocates, ``-a`` frees, ``!a`` is the gradient of a weight.
+
+        ``!`` alone is the part's norm, and ``tp:a`` an all-reduce between tensor ranks, which copies.
+        """
+        for word in script.split():
+            condition, _, action = word.rpartition(":")
+            if condition and not self.conditions[condition]:
+                continue
+            name, _, size = action.partition("=")
+            if action.startswith("-"):
+                self.drop(blocks.pop(action[1:]))
+            elif action.startswith("!"):
+                self.weight_gradient((action[1:], part[1]) if action[1:] else part)
+            elif condition == "tp":
+                copy = self.new(self.size["wide"])
+                self.drop(blocks[name])
+                blocks[name] = copy
+            else:
+                blocks[name] = self.new(self.size[size])
 
     def delay(self, *blocks: int) -> None:
         """Free blocks later: a reference cycle holds outputs and their gradients for some micro-batches."""
@@ -182,153 +192,51 @@ class StageTensors:
         self.cycles, self.objects = [], 0.0
 
 
-SavedBlocks = dict[object, list[int]]
-"""What the forward of a micro-batch saves, by part and layer."""
-
-
-def norm_forward(stage: StageTensors, saved: SavedBlocks, name: object) -> None:
-    """Run a root-mean-square norm; the root, the normalised value and the result are saved."""
-    square = stage.new(stage.wide)
-    mean = stage.compute(stage.unit, square)
-    shifted = stage.compute(stage.unit, mean)
-    root = stage.compute(stage.unit, shifted)
-    saved["norm", name] = [root, stage.new(stage.wide), stage.new(stage.wide)]
-
-
-def norm_backward(stage: StageTensors, saved: SavedBlocks, name: object, gradient: int, skip: int | None) -> int:
-    """Return the gradient of the input from that of the result, with the residual's *skip* added."""
-    root, normal = saved.pop(("norm", name))
-    scaled, product = stage.new(stage.wide), stage.new(stage.wide)
-    stage.drop(gradient)
-    stage.weight_gradient(name)
-    stage.drop(product, normal)
-    direct, product = stage.new(stage.wide), stage.new(stage.wide)
-    to_root = stage.compute(stage.unit, product, scaled, root)
-    double, to_square = stage.new(stage.wide), stage.new(stage.wide)
-    stage.drop(to_root, double)
-    result = stage.compute(stage.wide, direct, to_square)
-    if skip is None:
-        return result
-    return stage.compute(stage.wide, result, skip)
-
-
-def norm_result(stage: StageTensors, saved: SavedBlocks, name: object) -> None:
-    """Free the result of a norm after the gradients of the projections that read it."""
-    stage.drop(saved["norm", name].pop())
-
-
-def attention_forward(stage: StageTensors, saved: SavedBlocks, layer: int) -> int:
-    """Return the residual behind the attention."""
-    shape, new = stage.shape, stage.new
-    query, key = stage.unit * shape.query, stage.unit * shape.key
-    norm_forward(stage, saved, ("attention", layer))
-    projected = new(query), new(key), new(key)
-    queries, factors = _rotate(stage, projected[0], query)
-    keys, more = _rotate(stage, projected[1], key)
-    saved["rotary", layer] = factors + more
-    repeated = [new(query)]
-    stage.drop(keys)
-    repeated.append(new(query))
-    stage.drop(projected[2])
-    repeated.insert(0, new(query))
-    stage.drop(queries)
-    if stage.seq % 8:
-        repeated.append(new(stage.mask))
-    rows = -(-stage.seq // 32) * 32
-    result = new(query)
-    sums = new(shape.micro_batch * shape.heads * rows * 4)
-    saved["attention", layer] = [*repeated, sums, result]
-    output = stage.reduce(new(stage.wide))
-    return stage.compute(stage.wide, output)
-
-
-def _rotate(stage: StageTensors, block: int, size: int) -> tuple[int, list[int]]:
-    """Return x cos + rotate(x) sin, and the factors, which are saved if the tables require gradients."""
-    straight, half = stage.new(size), stage.new(size // 2)
-    turned = stage.compute(size, half)
-    crossed = stage.new(size)
-    if stage.shape.first:
-        stage.drop(turned)
-    result = stage.compute(size, straight, crossed)
-    if stage.shape.first:
-        stage.drop(block)
-        return result, []
-    return result, [block, turned]
-
-
-def attention_backward(stage: StageTensors, saved: SavedBlocks, layer: int, gradient: int) -> int:
-    shape, new = stage.shape, stage.new
-    query, key = stage.unit * shape.query, stage.unit * shape.key
-    to_result = new(query)
-    stage.weight_gradient(("o", layer))
-    to_query, to_key, to_value = new(query), new(query), new(query)
-    if not shape.first:
-        stage.drop(new(stage.scores), new(stage.mask))
-    stage.drop(to_result, *saved.pop(("attention", layer)))
-    keys = stage.compute(key, to_key)
-    values = stage.compute(key, to_value)
-    queries, keys = _rotate_backward(stage, to_query, query), _rotate_backward(stage, keys, key)
-    stage.drop(*saved.pop(("rotary", layer)))
-    total = -1
-    for block, name in ((values, "v"), (keys, "k"), (queries, "q")):
-        part = new(stage.wide)
-        stage.weight_gradient((name, layer))
-        stage.drop(block)
-        part = stage.reduce(part)
-        total = part if total < 0 else stage.compute(stage.wide, total, part)
-    norm_result(stage, saved, ("attention", layer))
-    return norm_backward(stage, saved, ("attention", layer), total, gradient)
-
-
-def _rotate_backward(stage: StageTensors, gradient: int, size: int) -> int:
-    straight = stage.new(size)
-    if not stage.shape.first:  # gradients of the tables
-        stage.drop(stage.new(size))
-        stage.drop(stage.new(size))
-    crossed = stage.new(size)
-    turned = stage.compute(size, crossed)
-    return stage.compute(size, straight, turned, gradient)
-
-
-def up_forward(stage: StageTensors, saved: SavedBlocks, layer: int) -> list[int]:
-    """Return the activated gate and the up projection's output."""
-    norm_forward(stage, saved, ("up", layer))
-    gate, activated = stage.new(stage.inner), stage.new(stage.inner)
-    saved["up", layer] = [gate]
-    return [activated, stage.new(stage.inner)]
-
-
-def up_backward(stage: StageTensors, saved: SavedBlocks, layer: int, gradients: list[int], skip: int) -> int:
-    to_activated, to_up = gradients
-    by_up = stage.new(stage.wide)
-    stage.weight_gradient(("up_proj", layer))
-    stage.drop(to_up)
-    by_up = stage.reduce(by_up)
-    to_gate = stage.compute(stage.inner, to_activated, *saved.pop(("up", layer)))
-    by_gate = stage.new(stage.wide)
-    stage.weight_gradient(("gate", layer))
-    stage.drop(to_gate)
-    total = stage.compute(stage.wide, by_up, stage.reduce(by_gate))
-    norm_result(stage, saved, ("up", layer))
-    return norm_backward(stage, saved, ("up", layer), total, skip)
-
-
-def down_forward(stage: StageTensors, saved: SavedBlocks, layer: int, factors: list[int]) -> int:
-    product = stage.new(stage.inner)
-    output = stage.reduce(stage.new(stage.wide))
-    saved["down", layer] = [product, *factors]
-    return output
-
-
-def down_backward(stage: StageTensors, saved: SavedBlocks, layer: int) -> tuple[list[int], list[int]]:
-    """Return the gradients of the activated gate and the up projection's output, and these themselves."""
-    product, *factors = saved.pop(("down", layer))
-    to_product = stage.new(stage.inner)
-    stage.weight_gradient(("down_proj", layer))
-    stage.drop(product)
-    gradients = [stage.new(stage.inner), stage.new(stage.inner)]
-    stage.drop(to_product)
-    return gradients, factors
+# The operators of each part. A norm saves its root, the normalised value and its result.
+NORM = """square=wide mean=unit -square shifted=unit -mean root=unit -shifted normal=wide result=wide """
+NORM_BACKWARD = """
+-result scaled=wide product=wide -gradient ! -product -normal direct=wide product=wide to-root=unit -product -scaled
+-root double=wide to-square=wide -to-root -double back=wide -direct -to-square """
+RESIDUAL = "total=wide -back -skip "
+# x cos + rotate(x) sin; the factors are saved if the tables require gradients, which they do except on stage 0.
+ROTATE = """
+{0}-straight={1} {0}-half=half-{1} {0}-turned={1} -{0}-half {0}-crossed={1} first:-{0}-turned
+{0}-rotated={1} -{0}-straight -{0}-crossed first:-{0} """
+ROTATE_BACKWARD = """
+straight={1} later:table={1} later:-table later:table={1} later:-table crossed={1} turned={1} -crossed
+back-{0}={1} -straight -turned -to-{0} """
+FORWARD = {
+    "attention": NORM
+    + "q=query k=key v=key "
+    + ROTATE.format("q", "query")
+    + ROTATE.format("k", "key")
+    + """keys=query -k-rotated values=query -v queries=query -q-rotated odd:padded=mask attended=query sums=sums
+    output=wide tp:output residual=wide -output""",
+    "up": NORM + "gate=inner activated=inner up=inner",
+    "down": "product=inner output=wide tp:output",
+    "norm": NORM + "logits=logits",
+}
+BACKWARD = {
+    "attention": """to-attended=query !o to-q=query to-keys=query to-values=query later:scores=scores later:more=mask
+    later:-scores later:-more -to-attended -queries -keys -values odd:-padded -sums -attended
+    to-k=key -to-keys to-v=key -to-values """
+    + ROTATE_BACKWARD.format("q", "query")
+    + ROTATE_BACKWARD.format("k", "key")
+    + """later:-q later:-q-turned later:-k later:-k-turned by-v=wide !v -to-v tp:by-v by-k=wide !k -back-k tp:by-k
+    sum=wide -by-v -by-k by-q=wide !q -back-q tp:by-q gradient=wide -sum -by-q """
+    + NORM_BACKWARD
+    + RESIDUAL,
+    "up": """by-up=wide !up_proj -to-up tp:by-up to-gate=inner -to-activated -gate by-gate=wide !gate -to-gate
+    tp:by-gate gradient=wide -by-up -by-gate """
+    + NORM_BACKWARD
+    + RESIDUAL,
+    "down": "to-product=inner !down_proj -product to-activated=inner to-up=inner -to-product",
+    # Cross entropy and the output projection; logits and their gradient stay in a cycle.
+    "norm": "chances=logits picked=logits to-logits=logits -picked -chances gradient=wide !head " + NORM_BACKWARD,
+}
+NORM_PART: BlockPart = ("norm", -1)
+SavedBlocks = dict[BlockPart, dict[str, int]]
+"""What the forward of a micro-batch saves, by part."""
 
 
 # Read from the sweep's logs.
@@ -442,93 +350,72 @@ def _step(stage: StageTensors, seq: int) -> _StepMemory:
 
 def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
     """Run one micro-batch; received tensors are added to *messages*, which stay."""
-    shape, saved = stage.shape, SavedBlocks()
-    inputs: list[int] = []
+    shape, saved, wide = stage.shape, SavedBlocks(), stage.size["wide"]
     if shape.first:
-        inputs = [stage.new(stage.wide)]
+        inputs = [stage.new(wide)]
         messages += [stage.new(size) for size in stage.side]
     else:
         inputs = [stage.new(size) for size in stage.sent]
         messages += inputs
         others = stage.side if shape.stage == 1 else (*stage.sent, *stage.side)
         messages += [stage.new(size) for size in others]
-    saved["received"] = [] if shape.first else inputs
-    residual, factors = inputs[0], inputs[1:]
+    residual, factors = inputs[0], dict(zip(("activated", "up"), inputs[1:], strict=False))
     if not shape.first and not shape.inside:
-        residual = stage.new(stage.wide)  # the sum of both tensors
-    for position, (kind, layer) in enumerate(shape.parts):
-        if kind == "attention":
-            saved["input", layer] = [residual]
-            residual = attention_forward(stage, saved, layer)
-        elif kind == "up":
-            saved["middle", layer] = [residual]
-            factors = up_forward(stage, saved, layer)
-        else:
-            output = down_forward(stage, saved, layer, factors)
-            if position < len(shape.parts) - 1 or shape.last:
-                residual = stage.compute(stage.wide, output)
-            else:
-                saved["output"] = [output]
+        residual = stage.new(wide)  # the sum of both tensors
+    for part in shape.parts:
+        blocks = saved[part] = dict(factors) if part[0] == "down" else {"input": residual}
+        stage.run(FORWARD[part[0]], blocks, part)
+        if part[0] == "attention":
+            residual = blocks["residual"]
+        elif part[0] == "up":
+            factors = {name: blocks[name] for name in ("activated", "up")}
+        elif part != shape.parts[-1] or shape.last:
+            residual = stage.new(wide)
+            stage.drop(blocks.pop("output"))
     if shape.last:
-        norm_forward(stage, saved, "norm")
-        saved["output"] = [residual, stage.new(stage.unit * shape.vocab)]
-    elif shape.inside:
-        saved["output"] = factors
+        saved[NORM_PART] = {"input": residual}
+        stage.run(FORWARD["norm"], saved[NORM_PART], NORM_PART)
     return saved
 
 
-def _loss_backward(stage: StageTensors, saved: SavedBlocks) -> int:
-    """Run cross entropy and the output projection; logits and their gradient stay in a cycle."""
-    residual, logits = saved.pop("output")
-    size = stage.unit * stage.shape.vocab
-    chances, picked, gradient = stage.new(size), stage.new(size), stage.new(size)
-    stage.drop(picked, chances)
-    saved["cycle"] = [gradient, logits]
-    to_norm = stage.new(stage.wide)
-    stage.weight_gradient("head")
-    norm_result(stage, saved, "norm")
-    to_residual = norm_backward(stage, saved, "norm", to_norm, None)
-    stage.drop(residual)
-    return to_residual
-
-
 def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> None:
-    shape, received = stage.shape, saved["received"]
-    gradient, factors = -1, [-1, -1]
+    shape, wide = stage.shape, stage.size["wide"]
+    gradient, factors, cycle = -1, dict[str, int](), list[int]()
+    received = {*messages}
     if shape.last:
-        gradient = _loss_backward(stage, saved)
+        blocks = saved[NORM_PART]
+        stage.run(BACKWARD["norm"], blocks, NORM_PART)
+        stage.drop(blocks["input"])
+        gradient, cycle = blocks["back"], [blocks["to-logits"], blocks["logits"]]
     else:
         messages += [stage.new(size) for size in (*stage.sent, *stage.side)]
-    end = len(shape.parts) - 1
-    for position, (kind, layer) in reversed(list(enumerate(shape.parts))):
-        if kind == "down":
-            factors, values = down_backward(stage, saved, layer)
-            stage.drop(*(value for value in values if value not in received))
-            if position == end and not shape.last:
-                gradient = stage.new(stage.wide)
+    for position, part in reversed(list(enumerate(shape.parts))):
+        blocks, is_end = saved[part], part == shape.parts[-1]
+        if part[0] == "down":
+            stage.run(BACKWARD["down"], blocks, part)
+            factors = {name: blocks[name] for name in ("to-activated", "to-up")}
+            stage.drop(*(blocks[name] for name in ("activated", "up") if blocks[name] not in received))
+            if is_end and not shape.last:
+                gradient = stage.new(wide)
             if position == 0:
-                messages += [*factors, gradient]
-        elif kind == "up":
-            if position == end:
-                factors = [stage.new(stage.inner), stage.new(stage.inner)]
-                gradient = stage.compute(stage.wide, *saved.pop("output"))
-            gradient = up_backward(stage, saved, layer, factors, gradient)
-            stage.drop(*(block for block in saved["middle", layer] if block not in received))
-        else:
-            gradient = attention_backward(stage, saved, layer, gradient)
-            stage.drop(*(block for block in saved["input", layer] if block not in received))
-    _finish(stage, saved, messages, gradient)
-
-
-def _finish(stage: StageTensors, saved: SavedBlocks, messages: list[int], gradient: int) -> None:
-    """Allocate the embedding's gradient, or those that are sent back."""
-    shape = stage.shape
+                messages += [*factors.values(), gradient]
+            continue
+        if is_end:  # of a stage that ends behind an up projection
+            factors = {name: stage.new(stage.size["inner"]) for name in ("to-activated", "to-up")}
+            gradient = stage.new(wide)
+            stage.drop(blocks["activated"], blocks["up"])
+        blocks |= {"skip": gradient, **factors}
+        stage.run(BACKWARD[part[0]], blocks, part)
+        gradient = blocks["total"]
+        if blocks["input"] not in received:
+            stage.drop(blocks["input"])
     if shape.first:
-        stage.weight_gradient("embedding")
+        stage.weight_gradient(("embedding", -1))
         stage.drop(gradient)
     else:
         if not shape.inside:
-            messages += [gradient, stage.new(stage.wide)]
+            messages += [gradient, stage.new(wide)]
         messages += [stage.new(size) for size in stage.side]
-    stage.drop(*saved.pop("output", []))
-    stage.delay(*saved.pop("cycle", []))
+    if "output" in saved[shape.parts[-1]]:
+        stage.drop(saved[shape.parts[-1]]["output"])
+    stage.delay(*cycle)
