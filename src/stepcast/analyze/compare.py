@@ -4,14 +4,11 @@ Both are results of ``analyze``, ``replay``, ``simulate``, ``predict``, ``search
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import format_seconds
-
-Facts = Mapping[str, Any]
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 

@@ -8,17 +8,15 @@ rates on histories with the noise of published MLPerf runs and of two traced job
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepcast.analyze.compare import RunDifference, differing_facts
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.facts import find_doubts
+from stepcast.ir.facts import FactDict, Facts, find_doubts
 from stepcast.units import format_bytes, format_seconds
 
-Facts = Mapping[str, Any]
 PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"
 
 STEP, MEMORY = "step", "peak memory"
@@ -44,7 +42,7 @@ class GateRun(msgspec.Struct, frozen=True):
     """One run of a history: its measures (seconds, and bytes of memory) and the verdict on it."""
 
     measures: dict[str, float]
-    identity: dict[str, Any] = {}
+    identity: FactDict = {}
     label: str = ""
     status: str = NEW
     since: int | None = None  # the run with which a regression began
@@ -98,7 +96,7 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     min_change: float
     since: int | None
     measures: list[GatedMeasure]
-    trend: list[dict[str, Any]]  # run, label, step_s and status of each run of the history
+    trend: list[FactDict]  # run, label, step_s and status of each run of the history
     forecast: ForecastCheck | None = None
     warnings: list[str] = []
 
@@ -106,8 +104,8 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     def failed(self) -> bool:
         return self.status == REGRESSION or bool(self.forecast and self.forecast.slower)
 
-    def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = msgspec.to_builtins(self)
+    def facts(self) -> FactDict:
+        facts: FactDict = msgspec.to_builtins(self)
         return {**facts, "failed": self.failed}
 
     def _repr_html_(self) -> str:

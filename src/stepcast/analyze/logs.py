@@ -4,14 +4,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
-from stepcast.analyze.result import AnalysisResult, find_slow, median_of_known
-from stepcast.ir.arrays import BoolArray
+from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, median_of_known
+from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, LoggedStep, StepLog
 from stepcast.ir.timeline import SpanKind, Timeline
 
@@ -55,7 +54,7 @@ class StepLogResult(AnalysisResult, frozen=True, kw_only=True):
     program_facts: dict[str, object]  # what else the program printed; keys of their own in the JSON
     warnings: list[str]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         facts = AnalysisResult.facts(self)
         printed, warnings = facts.pop("program_facts"), facts.pop("warnings")
         return {**facts, **printed, "warnings": warnings}
@@ -290,7 +289,7 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
         operations_s=operations_s,
         exposed_comm_s=operations_s["exposed"],
         bubble_s=operations_s["idle"],
-        kernels=_kernel_runs(timeline, on_gpu),
+        kernels=[NamedRuns(timeline.names[name], *runs) for name, *runs in longest_names(timeline, on_gpu, MOST_ROWS)],
         ranges=sorted(named, key=lambda row: -row.total_s)[:MOST_ROWS],
         stragglers=[SlowDevice(rank, factor, compute_s[rank] - usual) for rank, factor, usual in find_slow(compute_s)],
         critical_path=[],
@@ -318,16 +317,6 @@ def _device_time(timeline: Timeline, device: int) -> DeviceTime:
         every.length_s - both_s,
         elapsed_s - every.length_s,
     )
-
-
-def _kernel_runs(timeline: Timeline, on_gpu: BoolArray) -> list[NamedRuns]:
-    totals = np.bincount(timeline.name_of[on_gpu], timeline.duration_s[on_gpu], len(timeline.names))
-    counts = np.bincount(timeline.name_of[on_gpu], minlength=len(timeline.names))
-    return [
-        NamedRuns(timeline.names[name], int(counts[name]), float(totals[name]))
-        for name in np.argsort(-totals)[:MOST_ROWS].tolist()
-        if counts[name]
-    ]
 
 
 def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRanges | None:

@@ -1,12 +1,12 @@
 """Recorded runs: wall clock and logged collectives next to traces; measured ops next to predicted ones."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from stepcast.analyze.result import AnalysisResult, median_of_known
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
 from stepcast.ir.step import PART_OF_GROUP, PARTS
 from stepcast.ir.timeline import SpanKind, Timeline
@@ -35,7 +35,7 @@ class JoinedLog(msgspec.Struct, frozen=True):
 class RecordedResult(AnalysisResult, frozen=True, kw_only=True):
     """The wall-clock steps of a recorded job, and its logs of collectives."""
 
-    ranks: list[dict[str, Any]]
+    ranks: list[FactDict]
     wall_step_s: float | None
     plain_step_s: float | None
     clock_spread_s: float
@@ -43,7 +43,7 @@ class RecordedResult(AnalysisResult, frozen=True, kw_only=True):
 
 
 def join_recorded(
-    ranks: Sequence[Mapping[str, Any]], logs: Sequence[CollectiveLog], collectives: Sequence[Mapping[str, Any]]
+    ranks: Sequence[Facts], logs: Sequence[CollectiveLog], collectives: Sequence[Facts]
 ) -> RecordedResult:
     """Join the recorded *ranks* and *logs* with the *collectives* that the profiler traced."""
     ahead_s = [rank["ahead_s"] for rank in ranks] or [0.0]
@@ -56,11 +56,11 @@ def join_recorded(
     )
 
 
-def _join_log(log: CollectiveLog, collectives: Sequence[Mapping[str, Any]]) -> list[JoinedCollective]:
+def _join_log(log: CollectiveLog, collectives: Sequence[Facts]) -> list[JoinedCollective]:
     logged: dict[tuple[str, int], list[LoggedCollective]] = defaultdict(list)
     for call in log.calls:
         logged[_plain_kind(call.kind), call.size_bytes].append(call)
-    traced: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+    traced: dict[tuple[str, int], list[Facts]] = defaultdict(list)
     for row in collectives:
         traced[_plain_kind(str(row["kind"])), int(row["size_bytes"] or 0)].append(row)
     joined = []

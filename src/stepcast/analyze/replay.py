@@ -8,7 +8,6 @@ changes bring more together than the links can carry, it takes longer.
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,6 +34,7 @@ from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.hardware.path import resolve
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import FAMILIES, Group
 from stepcast.ir.ranks import RankGrid, grid_of
@@ -192,7 +192,7 @@ class Replay:
 
         return render_notebook(replay_view(self.facts()), "replay")
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         return self.result.facts()
 
     @property

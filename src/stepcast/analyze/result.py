@@ -5,6 +5,11 @@ from statistics import median
 from typing import Any
 
 import msgspec
+import numpy as np
+
+from stepcast.ir.arrays import BoolArray
+from stepcast.ir.facts import FactDict
+from stepcast.ir.timeline import Timeline
 
 SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median of the others is a straggler
 RING_KINDS = ("all-gather", "reduce-scatter", "all-to-all")
@@ -18,9 +23,9 @@ class AnalysisResult(msgspec.Struct, frozen=True, kw_only=True):
     def __getitem__(self, key: str) -> Any:
         return self.facts()[key]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         """Return the result as plain values with the keys of its JSON."""
-        facts: dict[str, Any] = msgspec.to_builtins(self)
+        facts: FactDict = msgspec.to_builtins(self)
         return facts
 
 
@@ -52,3 +57,12 @@ def list_ranks(ranks: Iterable[int]) -> str:
     """Return the first eight ranks as text."""
     listed = list(ranks)
     return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
+
+
+def longest_names(timeline: Timeline, rows: BoolArray, most: int) -> list[tuple[int, int, float]]:
+    """Return the names of *rows* with the longest total time: the index of each, its rows and its seconds."""
+    names, count = timeline.name_of[rows], len(timeline.names)
+    seconds = np.bincount(names, weights=timeline.duration_s[rows], minlength=count)
+    counts = np.bincount(names, minlength=count)
+    order = np.argsort(-seconds, kind="stable")[:most].tolist()
+    return [(name, int(counts[name]), float(seconds[name])) for name in order if counts[name]]

@@ -6,13 +6,13 @@ its transfer: it grows with a slow link, and not with a straggler, whom the othe
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
 import msgspec
 
 from stepcast.analyze.result import SLOW_FACTOR, find_slow
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
 from stepcast.units import format_seconds
 
@@ -62,7 +62,7 @@ class WatchedStep(msgspec.Struct, frozen=True):
 class StepWatch:
     """Follows one job; *forecast* is the JSON of a prediction, *steps* the length of the run if its log has none."""
 
-    def __init__(self, forecast: Mapping[str, Any] | None = None, steps: int | None = None) -> None:
+    def __init__(self, forecast: Facts | None = None, steps: int | None = None) -> None:
         self.forecast, self.total = forecast, steps
         self.alerts: list[WatchAlert] = []
         self.steps: list[tuple[int, float]] = []
@@ -180,7 +180,7 @@ class StepWatch:
         self.alerts.append(alert)
         yield alert
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         """Return what was seen so far, with the keys of the last line of JSON."""
         times_s = [seconds for _, seconds in self.steps]
         return {

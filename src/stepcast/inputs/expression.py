@@ -2,10 +2,11 @@
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepcast.inputs.source import FormatError
+from stepcast.ir.facts import Facts
 from stepcast.ir.limits import EXPRESSION
 
 # No power and no shift: a few characters of them would be numbers of any size.
@@ -29,7 +30,7 @@ _ONE: dict[type[ast.AST], Callable[[Any], Any]] = {ast.Not: operator.not_, ast.U
 _NUMBERS_ALONE = (ast.Mult, ast.Mod)
 EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
 
-Value = Callable[[Mapping[str, Any]], Any]
+Value = Callable[[Facts], Any]
 
 
 class Filter:
@@ -44,7 +45,7 @@ class Filter:
         except (SyntaxError, RecursionError, MemoryError):
             raise FormatError(f'where = {text!r} is not an expression, such as "tp * pp <= gpus"') from None
 
-    def __call__(self, words: Mapping[str, Any]) -> bool:
+    def __call__(self, words: Facts) -> bool:
         try:
             return bool(self._value(words))
         except (TypeError, ZeroDivisionError, OverflowError) as error:
@@ -83,7 +84,7 @@ class Filter:
     def _read_binary(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
         two = _TWO[kind]
 
-        def value(words: Mapping[str, Any]) -> Any:
+        def value(words: Facts) -> Any:
             first, second = left(words), right(words)
             if kind in _NUMBERS_ALONE and not (_is_number(first) and _is_number(second)):
                 raise TypeError("text can only be compared")
@@ -95,7 +96,7 @@ class Filter:
         sides = [self._read(each) for each in (node.left, *node.comparators)]
         kinds = [_TWO[type(each)] for each in node.ops]
 
-        def value(words: Mapping[str, Any]) -> bool:
+        def value(words: Facts) -> bool:
             values = [side(words) for side in sides]
             return all(two(values[at], values[at + 1]) for at, two in enumerate(kinds))
 

@@ -84,6 +84,20 @@ def csv_rows(source: Source) -> Iterator[list[str]]:
         raise FormatError(f"{error}; expected comma-separated text", source.path, reader.line_num) from None
 
 
+def csv_columns(source: Source, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the cells of the columns *names* of each row; FormatError where one is missing."""
+    rows = csv_rows(source)
+    heads = [name.strip().lstrip("\ufeff") for name in next(rows, [])]
+    if missing := [name for name in names if name not in heads]:
+        raise FormatError(f"column {missing[0]} is missing", source.path, 1)
+    places = [heads.index(name) for name in names]
+    for line, row in enumerate(rows, 2):
+        if row and len(row) <= max(places):
+            raise FormatError(f"has {len(row)} columns; expected {len(heads)}", source.path, line)
+        if row:
+            yield line, [row[place] for place in places]
+
+
 def csv_records(source: Source) -> tuple[list[str], Iterator[dict[str, str]]]:
     """Return the header's names, and each row by them; cells that are missing are empty."""
     rows = csv_rows(source)

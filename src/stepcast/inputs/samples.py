@@ -1,11 +1,11 @@
 """Files of training samples: how many tokens each has, counted or estimated from its text."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.facts import Facts
 from stepcast.ir.limits import DESCRIPTION
 
 SAMPLED = 20_000  # samples that are read of a file
@@ -41,7 +41,7 @@ def read_sample_lengths(path: str, tokenizer: str = "") -> tuple[list[float], bo
     return lengths, estimated
 
 
-def _read_json(path: str) -> Iterator[Mapping[str, Any]]:
+def _read_json(path: str) -> Iterator[Facts]:
     """Yield the objects of a file of JSON lines, or of one list."""
     source = Source(path)
     try:
@@ -56,7 +56,7 @@ def _read_json(path: str) -> Iterator[Mapping[str, Any]]:
         raise error if isinstance(error, FormatError) else FormatError(f"not valid JSON: {error}", path) from None
 
 
-def _read_parquet(path: str) -> Iterator[Mapping[str, Any]]:
+def _read_parquet(path: str) -> Iterator[Facts]:
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:

@@ -11,8 +11,9 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION, KEY_PARTS, LINE, PIPE, UNPACKED, UNPACKED_TIMES, Limit
 
 
@@ -290,12 +291,12 @@ _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{KEY_PARTS.most}}}")
 
 
-def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_toml(path: str | os.PathLike[str]) -> FactDict:
     """Return the tables of the file at *path*."""
     return parse_toml(Source(path).text(DESCRIPTION), os.fspath(path))
 
 
-def parse_toml(text: str, path: str | None = None) -> dict[str, Any]:
+def parse_toml(text: str, path: str | None = None) -> FactDict:
     """Return the tables of *text*; raise a FormatError where it is not TOML."""
     if _DEEP_KEY.search(text):
         raise FormatError(KEY_PARTS.message, path)

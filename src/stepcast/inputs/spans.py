@@ -4,14 +4,14 @@ Formats: rocm.docs.amd.com, rocprofv3, kernel trace; opentelemetry-proto, trace/
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
 from stepcast.inputs.chakra.protobuf import fields
 from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
-from stepcast.inputs.rows import csv_rows
+from stepcast.inputs.rows import csv_columns
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.facts import Facts
 from stepcast.ir.limits import RESULT
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.units import NS
@@ -28,19 +28,11 @@ def looks_like_rocprof(head: str) -> bool:
 
 def read_rocprof(source: Source) -> Timeline:
     """Return the kernels of each agent, a lane per queue."""
-    rows = csv_rows(source)
-    heads = [name.strip().lstrip("\ufeff") for name in next(rows, [])]
-    if missing := [name for name in ROCPROF if name not in heads]:
-        raise FormatError(f"column {missing[0]} is missing", source.path, 1)
-    places = [heads.index(name) for name in ROCPROF[1:]]
     builder, agents = TimelineBuilder(), dict[str, int]()
-    for line, row in enumerate(rows, 2):
-        if not row:
-            continue
+    for line, (agent, queue, name, start, end) in csv_columns(source, ROCPROF[1:]):
         try:
-            agent, queue, name, start, end = (row[place] for place in places)
             start_s, duration_s = int(start) * NS, (int(end) - int(start)) * NS
-        except (ValueError, IndexError):
+        except ValueError:
             raise FormatError("expected the columns of a kernel", source.path, line) from None
         if duration_s < 0 or not 0 <= start_s < 1e12:
             raise FormatError("a kernel must end after it starts", source.path, line)
@@ -98,7 +90,7 @@ def _json_spans(data: bytes) -> Spans:
                     yield {**shared, **_attributes(span)}, str(span.get("name", "")), start, end
 
 
-def _attributes(owner: Mapping[str, Any]) -> dict[str, object]:
+def _attributes(owner: Facts) -> dict[str, object]:
     pairs = owner.get("attributes", ())
     return {str(pair["key"]): next(iter(pair.get("value", {}).values()), None) for pair in pairs}
 

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer, StepLog
 from stepcast.units import GIB, MIB, MS
 
@@ -71,7 +71,7 @@ class LogProgram(msgspec.Struct, frozen=True):
         matches = [*self.pattern.finditer(line)]  # progress bars overwrite each other: the last one counts
         if not matches or any(word not in line for word in self.words):
             return None
-        values, known = self.values(line), dict[str, Any]()
+        values, known = self.values(line), FactDict()
         for name, (keys, unit) in self.fields.items():
             if key := next((key for key in keys.split("|") if key in values), ""):
                 known[name] = values[key] * unit
@@ -336,7 +336,7 @@ def looks_like_mlperf(head: str) -> bool:
     return MLPERF_MARK in head
 
 
-def _mlperf_event(line: str) -> dict[str, Any] | None:
+def _mlperf_event(line: str) -> FactDict | None:
     """Return the event of a line; None for other lines, and one that is cut off, as the last of a killed run."""
     _, mark, text = line.partition(MLPERF_MARK)
     try:

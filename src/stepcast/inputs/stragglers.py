@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from stepcast.inputs.rows import csv_rows
+from stepcast.inputs.rows import csv_columns
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import ReplicaOperation, WorkerSteps
 
@@ -20,23 +20,16 @@ def looks_like(head: str) -> bool:
 
 
 def read(source: Source) -> WorkerSteps:
-    rows = csv_rows(source)
-    heads = [name.strip() for name in next(rows, [])]
-    if missing := [name for name in COLUMNS if name not in heads]:
-        raise FormatError(f"column {missing[0]} is missing", source.path, 1)
-    indices = [heads.index(name) for name in COLUMNS]
     steps: Steps = defaultdict(lambda: defaultdict(dict))
     ranks: dict[tuple[int, int], int] = {}
-    for line, row in enumerate(rows, 2):
-        if not row:
-            continue
+    for line, row in csv_columns(source, COLUMNS):
+        dp, stage, rank, step, kind, start, duration, turn, chunk, position = row
         try:
-            dp, stage, rank, step, kind, start, duration, turn, chunk, position = (row[index] for index in indices)
             key = (int(stage), kind, int(turn))
             start_s, duration_s = float(start), float(duration)
             steps[int(step)][int(dp)][key] = (start_s, duration_s, int(chunk), int(position))
             ranks[int(dp), int(stage)] = int(rank)
-        except (ValueError, IndexError):
+        except ValueError:
             raise FormatError("expected numbers in the columns of an operation", source.path, line) from None
         if not (np.isfinite(start_s) and np.isfinite(duration_s) and duration_s >= 0):
             raise FormatError("times must be finite, durations zero or more", source.path, line)

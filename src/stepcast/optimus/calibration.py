@@ -7,11 +7,10 @@ is reported.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 from statistics import fmean, median, pstdev
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import Facts
 from stepcast.ir.measured import RunLog
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model, model_names
@@ -238,7 +238,7 @@ def calibrated_of(text: str, where: str) -> Calibrated:
     return _read_table(parse_toml(text, where), where)
 
 
-def _read_table(table: Mapping[str, Any], where: str) -> Calibrated:
+def _read_table(table: Facts, where: str) -> Calibrated:
     try:
         constants = Constants(**{name: float(value) for name, value in table["constants"].items()})
         sequences = tuple(float(value) for value in table["sequences"])

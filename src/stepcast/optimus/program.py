@@ -7,8 +7,6 @@ during the backward of the last micro-batch: the earlier ones run under Distribu
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +61,7 @@ class PredictedStep:
 
 def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> PredictedStep:
     """Predict the step and its time by part."""
-    program = _program(plan, machine, constants)
+    program = build_program(plan, _segments(plan, machine, constants))
     run = simulate(program)
     times = task_times(run)
     stages = tuple(
@@ -74,14 +72,7 @@ def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> P
 
 def step_s(plan: OptimusPlan, machine: Machine, constants: Constants) -> float:
     """Return the time of the step alone, as a fit needs it."""
-    return simulate(_program(plan, machine, constants)).makespan_s
-
-
-def _program(plan: OptimusPlan, machine: Machine, constants: Constants) -> Program:
-    """Return the program; its calls are shared by all runs of a shape, only durations differ."""
-    segments = _segments(plan, machine, constants)
-    ops = tuple(segment.shape.ops for segment in segments)
-    return replace(_shape(plan.layout.pp, plan.micro_batches, ops), segments=tuple(segments))
+    return simulate(build_program(plan, _segments(plan, machine, constants))).makespan_s
 
 
 def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> list[Segment]:
@@ -160,13 +151,11 @@ def _message(seconds: float) -> Segment:
     return Segment.of("message", ops, lanes=3, inputs=1)
 
 
-@lru_cache(maxsize=64)
-def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
-    """Return the program with empty segments of *ops* ops, to be replaced by real ones."""
-    parts = [_placeholder(count, index, stages) for index, count in enumerate(ops)]
+def build_program(plan: OptimusPlan, parts: Sequence[Segment]) -> Program:
+    """Return the program of a step from the segments of its stages and messages."""
+    stages, micro_batches = plan.layout.pp, plan.micro_batches
     start = STAGE_SEGMENTS * stages
     post, messages = start + 1, start + 2
-    labels = len(ops) - 1
     builder = ProgramBuilder(LANES, stages)
     waiting: dict[tuple[str, int, int], tuple[int, int]] = {}
     for stage in range(stages):
@@ -177,7 +166,7 @@ def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
                 continue
             posted = builder.call(stage, parts[post])
             hop = min(stage, entry.peer)
-            segment = labels if entry.kind == "labels" else messages + 2 * hop + (entry.kind == "b")
+            segment = -1 if entry.kind == "labels" else messages + 2 * hop + (entry.kind == "b")
             call = builder.call(stage, parts[segment])
             key = (entry.kind, hop, entry.micro_batch)
             if key in waiting:
@@ -187,21 +176,7 @@ def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
             else:
                 waiting[key] = posted, call
     assert not waiting, waiting
-    # All parts in their order become the segments.
-    program = builder.program()
-    place = {id(segment): index for index, segment in enumerate(parts)}
-    number = np.array([place[id(segment)] for segment in program.segments], np.int64)
-    table = replace(program.table, segment=number[program.segment], names=())
-    return Program(program.lanes, tuple(parts), table)
-
-
-def _placeholder(ops: int, index: int, stages: int) -> Segment:
-    post = STAGE_SEGMENTS * stages + 1
-    if index == post:
-        return _post()
-    if index > post:
-        return _message(0.0)
-    return Segment.of("", [TimedOp("", 0.0, HOST)] * ops, lanes=3)
+    return builder.program()
 
 
 def _place(entry: StagePass, micro_batches: int) -> int:

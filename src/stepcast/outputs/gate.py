@@ -2,16 +2,15 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
+from stepcast.ir.facts import Facts
 from stepcast.units import format_seconds
 
-Facts = Mapping[str, Any]
 APPLICATION, VERSION = 0x53744761, 1  # "StGa"
 WAIT_S = 30.0  # for another gate that writes
 MOST_PARTS = 8

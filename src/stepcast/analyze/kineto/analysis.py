@@ -10,7 +10,7 @@ import numpy as np
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait, match_collectives
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
 from stepcast.analyze.recorded import RecordedResult
-from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks
+from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names
 from stepcast.hardware.catalog import load_data
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_seconds
@@ -170,7 +170,10 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         communication_by_group_s=groups_s,
         ranks=ranks,
         kernels=_top_kernels(timeline),
-        operators=_top_operators(timeline),
+        operators=[
+            HostOperator(timeline.names[name], count, seconds)
+            for name, count, seconds in longest_names(timeline, timeline.kind_of == SpanKind.HOST, TOP_KERNELS)
+        ],
         collectives=matching.rows,
         waits=matching.waits,
         clock_offset_s=matching.clock_offset_s,
@@ -223,37 +226,19 @@ def _class_seconds(
 
 
 def _top_kernels(timeline: Timeline) -> list[KernelRow]:
-    device, count = timeline.kind_of <= SpanKind.COPY, len(timeline.names)
-    names = timeline.name_of[device]
-    seconds = np.bincount(names, weights=timeline.duration_s[device], minlength=count)
-    counts = np.bincount(names, minlength=count)
-    kind_of = np.zeros(count, dtype=np.int32)
-    kind_of[names] = timeline.kind_of[device]
-    total_s = float(seconds.sum()) or 1.0
+    device = timeline.kind_of <= SpanKind.COPY
+    kind_of = np.zeros(len(timeline.names), dtype=np.int32)
+    kind_of[timeline.name_of[device]] = timeline.kind_of[device]
+    total_s = float(np.bincount(timeline.name_of[device], weights=timeline.duration_s[device]).sum()) or 1.0
     # Communication and copies are recognised by their kind, not by their name.
     labels = {int(SpanKind.COMMUNICATION): COMMUNICATION, int(SpanKind.COPY): COPY}
-    return [
-        KernelRow(
-            timeline.names[name],
-            labels.get(int(kind_of[name])) or kernel_class(timeline.names[name]),
-            int(counts[name]),
-            float(seconds[name]),
-            float(seconds[name]) / total_s,
+    rows = []
+    for index, count, seconds in longest_names(timeline, device, TOP_KERNELS):
+        name = timeline.names[index]
+        rows.append(
+            KernelRow(name, labels.get(int(kind_of[index])) or kernel_class(name), count, seconds, seconds / total_s)
         )
-        for name in np.argsort(-seconds, kind="stable")[:TOP_KERNELS].tolist()
-        if counts[name]
-    ]
-
-
-def _top_operators(timeline: Timeline) -> list[HostOperator]:
-    host, count = timeline.kind_of == SpanKind.HOST, len(timeline.names)
-    seconds = np.bincount(timeline.name_of[host], weights=timeline.duration_s[host], minlength=count)
-    counts = np.bincount(timeline.name_of[host], minlength=count)
-    return [
-        HostOperator(timeline.names[name], int(counts[name]), float(seconds[name]))
-        for name in np.argsort(-seconds, kind="stable")[:TOP_KERNELS].tolist()
-        if counts[name]
-    ]
+    return rows
 
 
 def _advise(

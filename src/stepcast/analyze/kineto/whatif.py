@@ -11,7 +11,7 @@ compares the predictions of other steps with measured ones.
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -79,13 +79,10 @@ class RankScript:
     gradients: int  # of parameters, in all steps
     lag_s: float  # from a call to the earliest start of its work
 
-    def changed(self, **columns: Any) -> "RankScript":
-        return RankScript(**{**{name: getattr(self, name) for name in self.__dataclass_fields__}, **columns})
-
     def without_profiler(self) -> "RankScript":
         """Return the script with the host as fast as it is when nobody records its events."""
         work_s = self.work_s - EVENT_CALLS * self.usual_call_s * self.events
-        return self.changed(work_s=np.maximum(work_s, 0.0))
+        return replace(self, work_s=np.maximum(work_s, 0.0))
 
     def play(self, graphs: bool = False) -> float:
         """Return when the last row ends, counted from the start of the window."""
@@ -239,7 +236,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
     launch_s = np.where(launches, (LAUNCH_CALLS + gradient_calls) * script.usual_call_s, 0.0)
     work_s = np.where(in_optimizer, np.minimum(script.work_s, script.optimizer_s), launch_s)
     call_s = np.where(in_optimizer, script.call_s, 0.0)
-    return script.changed(duration_s=duration_s, gap_s=gap_s, work_s=work_s, call_s=call_s)
+    return replace(script, duration_s=duration_s, gap_s=gap_s, work_s=work_s, call_s=call_s)
 
 
 def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
@@ -300,14 +297,14 @@ def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 
             script = _compile(script, share)
         elif key == "host" and value == "graphs":
             graphs = True
-            script = script.changed(gap_s=np.minimum(script.gap_s, GRAPH_GAP_S))
+            script = replace(script, gap_s=np.minimum(script.gap_s, GRAPH_GAP_S))
         elif key == "host" and value == "unprofiled":
             script = script.without_profiler()
         elif key == "host":
             factor = parse_factor(key, value)
-            script = script.changed(work_s=script.work_s * factor, call_s=script.call_s * factor)
+            script = replace(script, work_s=script.work_s * factor, call_s=script.call_s * factor)
         else:
-            script = script.changed(duration_s=script.duration_s * _row_factors(script, key, value))
+            script = replace(script, duration_s=script.duration_s * _row_factors(script, key, value))
     return script.play(graphs)
 
 

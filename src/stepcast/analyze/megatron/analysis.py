@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
-from typing import Any
 
 import msgspec
 
@@ -31,6 +30,7 @@ from stepcast.analyze.play import (
 from stepcast.analyze.recording import Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.ranks import members
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds
@@ -133,7 +133,7 @@ class MegatronAnalysis:
 
         return render_notebook(megatron_view(self.facts()), "analysis")
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         return self.result.facts()
 
 
