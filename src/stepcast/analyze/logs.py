@@ -289,7 +289,10 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
         operations_s=operations_s,
         exposed_comm_s=operations_s["exposed"],
         bubble_s=operations_s["idle"],
-        kernels=[NamedRuns(timeline.names[name], *runs) for name, *runs in longest_names(timeline, on_gpu, MOST_ROWS)],
+        kernels=[
+            NamedRuns(timeline.names[name], runs, total_s)
+            for name, runs, total_s in longest_names(timeline, on_gpu, MOST_ROWS)
+        ],
         ranges=sorted(named, key=lambda row: -row.total_s)[:MOST_ROWS],
         stragglers=[SlowDevice(rank, factor, compute_s[rank] - usual) for rank, factor, usual in find_slow(compute_s)],
         critical_path=[],
