@@ -234,7 +234,7 @@ TCP_SHORT = 0.5  # large ones reach less than this share
 
 
 class SweepCause(msgspec.Struct, frozen=True):
-    """What a slow range may mean, and what to check (``data/analysis.toml``).
+    """A possible cause of a slow range, and what to check (``data/analysis.toml``).
 
     A fault changes a *field* of the cluster: it divides a number (by 0: leaves one), or clears a flag. It explains the
     range *part* if the prediction with it is *within* this factor of the measurement.

@@ -55,8 +55,10 @@ def _finite(text: str) -> float | None:
 
 
 class LogProgram(msgspec.Struct, frozen=True):
-    """How a program prints a step: a pattern with the step and often the number of steps, words of the same line,
-    the values of the line, and what they are in our terms, with their unit."""
+    """The form in which a program prints a step.
+
+    A line has a pattern with the step and often the number of steps, some words, and values with their names and units.
+    """
 
     pattern: re.Pattern[str]
     words: tuple[str, ...]
