@@ -17,6 +17,16 @@ SMALL: Any = {"cluster": "dgx-h100", "prompts": 16, "group": 8, "response_length
 STEP = ("rl", "qwen3-0.6b", "--cluster", "dgx-h100", "--gpus", "8")
 
 
+def test_rewards_wait_for_tools() -> None:
+    def reward_s(latency: str) -> float:
+        return stepcast.predict_rl("qwen3-0.6b", gpus=8, **SMALL, reward_latency=latency).phases_s["reward"]
+
+    assert reward_s("1500") == pytest.approx(1.5)
+    assert 0 <= reward_s("lognormal:mean=1500,cv=1,max=9000") <= 9.0
+    with pytest.raises(ValueError, match="'soon' is no length"):
+        reward_s("soon")
+
+
 def test_a_colocated_step_is_the_sum_of_its_phases() -> None:
     step = stepcast.predict_rl("qwen3-0.6b", gpus=8, **SMALL)
     assert step.step_s == pytest.approx(sum(step.phases_s.values()))

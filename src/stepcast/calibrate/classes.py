@@ -53,16 +53,22 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     software = f"stepcast calibrate on {', '.join(os.path.basename(times.source) for times in measured)}"
     used = {entry.kind: entry.correction for entry in fitted if entry.helps}
     document = Document(gpu.name, next(filter(None, devices), ""), software, points, used)
+    classes = {
+        entry.kind: asdict(entry.correction)
+        | {key: value for key, value in asdict(entry).items() if key not in ("kind", "correction")}
+        | {"used": entry.helps}
+        for entry in fitted
+    }
     facts: Facts = {
         "kind": "calibration",
         "source": source,
         "gpu": gpu.name,
         "points": len(points.seconds),
-        "classes": {entry.kind: _class_facts(entry) for entry in fitted},
+        "classes": classes,
         **overall_errors([(entry.points, entry.before, entry.after, entry.left_out) for entry in fitted]),
         "warnings": _warnings(measured, fitted, in_step),
     }
-    return facts, to_toml(document, "calibrate") + _quality_toml(fitted)
+    return facts, to_toml(document, "calibrate")
 
 
 def _mean_seconds(measured: Sequence[OperatorTimes], in_step: bool) -> tuple[dict[str, Compute], dict[str, float]]:
@@ -100,11 +106,6 @@ def _fit_classes(
             entry = replace(entry, correction=replace(entry.correction, least_s=0.0))
         fitted.append(entry)
     return fitted
-
-
-def _class_facts(entry: FittedClass) -> Facts:
-    facts = {key: value for key, value in asdict(entry).items() if key not in ("kind", "correction")}
-    return {**asdict(entry.correction), **facts, "used": entry.helps}
 
 
 def overall_errors(errors: Sequence[tuple[int, float, float, float | None]]) -> dict[str, float | None]:
@@ -154,18 +155,3 @@ def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[FittedClass], 
 
 def _join_names(kinds: Sequence[str]) -> str:
     return ", ".join(kinds[:6]) + (f" and {len(kinds) - 6} more" if len(kinds) > 6 else "")
-
-
-def _quality_toml(fitted: Sequence[FittedClass]) -> str:
-    """Return how good each correction is, for readers of the file; no program reads it."""
-    lines = []
-    for entry in fitted:
-        lines += ["", f'[fit."{entry.kind}"]  # mean errors', f"points = {entry.points}"]
-        errors = {"before": entry.before, "after": entry.after, "left_out": entry.left_out}
-        lines += [f"{name} = {error:.4g}" for name, error in errors.items() if error is not None]
-        if not entry.helps:
-            lines.append("used = false")
-        if entry.unidentified:
-            listed = ", ".join(f'"{name}"' for name in entry.unidentified)
-            lines.append(f"unidentified = [{listed}]")
-    return "\n".join(lines) + "\n"

@@ -110,7 +110,8 @@ def exchange_s(
     nvlink_s = nvlink_bytes / (fit.nvlink_share * route.intra_bytes_per_s)
     longest = nvlink_s**SHARPNESS
     if several:
-        network_s = tokens * copies.to_nodes * token_bytes / (fit.network_share * network_rate(route))
+        rate = min(route.exchange_bytes_per_s, MEASURED_BYTES_PER_S)
+        network_s = tokens * copies.to_nodes * token_bytes / (fit.network_share * rate)
         longest = longest + network_s**SHARPNESS
     if fit.sm_bytes_per_s:
         once_s = token_bytes / fit.once_bytes_per_s if fit.once_bytes_per_s else 0.0
@@ -118,11 +119,6 @@ def exchange_s(
         longest = longest + (tokens * work_s / sms * (fit.forward_factor if several else 1.0)) ** SHARPNESS
     seconds: Number = start_s + longest ** (1.0 / SHARPNESS)
     return seconds
-
-
-def network_rate(route: Route) -> float:
-    """Return the bytes per second of a rank between nodes, no more than was measured: the tables end at 400 Gb/s."""
-    return min(route.exchange_bytes_per_s, MEASURED_BYTES_PER_S)
 
 
 def mean_exchange_s(size_bytes: float, routing: Routing, route: Route, architecture: str) -> tuple[float, float]:

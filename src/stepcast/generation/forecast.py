@@ -12,7 +12,6 @@ from stepcast.generation.rollout import Rollout, batch_limit, generate_batch
 from stepcast.generation.steady import steady_serving
 from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
 
@@ -55,6 +54,7 @@ class GenerationForecast:
     decode_step_s: float | None = None
     waiting: float = 0.0
     curve: tuple[tuple[float, float], ...] = ()
+    finish_s: tuple[float, ...] = ()  # of the requests of the engine that finishes last
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -186,6 +186,7 @@ def _forecast_batch(shared: GenerationForecast, rollouts: list[Rollout]) -> Gene
     requests, response = shared.task.requests or 1, shared.task.response.mean
     spans = np.diff(slowest.ends_s, prepend=0.0)
     steps_taken = (slowest.batch * spans).sum() / max(slowest.tokens, 1.0)
+    shown = np.unique(np.linspace(0, len(spans) - 1, CURVE_POINTS).astype(int))
     return replace(
         shared,
         seconds=slowest.seconds,
@@ -195,11 +196,6 @@ def _forecast_batch(shared: GenerationForecast, rollouts: list[Rollout]) -> Gene
         ttft_s=slowest.prefill_s / 2.0,  # requests that start together wait for half of all prefills on average
         tpot_s=float(steps_taken),
         tokens_per_s=requests * response / slowest.seconds,
-        curve=tuple(_thin(slowest.ends_s, slowest.batch)),
+        curve=tuple(zip(slowest.ends_s[shown].tolist(), slowest.batch[shown].tolist(), strict=True)),
+        finish_s=tuple(slowest.finish_s.tolist()),
     )
-
-
-def _thin(times: FloatArray, batch: FloatArray) -> list[tuple[float, float]]:
-    """Return at most CURVE_POINTS points of a curve."""
-    at = np.unique(np.linspace(0, len(times) - 1, CURVE_POINTS).astype(int))
-    return [(float(times[index]), float(batch[index])) for index in at]

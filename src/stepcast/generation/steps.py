@@ -131,11 +131,6 @@ class StepTimes:
         seconds = fused_experts_s("", word, *sizes, RankLoad(rows, active, padded), gpu, fit) - fit.start_s
         return seconds.reshape(tokens.shape) * self.engine.expert_pace + 4.0 * self.engine.kernel_s
 
-    @cached_property
-    def _domain(self) -> int:
-        """GPUs of one NVLink domain."""
-        return self.cluster.node.gpus * self.cluster.topology.scale_up_nodes
-
     def _exchange_s(self, tokens: FloatArray, expert_layers: int) -> FloatArray:
         """Return the seconds of all-reduces after both halves of each layer, or of the exchange around experts."""
         layout, model = self.layout, self.model
@@ -155,7 +150,7 @@ class StepTimes:
 
     def _move_s(self, kind: CollectiveKind, size: FloatArray, ranks: int) -> FloatArray:
         """Return the seconds of a collective: the engine's own kernels inside an NVLink domain, NCCL outside."""
-        if ranks > self._domain:
+        if ranks > self.cluster.domain_gpus:
             return np.asarray(collective_s(kind, size, route_of(job_path(self.cluster, ranks), self.cluster)))
         link = self.cluster.node.fabric.link.bandwidth_bytes_per_s
         if kind is CollectiveKind.ALL_REDUCE:

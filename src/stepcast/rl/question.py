@@ -84,6 +84,9 @@ class RlQuestion(Question, frozen=True, kw_only=True):
         help="compute log-probabilities of the old policy by a forward pass (default: yes)")] = None
     reward_s: Annotated[float, Choice(group=TASK, metavar="S", read=amount,
         help="seconds from the last response to all rewards: tests, tools or a reward model (default: 0)")] = 0.0
+    reward_latency: Annotated[str | None, Choice(group=TASK, metavar="L", read=str,
+        help="milliseconds from the end of each response to its reward by a tool or an environment, as a number or a "
+        "distribution like --response-length (default: none)")] = None
     mode: Annotated[str | None, Choice(group=POOLS, values=tuple(RlMode),
         help="colocated: training and generation take turns on the same GPUs; split: on GPUs of their own, taking "
         "turns; async: on GPUs of their own at once (default: colocated; async with --rollout-gpus)")] = None
@@ -152,6 +155,7 @@ class RlChoices(TypedDict, total=False):
     reference: bool | None
     old_logprobs: bool | None
     reward_s: float | None
+    reward_latency: str | float | None
     mode: str | None
     gpus: int | None
     rollout_gpus: int | None
@@ -221,6 +225,7 @@ def read_task(question: RlQuestion) -> RlTask:
         question.algorithm == "ppo",
         question.reward_s,
         oversampling,
+        None if question.reward_latency is None else _lengths("reward-latency", str(question.reward_latency)),
     )
 
 

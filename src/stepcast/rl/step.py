@@ -14,6 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Struct, structs
 
 from stepcast.cost.host import copy_bytes_per_s, host_of
@@ -30,10 +31,12 @@ from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.tables import Amount, Positive, convert_table
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
+from stepcast.units import MS
 
 FOLDER = Path(__file__).parents[1] / "data" / "rl_software"
 ROUND = 64  # sequences are padded or packed to multiples of this
 BF16_FORMATS = GenerationFormats()
+REWARD_SEED = 1
 AHEAD = 8  # batches in a row in which the long tail of each is hidden by the others
 
 
@@ -94,7 +97,8 @@ class RlTask:
     """The work of a step: *prompts* x *group* responses, trained *train_batch* sequences at a time, *epochs* times.
 
     *oversampling*: responses generated over those trained on (dynamic sampling of DAPO). *reference* and *critic*
-    are additional models of the same size. *reward_s* is spent on rewards after the last response.
+    are additional models of the same size. *reward_s* is spent on rewards after the last response; *reward_latency*
+    are milliseconds from the end of each response to its own reward, while others are still generated.
     """
 
     prompts: int
@@ -108,6 +112,7 @@ class RlTask:
     critic: bool = False
     reward_s: float = 0.0
     oversampling: float = 1.0
+    reward_latency: Lengths | None = None
 
     @property
     def responses(self) -> int:
@@ -229,15 +234,10 @@ def forecast_training(
     )
     run = settle(question.leave_unchecked(frozenset(given) | frozenset(defaults)))
     share = 1.0 / 4.0 if run.strategy.recompute.kind is RecomputeKind.FULL else 1.0 / 3.0
-    return TrainingForecast(run.prediction, share, place.train_gpus, _imbalance(task, dp))
-
-
-def _imbalance(task: RlTask, dp: int) -> float:
-    """Return the tokens of the fullest of *dp* ranks over the mean: a sequence is on one rank, and the longest of a
-    batch may be longer than the share of a rank.
-    """
+    # A sequence is on one rank, and the longest of a batch may be longer than the share of a rank.
     lengths = task.prompt.mean + task.response.draw(task.train_batch)
-    return max(1.0, float(lengths.max()) * dp / float(lengths.sum()))
+    imbalance = max(1.0, float(lengths.max()) * dp / float(lengths.sum()))
+    return TrainingForecast(run.prediction, share, place.train_gpus, imbalance)
 
 
 def count_tensors(model: Model) -> int:
@@ -270,13 +270,6 @@ def sync_seconds(
     return tensors_s + size / (link * profile.sync_links)
 
 
-def offload_seconds(cluster: Cluster, training: TrainingForecast) -> float:
-    """Return the seconds to move optimizer states and gradients to the host before a rollout, and back after it."""
-    moved = training.memory["optimizer"] + training.memory["gradients"]
-    rate = copy_bytes_per_s(host_of(cluster), min(cluster.node.gpus, training.gpus))
-    return 2.0 * float(moved) / rate
-
-
 def forecast_step(
     model: Model,
     cluster: Cluster,
@@ -305,14 +298,17 @@ def forecast_step(
     passes = {"old log-probabilities": task.old_logprobs, "reference": task.reference, "critic values": task.critic}
     phases = {
         "generation": generation_s,
-        "reward": task.reward_s,
+        "reward": task.reward_s + _late_rewards_s(task, rollout) / ahead,
         **{name: forward_s for name, wanted in passes.items() if wanted},
         "update": update_s * batches * task.epochs * (2.0 if task.critic else 1.0) * profile.train_pace + moved_s,
         "weight sync": sync_seconds(model, cluster, profile, place),
         "overhead": profile.step_s + profile.sequence_s * task.responses,
     }
     if place.mode is RlMode.COLOCATED:
-        phases["offload"] = offload_seconds(cluster, training)
+        # Optimizer states and gradients move to the host before a rollout, and back after it.
+        moved = float(training.memory["optimizer"] + training.memory["gradients"])
+        rate = copy_bytes_per_s(host_of(cluster), min(cluster.node.gpus, training.gpus))
+        phases["offload"] = 2.0 * moved / rate
     train_pool_s = sum(phases[name] for name in phases if name not in ("generation", "reward"))
     rollout_pool_s = generation_s + phases["reward"] + phases["weight sync"]
     step_s = sum(phases.values())
@@ -323,10 +319,21 @@ def forecast_step(
         assumptions.append("all responses have the same length, so the rollout has no long tail (--response-length)")
     elif task.response.shape != "measured":
         assumptions.append(f"response lengths: {task.response}")
+    if task.reward_latency is not None:
+        assumptions.append("rewards are computed at once, however many responses wait for theirs")
     return RlStep(
         model, cluster, profile, task, place, phases, step_s, rollout_pool_s, train_pool_s, rollout, training,
         tuple(assumptions),
     )  # fmt: skip
+
+
+def _late_rewards_s(task: RlTask, rollout: GenerationForecast) -> float:
+    """Return the seconds from the last response to the last reward, where each has a latency of its own."""
+    if task.reward_latency is None:
+        return 0.0
+    drawn = task.reward_latency.draw(max(rollout.task.requests or 1, len(rollout.finish_s))) * MS
+    latency_s = np.random.default_rng(REWARD_SEED).permutation(drawn)  # independent of the length of the response
+    return float((np.resize(rollout.finish_s, len(latency_s)) + latency_s).max() - max(rollout.finish_s))
 
 
 def vary_spread(step: RlStep, cvs: tuple[float, ...] = (0.3, 0.6, 1.0)) -> dict[str, float]:
