@@ -192,7 +192,7 @@ def _forecast_batch(shared: GenerationForecast, rollouts: list[Rollout]) -> Gene
         seconds=slowest.seconds,
         prefill_s=slowest.prefill_s,
         tail_s=slowest.tail_s,
-        mean_batch=slowest.mean_batch,
+        mean_batch=float((slowest.batch * spans).sum() / spans.sum()),
         ttft_s=slowest.prefill_s / 2.0,  # requests that start together wait for half of all prefills on average
         tpot_s=float(steps_taken),
         tokens_per_s=requests * response / slowest.seconds,

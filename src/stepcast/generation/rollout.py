@@ -34,11 +34,6 @@ class Rollout:
     largest_batch: int
     tokens: float
 
-    @property
-    def mean_batch(self) -> float:
-        spans = np.diff(self.ends_s, prepend=0.0)
-        return float((spans * self.batch).sum() / spans.sum())
-
 
 def batch_limit(steps: StepTimes, memory: GenerationMemory, prompt: float, response: float) -> int:
     """Return the sequences that run at once on one attention rank: those that fit at their mean length."""
@@ -87,8 +82,7 @@ def generate_batch(
     seconds = (last - first) * decode_interpolated(steps, batch, context)
     prefill_s = _prefill_s(steps, np.array(fresh), float(np.mean(prompts)), batch, context)
     ends = np.cumsum(seconds + prefill_s)
-    largest = int(batch.max())
-    spans = seconds + prefill_s
+    largest, spans = int(batch.max()), seconds + prefill_s
     return Rollout(
         seconds=float(ends[-1]),
         prefill_s=float(prefill_s.sum()),
