@@ -275,3 +275,12 @@ def test_a_price_checks_itself() -> None:
         Price(-1.0, PriceSource.FITTED, Bound.COMPUTE, 1.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="cannot be outside"):
         Price(1.0, PriceSource.FITTED, Bound.COMPUTE, 1.0, 2.0, 3.0)
+
+
+def test_element_wise_kernels_of_blackwell_wait_for_their_instructions() -> None:
+    copy = Elementwise(ElementwiseKind.COPY, 65536, 4096, 2.0 * 65536 * 4096, 2.0 * 65536 * 4096, False, DType.BF16)
+    moved_s = copy.read_bytes + copy.write_bytes
+    for name, bound in (("h200", False), ("b200", True)):
+        gpu = load_gpu(name)
+        seconds = compute_price(copy, gpu, default_fit(), SUSTAINED).seconds
+        assert (seconds > 1.3 * moved_s / gpu.memory_bandwidth_bytes_per_s) is bound

@@ -40,7 +40,8 @@ def test_the_flex_dispatcher_weighs_biases_in_fp32() -> None:
     assert flex["weighted bias"] == 2.5 * plain["weighted bias"]
     assert "permute" in plain
     assert "permute" not in flex
-    assert flex["sort"] == plain["sort"]
+    # A permutation by Transformer Engine instead of copies of chunks.
+    assert flex["sort"] == 2.6 * plain["sort"]
 
 
 def test_yarn_rotates_by_single_operators() -> None:

@@ -66,7 +66,7 @@ def test_a_row_becomes_a_model_a_cluster_and_a_strategy() -> None:
         ("FP8-CS", DType.FP8),
         ("FP8-MX", DType.MXFP8),
         ("MXFP8", DType.MXFP8),
-        ("fp8-rowwise", DType.FP8),
+        ("fp8-rowwise", DType.BF16),
         ("NVFP4", DType.NVFP4),
         ("see release note; default current-scaling", DType.FP8),
         ("", DType.BF16),

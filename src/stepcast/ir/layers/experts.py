@@ -39,6 +39,10 @@ BIAS_PASSES, BIAS_BACKWARD_PASSES = 10, 20
 # The flex dispatcher hands on probabilities in fp32 (token_dispatcher.py), and the products and sums with them are fp32
 # too: 23 to 27 and 30 to 49 passes for 2 and 16 experts of 65,536 rows and 16 of 16,384.
 WIDE_BIAS_PASSES, WIDE_BIAS_BACKWARD_PASSES = 25, 38
+# Transformer Engine's permutation by a map of rows, and the sum that undoes it: together 2.6 times as long as two
+# copies of the routed rows, forward and backward, for DeepSeek-V2 and -V3 on a B200 (SimuMax, b200_bf16_ceperm.json:
+# 0.50 and 0.51 of the memory's rate for 6.3 times these rows, without 30 us a launch).
+PERMUTE_PASSES = 2.6
 # PyTorch's scatter_add, which brings results back to their tokens in torchtitan (models/moe/moe.py), took 3.8 to 4.9
 # times as long as a copy of the rows on an H200; so did the gradient of the gather before the experts.
 SCATTER_PASSES = 4
@@ -216,14 +220,20 @@ def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
     return (build.collective(f"{name} {kind}", kind, _dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
 
 
-def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
-    return stream_op(name, K.COPY, _routed_rows(sizes), _width(sizes.model), 1, 1, sizes.stored, backward)
+def _copy_rows(sizes: Sizes, name: str, passes: float = 1.0) -> Op:
+    rows, width = _routed_rows(sizes), _width(sizes.model)
+    return stream_op(name, K.COPY, rows, width, passes, passes, sizes.stored, "gradient" in name)
+
+
+def _permute(sizes: Sizes, name: str) -> Op:
+    """Bring rows into the order of experts, or back: by Transformer Engine's kernels, or as a copy."""
+    return _copy_rows(sizes, name, PERMUTE_PASSES if sizes.fused_by_hand else 1.0)
 
 
 def _scatter_add(sizes: Sizes, name: str) -> Op:
     """Add rows to their tokens: one kernel of Transformer Engine, atomic additions in compiled PyTorch."""
     if sizes.framework.kernels is not Kernels.COMPILED or sizes.eager_modules:
-        return _permute(sizes, name, backward="gradient" in name)
+        return _permute(sizes, name)
     rows, width = _routed_rows(sizes), _width(sizes.model)
     return stream_op(name, K.COPY, rows, width, SCATTER_PASSES, SCATTER_PASSES, sizes.stored)
 
@@ -255,11 +265,14 @@ def _sorts_first(sizes: Sizes) -> bool:
     return sizes.strategy.layout.ep == 1 or sizes.framework.dispatcher is Dispatcher.ALL_TO_ALL
 
 
-def _sort(sizes: Sizes, experts: Experts, name: str, backward: bool = False) -> Ops:
-    """Bring what arrives from each rank into the order of this rank's experts, where it has several."""
-    ep = sizes.strategy.layout.ep
-    several = ep > 1 and (experts.count > ep or not _sorts_first(sizes))
-    return (_permute(sizes, name, backward),) if several else ()
+def _sort(sizes: Sizes, experts: Experts, name: str) -> Ops:
+    """Bring what arrives from each rank into the order of this rank's experts, where it has several: in chunks, by a
+    permutation after DeepEP, by kernels of HybridEP itself.
+    """
+    if sizes.framework.dispatcher is Dispatcher.DEEPEP and sizes.strategy.layout.ep > 1:
+        return (_permute(sizes, name),)
+    several = sizes.strategy.layout.ep > 1 and (experts.count > sizes.strategy.layout.ep or not _sorts_first(sizes))
+    return (_copy_rows(sizes, name),) if several else ()
 
 
 def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
@@ -273,7 +286,7 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
             *_sort(sizes, experts, "sort"),
         ),
         (
-            *_sort(sizes, experts, "sort gradient", backward=True),
+            *_sort(sizes, experts, "sort gradient"),
             *_split_experts(sizes, "dispatch gradient expert-tp", SCATTER),
             *_exchange(sizes, "dispatch gradient", gathers=False),
             *((*_weigh(sizes, backward=True), *_permute_gradient(sizes)) if first else ()),
@@ -300,10 +313,10 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
         ),
         (
             *latent.input_gradient,
-            *((_permute(sizes, "unpermute gradient", backward=True),) if last else ()),
+            *((_permute(sizes, "unpermute gradient"),) if last else ()),
             *_exchange(sizes, "combine gradient"),
             *_split_experts(sizes, "combine gradient expert-tp", GATHER),
-            *_sort(sizes, experts, "unsort gradient", backward=True),
+            *_sort(sizes, experts, "unsort gradient"),
         ),
         latent.weight_gradient,
     )
@@ -349,7 +362,7 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     # TEGroupedMLP (quantization_padding) unless the router pads, which recipes leave off.
     pads = dtype.scaled and sizes.fused_by_hand
     pad, unpad, pad_gradient, unpad_gradient = (
-        (_permute(sizes, name, backward="gradient" in name),) if pads else ()
+        (_copy_rows(sizes, name),) if pads else ()
         for name in ("pad rows", "unpad rows", "pad gradient", "unpad gradient")
     )
     return (

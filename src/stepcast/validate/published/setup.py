@@ -154,6 +154,8 @@ PRECISIONS: tuple[tuple[str, DType], ...] = (
     ("nvfp4", DType.NVFP4),
     ("mxfp8", DType.MXFP8),
     ("fp8-mx", DType.MXFP8),
+    # One scale for each row (torchao): products in fp8 gain what quantising both ways costs; no format of ours.
+    ("rowwise", DType.BF16),
     ("fp8", DType.FP8),
     ("current-scaling", DType.FP8),
     ("bf16", DType.BF16),
