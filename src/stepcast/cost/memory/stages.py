@@ -183,8 +183,12 @@ def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
     """Return the scratch space of matrix products, which is never given back."""
     if framework.kernels is not Kernels.FUSED:
         return WORKSPACE_BYTES
-    own = ENGINE_WORKSPACE_BYTES if gpu.architecture in LARGE_WORKSPACES else SMALL_WORKSPACE_BYTES
-    return WORKSPACE_BYTES + own * (1 + (EXPERT_STREAMS if model.experts else 0))
+    return WORKSPACE_BYTES + engine_workspace_bytes(gpu) * (1 + (EXPERT_STREAMS if model.experts else 0))
+
+
+def engine_workspace_bytes(gpu: Gpu) -> float:
+    """Return the scratch space of Transformer Engine's products on one stream."""
+    return ENGINE_WORKSPACE_BYTES if gpu.architecture in LARGE_WORKSPACES else SMALL_WORKSPACE_BYTES
 
 
 def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE) -> bool:
