@@ -34,7 +34,6 @@ def claims(sets: Mapping[str, Facts]) -> Iterator[str]:
             f"{percent(abs(error))} too {'fast' if error < 0 else 'slow'} on average; "
             f"{result['coverage'] * 100:.0f} % inside the 90 % interval"
         )
-        yield f"With `--residual`, fitted to them: {percent(figures['with --residual: mean_abs_error'])}"
         unfitted, fitted = "peak memory, nothing fitted:", "peak memory, overhead fitted to such rows:"
         yield (
             f"{percent(figures[f'{unfitted} mean_abs_error'])} "

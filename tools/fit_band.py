@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepcast.ir.band import LEVEL
-from stepcast.validate.residual import interval_figures, learn_interval
+from stepcast.validate.intervals import interval_figures, learn_interval
 from stepcast.validate.scoreboard import MeasuredColumns
 
 FEWEST = 12

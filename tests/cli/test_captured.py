@@ -67,7 +67,6 @@ def test_spread_like_the_generated_model(
     ("words", "option"),
     [
         (["--kernels", "plain"], "--kernels"),
-        (["--residual"], "--residual"),
         (["--execution", "graphs"], "--execution"),
         (["--recompute", "full"], "--recompute"),
         (["--clipping"], "--clipping"),

@@ -22,7 +22,7 @@ SETS: dict[str, Any] = {
         "coverage": 0.12,
         "figures": {
             f"{name}: {kind}": 0.1234
-            for name in ("with --residual", "peak memory, nothing fitted", "peak memory, overhead fitted to such rows")
+            for name in ("peak memory, nothing fitted", "peak memory, overhead fitted to such rows")
             for kind in ("mean_abs_error", "median_abs_error")
         },
     },

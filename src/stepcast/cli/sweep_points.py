@@ -142,7 +142,7 @@ def _predict(points: Sequence[Words]) -> Answers:
 def _shared(asked: SettledRun) -> tuple[object, ...]:
     options = asked.options
     values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
-    return (*values, options.place, options.residual, options.engine)
+    return (*values, options.place, options.engine)
 
 
 def _predictions(asked: Sequence[SettledRun]) -> list[Prediction | Exception]:

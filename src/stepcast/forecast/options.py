@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from stepcast.cost.collectives import Algorithm
 from stepcast.hardware import Cluster, Place
-from stepcast.ir.band import Residual
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import Repeating
 from stepcast.ir.layout import Layout
@@ -58,8 +57,6 @@ class Options:
     # Traffic of other jobs on the same network, and the nodes of the cluster that it needs; for fluid.
     others: Sequence[Repeating] = ()
     network_nodes: int | None = None
-    # By how much measured runs of this framework on such GPUs were slower or faster, where that is asked for.
-    residual: Residual | None = None
 
 
 DEFAULTS = Options()

@@ -334,12 +334,7 @@ def _complete_report(
         run={**report.run, **run},
         memory_bytes={**memory_facts(stages), **host},
         warnings=(*report.warnings, *_find_warnings(report, host, model, cluster, strategy, framework)),
-        assumptions=(
-            *((split,) if split else ()),
-            *_scan_assumptions(model, framework),
-            *report.assumptions,
-            *((report.residual.describe(framework.name),) if report.residual else ()),
-        ),
+        assumptions=(*((split,) if split else ()), *_scan_assumptions(model, framework), *report.assumptions),
     )
 
 

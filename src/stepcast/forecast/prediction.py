@@ -163,7 +163,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     for work in step.list_works():  # so that the pricer knows all sources; their seconds came from tables
         pricer.price(work)
     low_s, high_s = _find_interval(prediction, step_s, parts["other"])
-    report = StepReport(
+    return StepReport(
         step_s=step_s,
         breakdown_s=parts,
         communication_s={str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0},
@@ -188,8 +188,6 @@ def report_of(prediction: "Prediction") -> StepReport:
         ),
         assumptions=(*prediction.assumptions, *(_describe_sharing(fluid) if fluid else ())),
     )
-    residual = prediction.options.residual
-    return report.corrected(residual) if residual else report
 
 
 def _report_stage(stage: StageTime, in_flight: int) -> StageReport:
@@ -473,8 +471,7 @@ class Prediction:
 
     @property
     def step_s(self) -> float:
-        residual = self.options.residual
-        return self.simulated_s * (residual.factor if residual else 1.0)
+        return self.simulated_s
 
     @property
     def fits(self) -> bool:

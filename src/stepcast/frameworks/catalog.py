@@ -16,7 +16,6 @@ from stepcast.frameworks.words import overlap_of, overlap_words, recompute_of
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.band import Residual
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Framework, Overhead
 from stepcast.ir.limits import BASES, DESCRIPTION
@@ -225,7 +224,7 @@ def profile_of(framework: Framework) -> Profile:
         for preset in profile.presets
     )
     as_trained = profile.as_trained - fixed
-    return replace(profile, framework=framework, presets=presets, as_trained=as_trained, residuals=())
+    return replace(profile, framework=framework, presets=presets, as_trained=as_trained)
 
 
 def looks_like_framework(text: str) -> bool:
@@ -285,10 +284,9 @@ def _load_catalogued(name: str) -> Profile:
 def _read_profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
     described = Description.parse(text, file)
     presets = described.table.pop("presets", [])
-    residuals = _read_residuals(described, described.table.pop("residual", {}))
     entries = flat(described.table)
     described.check_keys(entries, KEYS)
-    described.check_sources((*KEYS, "presets", "residual"), "profile")
+    described.check_sources((*KEYS, "presets"), "profile")
     base = _load_base(described, entries.pop("extends", None), chain, folder)
     description = entries.pop("description", "")
     values: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
@@ -296,11 +294,10 @@ def _read_profile(name: str, text: str, file: str, chain: tuple[str, ...], folde
         part, _, own = key.partition(".")
         set_field, read = TABLES[part][own]
         values[part][set_field] = _read_value(read, value, described.where(key), key)
-    keys = [*entries, *(["presets"] if presets else []), *(["residual"] if residuals else [])]
+    keys = [*entries, *(["presets"] if presets else [])]
     sources = {key: described.source(key) for key in keys}
     try:
-        built = _build(base, name, str(description), values, sources, _read_presets(described, presets))
-        return replace(built, residuals=residuals)
+        return _build(base, name, str(description), values, sources, _read_presets(described, presets))
     except CatalogError:
         raise
     except ValueError as error:
@@ -344,24 +341,6 @@ def _build(
         sources={**base.sources, **sources},
         supports={**base.supports, **values["supports"]},
     )
-
-
-def _read_residuals(described: Description, tables: object) -> tuple[Residual, ...]:
-    """Return the residuals of ``[residual.GENERATION.dense]`` and ``[residual.GENERATION.experts]``."""
-    residuals = []
-    for generation, kinds in _tables(described, tables, "residual"):
-        for kind, values in _tables(described, kinds, f"residual.{generation}"):
-            key = f"residual.{generation}.{kind}"
-            if kind not in ("dense", "experts") or not isinstance(values, Mapping):
-                raise described.error(key, "is not a table of dense models or of experts")
-            if set(values) != {"factor", "rows", "sources", "spread"}:
-                raise described.error(key, "expected factor, rows, sources and spread")
-            read = {name: (_count if name in ("rows", "sources") else _number)(value) for name, value in values.items()}
-            try:
-                residuals.append(Residual(generation, kind == "experts", **read))  # type: ignore[arg-type]
-            except ValueError as error:
-                raise described.error(key, str(error)) from None
-    return tuple(residuals)
 
 
 def _tables(described: Description, value: object, key: str) -> list[tuple[str, Any]]:

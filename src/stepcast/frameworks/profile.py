@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stepcast.frameworks.words import overlap_words, recompute_word
-from stepcast.ir.band import Residual
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Modules
@@ -91,17 +90,10 @@ class Profile:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     # Features of the software by the keys of FEATURES; a missing key allows anything.
     supports: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    # Profiles that extend this one do not inherit them.
-    residuals: tuple[Residual, ...] = ()
 
     @property
     def name(self) -> str:
         return self.framework.name
-
-    def residual(self, generation: str, experts: bool) -> Residual | None:
-        """Return the residual fitted to runs of this framework on a GPU generation, with or without experts."""
-        kind = (generation, experts)
-        return next((each for each in self.residuals if (each.generation, each.experts) == kind), None)
 
     def settings(self, model: str, gpu: str, precision: DType, layout: Layout) -> dict[str, Any]:
         """Return the settings of the presets that apply; later ones win."""
@@ -150,7 +142,6 @@ def profile_facts(profile: Profile) -> dict[str, Any]:
         },
         "supports": {key: list(words) for key, words in profile.supports.items()},
         "presets": len(profile.presets),
-        "residuals": [residual.facts() for residual in profile.residuals],
         "sources": dict(profile.sources),
     }
 

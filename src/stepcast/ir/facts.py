@@ -101,7 +101,6 @@ class StepFacts(TypedDict):
     mfu: float | None
     memory_bytes: Mapping[str, Any] | None
     uncertainty: BandFacts
-    residual: NotRequired[dict[str, object] | None]
     sources: dict[str, str]
     warnings: list[str]
     assumptions: list[str]

@@ -1,10 +1,10 @@
 """StepReport: the result of simulating one training step."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from typing import Any, cast
 
-from stepcast.ir.band import LEVEL, Band, Residual
+from stepcast.ir.band import LEVEL, Band
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
@@ -37,10 +37,6 @@ class StageReport:
 
     def facts(self) -> StageFacts:
         return cast(StageFacts, asdict(self))
-
-    def times(self, factor: float) -> "StageReport":
-        names = ("busy_s", "exposed_s", "host_s", "bubble_s")
-        return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +71,6 @@ class StepReport:
     micro_batches: int
     # The runs that *low_s* and *high_s* come from; None: every cost estimate at the end of its own range.
     band: Band | None = None
-    # The correction of the simulated step, where a user asked for it.
-    residual: Residual | None = None
     # The run, for comparisons with another one.
     run: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -95,23 +89,6 @@ class StepReport:
     @property
     def bubble_share(self) -> float:
         return self.breakdown_s["bubble"] / self.step_s if self.step_s else 0.0
-
-    def corrected(self, residual: Residual) -> "StepReport":
-        """Multiply every time by the residual; the band is that of predictions without one, and stays."""
-        step_s = self.step_s * residual.factor
-        return replace(
-            self,
-            step_s=step_s,
-            breakdown_s={part: seconds * residual.factor for part, seconds in self.breakdown_s.items()},
-            communication_s={
-                group: Exposure(each.total_s * residual.factor, each.exposed_s * residual.factor)
-                for group, each in self.communication_s.items()
-            },
-            stages=tuple(stage.times(residual.factor) for stage in self.stages),
-            low_s=min(self.low_s, step_s),
-            high_s=max(self.high_s, step_s),
-            residual=residual,
-        )
 
     def facts(self) -> StepFacts:
         """Return the step as the JSON contract spells it."""
@@ -135,7 +112,6 @@ class StepReport:
             "mfu": reached.mfu if reached else None,
             "memory_bytes": self.memory_bytes,
             "uncertainty": self.band.facts(self.low_s, self.high_s) if self.band else unmeasured,
-            "residual": self.residual.facts() if self.residual else None,
             "sources": dict(self.sources),
             "warnings": list(self.warnings),
             "assumptions": list(self.assumptions),

@@ -324,8 +324,6 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         flags={"eager": "eager", "graphs": "cuda-graphs"}, sets="execution", means=Execution)] = None
     calibration: Annotated["Calibration | str | None", Choice(group=PRICES, metavar="FILE",
         help="measurements of your GPU, written by 'stepcast profile'", aliases="calibrate calib")] = None
-    residual: Annotated[bool, Choice(group=PRICES, help="scale the step by the mean ratio of measured to predicted "
-        "time in published runs of this framework on this GPU generation")] = False
     engine: Annotated[str, Choice(group=NETWORK, help=f"{ENGINE_HELP} (default: fast)", values=ENGINES)] = "fast"
     background: Annotated[str | None, Choice(group=NETWORK, metavar="JOB.toml",
         help="other jobs, or flows, that share the network during the step (with --engine fluid)")] = None
@@ -424,7 +422,6 @@ class StepChoices(TypedDict, total=False):
     kernels: str | None
     ssm_kernels: str | None
     execution: str | None
-    residual: bool | None
 
 
 class PredictChoices(StepChoices, total=False):

@@ -96,7 +96,6 @@ def settle(question: PredictQuestion) -> SettledRun:
     # A choice that states what the framework does anyway need not have an effect of its own.
     stated = (name for name in question.given if getattr(question, name) == usual.get(name, object()))
     question = question.leave_unchecked(frozenset(stated))
-    residual = profile.residual(cluster.gpu.generation, model.experts is not None)
     modules = find_recomputable(model)
     facts: Facts = {
         **msgspec.structs.asdict(question),
@@ -108,7 +107,6 @@ def settle(question: PredictQuestion) -> SettledRun:
         "has_mtp": model.next_token_layers > 0,
         "mamba": any(block.mixer is Mixer.MAMBA for block in model.block_kinds),
         "corrects": corrections is not None and bool(corrections.corrections),
-        "residual_known": residual is not None,
         "generation": cluster.gpu.generation,
         "racks": cluster.topology.scale_up_nodes > 1,
         "model": model.name,
@@ -131,9 +129,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     for name, others in PREDICTED_AS.items():
         if (word := getattr(question, name)) in others:
             assumptions.append(f"{option_of(name)} {word} is predicted as {others[word]}")
-    options = Options(
-        place=Place(question.place), residual=residual if question.residual else None, engine=Engine(question.engine)
-    )
+    options = Options(place=Place(question.place), engine=Engine(question.engine))
     options = add_background(options, question, cluster, strategy.layout.gpus)
     missing = tuple(missing_features(profile, strategy, settled.framework))
     values = model, cluster, strategy, settled.framework, corrections, options

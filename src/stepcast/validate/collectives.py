@@ -32,15 +32,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
-from stepcast.validate.scoreboard import (
-    Measurements,
-    Record,
-    ScoredRow,
-    columns_of,
-    compare_each,
-    load_table,
-    read_records,
-)
+from stepcast.validate import scoreboard
 
 FILE = "collectives.csv"
 CLUSTER = "azure-nd-a100-v4"  # the cluster of the nccl-tests set
@@ -82,7 +74,7 @@ def read_sweep(path: str) -> CollectiveSweep:
     return sweep
 
 
-def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> Iterator[tuple[int, ScoredRow]]:
+def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> Iterator[tuple[int, scoreboard.ScoredRow]]:
     """Yield each size of a log and its row; measured is the mean of both places, which differ by noise."""
     kind, route = kind_of(sweep), sweep_route(sweep, cluster)
     for row in sweep.rows:
@@ -97,20 +89,20 @@ def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> Iterator[tuple[in
             "algorithm": str(predicted.algorithm or ""),
         }
         name = f"{kind} {format_bytes(row.size_bytes)} on {sweep.ranks} ranks"
-        yield row.size_bytes, ScoredRow(name, measured_s, predicted.seconds, tags)
+        yield row.size_bytes, scoreboard.ScoredRow(name, measured_s, predicted.seconds, tags)
 
 
-def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> Measurements:
+def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> scoreboard.Measurements:
     """Compare every log in *folder*, or that one log, with estimates for *cluster*."""
     described = load_cluster(cluster)
     skipped: Counter[str] = Counter()
     if os.path.isdir(folder):
-        sweeps, skipped = compare_each(folder_files(folder), read_sweep, os.path.basename)
+        sweeps, skipped = scoreboard.compare_each(folder_files(folder), read_sweep, os.path.basename)
     else:
         sweeps = [read_sweep(folder)]
     rows = [row for sweep in sweeps for row in compare_sweep(sweep, described)]
-    return Measurements(
-        columns_of([row for _, row in rows]),
+    return scoreboard.Measurements(
+        scoreboard.columns_of([row for _, row in rows]),
         skipped,
         _by_size([size for size, _ in rows]),
         figures=left_out_errors(sweeps, described),
@@ -190,11 +182,11 @@ COLUMNS = tuple(TABLE_COLUMNS.get(name, name) for name in TableRow.__annotations
 
 def read_rows(path: str) -> list[TableRow]:
     """Return the rows of a csv file, one for each size of each table."""
-    lines = read_records(path, FILE, needed=COLUMNS)
+    lines = scoreboard.read_records(path, FILE, needed=COLUMNS)
     return [_read_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=2)]
 
 
-def _read_row(line: Record, where: str) -> TableRow:
+def _read_row(line: scoreboard.Record, where: str) -> TableRow:
     values: dict[str, Any] = {}
     for (name, kind), column in zip(TableRow.__annotations__.items(), COLUMNS, strict=True):
         text = line[column]
@@ -231,7 +223,7 @@ def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
 
     A machine that has an entry of its own is that one, unless it is to be taken for any other.
     """
-    table = load_table("rows/collectives")
+    table = scoreboard.load_table("rows/collectives")
     own = next((name for start, name in table["machines"].items() if row.source.startswith(start)), None)
     if own is not None and own_entry:
         return TableHardware(_loaded(own, ()), "")
@@ -446,14 +438,14 @@ def load_table_folds() -> dict[str, dict[str, float]]:
     return {fold["held"]: dict(fold["values"]) for fold in load_fit("collective_folds")["fold"]}
 
 
-def measure_tables(folder: str) -> Measurements:
+def measure_tables(folder: str) -> scoreboard.Measurements:
     """Compare every row of the table in *folder*, or of that file, on the hardware that it names."""
     rows = read_rows(os.path.join(folder, FILE) if os.path.isdir(folder) else folder)
     reasons = [find_exclusion(row) for row in rows]
     comparable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
     errors: dict[str, list[float]] = defaultdict(list)
 
-    def compare(row: TableRow) -> ScoredRow:
+    def compare(row: TableRow) -> scoreboard.ScoredRow:
         route = row_route(row)
         priced = price_row(row, route)
         large, where = row.size_bytes >= MIB, f"{row.gpu} {IN_A_NODE if route.nodes == 1 else BETWEEN_NODES}"
@@ -472,13 +464,13 @@ def measure_tables(folder: str) -> Measurements:
             "system": row.system,
         }
         sizes.append(row.size_bytes)
-        return ScoredRow(f"{row.table} {format_bytes(row.size_bytes)}", row.measured_s, priced.seconds, tags)
+        return scoreboard.ScoredRow(f"{row.table} {format_bytes(row.size_bytes)}", row.measured_s, priced.seconds, tags)
 
     sizes: list[float] = []
-    compared, skipped = compare_each(comparable, compare, lambda row: row.table)
+    compared, skipped = scoreboard.compare_each(comparable, compare, lambda row: row.table)
     skipped.update(reason for reason in reasons if reason is not None)
-    return Measurements(
-        columns_of(compared),
+    return scoreboard.Measurements(
+        scoreboard.columns_of(compared),
         skipped,
         _by_size(sizes),
         figures={label: sum(values) / len(values) for label, values in sorted(errors.items())},

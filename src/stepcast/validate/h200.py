@@ -36,20 +36,8 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
+from stepcast.validate import scoreboard
 from stepcast.validate.folds import Family, load_folds, price_kernels
-from stepcast.validate.scoreboard import (
-    DATA,
-    PHASES,
-    MeasuredColumns,
-    Measurements,
-    Pair,
-    Record,
-    ScoredRow,
-    columns_of,
-    error_figures,
-    split_phases_s,
-    unseen_share,
-)
 
 # The h200 set: operators, transformer blocks and training steps that we measured on one H200.
 #
@@ -69,7 +57,7 @@ POSITIONS = 1024  # at least, of those that are learnt
 BLOCK_VOCAB = 1024  # of a model around a block, whose ends are left out
 
 
-def row_model(row: Record) -> Model:
+def row_model(row: scoreboard.Record) -> Model:
     """Return a GPT- or Llama-style model; a row of a block has one layer."""
     if row["kind"] not in ("gpt", "llama"):
         raise ValueError(f"kind must be gpt or llama, not {row['kind']!r}")
@@ -84,14 +72,14 @@ def row_model(row: Record) -> Model:
     return model_of(row.get("model") or row["kind"], table)
 
 
-def row_strategy(row: Record) -> Strategy:
+def row_strategy(row: scoreboard.Record) -> Strategy:
     """Return the strategy on one GPU; a block has the shards of a tensor-parallel rank and accumulates gradients."""
     batch = int(row.get("batch") or row["micro_batch"])
     block = "micro_batch" in row
     full = row.get("recompute") == "full"
     seq, zeros = int(row["seq"]), 0.0
     if not block:
-        zeros = 1.0 if row_model(row).tied else unseen_share(row_model(row), batch * seq)
+        zeros = 1.0 if row_model(row).tied else scoreboard.unseen_share(row_model(row), batch * seq)
     return Strategy(
         Layout(tp=int(row.get("tp") or 1)),
         batch,
@@ -103,7 +91,7 @@ def row_strategy(row: Record) -> Strategy:
     )
 
 
-def row_framework(row: Record) -> Framework:
+def row_framework(row: scoreboard.Record) -> Framework:
     """Return plain or compiled PyTorch."""
     dtype, compiled = DType(row["dtype"]), row.get("compiled", "0") in ("1", "True")
     return Framework(
@@ -119,7 +107,7 @@ def row_framework(row: Record) -> Framework:
 # The time that the model gives a row of the h200 operator files.
 
 
-def operator_s(row: Record, gpu: Gpu, fit: ComputeFit) -> float:
+def operator_s(row: scoreboard.Record, gpu: Gpu, fit: ComputeFit) -> float:
     """Return the seconds of the measured call.
 
     A second kernel queues behind the first; a lone backward waits for the autograd engine.
@@ -142,7 +130,7 @@ MEASURED_ROUNDS = 3  # the heat of a short piece depends on its own length: sett
 
 def block_time(
     model: Model, strategy: Strategy, framework: Framework, gpu: Gpu, fit: ComputeFit, dispatch: DispatchFit
-) -> Pair:
+) -> scoreboard.Pair:
     """Return the seconds of forward and backward of a *model* of one layer, without its ends."""
     layers = [
         layer
@@ -174,26 +162,26 @@ FILES = ("ops*.csv", "blocks*.csv", "models*.csv", "eager_memory*.csv")
 MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
 
 
-def measure_h200(folder: str) -> Measurements:
+def measure_h200(folder: str) -> scoreboard.Measurements:
     """Compare every row of the csv files in *folder* (or of that one file)."""
     path = Path(folder)
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
-    rows: list[ScoredRow] = []
+    rows: list[scoreboard.ScoredRow] = []
     skipped: Skipped = Counter()
-    peaks: list[Pair] = []
+    peaks: list[scoreboard.Pair] = []
     for file in files:
         rows += _rows_of(file, skipped, peaks)
-    table = columns_of(rows)
+    table = scoreboard.columns_of(rows)
     selections = _selections(table) if rows else {}
-    figures = dict(error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error"))
-    return Measurements(table, skipped, selections, figures, _notes(table))
+    figures = dict(scoreboard.error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error"))
+    return scoreboard.Measurements(table, skipped, selections, figures, _notes(table))
 
 
 def shipped_folder() -> Path:
     """Return the folder of the set inside the package."""
-    return DATA / "h200"
+    return scoreboard.DATA / "h200"
 
 
 # Operator -> kind of rows that are left out of a fit together, and the columns that make a family of shapes.
@@ -206,13 +194,13 @@ FAMILIES = {
 }
 
 
-def family_of(row: Record) -> tuple[str, Family]:
+def family_of(row: scoreboard.Record) -> tuple[str, Family]:
     """Return the kind and family of shapes that an operator row is left out of a fit with."""
     kind, columns = FAMILIES.get(row["op"], ("memory-bound", ("rows", "cols", "numel")))
     return kind.format(dtype=row.get("dtype")), tuple(round(float(row[name] or 0)) for name in columns)
 
 
-def _rows_of(file: Path, skipped: Skipped, peaks: list[Pair]) -> Iterator[ScoredRow]:
+def _rows_of(file: Path, skipped: Skipped, peaks: list[scoreboard.Pair]) -> Iterator[scoreboard.ScoredRow]:
     names, records = csv_records(Source(file))
     kind = next((part for needed, part in KINDS.items() if set(needed) <= set(names)), None)
     if kind is None:
@@ -240,11 +228,11 @@ def _fitted_rows() -> frozenset[tuple[str, ...]]:
     return frozenset(shapes)
 
 
-def _shape(record: Record) -> tuple[str, ...]:
+def _shape(record: scoreboard.Record) -> tuple[str, ...]:
     return tuple(value for name, value in record.items() if name != "ms")
 
 
-def _operator(record: Record) -> Iterator[ScoredRow]:
+def _operator(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
     kind, family = family_of(record)
     gpu, fit, seen = load_gpu("h200"), default_fit(), "never"
     if _shape(record) in _fitted_rows():
@@ -254,22 +242,22 @@ def _operator(record: Record) -> Iterator[ScoredRow]:
     sizes = [f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")]
     label = f"{record['op']} {record['dtype']}"
     tags = {"kind": label, "fit": seen}
-    yield ScoredRow(f"{label} {' '.join(sizes)}", measured_s, operator_s(record, gpu, fit), tags)
+    yield scoreboard.ScoredRow(f"{label} {' '.join(sizes)}", measured_s, operator_s(record, gpu, fit), tags)
 
 
-def _block(record: Record) -> Iterator[ScoredRow]:
+def _block(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
     model, strategy = row_model(record), row_strategy(record)
     seconds = block_time(model, strategy, row_framework(record), load_gpu("h200"), default_fit(), default_dispatch())
     name = (
         f"{record['kind']} block, hidden {model.hidden}, tp {strategy.layout.tp}, "
         f"micro-batch {strategy.micro_batch} x {strategy.seq}, {strategy.precision}"
     )
-    for phase, column, predicted_s in zip(PHASES, ("fwd_ms", "bwd_ms"), seconds, strict=False):
+    for phase, column, predicted_s in zip(scoreboard.PHASES, ("fwd_ms", "bwd_ms"), seconds, strict=False):
         tags = {"model": f"{record['kind']} block", "kind": f"block {phase}"}
-        yield ScoredRow(f"{name} {phase}", float(record[column]) * 1e-3, predicted_s, tags)
+        yield scoreboard.ScoredRow(f"{name} {phase}", float(record[column]) * 1e-3, predicted_s, tags)
 
 
-def _step(record: Record) -> Iterator[ScoredRow]:
+def _step(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
     if float(record.get("experts") or 0):
         return  # a Python loop over experts that waits for the GPU in each
     strategy, framework = row_strategy(record), row_framework(record)
@@ -282,20 +270,22 @@ def _step(record: Record) -> Iterator[ScoredRow]:
     name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {', '.join(how)}"
     tags = {"kind": "step", "model": record["model"]}
     name = name.removesuffix(", ")
-    yield ScoredRow(name, float(record["step_ms"]) * 1e-3, prediction.step_s, tags)
-    predicted = split_phases_s(prediction)
-    for phase, column in zip(PHASES, ("fwd_ms", "bwd_ms", "opt_ms"), strict=True):
+    yield scoreboard.ScoredRow(name, float(record["step_ms"]) * 1e-3, prediction.step_s, tags)
+    predicted = scoreboard.split_phases_s(prediction)
+    for phase, column in zip(scoreboard.PHASES, ("fwd_ms", "bwd_ms", "opt_ms"), strict=True):
         if record.get(column):
             measured_s = float(record[column]) * 1e-3
-            yield ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {**tags, "kind": f"step {phase}"})
+            yield scoreboard.ScoredRow(
+                f"{name} {phase}", measured_s, predicted[phase], {**tags, "kind": f"step {phase}"}
+            )
 
 
-def _no_times(record: Record) -> Iterator[ScoredRow]:
+def _no_times(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
     """Yield nothing: only the memory of such a step was measured."""
     return iter(())
 
 
-def _peak(record: Record) -> Pair:
+def _peak(record: scoreboard.Record) -> scoreboard.Pair:
     """Return the bytes of tensors at the peak, measured and predicted."""
     (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"), row_framework(record))
     return float(record["peak_alloc"]), stage.allocated
@@ -303,7 +293,7 @@ def _peak(record: Record) -> Pair:
 
 UNMODELLED = "experts in a Python loop, which waits for the GPU at each expert, are not modelled"
 # Columns that tell the files apart -> what a row of them is.
-KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[ScoredRow]]] = {
+KINDS: dict[tuple[str, ...], Callable[[scoreboard.Record], Iterator[scoreboard.ScoredRow]]] = {
     ("op", "dtype", "ms"): _operator,
     ("kind", "hidden", "micro_batch", "fwd_ms", "bwd_ms"): _block,
     ("model", "layers", "batch", "step_ms"): _step,
@@ -311,7 +301,7 @@ KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[ScoredRow]]] = {
 }
 
 
-def _selections(table: MeasuredColumns) -> dict[str, BoolArray]:
+def _selections(table: scoreboard.MeasuredColumns) -> dict[str, BoolArray]:
     """Return the rows that our claims of accuracy are about."""
     kind, measured_s = table.tags["kind"], table.measured_s
     linear = kind == "linear bf16"
@@ -331,11 +321,11 @@ def _selections(table: MeasuredColumns) -> dict[str, BoolArray]:
         "blocks forward": kind == "block forward",
         "blocks backward": kind == "block backward",
         "training steps": kind == "step",
-        **{f"{phase} of training steps": kind == f"step {phase}" for phase in PHASES},
+        **{f"{phase} of training steps": kind == f"step {phase}" for phase in scoreboard.PHASES},
     }
 
 
-def _notes(table: MeasuredColumns) -> tuple[str, ...]:
+def _notes(table: scoreboard.MeasuredColumns) -> tuple[str, ...]:
     notes = [load_folds().note] if load_folds().note else []
     fit = table.tags.get("fit", np.array([""]))
     left_out, unseen = int(np.sum(fit == "left out")), int(np.sum(fit == "never"))

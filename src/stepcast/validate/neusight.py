@@ -25,16 +25,8 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
+from stepcast.validate import scoreboard
 from stepcast.validate.folds import GpuFold, load_folds, price_kernels
-from stepcast.validate.scoreboard import (
-    MeasuredColumns,
-    Measurements,
-    Record,
-    ScoredRow,
-    columns_of,
-    compare_each,
-    join_columns,
-)
 
 MATRIX = ("linear", "bmm")
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor
@@ -225,10 +217,10 @@ Skipped = Counter[str]
 Table = Mapping[str, Sequence[str]]
 
 
-def measure_neusight(folder: str) -> Measurements:
+def measure_neusight(folder: str) -> scoreboard.Measurements:
     """Compare the operators and models in *folder*, or in that one file."""
     skipped: Skipped = Counter()
-    pieces: list[MeasuredColumns] = []
+    pieces: list[scoreboard.MeasuredColumns] = []
     figures: dict[str, float] = {}
     for file in _files(Path(folder)):
         table = _read(file)
@@ -240,7 +232,7 @@ def measure_neusight(folder: str) -> Measurements:
             pieces.append(_compare_models(table, skipped, file.name, figures))
         else:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
-    joined = join_columns(pieces)
+    joined = scoreboard.join_columns(pieces)
     kind, gpu, model = (joined.tags.get(tag, np.zeros(0, dtype=np.str_)) for tag in ("kind", "gpu", "model"))
     operators: BoolArray = model == ""
     selections = {"operators": operators, "linear and bmm": np.isin(kind, MATRIX), "models": ~operators}
@@ -250,7 +242,7 @@ def measure_neusight(folder: str) -> Measurements:
     if left_out:
         notes.append(f"operators on {', '.join(left_out)} by constants learnt without that GPU")
     notes.append("models by the committed constants, which no model was part of")
-    return Measurements(joined, skipped, selections, figures, tuple(notes))
+    return scoreboard.Measurements(joined, skipped, selections, figures, tuple(notes))
 
 
 def _files(path: Path) -> list[Path]:
@@ -283,7 +275,7 @@ def _fold(gpu: Gpu) -> GpuFold:
     return load_folds().gpus.get(gpu.name) or GpuFold(*neusight_fit())
 
 
-def _compare_operators(table: Table, skipped: Skipped, file: str) -> Iterator[MeasuredColumns]:
+def _compare_operators(table: Table, skipped: Skipped, file: str) -> Iterator[scoreboard.MeasuredColumns]:
     """Yield the rows of each operator on each GPU."""
     ops, devices = np.array(table["op"]), np.array(table["device"])
     # A blank counts as 1: a linear has no batch.
@@ -309,7 +301,7 @@ def _compare_operators(table: Table, skipped: Skipped, file: str) -> Iterator[Me
                 yield _compare_cell(str(op), gpu, {name: column[chosen & timed] for name, column in numbers.items()})
 
 
-def _compare_cell(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> MeasuredColumns:
+def _compare_cell(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> scoreboard.MeasuredColumns:
     """Return one operator on one GPU; their (m, n) by (n, k) are our rows, columns and depth."""
     b, m, n, k, h = (sizes[name] for name in "bmnkh")
     points = FP32Rows(op, gpu, m, k, n, b) if op in MATRIX else FP32Rows(op, gpu, b, h, h, np.ones_like(b))
@@ -323,14 +315,14 @@ def _compare_cell(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> Measure
     fold = _fold(gpu)
     predicted_s = reported_s(points, fold.fit, fold.added_s[op], fold.least_s[op])
     tags = {tag: np.full(len(b), word) for tag, word in (("kind", op), ("gpu", gpu.name), ("model", ""))}
-    return MeasuredColumns(sizes["ms"] * 1e-3, predicted_s, tags, name)
+    return scoreboard.MeasuredColumns(sizes["ms"] * 1e-3, predicted_s, tags, name)
 
 
-def _mean_error(cell: MeasuredColumns) -> float:
+def _mean_error(cell: scoreboard.MeasuredColumns) -> float:
     return float(np.mean(np.abs(cell.error)))
 
 
-def _calibrated_error(cell: MeasuredColumns) -> float:
+def _calibrated_error(cell: scoreboard.MeasuredColumns) -> float:
     """Return the mean error on the other rows once some have been measured on this GPU."""
     seen = np.zeros(len(cell), dtype=bool)
     points = min(CALIBRATING_POINTS, len(cell) // 2)
@@ -341,7 +333,7 @@ def _calibrated_error(cell: MeasuredColumns) -> float:
     return float(np.mean(np.abs(better / cell.measured_s[~seen] - 1.0)))
 
 
-def _cell_figures(cells: Sequence[MeasuredColumns]) -> dict[str, float]:
+def _cell_figures(cells: Sequence[scoreboard.MeasuredColumns]) -> dict[str, float]:
     if not cells:
         return {}
     matrix = [_mean_error(cell) for cell in cells if cell.tags["kind"][0] in MATRIX]
@@ -354,12 +346,12 @@ def _cell_figures(cells: Sequence[MeasuredColumns]) -> dict[str, float]:
     }
 
 
-def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str, float]) -> MeasuredColumns:
+def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str, float]) -> scoreboard.MeasuredColumns:
     """Return the models; *figures* gains errors with the GPU left out of the fit, and of NeuSight's own predictions."""
     unseen: list[float] = []
     theirs: list[tuple[float, float]] = []
 
-    def compare(numbered: tuple[int, Record]) -> ScoredRow:
+    def compare(numbered: tuple[int, scoreboard.Record]) -> scoreboard.ScoredRow:
         number, record = numbered
         gpu = _gpu(record["device"])
         if gpu is None:
@@ -378,14 +370,14 @@ def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str
         )
         name = f"{record['model']} {mode}, {batch} x {seq} on {gpu.name}"
         tags = {"kind": f"model {mode}", "gpu": gpu.name, "model": record["model"]}
-        row = ScoredRow(name, measured_s, predicted_s, tags)
+        row = scoreboard.ScoredRow(name, measured_s, predicted_s, tags)
         unseen.append(abs(unseen_s / measured_s - 1.0))
         if record.get("neusight_ms"):
             theirs.append((abs(row.error), abs(float(record["neusight_ms"]) * 1e-3 / measured_s - 1.0)))
         return row
 
     records = (dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True))
-    rows, left_out = compare_each(enumerate(records, start=2), compare)
+    rows, left_out = scoreboard.compare_each(enumerate(records, start=2), compare)
     skipped.update(left_out)
     if unseen:
         figures["models_mean_abs_error_gpu_left_out"] = float(np.mean(unseen))
@@ -393,4 +385,4 @@ def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str
         ours, of_neusight = np.mean(theirs, axis=0).tolist()
         figures["models_mean_abs_error_where_neusight_has_one"] = ours
         figures["models_mean_abs_error_of_neusight"] = of_neusight
-    return columns_of(rows)
+    return scoreboard.columns_of(rows)

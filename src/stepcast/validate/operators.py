@@ -11,21 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcast.cost import serving
 from stepcast.cost.collectives import collective_s, route_of
 from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
 from stepcast.cost.expert_loads import RankLoad, balanced_load, power_law_load
 from stepcast.cost.fused_experts import fused_experts_s
-from stepcast.cost.serving import (
-    ServingFit,
-    custom_reduce_s,
-    decode_s,
-    linear_s,
-    mla_decode_s,
-    mla_prefill_s,
-    prefill_s,
-    quantize_s,
-    sequence_kernel_s,
-)
 from stepcast.hardware import Gpu, load_cluster, resolve
 from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
@@ -105,7 +95,7 @@ def compare_products(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperator
     if word not in RECIPES:
         raise ValueError(f"unknown format {word!r}; known are {', '.join(RECIPES)}")
     m, n, k = (rows.counts(side) for side in "mnk")
-    seconds = linear_s(m, n, k, gpu, RECIPES[word], COPIES)
+    seconds = serving.linear_s(m, n, k, gpu, RECIPES[word], COPIES)
     sizes = np.where(np.minimum(np.minimum(m, n), k) >= SIDE, f"sides from {SIDE}", f"a side below {SIDE}")
     sizes = np.where(m <= 256, "m up to 256", sizes)
     yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), RECIPES[word], sizes)
@@ -118,7 +108,7 @@ def compare_quantisation(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOper
     if (word := rows.word("quant_dtype")) != "fp8":
         raise ValueError(f"quantisation to {word!r} has no cost; only fp8 was measured")
     m, k = rows.counts("m"), rows.counts("k")
-    seconds = quantize_s(m, k, gpu, QUANTISATIONS[rows.name])
+    seconds = serving.quantize_s(m, k, gpu, QUANTISATIONS[rows.name])
     sizes = label_sizes(m * k, {"below 1 M elements": 2.0**20, "from 1 M elements": np.inf})
     yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), word, sizes)
 
@@ -128,7 +118,7 @@ def compare_quantisation(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOper
 ATTENTION_FORMATS = {"bfloat16": "bf16", "fp8": "fp8"}
 
 
-def attention_cost_s(rows: OperatorTable, gpu: Gpu, fit: ServingFit | None = None) -> FloatArray:
+def attention_cost_s(rows: OperatorTable, gpu: Gpu, fit: serving.ServingFit | None = None) -> FloatArray:
     """Return the seconds of the rows of one of the four tables of attention."""
     words = rows.word("attn_dtype", "mla_dtype"), rows.word("kv_cache_dtype")
     if not set(words) <= set(ATTENTION_FORMATS):
@@ -139,14 +129,14 @@ def attention_cost_s(rows: OperatorTable, gpu: Gpu, fit: ServingFit | None = Non
     if rows.name.endswith("_prefill") and before.any():
         raise ValueError("prefill after tokens that are in the cache has no cost")
     if rows.name == "mla_prefill":
-        return np.asarray(mla_prefill_s(batch, tokens, heads, gpu, cache, fit=fit))
+        return np.asarray(serving.mla_prefill_s(batch, tokens, heads, gpu, cache, fit=fit))
     if rows.name == "mla_decode":
-        return np.asarray(mla_decode_s(batch, tokens + before, heads, gpu, cache, cached=True, fit=fit))
+        return np.asarray(serving.mla_decode_s(batch, tokens + before, heads, gpu, cache, cached=True, fit=fit))
     sizes = heads, rows.counts("num_key_value_heads"), rows.counts("head_dim")
     window = rows.numbers("window_size", 0.0)
     if rows.name == "attention_prefill":
-        return np.asarray(prefill_s(batch, tokens, *sizes, gpu, dtype, cache, window, fit=fit))
-    return np.asarray(decode_s(batch, tokens + before, *sizes, gpu, cache, window, cached=True, fit=fit))
+        return np.asarray(serving.prefill_s(batch, tokens, *sizes, gpu, dtype, cache, window, fit=fit))
+    return np.asarray(serving.decode_s(batch, tokens + before, *sizes, gpu, cache, window, cached=True, fit=fit))
 
 
 def compare_attention(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
@@ -163,7 +153,7 @@ CHUNK = 64.0  # tokens of a gated delta rule that are worked on at once
 BF16_BYTES = 2.0
 
 
-def sequence_cost_s(rows: OperatorTable, gpu: Gpu, fit: ServingFit | None = None) -> FloatArray:
+def sequence_cost_s(rows: OperatorTable, gpu: Gpu, fit: serving.ServingFit | None = None) -> FloatArray:
     """Return the seconds of convolutions and gated delta rules."""
     source, batch, tokens = rows.word("kernel_source"), rows.counts("batch_size"), rows.counts("num_tokens")
     steps: FloatArray = np.zeros(len(rows))
@@ -188,7 +178,7 @@ def sequence_cost_s(rows: OperatorTable, gpu: Gpu, fit: ServingFit | None = None
         moved = 2 * BF16_BYTES * tokens * heads * width * rows.counts("head_k_dim")
     else:
         raise ValueError(f"the kernel {source!r} has no cost")
-    return np.asarray(sequence_kernel_s(f"{rows.name}-{source}", sequences, units, moved, gpu, steps, fit))
+    return np.asarray(serving.sequence_kernel_s(f"{rows.name}-{source}", sequences, units, moved, gpu, steps, fit))
 
 
 def compare_sequences(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
@@ -292,7 +282,7 @@ def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOpera
     route = route_of(resolve(cluster, range(ranks), active_per_node=min(ranks, cluster.domain_gpus)), cluster)
     if rows.name == "custom_allreduce":
         link = cluster.node.fabric.link.bandwidth_bytes_per_s
-        predicted_s = np.asarray(custom_reduce_s(sizes_bytes, ranks, gpu, link))
+        predicted_s = np.asarray(serving.custom_reduce_s(sizes_bytes, ranks, gpu, link))
     else:
         predicted_s = collective_s(kind, sizes_bytes, route, in_place=False)
     labels = label_sizes(sizes_bytes, {"below 1 MiB": MIB, "from 1 MiB": np.inf})

@@ -36,19 +36,7 @@ from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.progress import report_progress
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import (
-    PHASES,
-    Measurements,
-    Pair,
-    Record,
-    ScoredRow,
-    columns_of,
-    compare_each,
-    error_figures,
-    read_records,
-    split_phases_s,
-    unseen_share,
-)
+from stepcast.validate import scoreboard
 
 if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import CaptureOptions
@@ -66,7 +54,7 @@ NOTES = (
 )
 
 
-def setting_words(record: Record) -> set[str]:
+def setting_words(record: scoreboard.Record) -> set[str]:
     if missing := [name for name in NEEDED if record.get(name) is None]:
         raise ValueError(f"column {missing[0]} is missing")
     words = set(record["setting"].split())
@@ -75,7 +63,7 @@ def setting_words(record: Record) -> set[str]:
     return words
 
 
-def config_words(record: Record, folder: Path) -> str:
+def config_words(record: scoreboard.Record, folder: Path) -> str:
     """Return the config of a row, with as many layers as it ran."""
     path = folder / "configs" / f"{record['model']}.json"
     return f"{path}:layers={record['layers']}" if record.get("layers") else str(path)
@@ -84,7 +72,7 @@ def config_words(record: Record, folder: Path) -> str:
 class Setting:
     """The setting of a row, and the options of ``predict`` that mean the same."""
 
-    def __init__(self, record: Record, folder: Path) -> None:
+    def __init__(self, record: scoreboard.Record, folder: Path) -> None:
         words = setting_words(record)
         if "experts-eager" in words:
             raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
@@ -95,7 +83,7 @@ class Setting:
         settled = settle(profile, self.model, GPU, Layout(), self._given(profile.framework.optimizer))
         self.framework: Framework = settled.framework
         strategy = settled.strategy(Layout(), self.batch, self.batch, self.seq)
-        zeros = unseen_share(self.model, self.batch * self.seq)
+        zeros = scoreboard.unseen_share(self.model, self.batch * self.seq)
         self.strategy: Strategy = replace(strategy, zero_gradients=zeros)
         self.profile_name = profile.name
 
@@ -140,7 +128,7 @@ def step_files(folder: str) -> list[Path]:
     return files
 
 
-def measure_transformers(folder: str, calibration: str = "") -> Measurements:
+def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measurements:
     """Compare every ``steps*.csv`` in *folder*, or that one file, with the configs next to them.
 
     *calibration* names a profile of the GPU.
@@ -150,38 +138,41 @@ def measure_transformers(folder: str, calibration: str = "") -> Measurements:
         raise ValueError(f"{calibration} was measured on {own.gpu}; these steps ran on an {GPU}")
     further = f" --calibration {shlex.quote(calibration)}" if calibration else ""
     cluster = load_cluster(CLUSTER)
-    peaks: list[Pair] = []
+    peaks: list[scoreboard.Pair] = []
 
-    def compare(visit: tuple[Path, Record]) -> list[ScoredRow]:
+    def compare(visit: tuple[Path, scoreboard.Record]) -> list[scoreboard.ScoredRow]:
         file, record = visit
         setting = Setting(record, file.parent)
         prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
         kind = {"kind": kind_of(setting.model, cluster, setting.strategy)}
         return list(step_rows(record, prediction, setting.command + further, peaks, kind, banded=True))
 
-    rows, skipped = compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
+    rows, skipped = scoreboard.compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
     return measurements_of(list(chain.from_iterable(rows)), skipped, peaks, NOTES)
 
 
 def measurements_of(
-    rows: Sequence[ScoredRow], skipped: Mapping[str, int], peaks: Sequence[Pair], notes: tuple[str, ...]
-) -> Measurements:
+    rows: Sequence[scoreboard.ScoredRow],
+    skipped: Mapping[str, int],
+    peaks: Sequence[scoreboard.Pair],
+    notes: tuple[str, ...],
+) -> scoreboard.Measurements:
     """Return steps and their phases, and the bytes allocated at their peaks."""
-    table = columns_of(rows)
-    selections = {name: table.tags["phase"] == name for name in ("step", *PHASES)} if rows else {}
+    table = scoreboard.columns_of(rows)
+    selections = {name: table.tags["phase"] == name for name in ("step", *scoreboard.PHASES)} if rows else {}
     names = ("mean_abs_error", "worst_abs_error", "mean_error")
-    figures = dict(error_figures("peak memory", peaks, *names))
-    return Measurements(table, skipped, selections, figures, notes, details=(COMMAND,))
+    figures = dict(scoreboard.error_figures("peak memory", peaks, *names))
+    return scoreboard.Measurements(table, skipped, selections, figures, notes, details=(COMMAND,))
 
 
-def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
+def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, scoreboard.Record]]:
     """Yield every row; a row that was measured more than once has the medians of its times.
 
     It waits for a host whose pace differs from visit to visit.
     """
-    visits: dict[tuple[str | None, ...], list[tuple[Path, Record]]] = {}
+    visits: dict[tuple[str | None, ...], list[tuple[Path, scoreboard.Record]]] = {}
     for file in files:
-        for record in read_records(file):
+        for record in scoreboard.read_records(file):
             visits.setdefault(tuple(record.get(name) for name in ROW), []).append((file, record))
     for (file, first), *others in visits.values():
         merged = dict(first)
@@ -193,13 +184,13 @@ def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
 
 
 def step_rows(
-    record: Record,
+    record: scoreboard.Record,
     prediction: Prediction,
     command: str,
-    peaks: list[Pair],
+    peaks: list[scoreboard.Pair],
     further: Mapping[str, str] = MappingProxyType({}),
     banded: bool = False,
-) -> Iterator[ScoredRow]:
+) -> Iterator[scoreboard.ScoredRow]:
     """Yield the step of *record* and its phases, as far as they were measured; its peak goes into *peaks*."""
     layers = f"@{record['layers']}" if record.get("layers") else ""
     batch, seq = int(record["batch"]), int(record["seq"])
@@ -211,14 +202,18 @@ def step_rows(
         "size": "host-bound" if batch * seq <= 1024 else "usual",
         COMMAND: command,
     }
-    measured = {phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")}
-    predicted = {"step": prediction.step_s, **split_phases_s(prediction)}
+    measured = {
+        phase: float(record[f"{phase}_ms"]) * 1e-3
+        for phase in ("step", *scoreboard.PHASES)
+        if record.get(f"{phase}_ms")
+    }
+    predicted = {"step": prediction.step_s, **scoreboard.split_phases_s(prediction)}
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():
         band = prediction.band if banded and phase == "step" else None
         ends = band.around(predicted[phase]) if band else None
-        yield ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
+        yield scoreboard.ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
 
 
 # The transformers set by way of ``capture``: the same measured steps, each program traced, not generated.
@@ -233,14 +228,14 @@ CAPTURED_NOTES = (
 )
 
 
-def measure_captured(*folders: str) -> Measurements:
+def measure_captured(*folders: str) -> scoreboard.Measurements:
     """Compare every ``steps*.csv`` in *folders*, or that one file, with the configs next to them."""
     from stepcast.pytorch.load import load_torch, load_transformers
 
     versions = load_torch("capture").__version__, load_transformers("capture").__version__
-    rows: list[ScoredRow] = []
+    rows: list[scoreboard.ScoredRow] = []
     skipped: Counter[str] = Counter()
-    peaks: list[Pair] = []
+    peaks: list[scoreboard.Pair] = []
     asked = list(merge_visits([file for folder in folders for file in step_files(folder)]))
     with _workers(len(asked)) as map_each:
         results = iter(map_each(_compared, asked))
@@ -266,10 +261,10 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield pool.map
 
 
-def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Pair], str]:
+def _compared(asked: tuple[Path, scoreboard.Record]) -> tuple[list[scoreboard.ScoredRow], list[scoreboard.Pair], str]:
     """Return the rows of one step and its peak; or why there are none."""
     file, record = asked
-    peaks: list[Pair] = []
+    peaks: list[scoreboard.Pair] = []
     try:
         prediction, command = _predicted(record, file.parent)
     except ValueError as error:
@@ -277,17 +272,17 @@ def _compared(asked: tuple[Path, Record]) -> tuple[list[ScoredRow], list[Pair], 
     return list(step_rows(record, prediction, command, peaks)), peaks, ""
 
 
-def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
+def _predicted(record: scoreboard.Record, folder: Path) -> tuple[Prediction, str]:
     from stepcast.pytorch.capture.run import capture
 
     what, asked, zeros = config_words(record, folder), _asked(record, setting_words(record)), 0.0
     with suppress(ValueError):  # a model that is not known by its config
-        zeros = unseen_share(load_model(what), asked.batch * asked.seq)
+        zeros = scoreboard.unseen_share(load_model(what), asked.batch * asked.seq)
     spread = Spread(zero_gradients=zeros)
     return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked, zeros)
 
 
-def _asked(record: Record, words: set[str]) -> "CaptureOptions":
+def _asked(record: scoreboard.Record, words: set[str]) -> "CaptureOptions":
     from stepcast.pytorch.capture.program import CaptureOptions
 
     return CaptureOptions(

@@ -12,16 +12,7 @@ from typing import Any
 from stepcast.questions.choices import build_question, spell_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
-from stepcast.validate.scoreboard import (
-    Measurements,
-    Pair,
-    Record,
-    ScoredRow,
-    columns_of,
-    compare_each,
-    error_figures,
-    read_records,
-)
+from stepcast.validate import scoreboard
 
 FILE = "tuning.csv"
 NOTES = (
@@ -43,7 +34,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def read_choices_of(record: Record, folder: Path) -> dict[str, Any]:
+def read_choices_of(record: scoreboard.Record, folder: Path) -> dict[str, Any]:
     """Return the choices of ``predict`` that a row's words mean."""
     words = record["setting"].split()
     choices: dict[str, Any] = {"framework": "peft"}
@@ -66,12 +57,12 @@ def read_choices_of(record: Record, folder: Path) -> dict[str, Any]:
     }
 
 
-def measure_tuning(folder: str) -> Measurements:
+def measure_tuning(folder: str) -> scoreboard.Measurements:
     """Compare the steps of ``tuning.csv`` in *folder* and their peaks with forecasts."""
-    peaks: dict[str, list[Pair]] = {"allocated": [], "reserved": []}
-    before: list[Pair] = []
+    peaks: dict[str, list[scoreboard.Pair]] = {"allocated": [], "reserved": []}
+    before: list[scoreboard.Pair] = []
 
-    def compare(record: Record) -> ScoredRow:
+    def compare(record: scoreboard.Record) -> scoreboard.ScoredRow:
         choices = read_choices_of(record, Path(folder))
         prediction = settle(build_question(PredictQuestion, choices)).prediction
         measured_s, (stage,) = float(record["step_ms"]) * 1e-3, prediction.memory
@@ -82,10 +73,14 @@ def measure_tuning(folder: str) -> Measurements:
         label = f"{record['model']} {record['batch']} x {record['seq']} x {record['accumulation']} {record['setting']}"
         command = shlex.join(["stepcast", "predict", *spell_choices(choices)])
         tags = {"setting": record["setting"], "model": record["model"], "command": command}
-        return ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
+        return scoreboard.ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
 
-    rows, skipped = compare_each(read_records(folder, FILE), compare, lambda record: record["setting"])
+    rows, skipped = scoreboard.compare_each(
+        scoreboard.read_records(folder, FILE), compare, lambda record: record["setting"]
+    )
     names = ("mean_abs_error", "worst_abs_error", "mean_error")
     compared = {**{f"{name} memory": pairs for name, pairs in peaks.items()}, "predicted before": before}
-    figures = {name: value for part, pairs in compared.items() for name, value in error_figures(part, pairs, *names)}
-    return Measurements(columns_of(rows), skipped, {}, figures, NOTES, details=("command",))
+    figures = {
+        name: value for part, pairs in compared.items() for name, value in scoreboard.error_figures(part, pairs, *names)
+    }
+    return scoreboard.Measurements(scoreboard.columns_of(rows), skipped, {}, figures, NOTES, details=("command",))

@@ -264,9 +264,6 @@ def _framework(facts: Facts) -> Contents:
     pairs += [(key.replace("_", " "), ", ".join(words) or "none") for key, words in facts["supports"].items()]
     if facts["presets"]:
         pairs.append(("presets", facts["presets"]))
-    for row in facts["residuals"]:
-        kind = f"{'experts' if row['experts'] else 'dense'} on {row['generation']}"
-        pairs.append(("residual", f"{kind}: times {row['factor']:g} ({row['rows']} runs, {row['sources']} sources)"))
     return (pairs,)
 
 

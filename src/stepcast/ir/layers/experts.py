@@ -104,8 +104,8 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     if not sizes.fused_by_hand:
         tensors.append(SavedTensor("results before and after their weights", rows * width * element * 2, freed))
     if sizes.framework.dispatcher is Dispatcher.ALL_GATHER:
-        # Tokens as they were gathered, and results before they are scattered: 16 of the 17 MiB a layer that Megatron-LM's
-        # functional tests with this dispatcher take beyond those with another.
+        # Tokens as they were gathered, and results before they are scattered: 16 of the 17 MiB a layer that tests of
+        # Megatron-LM with this dispatcher take beyond those with another.
         gathered = sizes.outer_share * sizes.strategy.layout.ep * ways * width * element * 2
         tensors.append(SavedTensor("gathered tokens and results", gathered, freed))
     tensors += mlp_saved(sizes, rows * ways, experts.ffn / ways, freed, (M.EXPERTS, M.EXPERT_ACTIVATION))

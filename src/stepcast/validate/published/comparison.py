@@ -16,16 +16,9 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB
-from stepcast.validate.published.rows import (
-    CORRECTED,
-    LEFT_OUT,
-    NotComparableError,
-    Record,
-    correct_records,
-    load_corrections,
-)
+from stepcast.validate.intervals import interval_figures
+from stepcast.validate.published import rows as published_rows
 from stepcast.validate.published.setup import Setup, complete_blanks, complete_heads, read_setup
-from stepcast.validate.residual import interval_figures, residual_figures
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures, read_records
 
 FILE = "training_runs.csv"
@@ -74,7 +67,7 @@ def measure_published(*folders: str) -> Measurements:
     known = [row for row in published.memory_rows if not row.out_of_memory]
     if fitted := sum(row.fitted for row in known):
         notes.append(f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows")
-    figures = {**dict(memory_figures(published)), **dict(residual_figures(table)), **dict(interval_figures(table))}
+    figures = {**dict(memory_figures(published)), **dict(interval_figures(table))}
     return Measurements(table, published.skipped, figures=figures, notes=tuple(notes), details=DETAILS)
 
 
@@ -89,7 +82,7 @@ NOTES = (
 )
 
 
-def records_of(*paths: str) -> list[Record]:
+def records_of(*paths: str) -> list[published_rows.Record]:
     """Return the rows of csv files, or of the one in each folder."""
     others = (sorted(file.name for file in Path(path).glob("*.csv")) for path in paths)
     return [
@@ -99,26 +92,26 @@ def records_of(*paths: str) -> list[Record]:
     ]
 
 
-def compare_records(records: Iterable[Record]) -> PublishedRows:
+def compare_records(records: Iterable[published_rows.Record]) -> PublishedRows:
     """Compare rows with their predictions; rows with the same prediction share it."""
     memories: list[MemoryRow] = []
     predicted: dict[tuple[Model, Strategy, Framework, Cluster], PublishedPrediction] = {}
-    records = list(correct_records(records, load_corrections()))
+    records = list(published_rows.correct_records(records, published_rows.load_corrections()))
 
-    def compare(record: Record) -> ScoredRow:
+    def compare(record: published_rows.Record) -> ScoredRow:
         setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(memory_row(setup))
         if setup.run.out_of_memory:
-            raise NotComparableError("ran out of memory: compared for memory alone")
+            raise published_rows.NotComparableError("ran out of memory: compared for memory alone")
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
         step = predicted[key] = predicted.get(key) or predict_step(setup)
         return ScoredRow(_label(setup), measured_s, step.step_s, _tags(setup), step.ends)
 
     times, skipped = compare_each(complete_heads(records), compare)
-    left_out = sum(record.get("status") == LEFT_OUT for record in records)
-    changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
+    left_out = sum(record.get("status") == published_rows.LEFT_OUT for record in records)
+    changed = sum(bool(record.get(published_rows.CORRECTED)) for record in records) - left_out
     return PublishedRows(tuple(times), tuple(memories), skipped, changed, left_out)
 
 
@@ -142,7 +135,7 @@ def measure_step_s(setup: Setup) -> float:
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more
         return flops / (flops_per_gpu * run.gpus)
-    raise NotComparableError("no time, tokens per second or FLOP/s is published")
+    raise published_rows.NotComparableError("no time, tokens per second or FLOP/s is published")
 
 
 class PublishedPrediction(NamedTuple):
@@ -239,11 +232,11 @@ def measure_mlperf(*folders: str) -> Measurements:
     rows = [replace(row, tags=_mlperf_tags(row, by_id[row.name.split()[0]])) for row in published.rows]
     table = columns_of(rows)
     stated = {"layout stated": table.tags["layout"] == "stated"} if rows else {}
-    figures = {**dict(memory_figures(published)), **dict(residual_figures(table))}
+    figures = dict(memory_figures(published))
     return Measurements(table, skipped, stated, figures, MLPERF_NOTES, details=DETAILS)
 
 
-def _mlperf_tags(row: ScoredRow, record: Record) -> dict[str, str]:
+def _mlperf_tags(row: ScoredRow, record: published_rows.Record) -> dict[str, str]:
     return {
         **{name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")},
         "source": "MLPerf",
