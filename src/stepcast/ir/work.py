@@ -123,6 +123,7 @@ class ElementwiseKind(StrEnum):
     ROW_SUM = "row-sum"  # of the elements of each row
     COLUMN_SUM = "column-sum"  # of each column, over all rows
     SCATTER_SUM = "scatter-sum"  # of rows that a few others get, each *columns* wide, in turn
+    UNFUSED_LOSS = "unfused-loss"  # the kernels of Megatron-LM's vocab_parallel_cross_entropy, one after the other
     FUSED_LOSS = "fused-loss"  # the logarithm of a sum of exponentials over each row, by a compiler
     OTHER = "other"
 

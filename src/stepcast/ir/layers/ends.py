@@ -28,11 +28,6 @@ BEGINNING_KERNELS = 80
 # The same for each linear layer with adapters, whose eleven modules transformers' Trainer visits twice for each
 # micro-batch (train(), floating_point_ops()): 55 us, steps of 0.5B with and without Trainer on an H200.
 LOOP_KERNELS_PER_ADAPTER = 3
-# Reads and writes of all fp32 logits by kernels of the loss, forward and backward. Megatron-LM's unfused loss runs
-# maximum, difference, exponential, sum and quotient one by one (vocab_parallel_cross_entropy): 18.6 ps a logit with its
-# casts on a B200, 2.4 times what its operands alone would need (SimuMax, b200_bf16_ceperm.json, ce).
-LOSS_PASSES = ((3, 1), (2, 1))
-UNFUSED_LOSS_PASSES = ((12, 7), (3, 2))
 
 
 def embedding_weights(model: Architecture) -> list[Weight]:
@@ -165,19 +160,21 @@ def _loss_layer(sizes: Sizes) -> Layer:
         )
     forward: list[Op] = []
     backward: list[Op] = []
-    unfused = sizes.fused_by_hand and sizes.framework.loss is LossKernel.IN_PLACE
-    passes, gradient_passes = UNFUSED_LOSS_PASSES if unfused else LOSS_PASSES
+    kind, passes, gradient_passes = K.CROSS_ENTROPY, (3, 1), (2, 1)
+    if sizes.fused_by_hand and sizes.framework.loss is LossKernel.IN_PLACE:
+        # Maximum, difference, exponential, sum and quotient one by one (Megatron-LM, vocab_parallel_cross_entropy).
+        kind, passes, gradient_passes = K.UNFUSED_LOSS, (5, 3), (1, 1)
     if not sizes.fused:
         # The likelihood's gradient is written into zeros before the softmax's is computed from it.
         backward.append(stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, FP32))
-    backward.append(stream_op("cross entropy gradient", K.CROSS_ENTROPY, tokens, vocab, *gradient_passes, FP32, True))
+    backward.append(stream_op("cross entropy gradient", kind, tokens, vocab, *gradient_passes, FP32, True))
     if stored is not FP32:
         forward.append(build.cast_op("cast", tokens, vocab, stored, FP32, stored))
         backward.append(build.cast_op("cast gradient", tokens, vocab, FP32, stored, stored))
     if sizes.eager_modules and sizes.model.logit_softcap:
         cap, cap_gradient = build.softcap_ops("logits", tokens, vocab, stored)
         forward, backward = [*cap, *forward], [*backward, *cap_gradient]
-    forward.append(stream_op("cross entropy", K.CROSS_ENTROPY, tokens, vocab, *passes, FP32))
+    forward.append(stream_op("cross entropy", kind, tokens, vocab, *passes, FP32))
     if sizes.framework.loop_kernels and stored is not FP32:
         # The loop wants outputs in fp32 (accelerate, ConvertOutputsToFp32).
         forward.append(build.cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
