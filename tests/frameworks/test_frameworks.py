@@ -172,7 +172,7 @@ def test_search_stays_inside_what_the_software_has() -> None:
     profile = load_profile("megatron-core")
     assert not [each for each in inside.simulated if missing_features(profile, each.strategy, each.framework)]
     assert inside.counts.considered < anything.counts.considered
-    with pytest.raises(ValueError, match="megatron-core has no dualpipe schedule"):
+    with pytest.raises(ValueError, match="megatron-core has no schedule dualpipe"):
         stepcast.search("llama-3.2-1b", "dgx-h100", axes={**axes, "pp": (4,), "schedule": ("dualpipe",)}, **fixed)
 
 
