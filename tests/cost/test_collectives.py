@@ -23,8 +23,9 @@ from stepcast.cost.collectives import (
     send_receive_price,
 )
 from stepcast.cost.collectives.algorithms import Curve, Ramp, protocols, ring_curve, tree_curve
-from stepcast.cost.collectives.route import library_tuning, tuning_of
+from stepcast.cost.collectives.route import library_tuning, tuning_of, uneven_warning
 from stepcast.hardware import cluster_names, load_cluster, resolve
+from stepcast.hardware.path import Place
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import GB, GIB, MIB, US
 
@@ -349,6 +350,7 @@ def test_hierarchical_all_to_all_wins_with_small_messages() -> None:
     assert seconds(64 * 1024, Algorithm.HIERARCHICAL) < seconds(64 * 1024, Algorithm.PAIRWISE)
     assert seconds(GIB, Algorithm.HIERARCHICAL) > seconds(GIB, Algorithm.PAIRWISE)
     assert price(CollectiveKind.ALL_TO_ALL, 64 * 1024, route).algorithm is Algorithm.PAIRWISE
+    assert candidates(CollectiveKind.ALL_TO_ALL, route) == candidates(CollectiveKind.ALL_TO_ALL, route, None, 1.0)
     for ranks, nodes, is_staged in ((4, 2, True), (6, 3, True), (8, 1, False), (8, 8, False)):
         route = replace(route, ranks=ranks, nodes=nodes, ranks_per_node=ranks // nodes, fewest_per_node=ranks // nodes)
         differ = seconds(MIB, Algorithm.HIERARCHICAL) != seconds(MIB, Algorithm.PAIRWISE)
@@ -414,3 +416,12 @@ def test_bad_route_is_an_error(change: dict[str, float]) -> None:
 def test_an_unknown_library_is_named() -> None:
     with pytest.raises(ValueError, match="library must be one of nccl"):
         tuning_of(load_cluster("dgx-h100", ["communication.library=gloo"]))
+
+
+@pytest.mark.parametrize(("place", "advised"), [(Place.PACKED, True), (Place.EVEN, False)])
+def test_ranks_that_fill_racks_unevenly_are_told_how_to_spread(place: Place, advised: bool) -> None:
+    cluster = load_cluster("gb200-nvl72")
+    route = Route(ranks=74, nodes=2, ranks_per_node=72, fewest_per_node=2)
+    (warning,) = uneven_warning("dp", route, cluster, place)
+    assert ("use --place even" in warning) is advised
+    assert "74 ranks is spread over 2 racks, 72 on the fullest and 2 on the emptiest" in warning

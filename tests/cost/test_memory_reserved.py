@@ -99,6 +99,7 @@ def test_a_step_is_tight_within_its_interval(capacity: float, verdict: Verdict, 
     assert stage.low == pytest.approx(77 * GIB)
     assert stage.high == pytest.approx(87.4 * GIB)
     assert (stage.verdict, stage.fits) == (verdict, fits)
+    assert replace(stage, capacity=stage.high).verdict is Verdict.FITS  # to the last byte
     roomy = replace(stage, capacity=200 * GIB)
     assert verdict_of([roomy, stage, roomy]) is verdict
 

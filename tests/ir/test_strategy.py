@@ -211,3 +211,10 @@ def test_nearest_divisor_is_a_divisor(number: int, wanted: int) -> None:
     found = nearest_divisor(number, wanted)
     assert number % found == 0
     assert all(abs(found - wanted) <= abs(ways - wanted) for ways in range(1, 2 * wanted) if number % ways == 0)
+
+
+def test_a_model_without_attention_has_no_heads_to_share() -> None:
+    """Its 128 Mamba heads and 8 groups decide, whatever the number of attention heads that it names."""
+    model = replace(load_model("codestral-mamba-7b"), heads=3, kv_heads=3)
+    assert is_legal(model, Strategy(Layout(tp=4), 1, 8, 2048))
+    assert not is_legal(model, Strategy(Layout(tp=3), 1, 8, 2048))
