@@ -47,6 +47,26 @@ def test_simumax(tmp_path: Path) -> None:
     (tmp_path / "v3.json").write_text(json.dumps(latent))
     big: Model = read(tmp_path / "v3.json")
     assert big.parameters == stepcast.load_model("deepseek-v3").parameters
+    grouped = {key: value for key, value in latent.items() if "lora" not in key and key != "qk_pos_emb_head_dim"}
+    (tmp_path / "glm.json").write_text(json.dumps({**grouped, "attention_type": "mha"}))
+    glm: Model = read(tmp_path / "glm.json")
+    assert glm.experts
+    assert (glm.experts.first_dense, glm.experts.shared_ffn, glm.latent) == (3, 2048, None)
+
+
+def test_recomputed_layers_of_simumax_are_reported(tmp_path: Path) -> None:
+    table = json.loads((PEERS / "simumax-strategy.json").read_text())
+    path = tmp_path / "run.json"
+    for granularity, recompute, reported in (
+        ("full_block", "full", "recompute_layer_num"),
+        ("selective_recompute", "selective", "mlp_recompute"),
+    ):
+        words = {"recompute_granularity": granularity, "recompute_layer_num": 4, "mlp_recompute": True}
+        path.write_text(json.dumps({**table, "enable_recompute": True, **words}))
+        config = read_config(path)
+        assert (config.options["recompute"], reported in config.not_modelled) == (recompute, True)
+    path.write_text(json.dumps({**table, "enable_recompute": True, "recompute_granularity": "full_block"}))
+    assert read_config(path).options["recompute"] == "none"
 
 
 def test_an_option_that_is_not_modelled_is_reported(tmp_path: Path) -> None:

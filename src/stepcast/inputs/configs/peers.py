@@ -11,6 +11,7 @@ from stepcast.inputs.configs.keys import Keys, RunConfig, given_options
 FRAMEWORK = "megatron-core"
 CALCULON_RUN = {"num_procs", "tensor_par", "pipeline_par", "microbatch_size"}
 SIMUMAX_RUN = {"world_size", "tp_size", "pp_size", "micro_batch_num"}
+SELECTED = ("attn_recompute", "mla_rms_recompute", "mlp_recompute", "mlp_rms_recompute")
 CALCULON_MODEL = {"hidden", "attn_heads", "num_blocks"}
 SIMUMAX_MODEL = {"hidden_size", "head_num", "layer_num"}
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
@@ -60,10 +61,14 @@ def read_simumax(table: Mapping[str, object]) -> RunConfig:
     micro, rounds, world = (keys.number(name) for name in ("micro_batch_size", "micro_batch_num", "world_size"))
     tp, pp, cp = (keys.number(name) or 1 for name in ("tp_size", "pp_size", "cp_size"))
     interleaving, zero = keys.number("interleaving_size") or 1, keys.number("zero_state") or 0
-    granularity = keys.text("recompute_granularity")
+    granularity, layers = keys.text("recompute_granularity"), keys.number("recompute_layer_num") or 0
     recompute = "none"
-    if keys.flag("enable_recompute"):
+    if keys.flag("enable_recompute") and layers:
         recompute = "selective" if "selective" in granularity else "full"
+    if recompute == "full":
+        keys.report(f"predicted with all layers recomputed (--recompute block:{layers}: some)", "recompute_layer_num")
+    report = keys.report if recompute == "selective" else lambda _, *names: keys.report_without_effect(*names)
+    report("predicted with the core attention of every layer recomputed", *filter(table.__contains__, SELECTED))
     batch = micro * rounds * world // (tp * pp * cp) if micro and rounds and world else None
     options = given_options(
         gpus=world,
@@ -113,7 +118,8 @@ def as_hugging_face(table: Mapping[str, object]) -> dict[str, object] | None:
     experts = table.get("expert_num")
     if not isinstance(experts, int) or experts < 2:
         return {"model_type": "llama", **{key: value for key, value in sizes.items() if key != "num_experts_per_tok"}}
-    if table.get("attention_type") != "mla":
+    is_latent, shared = table.get("attention_type") == "mla", table.get("moe_shared_expert_intermediate_size")
+    if not is_latent and not shared and not table.get("dense_layers"):
         wide = table.get("moe_ffn_hidden_size", table.get("intermediate_size"))
         return {"model_type": "mixtral", **sizes, "num_local_experts": experts, "intermediate_size": wide}
     latent = {
@@ -126,7 +132,9 @@ def as_hugging_face(table: Mapping[str, object]) -> dict[str, object] | None:
         "first_k_dense_replace": "dense_layers",
     }
     sizes |= {ours: table[theirs] for ours, theirs in latent.items() if theirs in table}
-    sizes.pop("head_dim", None)
-    wide, shared = table.get("moe_ffn_hidden_size"), table.get("moe_shared_expert_intermediate_size")
+    if is_latent:
+        sizes.pop("head_dim", None)
+    wide = table.get("moe_ffn_hidden_size")
     many = shared // wide if isinstance(shared, int) and isinstance(wide, int) and wide else 0
-    return {"model_type": "deepseek_v3", **sizes, "n_routed_experts": experts, "n_shared_experts": many}
+    kind = {"model_type": "deepseek_v3"} if is_latent else {"model_type": "glm4_moe", "partial_rotary_factor": 1.0}
+    return {**kind, **sizes, "n_routed_experts": experts, "n_shared_experts": many}
