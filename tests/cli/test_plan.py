@@ -231,3 +231,32 @@ def test_a_date_that_no_cluster_can_keep_is_one_line(capsys: pytest.CaptureFixtu
     status, _, problem = run(capsys, *words.split())
     assert status == 2
     assert "no number of GPUs finishes by 2027-01-03" in problem
+
+
+def test_owned_hardware_carbon_spot_and_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "plan",
+        "llama-3.1-70b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "1024",
+        "--tp",
+        "8",
+        "--tokens",
+        "1T",
+        "--runs",
+        "20",
+    ]
+    usual = run_json(capsys, *words)
+    owned = run_json(capsys, *words, "--buy", "gpu=35064,years=4,electricity=0.1", "--carbon", "norway")
+    assert owned["cost"] == pytest.approx(owned["gpu_hours"] + 100 * owned["energy_mwh"])
+    assert owned["carbon_t"] == pytest.approx(0.03 * owned["energy_mwh"])
+    spot = run_json(capsys, *words, "--spot", "50%")
+    # 128 nodes, of which half are gone after 30.44 days at a constant rate.
+    more = 128 * 0.6931 / (30.44 * 86400)
+    rates = [1 / each["phases"][0]["between_interruptions_s"] for each in (usual, spot)]
+    assert rates[1] - rates[0] == pytest.approx(more, rel=1e-3)
+    assert run_json(capsys, *words, "--restart", "in-job")["goodput"] > usual["goodput"]
+    assert run(capsys, *words, "--carbon", "mars")[0] == 2
+    assert run(capsys, *words, "--buy", "gpu=1", "--price", "2")[0] == 2

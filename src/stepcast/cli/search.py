@@ -49,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check_output(args.output)
+    if args.output and not args.output.endswith(WRITTEN):
+        raise ValueError(f"{args.output}: use a file name that ends in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}")
+    if args.output and args.output.endswith(".parquet"):
+        from stepcast.outputs.plain import check_parquet
+
+        check_parquet()
     question = args.question
     if args.name is not None:
         if question.model is not None:
@@ -93,14 +98,6 @@ def describe_candidate(candidate: "SimulatedCandidate") -> str:
     return strategy_words(strategy_facts(candidate.strategy))
 
 
-def _streamed_facts(
-    asked: SettledSearch, best: "SimulatedCandidate", counts: "SearchCounts", seconds: float
-) -> FactDict:
-    figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes, "command": asked.command(best)}
-    found = {"simulated": counts.simulated, "unseen": counts.unseen, "seconds": seconds}
-    return {"event": "best", **found, **asked.facts(best), **figures}
-
-
 def result_view(facts: FactDict, result: "SearchResult") -> "View":
     """Return the view of a search with all the candidates that it simulated."""
     from stepcast.ir.facts import CandidateFacts
@@ -116,17 +113,6 @@ def result_view(facts: FactDict, result: "SearchResult") -> "View":
         for candidate in result.simulated
     ]
     return search_view(facts, simulated)
-
-
-def _check_output(name: str | None) -> None:
-    if not name:
-        return
-    if not name.endswith(WRITTEN):
-        raise ValueError(f"{name}: use a file name that ends in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}")
-    if name.endswith(".parquet"):
-        from stepcast.outputs.plain import check_parquet
-
-        check_parquet()
 
 
 def _build_document(name: str, facts: FactDict) -> bytes:
@@ -174,7 +160,9 @@ class _Watching:
         now = time.monotonic()
         if self.streamed is not None and best is not None and best is not self.best:
             self.best = best
-            _print_line(_streamed_facts(self.streamed, best, counts, now - self.began))
+            found = {"simulated": counts.simulated, "unseen": counts.unseen, "seconds": now - self.began}
+            figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes, "command": self.streamed.command(best)}
+            _print_line({"event": "best", **found, **self.streamed.facts(best), **figures})
         if now - self.last >= EVERY_S:
             self.last = now
             if best is None:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -19,7 +19,7 @@ from stepcast.forecast.prediction import roofline
 from stepcast.inputs.configs.reader import read_text
 from stepcast.inputs.huggingface.reader import looks_like as is_model
 from stepcast.inputs.huggingface.reader import read as read_model
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.facts import FactDict, find_doubts
@@ -192,15 +192,6 @@ def _send_answer(parent: int, task: Callable[..., Answer], given: tuple[object, 
         pipe.send(("mistake", str(error) or type(error).__name__))
 
 
-def is_config(source: Source) -> bool:
-    """Return True if a file is a training configuration that one of the readers knows."""
-    try:
-        read_text(source.text(DESCRIPTION), source.path)
-    except (ValueError, MemoryError):
-        return False
-    return True
-
-
 def _predict_file(source: Source, choices: FactDict) -> Answer:
     """Return the prediction of a configuration, or of a model's config.json with the *choices* of the form."""
     if is_model(source.head):
@@ -226,8 +217,9 @@ def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Sen
         if entry.name not in ANALYSES:
             raise ValueError(f"{given[0][0]}: {entry.name} is not a measured run")
     except ValueError:
-        if len(sources) == 1 and (is_model(sources[0].head) or is_config(sources[0])):
-            return _predict_file(sources[0], form)
+        if len(sources) == 1:
+            with suppress(FormatError):
+                return _predict_file(sources[0], form)
         raise
     question = AnalyzeQuestion(cluster=cluster)
     found = {"format": entry.name, **ANALYSES[entry.name][0](document, question).facts()}

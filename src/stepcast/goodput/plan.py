@@ -123,6 +123,8 @@ class Plan:
     price_per_gpu_hour: float | None = None
     pue: float = 1.0
     currency: str = DEFAULT_CURRENCY
+    electricity: float = 0.0  # price per kWh, if it is paid apart
+    carbon: float | None = None  # grams of CO2 equivalents per kWh
 
     def __repr__(self) -> str:
         days, gpus = self.mean_s / DAY, self.phases[-1].phase.gpus
@@ -234,9 +236,12 @@ class Plan:
             "tokens": self.tokens,
             "tokens_per_s": self.tokens / self.mean_s if self.mean_s else None,
             "gpu_hours": hours,
-            "cost": None if self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour,
+            "cost": None
+            if self.price_per_gpu_hour is None
+            else hours * self.price_per_gpu_hour + 1e3 * self.energy_mwh * self.electricity,
             "currency": None if self.price_per_gpu_hour is None else self.currency,
             "energy_mwh": self.energy_mwh or None,
+            "carbon_t": None if self.carbon is None else self.energy_mwh * self.carbon / 1e3,
             "goodput": self.goodput,
             "split_s": self.split_s,
             "interruptions": float(self.simulated.failures.mean()),
@@ -253,8 +258,13 @@ def plan(
     runs: int = 1000,
     seed: int = 0,
     currency: str = DEFAULT_CURRENCY,
+    electricity: float = 0.0,
+    carbon: float | None = None,
 ) -> Plan:
-    """Plan the run of *phases*, one after the other, under *operation*."""
+    """Plan the run of *phases*, one after the other, under *operation*.
+
+    *electricity* is the price per kWh if it is paid apart, *carbon* the grams of CO2 equivalents of a kWh.
+    """
     require(bool(phases), "a run has at least one phase")
     require(runs >= 1, "at least one run is simulated")
     planned, simulated = [], None
@@ -267,7 +277,7 @@ def plan(
         here = simulate_runs(process, runs, generator)
         simulated = here if simulated is None else simulated.then(here)
     assert simulated is not None
-    return Plan(tuple(planned), operation, simulated, price_per_gpu_hour, pue, currency)
+    return Plan(tuple(planned), operation, simulated, price_per_gpu_hour, pue, currency, electricity, carbon)
 
 
 def expected_s(phases: Sequence[TrainingPhase], operation: Operation) -> float:

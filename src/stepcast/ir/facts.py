@@ -145,6 +145,7 @@ class PlanFacts(TypedDict):
     cost: float | None
     currency: str | None
     energy_mwh: float | None
+    carbon_t: float | None
     goodput: float
     split_s: dict[str, float]
     interruptions: float

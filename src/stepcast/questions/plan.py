@@ -12,12 +12,12 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, read_choices, refuse_several
-from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate
+from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate, share
 from stepcast.questions.prices import settle_price
 from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, StepChoices
 from stepcast.questions.rules import check_rules
 from stepcast.questions.settle import SettledRun, settle
-from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
+from stepcast.units import DAY, DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation, Saving
@@ -76,6 +76,11 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
         "for each cluster that is compared, or auto: from 'stepcast list prices' (default: none, no cost is "
         "reported)")] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = DEFAULT_CURRENCY
+    buy: Annotated[str | None, Choice(group=RUN, metavar="gpu=P,years=N,electricity=P", help="cost of owned hardware "
+        "(instead of --price): price per GPU with its share of node and network, years of use (default: 5), price per "
+        "kWh (default: 0)")] = None
+    carbon: Annotated[str | None, Choice(group=RUN, metavar="REGION|G", help="CO2 of electricity: a country, e.g. "
+        "france, or grams per kWh (default: not reported)")] = None
     pue: Annotated[float, Choice(group=RUN, metavar="X", read=_read_pue,
         help="power usage effectiveness: energy of the building over that of the machines (default: 1)")] = 1.0
     host_power: Annotated[float, Choice(group=RUN, metavar="W", read=amount,
@@ -84,6 +89,8 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
         f"or none (default: {DEFAULT_FAILURES})", aliases="failure-profile failure-model")] = None
     mtbf: Annotated[str | None, _how("gpu=T,node=T,link=T", "mean time between failures of one GPU, node or "
         "link")] = None
+    spot: Annotated[float | None, _how("X", "spot capacity: share of nodes that are reclaimed in a month, e.g. 10% "
+        "(default: none)", share)] = None
     checkpoint_every: Annotated[str | None, _how("T", "checkpoint interval, e.g. 30m or 500steps (default: the "
         "optimum)", aliases="checkpoint-interval save-interval")] = None
     checkpoint_size: Annotated[float | None, _how("SIZE", "size of a checkpoint, e.g. 1TB (default: that of the model "
@@ -93,8 +100,8 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     store_write: Annotated[float | None, _how("RATE", "checkpoint bandwidth of the storage system (default: no limit)",
         _read_bandwidth)] = None
     blocking: Annotated[bool, Choice(group=OPERATION, help="training waits until a checkpoint is written")] = False
-    restart: Annotated[str | None, _how("detect=T,reschedule=T,warm-up=T", "time from a failure to the next step "
-        "(default: that of the failure profile)")] = None
+    restart: Annotated[str | None, _how("in-job|detect=T,reschedule=T,warm-up=T", "time from a failure to the next "
+        "step; in-job restarts processes on hot spares (default: that of the failure profile)")] = None
     spares: Annotated[int | None, _how("N", "number of spare nodes (default: one is always available)",
         count(0, 100_000))] = None
     shrink: Annotated[bool, Choice(group=OPERATION, help="without a spare node, continue with fewer replicas")] = False
@@ -142,9 +149,37 @@ class SettledPlan:
         """Return the plan of the run."""
         from stepcast.goodput.plan import plan
 
-        asked = self.question
+        asked, electricity = self.question, 0.0
         price = asked.price if isinstance(asked.price, float) else None
-        return plan(self.phases, self.operation, price, asked.pue, asked.runs, asked.seed, asked.currency)
+        if asked.buy is not None:
+            owned = _read_pairs("--buy", asked.buy, dict.fromkeys(("gpu", "years", "electricity"), amount))
+            price, electricity = owned["gpu"] / (owned.get("years", 5.0) * YEAR_HOURS), owned.get("electricity", 0.0)
+        carbon = _grams_per_kwh(asked.carbon) if asked.carbon is not None else None
+        given = price, asked.pue, asked.runs, asked.seed, asked.currency, electricity, carbon
+        return plan(self.phases, self.operation, *given)
+
+
+YEAR_HOURS = 365.25 * 24
+# Restarts of processes on hot spares inside a job: a hang is noticed by the heartbeat, memory of the GPUs is reclaimed,
+# and the framework starts again (nvidia-resiliency-ext 2026: rank_heartbeat_timeout of the NeMo plugin 300 s,
+# gpu_memory_reclaim_timeout 50 s; the warm-up is that of MegaScale).
+IN_JOB = "detect=5m,reschedule=50s,warm-up=1m"
+MONTH_S = 30.44 * DAY
+
+
+def _grams_per_kwh(text: str) -> float:
+    """Return the CO2 of a kWh: a number, or that of a country in ``data/carbon.toml``."""
+    from importlib.resources import files
+
+    from stepcast.inputs.source import read_toml
+
+    known = read_toml(str(files("stepcast") / "data" / "carbon.toml"))["grams_per_kwh"]
+    if (word := text.strip().lower()) in known:
+        return float(known[word])
+    try:
+        return amount(word)
+    except ValueSpellingError:
+        raise ValueError(f"--carbon {text!r}: expected grams per kWh, or one of {', '.join(known)}") from None
 
 
 def settle_plan(question: PlanQuestion) -> SettledPlan:
@@ -164,6 +199,10 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
     if measured and question.allow_oom:
         raise ValueError("--allow-oom has no effect: memory is not checked with --step-s")
     check_rules("plan", question.given, {"price": question.price})
+    if question.buy is not None and (question.price is not None or "gpu=" not in question.buy):
+        raise ValueError("--buy needs the price of a GPU, as gpu=40000, and takes the place of --price")
+    if question.carbon is not None:
+        _grams_per_kwh(question.carbon)
     stages = [_read_stage(question, text) for text in question.stage] or [question]
     steps = [settle(stage.step) if stage.step_s is None else None for stage in stages]
     stages = [
@@ -176,6 +215,10 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
         question = settle_price(question, first.cluster, assumptions)
     elif question.price == "auto":
         raise ValueError("--price auto needs --cluster; give the price as a number with --step-s")
+    if question.buy is not None and "years=" not in question.buy:
+        assumptions.append("hardware is in use for 5 years (--buy years=N)")
+    if question.carbon is not None:
+        assumptions.append("the CO2 of electricity is a yearly average: Ember 2023, or as given (--carbon)")
     operation = _build_operation(question, steps[-1], assumptions)
     phases = [_build_phase(stage, step, operation) for stage, step in zip(stages, steps, strict=True)]
     return SettledPlan(question, steps, phases, operation, tuple(assumptions), tuple(warnings))
@@ -392,8 +435,12 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
         )
     if question.restart is not None:
         parts = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
-        times_s = _read_pairs("--restart", question.restart, parts)
+        times_s = _read_pairs("--restart", IN_JOB if question.restart == "in-job" else question.restart, parts)
         restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in times_s.items()})
+    if question.spot:
+        reclaimed_per_s = -math.log1p(-min(question.spot, 1 - 1e-9)) / MONTH_S
+        failures = replace(failures, node_s=1 / (1 / failures.node_s + reclaimed_per_s))
+        assumptions.append(f"{question.spot:.0%} of nodes are reclaimed in a month, each an interruption (--spot)")
     pause, stragglers = None, Stragglers()
     if question.evaluate is not None:
         readers: Readers = {"every": count(1, MOST_STEPS), "for": parse_duration_s}
@@ -473,6 +520,9 @@ class PlanChoices(StepChoices, total=False):
     samples: float | str | None
     epochs: float | str | None
     price: float | str | None
+    buy: str | None
+    carbon: float | str | None
+    spot: float | str | None
     steps: int | str | None
     until: datetime.date | str | None
     from_: datetime.date | str | None

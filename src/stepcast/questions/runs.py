@@ -17,16 +17,7 @@ from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy
-from stepcast.questions.choices import (
-    EXCLUSIVE,
-    AnyQuestion,
-    Question,
-    choices_of,
-    read_choices,
-    replaced_names,
-    spell_choices,
-    spell_option,
-)
+from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
 from stepcast.questions.settle import SettledRun
 from stepcast.units import DAY, HOUR
@@ -106,14 +97,14 @@ def read_run_file(
     return found
 
 
-def ask_with_file(kind: type[AnyQuestion], given: Facts, file: RunFile | None) -> AnyQuestion:
+def ask_with_file(kind: type[readers.AnyQuestion], given: Facts, file: RunFile | None) -> readers.AnyQuestion:
     """Return the question of the choices *given*, and of those of a *file* that they leave open."""
     if file is None:
         return kind(**given)
-    names = choices_of(kind)
+    names = readers.choices_of(kind)
     if missing := [name for name in file.choices if name not in names]:
         raise ValueError(f"{file.file}: {missing[0]} is not a choice here")
-    replaced = ({*given} | replaced_names(given, EXCLUSIVE)) - {"set"}
+    replaced = ({*given} | readers.replaced_names(given, readers.EXCLUSIVE)) - {"set"}
     filed = {name: value for name, value in file.choices.items() if name not in replaced}
     overrides = (*filed.get("set", ()), *given.get("set", ()))
     return kind(**{**filed, **given, "set": overrides}, file=file.file, unchecked=frozenset(filed))
@@ -181,7 +172,7 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
 
 def _read_table(table: Facts, file: str) -> FactDict:
     try:
-        return read_choices(PredictQuestion, table)
+        return readers.read_choices(PredictQuestion, table)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from None
 
@@ -192,7 +183,7 @@ def _read_table(table: Facts, file: str) -> FactDict:
 def write_command(run: SettledRun, verb: str = "predict") -> str:
     """Return the command that asks for the same run without its file."""
     choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
-    return shlex.join(["stepcast", verb, *spell_choices(choices)])
+    return shlex.join(["stepcast", verb, *readers.spell_choices(choices)])
 
 
 def save_run(run: SettledRun) -> bytes:
@@ -239,7 +230,7 @@ SET_BY_OTHERS |= {"lora_separate", "document", "longest"}
 def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:
     """Return the options of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
     choices = predict_choices(profile, model, gpu, strategy, framework)
-    return [word for name, value in choices.items() for word in spell_option(name, value)]
+    return [word for name, value in choices.items() for word in readers.spell_option(name, value)]
 
 
 def predict_choices(
@@ -314,7 +305,7 @@ def strategy_facts(strategy: Strategy) -> FactDict:
     }
 
 
-def training_facts(asked: Question, strategy: Strategy, step_s: float) -> FactDict | None:
+def training_facts(asked: readers.Question, strategy: Strategy, step_s: float) -> FactDict | None:
     """Return what training on the question's tokens takes without interruptions; ``stepcast plan`` includes those."""
     tokens, gpu_hour = getattr(asked, "tokens", None), getattr(asked, "price", None)
     if tokens is None:

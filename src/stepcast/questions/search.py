@@ -23,20 +23,8 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import ContextKind, Recompute, Sharding, Strategy
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import (
-    Choice,
-    Question,
-    check_known,
-    choices_of,
-    plain_word,
-    read_cp_comm,
-    read_dispatcher,
-    read_precision,
-    read_recompute,
-    read_schedule,
-    read_sharding,
-    refuse_several,
-)
+from stepcast.questions import choices as readers
+from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
 from stepcast.questions.numbers import (
     MOST_LAYERS,
     MOST_SEQUENCES,
@@ -112,7 +100,7 @@ def _axis(
 
 
 def _read_recompute(text: str) -> str:
-    word = read_recompute(text.replace("+", ","))
+    word = readers.read_recompute(text.replace("+", ","))
     check_known(word.partition(":")[0], RECOMPUTES)
     return word
 
@@ -151,21 +139,21 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     pp: Annotated[Counts, _axis("pp", "pipeline-parallel ranks", gpu_count)] = None
     vpp: Annotated[Counts, _axis("vpp", "virtual pipeline stages per rank", count(1, MOST_LAYERS))] = None
     micro_batch: Annotated[Counts, _axis("micro_batch", "micro-batch size", count(1, MOST_SEQUENCES))] = None
-    schedule: Annotated[Words, _axis("schedule", "pipeline schedules", read_schedule, SCHEDULES,
+    schedule: Annotated[Words, _axis("schedule", "pipeline schedules", readers.read_schedule, SCHEDULES,
         ScheduleKind)] = None
     recompute: Annotated[Words, _axis("recompute", "activation recomputation: none, selective, full, or the modules "
         "of selective joined by +, e.g. selective:norms+experts", _read_recompute,
         means=CHOICES["recompute"].means)] = None
-    sharding: Annotated[Words, _axis("sharding", "sharding; none is DDP", read_sharding, SHARDINGS,
+    sharding: Annotated[Words, _axis("sharding", "sharding; none is DDP", readers.read_sharding, SHARDINGS,
         Sharding)] = None
     sequence_parallel: Annotated[Words, _axis("sequence_parallel", "sequence parallelism", _read_yes,
         ("yes", "no"), lambda word: word == "yes")] = None
     precision: Annotated[Words, _axis("precision", "training precision (default: that of the framework)",
-        read_precision, PRECISIONS, DType)] = None
+        readers.read_precision, PRECISIONS, DType)] = None
     dispatcher: Annotated[Words, _axis("dispatcher", "token dispatchers of experts (default: that of the framework)",
-        read_dispatcher, CHOICES["dispatcher"].values, Dispatcher)] = None
+        readers.read_dispatcher, CHOICES["dispatcher"].values, Dispatcher)] = None
     cp_comm: Annotated[Words, _axis("cp_comm", "exchange of context-parallel ranks (default: that of the framework)",
-        read_cp_comm, tuple(map(str, ContextKind)), ContextKind)] = None
+        readers.read_cp_comm, tuple(map(str, ContextKind)), ContextKind)] = None
     overlap: Annotated[Words, _axis("overlap", "overlapped communication (default: usual, what the "
         "framework overlaps)", plain_word, OVERLAPPING)] = None
     fix: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=VALUE", help="the same as --NAME VALUE")] = ()
@@ -333,13 +321,13 @@ class SettledSearch:
         """Return the choices of a candidate, with its dispatcher and its exchange if several are searched."""
         from stepcast.questions.runs import strategy_facts
 
-        layout, names = candidate.strategy.layout, {"dispatcher": "", "cp_comm": ""}
-        if layout.ep > 1:
-            names["dispatcher"] = str(candidate.framework.dispatcher)
-        if layout.cp > 1:
-            names["cp_comm"] = str(candidate.strategy.context)
-        searched = {name: word for name, word in names.items() if name in self.axes}
-        return {**strategy_facts(candidate.strategy), **searched}
+        layout = candidate.strategy.layout
+        dispatcher = str(candidate.framework.dispatcher) if layout.ep > 1 else ""
+        used = {"dispatcher": dispatcher, "cp_comm": str(candidate.strategy.context) if layout.cp > 1 else ""}
+        return {
+            **strategy_facts(candidate.strategy),
+            **{name: used[name] for name in SOFTWARE_AXES if name in self.axes},
+        }
 
     def command(self, candidate: "SimulatedCandidate") -> str:
         """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""

@@ -2,17 +2,8 @@
 
 from math import sqrt
 
+from stepcast import units
 from stepcast.ir.facts import Facts
-from stepcast.units import (
-    DAY,
-    HOUR,
-    format_bytes,
-    format_duration,
-    format_money,
-    format_percent,
-    format_seconds,
-    format_short_count,
-)
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import memory_words
@@ -35,7 +26,7 @@ POINTS = 41
 def plan_view(facts: Facts) -> ui.View:
     """Return the view of a Plan."""
     days, last = facts["days"], facts["phases"][-1]
-    median = format_duration(days["median"] * DAY)
+    median = units.format_duration(days["median"] * units.DAY)
     number, _, unit = median.partition(" ")
     return ui.View(
         f"{median} on {last['gpus']:,} GPUs",
@@ -58,8 +49,8 @@ def plan_view(facts: Facts) -> ui.View:
 
 def _about(facts: Facts) -> list[str]:
     last = facts["phases"][-1]
-    tokens = f"{format_short_count(facts['tokens'])} tokens, " if facts["tokens"] else ""
-    words = f"{tokens}{facts['steps']:,} steps of {format_seconds(last['step_s'])} on {last['gpus']:,} GPUs"
+    tokens = f"{units.format_short_count(facts['tokens'])} tokens, " if facts["tokens"] else ""
+    words = f"{tokens}{facts['steps']:,} steps of {units.format_seconds(last['step_s'])} on {last['gpus']:,} GPUs"
     until = [f"until {facts['until']}"] if facts.get("until") else []
     return [words, f"failures: {facts['failures']}", *until]
 
@@ -69,36 +60,38 @@ def _band(facts: Facts) -> ui.HeadlineInterval:
     low, high, words = days["p10"], days["p90"], "80 % of runs end within"
     if step := facts["step_band_days"]:
         low, high, words = step["low"], step["high"], "from the step-time interval"
-    ends = format_duration(low * DAY), format_duration(high * DAY)
+    ends = units.format_duration(low * units.DAY), units.format_duration(high * units.DAY)
     return ui.HeadlineInterval(low, days["median"], high, *ends, words)
 
 
 def _figures(facts: Facts) -> list[ui.Figure]:
     days, last = facts["days"], facts["phases"][-1]
-    median, low, high = (format_duration(days[name] * DAY) for name in ("median", "p10", "p90"))
+    median, low, high = (units.format_duration(days[name] * units.DAY) for name in ("median", "p10", "p90"))
     figures = [ui.text_line("until", facts["until"])] if facts.get("until") else []
     figures.append(ui.text_line("takes", median if low == high else f"{median}; 80 % of runs {low} to {high}"))
     if band := facts["step_band_days"]:
-        low, high = (format_duration(band[name] * DAY) for name in ("low", "high"))
+        low, high = (units.format_duration(band[name] * units.DAY) for name in ("low", "high"))
         figures.append(ui.text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
     hours = f"{facts['gpu_hours']:,.0f}"
-    figures += [_memory(facts), ui.Figure("GPU-hours", format_short_count(facts["gpu_hours"]), hours, line=hours)]
+    figures += [_memory(facts), ui.Figure("GPU-hours", units.format_short_count(facts["gpu_hours"]), hours, line=hours)]
     if facts["cost"] is not None:
-        short, cost = (format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
+        short, cost = (units.format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
         figures.append(ui.Figure("cost", short, cost, line=cost))
     if facts["energy_mwh"]:
         figures.append(ui.Figure("energy", f"{facts['energy_mwh']:,.0f} MWh"))
-    tokens = f", {format_short_count(facts['tokens'])} tokens" if facts["tokens"] else ""
+    if facts.get("carbon_t") is not None:
+        figures.append(ui.Figure("CO2", f"{facts['carbon_t']:,.3g} t", "of electricity"))
+    tokens = f", {units.format_short_count(facts['tokens'])} tokens" if facts["tokens"] else ""
     figures.append(ui.text_line("steps", f"{facts['steps']:,}{tokens}"))
     if facts["tokens"]:
         figures.append(ui.text_line("throughput", f"{facts['tokens_per_s']:,.0f} tokens/s over the whole run"))
-    goodput = format_percent(facts["goodput"])
+    goodput = units.format_percent(facts["goodput"])
     figures.append(ui.Figure("goodput", goodput, "of the time in steps that count", line=goodput))
     if last["between_interruptions_s"]:
-        every = f"about one every {format_duration(last['between_interruptions_s'])}"
+        every = f"about one every {units.format_duration(last['between_interruptions_s'])}"
         figures.append(ui.Figure("interruptions", f"{facts['interruptions']:,.0f}", every))
     if last["interval_s"]:
-        size, every = format_bytes(facts["checkpoint_bytes"]), format_duration(last["interval_s"])
+        size, every = units.format_bytes(facts["checkpoint_bytes"]), units.format_duration(last["interval_s"])
         pause, safe = f"{last['checkpoint_pause_s']:.1f} s", f"{last['checkpoint_write_s']:.1f} s"
         line = f"{size} every {every}: a pause of {pause}, safe after {safe}"
         figures.append(ui.Figure("checkpoints", f"every {every}", f"{size}, a pause of {pause}", line=line))
@@ -125,7 +118,7 @@ def _breakdown(facts: Facts) -> ui.Breakdown:
         shares,
         total_s,
         whole="run",
-        show=format_duration,
+        show=units.format_duration,
         unit=_tick_unit(total_s),
         lead="From the first step of the run to its last.",
     )
@@ -136,21 +129,21 @@ def _lost(facts: Facts) -> ui.Breakdown | None:
     total_s = sum(lost.values())
     if not total_s:
         return None
-    share = format_percent(1 - facts["goodput"])
+    share = units.format_percent(1 - facts["goodput"])
     return ui.Breakdown(
         "What is lost",
         [ui.Share(*PARTS[part], seconds) for part, seconds in lost.items()],
         total_s,
         whole="lost time",
-        show=format_duration,
+        show=units.format_duration,
         unit=_tick_unit(total_s),
-        lead=f"{format_duration(total_s)}, {share} of the run, is not spent in steps that count.",
+        lead=f"{units.format_duration(total_s)}, {share} of the run, is not spent in steps that count.",
         shown=ui.Shown.PAGE,
     )
 
 
 def _tick_unit(total_s: float) -> float:
-    return DAY if total_s > 2 * DAY else HOUR
+    return units.DAY if total_s > 2 * units.DAY else units.HOUR
 
 
 def _progress(facts: Facts) -> ui.Scatter:
@@ -178,7 +171,7 @@ def _progress(facts: Facts) -> ui.Scatter:
         ui.Line(course("median"), "median"),
     ]
     lead = (
-        f"Dashed: without an interruption, {format_duration(days['without_interruption'] * DAY)}. "
+        f"Dashed: without an interruption, {units.format_duration(days['without_interruption'] * units.DAY)}. "
         "The narrow fan is chance, the wide one our error of the step."
     )
     furthest = max(days["p90"], step["high"] if step else 0.0)
@@ -206,7 +199,7 @@ def _choices(facts: Facts, shown: ui.Shown) -> ui.Table | None:
         "spare nodes": ("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
         "checkpoint every": (
             "interval_s",
-            lambda row: format_duration(row["interval_s"]) if row["interval_s"] else "-",
+            lambda row: units.format_duration(row["interval_s"]) if row["interval_s"] else "-",
         ),
         "goodput": "goodput",
         "days": ("days", lambda row: "-" if row["days"] is None else f"{row['days']:.1f}"),
@@ -223,7 +216,7 @@ def _phases(facts: Facts) -> ui.Table | None:
             number,
             f"{phase['gpus']:,}",
             f"{phase['steps']:,}",
-            format_seconds(phase["step_s"]),
+            units.format_seconds(phase["step_s"]),
             f"{phase['days']:.1f}",
             f"{phase['interruptions']:,.0f}",
             memory_words(phase["memory_bytes"]) if phase["memory_bytes"] else "not checked",
