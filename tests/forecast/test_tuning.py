@@ -68,3 +68,30 @@ def test_flash_attention_takes_a_window_without_a_mask() -> None:
     )  # fmt: skip
     assert windowed.step_s == pytest.approx(plain.step_s, rel=1e-6)
     assert windowed.memory[0].allocated == plain.memory[0].allocated
+
+
+def test_frozen_layers_have_no_gradients_and_no_backward() -> None:
+    """Llama 3.1 8B: a layer has 218,112,000 weights; the forward alone is a third of the work of a layer."""
+    few, full = predict(framework="trainer", train_layers=4), predict(framework="trainer")
+    assert few.memory[0].gradients == pytest.approx(4 * 218_112_000 * 2)
+    assert few.memory[0].optimizer == pytest.approx(2 * few.memory[0].gradients)
+    assert few.memory[0].parameters == full.memory[0].parameters
+    assert 0.35 * full.step_s < few.step_s < 0.6 * full.step_s
+    with pytest.raises(StrategyError, match="together"):
+        predict(lora=16, train_layers=4)
+
+
+def test_dora_and_eight_bits_change_time_and_memory() -> None:
+    plain, dora = predict(lora=16), predict(lora=16, dora=True)
+    assert dora.step_s > 1.2 * plain.step_s
+    assert dora.memory[0].allocated > plain.memory[0].allocated
+    eight = predict(lora=16, base_weights="int8")
+    linear = 32 * (218_112_000 - 2 * 4096)  # weights of all layers but their norms lose a byte
+    assert plain.memory[0].parameters - eight.memory[0].parameters == pytest.approx(linear)
+
+
+def test_liger_needs_no_logits() -> None:
+    plain, liger = predict(lora=16), predict(lora=16, liger=True)
+    logits = 2 * 1024 * 128_256 * 4
+    assert plain.memory[0].temporary - liger.memory[0].temporary > 2 * logits
+    assert liger.step_s < plain.step_s

@@ -79,8 +79,9 @@ def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
         choices |= {"lora_rank": config.r, "lora_dropout": float(config.lora_dropout or 0.0)}
         if isinstance(config.target_modules, list | tuple | set):
             choices["lora_targets"] = ",".join(sorted(config.target_modules))
-        if getattr(model, "is_loaded_in_4bit", False):
-            choices["base_weights"] = "nf4"
+        choices["dora"] = bool(getattr(config, "use_dora", False)) or None
+        formats = {"nf4": "is_loaded_in_4bit", "int8": "is_loaded_in_8bit"}
+        choices["base_weights"] = next((word for word, flag in formats.items() if getattr(model, flag, False)), None)
         wide = any(str(parameter.dtype) == "torch.float32" for parameter in trained)
         if framework in ("", "peft", "trainer"):
             choices["framework"] = "peft" if wide else "trainer"

@@ -352,6 +352,7 @@ def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float
         kept_share=strategy.kept_share,
         document=strategy.document,
         reference=strategy.objective is Objective.DPO,
+        trained_layers=strategy.trained_layers,
     )
     per_gpu = flops / step_s / strategy.layout.gpus
     return Throughput(

@@ -20,6 +20,7 @@ def model_flops(
     kept_share: float = 1.0,
     document: int = 0,
     reference: bool = False,
+    trained_layers: int = 0,
 ) -> float:
     """Return the FLOPs of training on *batch* sequences, without recomputation; a backward is twice its forward.
 
@@ -28,12 +29,17 @@ def model_flops(
     top_k chosen ones count, as far as they keep their tokens (*kept_share*). Each of *further_tokens* is a
     module and the head once more. With LoRA frozen weights have no gradient of their own, which leaves two
     thirds of theirs, as Megatron-Bridge counts (flop_utils.py), and adapters of *lora_rank* come on top. In
-    packed sequences attention stays within a *document*. A *reference* adds a forward.
+    packed sequences attention stays within a *document*. A *reference* adds a forward. Where
+    only some *trained_layers* are trained, the head has an input gradient and the layers below them no backward.
     """
     if document and document < seq:
         seq, batch = document, round(batch * seq / document)
     weights, mixing = _forward_flops(model, seq, batch, causal, further_tokens, kept_share)
     frozen = weights + mixing if reference else 0.0
+    if trained_layers:
+        head = 2.0 * seq * batch * sum(_products_per_token(model, weight) for weight in head_weights(model))
+        backward = head + 2.0 * (weights - head + mixing) * min(1.0, trained_layers / model.layers)
+        return weights + mixing + backward + frozen
     if not lora_rank:
         return 3.0 * (weights + mixing) + frozen
     adapters = _adapter_flops(model, seq * batch, lora_rank, lora_targets, kept_share)

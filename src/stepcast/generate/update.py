@@ -90,9 +90,16 @@ def _count_tensors(sizes: Sizes) -> int:
         return 1
     model = sizes.model
     if sizes.strategy.lora_rank:
-        return max(1, 2 * count_adapted(model, sizes.strategy.lora_targets) // sizes.strategy.layout.pp)
+        return max(
+            1,
+            (3 if sizes.strategy.dora else 2)
+            * count_adapted(model, sizes.strategy.lora_targets)
+            // sizes.strategy.layout.pp,
+        )
     blocks = Counter(model.blocks)
     inside = sum(count * len(block_weights(model, block.mixer, block.feed_forward)) for block, count in blocks.items())
+    if sizes.strategy.trained_layers:
+        inside = inside * sizes.strategy.trained_layers // model.layers
     return max(1, inside // sizes.strategy.layout.pp)
 
 

@@ -31,7 +31,7 @@ from stepcast.ir.strategy import (
     Strategy,
     TrainingKind,
 )
-from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
+from stepcast.ir.trainable import count_frozen, held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Shard, WeightPart
 from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
 
@@ -50,12 +50,13 @@ class StageMaker:
         self._view = layer_view(strategy)
         self._block_units: dict[tuple[LayerParts, bool, bool, bool], Unit] = {}
         self._blocks = model.blocks
-        self._stages: dict[tuple[tuple[int, ...], int, bool, bool], Stage] = {}
+        self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
 
     def stage(self, piece: StagePiece) -> Stage:
         # Blocks of a kind are one object.
         blocks = tuple(map(id, self._blocks[piece.layers.start : piece.layers.stop]))
-        key = (blocks, len(piece.layers) - self._quantised_layers(piece), piece.embedding, piece.head)
+        wide, frozen = len(piece.layers) - self._quantised_layers(piece), self._frozen_layers(piece)
+        key = (blocks, wide, frozen, piece.embedding, piece.head)
         if key not in self._stages:
             self._stages[key] = self._make_stage(piece)
         return self._stages[key]
@@ -64,6 +65,9 @@ class StageMaker:
         """Return the layers of *piece* that multiply in the training precision; the model's last may stay wide."""
         wide = self.framework.wide_layers if self.strategy.precision.scaled else 0
         return min(len(piece.layers), max(0, self.model.layers - wide - piece.layers.start))
+
+    def _frozen_layers(self, piece: StagePiece) -> int:
+        return count_frozen(self.model, self.strategy, piece.layers)
 
     def _make_stage(self, piece: StagePiece) -> Stage:
         units = [*self._reference_units(piece), *self._units(piece)]
@@ -90,17 +94,8 @@ class StageMaker:
             return []
         without = NO_TARGETS if self.strategy.lora_rank else ()
         frozen = replace(self.strategy, objective=Objective.SFT, lora_targets=without, recompute=NO_RECOMPUTE)
-        known: dict[int, Unit] = {}
         units = StageMaker(self.model, frozen, self.framework)._units(piece)
-        for unit in units:
-            if id(unit) not in known:
-                layers = tuple(
-                    replace(
-                        layer, forward=rename_ops("reference", layer.forward), input_gradient=(), weight_gradient=()
-                    )
-                    for layer in unit.layers
-                )
-                known[id(unit)] = Unit(layers, unit.held, NOTHING)
+        known = {id(unit): _forward_only(unit, "reference") for unit in units}
         return [known[id(unit)] for unit in units]
 
     def _units(self, piece: StagePiece) -> list[Unit]:
@@ -117,12 +112,17 @@ class StageMaker:
         keys = ((block, index < recomputed, index < on_host, index >= quantised) for index, block in enumerate(blocks))
         for key, run in groupby(keys):  # most layers are like the one before
             units += [self._block_unit(*key)] * len(list(run))
+        frozen = self._frozen_layers(piece) + piece.embedding if self.strategy.trained_layers else 0
+        passive = {id(unit): _forward_only(unit) for unit in units[:frozen]}
+        units[:frozen] = [passive[id(unit)] for unit in units[:frozen]]
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             shared = self.model.tied and piece.embedding
             unit = self._unit(
                 end_layers(self.model, self._view, self.framework, embedding=False), StagePiece(none, shared, True)
             )
+            if self.strategy.trained_layers:
+                unit = replace(unit, layers=tuple(replace(layer, weight_gradient=()) for layer in unit.layers))
             if shared:
                 held, trained = units[0].held, units[0].trained
                 unit = replace(unit, held=_subtract(unit.held, held), trained=_subtract(unit.trained, trained))
@@ -139,7 +139,7 @@ class StageMaker:
         if key not in self._block_units:
             view = replace(self._view, precision=self._view.stored) if wide else self._view
             layers = block_layers(self.model, view, self.framework, block, recomputed)
-            index = self.model.blocks.index(block)
+            index = self.model.layers - 1 - self.model.blocks[::-1].index(block)  # the last, if any, is trained
             unit = self._unit(layers, StagePiece(range(index, index + 1), False, False))
             if on_host:
                 saved = count_saved(self.model, self.strategy, block, self.framework)
@@ -285,6 +285,20 @@ def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list
         gather = collective("arriving gradient tp all-gather", GATHER, size, Group.TP)
         units = [*units[:-1], replace(units[-1], layers=(*layers[:-1], prepend_backward(layers[-1], (gather,))))]
     return units
+
+
+def _forward_only(unit: Unit, prefix: str = "") -> Unit:
+    """Return *unit* frozen, without a backward; a *prefix* tells its ops from those of the trained model."""
+    layers = tuple(
+        replace(
+            layer,
+            forward=rename_ops(prefix, layer.forward) if prefix else layer.forward,
+            input_gradient=(),
+            weight_gradient=(),
+        )
+        for layer in unit.layers
+    )
+    return Unit(layers, unit.held, NOTHING)
 
 
 def _subtract(shard: Shard, other: Shard) -> Shard:

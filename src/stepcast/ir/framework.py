@@ -220,6 +220,9 @@ class Framework:
     offloaded: Offloaded = Offloaded.STATES
     # Kernels that an eager host could issue while the training loop works between micro-batches, the GPU being idle.
     loop_kernels: int = 0
+    # Norms, rotations and gates of transformers' modules are Liger's kernels, one for each, and its loss multiplies by
+    # the output projection itself, a part of the tokens at a time (linkedin/Liger-Kernel).
+    liger: bool = False
     # Adapters are stored in fp32 and cast for each use under autocast (peft's autocast_adapter_dtype), inputs too.
     fp32_adapters: bool = False
     overhead: Overhead = USUAL_OVERHEAD

@@ -224,16 +224,22 @@ def _packed(model: Model, strategy: Strategy) -> str:
 
 
 def _frozen(model: Model, strategy: Strategy) -> str:
-    """Check 4-bit weights, which bitsandbytes makes of linear layers, not of experts stored as one tensor."""
+    """Check 4-bit and 8-bit weights, which bitsandbytes makes of linear layers, not of experts stored as one tensor,
+    and that trained layers exist.
+    """
+    if strategy.trained_layers > model.layers:
+        return f"{model.name} has {model.layers} layers: train at most as many (--train-layers)"
     if strategy.base_weights is BaseWeights.TRAINED:
         return ""
     if model.experts is not None:
-        return f"experts of {model.name} in 4 bits are not modelled; leave --base-weights out"
+        return f"experts of {model.name} in {strategy.base_weights} are not modelled; leave --base-weights out"
     layout = strategy.layout
-    return "weights in 4 bits are not split over tensor-parallel ranks; use --tp 1" if layout.tp > 1 else ""
+    return "quantised weights are not split over tensor-parallel ranks; use --tp 1" if layout.tp > 1 else ""
 
 
 def _adapters(strategy: Strategy, framework: Framework) -> str:
+    if strategy.dora and not framework.writes_out:
+        return "DoRA is modelled as peft computes it: use --framework peft"
     if strategy.lora_rank and framework.optimizer.knows_matrices:
         return f"adapters are not trained by {framework.optimizer.kind}; use adamw or sgd"
     return ""

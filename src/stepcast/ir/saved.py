@@ -104,6 +104,8 @@ def _saved_by_adapters(sizes: Sizes, kind: LayerKind) -> list[SavedTensor]:
     saved += sum(linear.inputs * MASK_BYTES for linear in linears) if sizes.strategy.lora_dropout else 0.0
     if sizes.casts_adapter_inputs:
         saved += sum(linear.inputs * sizes.stored.bytes for linear in linears if linear.name == "output")
+    if sizes.strategy.dora:  # what magnitudes multiply: the base's result and the adapters'
+        saved += sum(2 * linear.outputs * sizes.stored.bytes for linear in linears)
     return [SavedTensor("adapters", sizes.tokens * saved)]
 
 
@@ -117,7 +119,7 @@ def _saved_norms(
     if sizes.alternates_matmuls:
         return [] if kind.alternates else [SavedTensor("norm output", outer * sizes.stored.bytes)]
     input_bytes = sizes.stream.bytes
-    if sizes.eager_modules and model.norm.kind is NormKind.RMS:
+    if sizes.eager_modules and model.norm.kind is NormKind.RMS and not sizes.has_liger:
         # Its input in fp32 and what its weight multiplies.
         weighted = FP32_BYTES if model.wide_norms else sizes.stream.bytes
         input_bytes = FP32_BYTES + (weighted if sizes.trains_norms else 0.0)

@@ -145,16 +145,20 @@ class BaseWeights(StrEnum):
     """The format in which frozen weights of linear layers are stored; each product dequantises them first.
 
     NF4 stores 4 bits and, for each block of 64, a scale: in fp32, or itself quantised to 8 bits with an fp32 scale
-    for each 256 blocks (Dettmers et al., QLoRA, 2023, section 3; bitsandbytes, Params4bit).
+    for each 256 blocks (Dettmers et al., QLoRA, 2023, section 3; bitsandbytes, Params4bit). LLM.int8 stores 8 bits and
+    a scale for each row; its forward multiplies in int8 (Dettmers et al., 2022; bitsandbytes, MatMul8bitLt).
     """
 
     TRAINED = "trained"  # as the training precision stores them
     NF4 = "nf4"  # with double quantisation
     NF4_SINGLE = "nf4-single"
+    INT8 = "int8"
 
     @property
     def bytes(self) -> float:
         """Bytes of one weight, with its part of the scales."""
+        if self is BaseWeights.INT8:
+            return 1.0
         return 0.5 + (1 / 64 + 4 / (64 * 256) if self is BaseWeights.NF4 else 4 / 64)
 
 
@@ -217,6 +221,9 @@ class Strategy:
     lora_targets: tuple[str, ...] = ()
     lora_separate: bool = False
     lora_dropout: bool = False
+    dora: bool = False  # adapters change the direction of weights, whose norms are trained too (Liu et al. 2024)
+    # Final layers that are trained, without embeddings and head; 0: everything is.
+    trained_layers: int = 0
     base_weights: BaseWeights = BaseWeights.TRAINED
     objective: Objective = Objective.SFT
     # Tokens of a document in packed sequences, the mean weighted by tokens: attention stays within it. 0: not packed.
@@ -247,7 +254,7 @@ class Strategy:
             if type(getattr(self, name)) is str:  # a word from a user's program, checked here and not later
                 object.__setattr__(self, name, _word(kind, name, getattr(self, name)))
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
-        require_counts(self, 0, "lora_rank", "further_tokens", "document", "longest")
+        require_counts(self, 0, "lora_rank", "trained_layers", "further_tokens", "document", "longest")
         zeros = self.zero_gradients
         require(0 <= zeros <= 1, f"the share of zero gradients is between 0 and 1, not {zeros}")
         per_round = self.micro_batch * self.layout.dp
@@ -274,6 +281,10 @@ class Strategy:
             raise StrategyError("lora_rank goes with training 'lora', and only with it")
         if self.base_weights is not BaseWeights.TRAINED and not self.lora_rank:
             raise StrategyError(f"weights in {self.base_weights} are frozen: train adapters on them, such as --lora 16")
+        if self.lora_rank and self.trained_layers:
+            raise StrategyError(
+                "adapters and whole layers are not trained together: leave --lora or --train-layers out"
+            )
         if self.expert_imbalance < 1:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:

@@ -25,10 +25,23 @@ def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     return sum([next_token_shard(model, *sizes)] * modules, start=shard)
 
 
+def count_frozen(model: Model, strategy: Strategy, layers: range) -> int:
+    """Return how many of *layers* lie below those that are trained, and so run no backward."""
+    first = model.layers - strategy.trained_layers if strategy.trained_layers else 0
+    return min(len(layers), max(0, first - layers.start))
+
+
+def _trained_piece(model: Model, strategy: Strategy, piece: StagePiece) -> StagePiece:
+    """Return the part of *piece* whose own weights are trained."""
+    if not strategy.trained_layers:
+        return piece
+    return StagePiece(piece.layers[count_frozen(model, strategy, piece.layers) :], False, False)
+
+
 def trained_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     """Return the weights that have gradients and optimizer states."""
     if strategy.training is TrainingKind.FULL:
-        return held_shard(model, strategy, piece)
+        return held_shard(model, strategy, _trained_piece(model, strategy, piece))
     layout, adapters = strategy.layout, (strategy.lora_targets, strategy.lora_separate)
     spread = (strategy.lora_rank, layout.tp, layout.ep, layout.expert_tp_size, *adapters)
     shards = (
@@ -59,7 +72,7 @@ class Matrices:
 
 def trained_matrices(model: Model, strategy: Strategy, piece: StagePiece) -> tuple[Matrices, ...]:
     """Return the matrices among the weights that one rank trains of *piece*, equal ones together."""
-    layout = strategy.layout
+    layout, piece = strategy.layout, _trained_piece(model, strategy, piece)
     weights = [weight for layer in piece.layers for weight in model.block_weights(model.blocks[layer])]
     if piece.embedding:
         weights += embedding_weights(model)

@@ -268,9 +268,18 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         write=",".join, aliases="lora-target lora-target-modules target-modules")] = None
     lora_dropout: Annotated[float, _number("dropout before LoRA adapters (default: 0)", amount, sets="lora_dropout",
         metavar="P", group=TUNING, means=bool, write=lambda drops: "0.1" if drops else "0")] = 0.0
-    base_weights: Annotated[str | None, Choice(group=TUNING, values=("nf4", "nf4-single"), sets="base_weights",
-        help="format of the frozen weights under LoRA: nf4 is QLoRA's, with double quantisation, nf4-single without "
-        "(default: the training precision)", flags={"nf4": "qlora load-in-4bit"}, means=BaseWeights)] = None
+    dora: Annotated[bool | None, Choice(group=TUNING, sets="dora", deniable=True, aliases="use-dora",
+        help="train the norms of adapted weights too (DoRA, as peft computes it; default: no)")] = None
+    liger: Annotated[bool | None, Choice(group=TUNING, sets="liger", deniable=True,
+        aliases="use-liger-kernel enable-liger-kernel",
+        help="Liger's kernels for norms, rotations, gates and loss of transformers' modules (default: no)")] = None
+    train_layers: Annotated[int, _number("number of final layers that are trained; embeddings, head and all other "
+        "layers are frozen (default: 0, everything is trained)", count(0, numbers.MOST_LAYERS), sets="trained_layers",
+        aliases="freeze-trainable-layers trained-layers", group=TUNING)] = 0
+    base_weights: Annotated[str | None, Choice(group=TUNING, values=("nf4", "nf4-single", "int8"), sets="base_weights",
+        help="format of the frozen weights under LoRA: nf4 is QLoRA's, with double quantisation, nf4-single without, "
+        "int8 is LLM.int8 (default: the training precision)", means=BaseWeights,
+        flags={"nf4": "qlora load-in-4bit", "int8": "load-in-8bit"})] = None
     task: Annotated[str | None, Choice(group=TUNING, values=tuple(map(str, Objective)), sets="objective",
         help="sft trains on the next token; dpo on pairs of answers, with the forward pass of a frozen reference; "
         "reward on pairs of answers, with one number instead of logits (default: sft)", means=Objective,
@@ -404,6 +413,9 @@ class StepChoices(TypedDict, total=False):
     lora_rank: int | str | None
     lora_targets: list[str] | tuple[str, ...] | str | None
     lora_dropout: float | str | None
+    dora: bool | None
+    liger: bool | None
+    train_layers: int | str | None
     base_weights: str | None
     task: str | None
     lengths: str | None

@@ -1,18 +1,19 @@
 """The memory of one pipeline piece: states, activations of one micro-batch, and the loss at its end."""
 
-from itertools import groupby
+from itertools import groupby, islice
 
 from stepcast.cost.memory.states import Collected, States, collected_bytes, gradient_bytes, piece_states
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
+from stepcast.ir.layers.ends import loss_chunks
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations, count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind
-from stepcast.ir.trainable import held_shard, trained_shard
+from stepcast.ir.trainable import count_frozen, held_shard, trained_shard
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8
@@ -60,7 +61,8 @@ def piece_totals(
 
     activations = recomputed = on_host = staged = 0.0
     blocks = model.blocks[piece.layers.start : piece.layers.stop]
-    marked = ((block, index < recomputed_layers, index < offloaded_layers) for index, block in enumerate(blocks))
+    marks = ((block, index < recomputed_layers, index < offloaded_layers) for index, block in enumerate(blocks))
+    marked = islice(marks, count_frozen(model, strategy, piece.layers), None)  # frozen layers save nothing
     # Most layers equal the one before; they are added one by one, as sums of floats are.
     for (block, again, sent), run in groupby(marked):
         saved = saved_by(block)
@@ -143,6 +145,13 @@ def loss_bytes(
     saved += logits * element * waiting * (1 + strategy.further_tokens)
     if strategy.layout.pp > 1:
         saved += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
+    if framework.liger and framework.writes_out and strategy.objective is Objective.SFT:
+        # Logits of one part, gradients of its inputs and, if it is trained, twice that of the projection.
+        width = model.embedding_width or model.hidden
+        trains = strategy.training is TrainingKind.FULL and not strategy.trained_layers
+        inputs = strategy.local_tokens * width * element
+        parts = loss_chunks(strategy.local_tokens, width, vocab)
+        return saved + logits / parts * (element + FP32_BYTES) + inputs + (2 * vocab * width * element if trains else 0)
     if kernels is Kernels.PLAIN and strategy.objective is Objective.DPO:
         # Logits, the log-softmax of each row in fp32, and gradients of rows and of all (TRL, selective_log_softmax).
         return saved + (FP32_BYTES + 3 * element) * logits

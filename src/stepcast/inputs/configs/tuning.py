@@ -140,7 +140,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
         gpus=_count_gpus(values),
         tp=values.number("tp"),
         cp=values.number("cp"),
-        precision=_read_precision(values, bool(adapters), is_sharded or has_deepspeed),
+        precision=_read_precision(values, "lora-rank" in adapters, is_sharded or has_deepspeed),
         recompute=_read_checkpointing(values),
         optimizer=values.word("optimizer", "AdamW"),
         clipping=None if norm is None else norm > 0,
@@ -150,6 +150,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
         samples=values.number("samples"),
         epochs=values.share("epochs") or None,
         steps=values.number("steps"),
+        liger=_read_liger(values),
         **_read_attention(values),
     )
     own = {*options, "accumulation", "gpus"}
@@ -158,7 +159,9 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     if "accumulation" not in options and "global-batch" not in options:
         options["accumulation"] = sharding.get("accumulation", 1)
         values.keys.assume("gradient accumulation of 1 step (--accumulation), the tool's default")
-    framework = "deepspeed-transformers" if has_deepspeed else "peft" if adapters else values.tool["framework"]
+    framework = (
+        "deepspeed-transformers" if has_deepspeed else "peft" if "lora-rank" in adapters else values.tool["framework"]
+    )
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
     config = values.keys.config(tool, framework, options, model=_name_model(values.text("model")))
@@ -200,8 +203,11 @@ def _read_adapters(values: _Meanings) -> dict[str, OptionValue]:
     is_asked = kind in ("lora", "qlora") or values.flag("use_lora") or component.startswith(("lora_", "qlora_"))
     if kind in ("full", "freeze") or values.flag("full") or not (is_asked or (rank and not kind)):
         if kind == "freeze":
-            values.keys.report("predicted as training of all layers", *values.names("adapter"), *values.names("freeze"))
-        elif kind and kind != "full":
+            layers = values.keys.number(*values.names("freeze")) or 2
+            if layers < 0:
+                values.keys.report("predicted as training of the last layers, not the first", *values.names("freeze"))
+            return {"train-layers": abs(layers)}
+        if kind and kind != "full":
             values.keys.report("predicted as training of all weights", *values.names("adapter"))
         if values.flag("use_lora") is False:
             parts = ("lora_rank", "lora_targets", "lora_dropout")
@@ -212,12 +218,13 @@ def _read_adapters(values: _Meanings) -> dict[str, OptionValue]:
         values.keys.assume("LoRA rank 8 (--lora-rank), peft's default")
     bits = values.number("bits")
     is_four = kind == "qlora" or values.flag("load_4bit") or bits == 4 or component.startswith("qlora_")
-    if bits not in (None, 4):
+    is_eight = values.flag("load_8bit") or bits == 8
+    if bits not in (None, 4, 8):
         values.keys.report("weights are predicted as frozen in the training precision", *values.names("bits"))
     if values.flag("unsloth"):
         why = "predicted with transformers' own kernels, which take more time and memory"
         values.keys.report(why, *values.names("unsloth"))
-    base = None
+    base = "int8" if is_eight else None
     if is_four or values.flag("quantize"):
         nested = values.flag("nested")
         twice = values.tool.get("quantises_twice", True) or values.flag("unsloth") if nested is None else nested
@@ -228,6 +235,7 @@ def _read_adapters(values: _Meanings) -> dict[str, OptionValue]:
         lora_rank=rank,
         lora_targets=_read_targets(values),
         lora_dropout=values.share("lora_dropout") or None,
+        dora=values.flag("dora") or None,
         base_weights=base,
     )
 
@@ -325,6 +333,16 @@ def _read_batching(values: _Meanings) -> str | None:
         return "packed"
     sampling = values.text("sampling")
     return "grouped" if values.flag("group_by_length") or sampling == "group_by_length" else None
+
+
+def _read_liger(values: _Meanings) -> bool | None:
+    """Return True if all of Liger's kernels are asked for; some of them alone are reported."""
+    if values.flag("liger"):
+        return True
+    if any(values.keys.flag(name) for name in values.names("liger_parts")):
+        why = "predicted with transformers' own kernels, which take more time and memory"
+        values.keys.report(why, *values.names("liger_parts"))
+    return None
 
 
 def _read_attention(values: _Meanings) -> dict[str, OptionValue | None]:

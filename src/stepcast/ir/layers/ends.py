@@ -122,6 +122,8 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
         score = Linear("score", sizes.tokens, width, 1, sizes.unquantised, adapted=False)
         return (*layers, build.column_layer(sizes, Role.HEAD, (score,), width=width))
     logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
+    if sizes.has_liger and sizes.strategy.objective is Objective.SFT:
+        return (*layers, _chunked_loss_layer(sizes, logits))
     return (*layers, build.column_layer(sizes, Role.HEAD, (logits,), width=width), _loss_layer(sizes))
 
 
@@ -139,6 +141,34 @@ def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ..
         *block,
         *head_layers(sizes),
     )
+
+
+def loss_chunks(tokens: int, width: int, vocab: int) -> int:
+    """Return the parts in which Liger multiplies by the output projection: logits of one take about as much as the
+    inputs of all (ops/fused_linear_cross_entropy.py: a power of two of tokens in each).
+    """
+    chunk = 1 << max(0, -(-tokens // -(-vocab // width)) - 1).bit_length()
+    return -(-tokens // chunk)
+
+
+def _chunked_loss_layer(sizes: Sizes, logits: Linear) -> Layer:
+    """Return Liger's loss: for each part of the tokens the logits, their gradient, written over them by one kernel, and
+    both products with it, all in the forward; the backward scales what was made.
+    """
+    tokens, vocab, stored, trains = sizes.tokens, sizes.vocab, sizes.stored, sizes.strategy.training
+    parts = loss_chunks(tokens, logits.inputs, vocab)
+    part = replace(logits, rows=-(-tokens // parts))
+    full = trains is TrainingKind.FULL and not sizes.strategy.trained_layers
+    ops: list[Op] = []
+    for number in range(parts):
+        ops += build.rename_ops(f"part {number}", part.forward(sizes))
+        ops.append(stream_op(f"part {number} cross entropy", K.FUSED_LOSS, part.rows, vocab, 2, 1, stored, kernels=6))
+        ops += build.rename_ops(f"part {number}", part.input_gradient(sizes))
+        if full:
+            ops += build.rename_ops(f"part {number}", part.weight_gradient(sizes))
+            ops.append(stream_op(f"part {number} sum", K.ADD, vocab, logits.inputs, 2, 1, stored))
+    scaled = stream_op("loss gradient scale", K.MUL, tokens, logits.inputs, 1, 1, stored, kernels=2)
+    return make_layer(Role.LOSS, tuple(ops), (scaled,))
 
 
 def _loss_layer(sizes: Sizes) -> Layer:

@@ -63,17 +63,19 @@ def norm_kind(sizes: Sizes) -> ElementwiseKind:
 
 def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
     """Norm the stream, or *heads*, which are as narrow as products make them."""
-    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM:
+    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.has_liger:
         return eager_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
     return (stream_op(name, norm_kind(sizes), rows, width, 1, 1, sizes.stream),)
 
 
 def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
     """Return the backward of a norm; plain PyTorch reads input and gradient again for the weight's gradient."""
-    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM:
+    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.has_liger:
         narrow = sizes.stored if heads else sizes.stream
         return eager_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
     ops: Ops = (stream_op(f"{name} gradient", norm_kind(sizes), rows, width, 2, 1, sizes.stream, True),)
+    if sizes.has_liger:  # the weight's gradient, always: sums of each multiprocessor, then their sum
+        return (*ops, stream_op(f"{name} weight gradient", K.OTHER, 1, width, 1, 1, sizes.stream, True, kernels=3))
     if sizes.fused or not sizes.trains_norms:
         return ops
     vectors = sizes.model.norm.elements(width) // width

@@ -151,6 +151,8 @@ class Linear:
         matmul = Op(self.name, self.product(self.rows, self.outputs, self.inputs), part=OpPart.PRODUCT)
         casts = self._quantise(sizes, "input", self.gathered, self.inputs) if self.quantises_input else ()
         weights = self._cast_weights(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
+        if sizes.strategy.base_weights is BaseWeights.INT8 and self.adapted:
+            return (*self._multiply_int8(sizes), *self._adapters(sizes, "forward"))
         return (*casts, *weights, *self._dequantise(sizes, ""), matmul, *self._adapters(sizes, "forward"))
 
     def input_gradient(self, sizes: Sizes) -> Ops:
@@ -246,6 +248,30 @@ class Linear:
             names = (self.name,)
         return self.adapted and sizes.strategy.lora_rank > 0 and (not targets or any(map(targets.__contains__, names)))
 
+    def _multiply_int8(self, sizes: Sizes) -> Ops:
+        """Return the forward of LLM.int8: cast the input, look for outliers, which the host reads, quantise it by rows,
+        multiply in int8 and turn the int32 sums back (bitsandbytes 0.50, autograd/_functions.py, MatMul8bitLt).
+        """
+        stored, half, inputs = sizes.stored, float(DType.FP16.bytes), float(self.rows * self.inputs)
+
+        def pass_over(what: str, read: float, write: float, columns: int, elements: float) -> Op:
+            work = Elementwise(K.CAST, self.rows, columns, read * elements, write * elements, dtype=stored)
+            return Op(f"{self.name} {what}", work)
+
+        outputs = float(self.rows * self.outputs)
+        seek = replace(
+            pass_over("find outliers", 2 * half + 2, half + 1, self.inputs, inputs), kernels=3, host_reads=True
+        )
+        product = Op(self.name, Matmul(self.rows, self.outputs, self.inputs, 1, DType.INT8), part=OpPart.PRODUCT)
+        return (
+            pass_over("cast input", stored.bytes, half, self.inputs, inputs),
+            seek,
+            pass_over("quantise input", half, 1, self.inputs, inputs),
+            replace(product, kernels=2),
+            pass_over("dequantise sums", FP32.bytes, half, self.outputs, outputs),
+            pass_over("cast output", half, stored.bytes, self.outputs, outputs),
+        )
+
     def _dequantise(self, sizes: Sizes, again: str) -> Ops:
         """Turn frozen weights back into the training format before a product (bitsandbytes, matmul_4bit)."""
         base = sizes.strategy.base_weights
@@ -306,9 +332,13 @@ class Linear:
                 ops.append(cast_op(f"{name} narrow", *inputs, FP32, stored))
             scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
             total = stream_op(f"{name} sum", K.ADD, *outputs, 2, 1, stored)
-            return (*ops, replace(down, kernels=1 + small), up, scale, total)
+            products = (replace(down, kernels=1 + small), up)
+            return (*ops, *self._scale_norms(sizes, wide), *products, scale, total)
         if phase == "input gradient":
             ops = [stream_op(f"{name} scale gradient", K.MUL, *outputs, 1, 1, stored), up, down]
+            if strategy.dora:
+                # Of both products with magnitudes: their gradients, and sums over tokens for the magnitudes'.
+                ops.insert(0, stream_op(f"{name} magnitude gradient", K.MUL, *outputs, 5, 4, wide, kernels=10))
             if casts:
                 ops.append(cast_op(f"{name} gradient widen", *inputs, stored, FP32))
             if drops:
@@ -318,6 +348,27 @@ class Linear:
             return (*ops, stream_op(f"{name} gradient sum", K.ADD, *inputs, 2, 1, stored))
         accumulates = 2 if strategy.micro_batches > 1 else 0
         return (replace(down, kernels=1 + small + accumulates), up)
+
+    def _scale_norms(self, sizes: Sizes, wide: DType) -> Ops:
+        """Return what DoRA adds to a forward: the product of both matrices, made by multiplying an identity, the norms
+        of the rows of their sum with the weights, and the outputs scaled by magnitudes over norms (peft 0.21,
+        tuners/lora/dora.py, DoraLinearLayer.forward).
+        """
+        if not sizes.strategy.dora:
+            return ()
+        stored, rank, name = sizes.stored, sizes.strategy.lora_rank, f"{self.name} dora"
+        weights, ends = (self.outputs, self.inputs), (self.rows, self.outputs)
+        casts = 2 if wide is not stored else 0
+        return (
+            stream_op(f"{name} identity", K.COPY, self.inputs, self.inputs, 1, 2, wide, kernels=3),
+            Op(f"{name} down", Matmul(self.inputs, rank, self.inputs, 1, stored), kernels=2),
+            Op(f"{name} up", Matmul(self.inputs, self.outputs, rank, 1, stored), kernels=2),
+            *(cast_op(f"{name} widen", *weights, stored, wide) for _ in range(casts)),
+            stream_op(f"{name} scaled", K.MUL, *weights, 1, 1, wide),
+            stream_op(f"{name} total", K.ADD, *weights, 2, 1, wide),
+            stream_op(f"{name} norms", K.MUL, *weights, 1, 0, wide, kernels=4),
+            stream_op(f"{name} outputs", K.MUL, *ends, 3, 3, wide, kernels=4),
+        )
 
 
 def join_phases(sizes: Sizes, linears: Iterable[Linear]) -> PhaseOps:
@@ -337,7 +388,7 @@ def accumulate_vectors(sizes: Sizes, name: str, *vectors: int) -> Ops:
 def gate_ops(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Ops, Ops]:
     """Multiply *rows* x *width* elements by an activation of as many: one kernel, or one per operation."""
     dtype = sizes.stored
-    if sizes.fused:
+    if sizes.fused or sizes.has_liger:
         return (
             (stream_op(name, K.SWIGLU, rows, width, 2, 1, dtype),),
             (stream_op(f"{name} gradient", K.SWIGLU, rows, width, 3, 2, dtype, True),),
