@@ -21,9 +21,13 @@ SPANS: dict[RecomputeModule, tuple[Role, ...]] = {
         *(Role.SHARED_UP, Role.SHARED_DOWN, Role.EXPERTS_SUM),
     ),
 }
-# Kernels an eager host could issue while it enters a checkpointed block and saves the states of the random
-# generators: 0.7 ms, fitted to the forwards of gpt2-large with and without it on an H200.
-CHECKPOINT_KERNELS = 17
+# Kernels an eager host could issue while Python handles the saved tensors of a checkpointed block (hooks of
+# torch.utils.checkpoint without reentrance), for each kernel of its forward; and while it sets generators back before
+# the block runs again: 0.4 and 1.6 ms in the forward and backward of a layer, 0.8 and 2.6 ms of one with adapters,
+# Llama 3.2 1B on an H200; gpt2-large agrees.
+HOOK_SHARE, HOOK_BACKWARD_SHARE = 0.5, 1.2
+CHECKPOINT_BACKWARD_KERNELS = 60
+CHECKPOINT_KERNELS = 17  # the forward's where a checkpoint is reentrant: 0.7 ms, gpt2-large
 
 
 def recompute_modules(layers: tuple[Layer, ...], modules: Sequence[RecomputeModule]) -> tuple[Layer, ...]:
@@ -42,11 +46,11 @@ def recompute_modules(layers: tuple[Layer, ...], modules: Sequence[RecomputeModu
     return layers
 
 
-def recompute_block(layers: tuple[Layer, ...], stops_early: bool) -> tuple[Layer, ...]:
+def recompute_block(layers: tuple[Layer, ...], stops_early: bool, hooks: bool) -> tuple[Layer, ...]:
     """Return *layers* of one block whose backward starts with their complete forward.
 
     torch.utils.checkpoint *stops early*, once all that the backward needs is back: a last product and what
-    only adds to it is not run again. Entering a checkpoint keeps the host busy.
+    only adds to it is not run again. Entering a checkpoint keeps the host busy, the more if it *hooks* saved tensors.
     """
     ops = [op for layer in layers for op in layer.forward]
     if stops_early:
@@ -54,8 +58,12 @@ def recompute_block(layers: tuple[Layer, ...], stops_early: bool) -> tuple[Layer
         ops = ops[: needed + (not isinstance(ops[needed].work, Matmul | GroupedMatmul))]
     index = next(index for index, layer in enumerate(layers) if layer.forward)
     first, *rest = layers[index].forward
-    entered = replace(layers[index], forward=(replace(first, kernels=CHECKPOINT_KERNELS + first.kernels), *rest))
+    kernels = sum(op.kernels for op in ops)
+    entering = replace(first, kernels=(round(HOOK_SHARE * kernels) if hooks else CHECKPOINT_KERNELS) + first.kernels)
+    entered = replace(layers[index], forward=(entering, *rest))
     layers = (*layers[:index], entered, *layers[index + 1 :])
+    leaving = CHECKPOINT_BACKWARD_KERNELS + round(HOOK_BACKWARD_SHARE * kernels) if hooks else 0
+    ops[0] = replace(ops[0], kernels=leaving + ops[0].kernels)
     return (*layers[:-1], prepend_backward(layers[-1], rename_ops("recompute", ops)))
 
 

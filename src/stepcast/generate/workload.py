@@ -10,8 +10,8 @@ from stepcast.generate.overlap import Unit, gather_units, offload_activations, o
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.group import Group
-from stepcast.ir.layers.ends import embedding_layers, head_layers, next_token_layers
-from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
+from stepcast.ir.layers.ends import LOOP_KERNELS_PER_ADAPTER, embedding_layers, head_layers, next_token_layers
+from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, count_adapted
 from stepcast.ir.layers.operators import GATHER, collective, rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.legality import check
@@ -94,9 +94,17 @@ class StageMaker:
             return []
         without = NO_TARGETS if self.strategy.lora_rank else ()
         frozen = replace(self.strategy, objective=Objective.SFT, lora_targets=without, recompute=NO_RECOMPUTE)
-        units = StageMaker(self.model, frozen, self.framework)._units(piece)
+        units = StageMaker(self.model, frozen, replace(self.framework, loop_kernels=0))._units(piece)
         known = {id(unit): _forward_only(unit, "reference") for unit in units}
-        return [known[id(unit)] for unit in units]
+        units = [known[id(unit)] for unit in units]
+        if piece.embedding and self.strategy.lora_rank and self.sizes.eager_modules:
+            # Adapters are switched off before the reference runs, and on again after it.
+            visits = LOOP_KERNELS_PER_ADAPTER * count_adapted(self.model, self.strategy.lora_targets)
+            first, *layers = units[0].layers
+            *ops, last = first.forward
+            switched = replace(first, forward=(*ops, replace(last, kernels=last.kernels + visits)))
+            units[0] = replace(units[0], layers=(switched, *layers))
+        return units
 
     def _units(self, piece: StagePiece) -> list[Unit]:
         """Return embedding, transformer layers and head as far as the piece holds them."""
@@ -221,7 +229,7 @@ def block_layers(
     mixer, feed_forward = _halves(sizes, block)
     layers = mixer + feed_forward
     if recomputed:
-        layers = recompute_block(layers, stops_early=not sizes.fused and framework.stops_early)
+        layers = recompute_block(layers, not sizes.fused and framework.stops_early, hooks=sizes.eager_modules)
     elif sizes.alternates_matmuls:
         # It knows no recurrent mixers, which save everything.
         known = layers if block.mixer is Mixer.NONE or MIXERS[block.mixer].alternates else feed_forward

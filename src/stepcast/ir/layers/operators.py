@@ -56,8 +56,11 @@ MASK_BYTES = 1.0  # of one element in dropout's mask
 # Projections that one product makes, by the names that adapters have.
 FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
 # Kernels an eager host could issue for the dequantisation before a product of 4-bit weights: those of the scales, of
-# their offset and of the weights, and bitsandbytes' own Python. Qwen 2.5 0.5B with and without it, on an H200.
-DEQUANTISE_KERNELS = 10
+# their offset and of the weights, and bitsandbytes' own Python: 0.2 ms, layers of Llama 3.2 1B with and without it, on
+# an H200, as are the two below: autograd's nodes of a pair of adapters beyond their kernels, and those of its dropout.
+DEQUANTISE_KERNELS = 13
+ADAPTER_NODES, DROPOUT_NODES = 2, 7
+INT8_KERNELS = 24  # of bitsandbytes' Python around a product of LLM.int8, after the host has read that input's outliers
 
 
 class PhaseOps(NamedTuple):
@@ -266,7 +269,7 @@ class Linear:
         return (
             pass_over("cast input", stored.bytes, half, self.inputs, inputs),
             seek,
-            pass_over("quantise input", half, 1, self.inputs, inputs),
+            replace(pass_over("quantise input", half, 1, self.inputs, inputs), kernels=INT8_KERNELS),
             replace(product, kernels=2),
             pass_over("dequantise sums", FP32.bytes, half, self.outputs, outputs),
             pass_over("cast output", half, stored.bytes, self.outputs, outputs),
@@ -342,12 +345,12 @@ class Linear:
             if casts:
                 ops.append(cast_op(f"{name} gradient widen", *inputs, stored, FP32))
             if drops:
-                ops.append(stream_op(f"{name} dropout gradient", K.MUL, *inputs, 2, 1, wide))
+                ops.append(stream_op(f"{name} dropout gradient", K.MUL, *inputs, 2, 1, wide, kernels=1 + DROPOUT_NODES))
             if casts:
                 ops.append(cast_op(f"{name} gradient narrow", *inputs, FP32, stored))
             return (*ops, stream_op(f"{name} gradient sum", K.ADD, *inputs, 2, 1, stored))
         accumulates = 2 if strategy.micro_batches > 1 else 0
-        return (replace(down, kernels=1 + small + accumulates), up)
+        return (replace(down, kernels=1 + ADAPTER_NODES + small + accumulates), up)
 
     def _scale_norms(self, sizes: Sizes, wide: DType) -> Ops:
         """Return what DoRA adds to a forward: the product of both matrices, made by multiplying an identity, the norms
