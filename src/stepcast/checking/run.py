@@ -1,6 +1,7 @@
 """RunCheck: three lines before the first step, and what differs from them after some."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -134,6 +135,9 @@ class RunCheck:
             f"({predicted_s / measured_s - 1:+.1%}), {where} the 90 % interval"
         ]
         lines += self._explain(measured_s, predicted_s, loading_s, max(steps) / measured_s)
+        if "torch" in sys.modules and not has_gpu():  # a rehearsal on a CPU
+            gpu = self.run.cluster.gpu.name
+            lines = [f"measured {format_seconds(measured_s)} a step without a GPU; the forecast is for {gpu}"]
         lines += self._compare_memory()
         for line in lines:
             self.write(f"{PREFIX}{line}")
@@ -176,30 +180,29 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def has_gpu() -> bool:
+    """Return True if PyTorch is loaded and sees a GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
+
+
 def detect_gpu() -> str:
     """Return the name of the GPU at hand; a ValueError without one."""
-    import sys
-
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if not has_gpu():
         raise ValueError("no GPU at hand: name the one to forecast, such as check(trainer, gpu='h100-sxm')")
-    return str(torch.cuda.get_device_name(0))
+    return str(sys.modules["torch"].cuda.get_device_name(0))
 
 
 def measure_peaks() -> tuple[int, int] | None:
     """Return the peaks of allocated and reserved bytes, or None without a GPU."""
-    import sys
-
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if not has_gpu():
         return None
-    return int(torch.cuda.max_memory_allocated()), int(torch.cuda.max_memory_reserved())
+    cuda = sys.modules["torch"].cuda
+    return int(cuda.max_memory_allocated()), int(cuda.max_memory_reserved())
 
 
 def gather_slowest(loading_s: float) -> tuple[int, float] | None:
     """Return the rank that loads data longest and its seconds, or None with one rank."""
-    import sys
-
     torch = sys.modules.get("torch")
     if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None

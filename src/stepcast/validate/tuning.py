@@ -1,6 +1,7 @@
 """The fine-tuning set: steps of LoRA, QLoRA, 8-bit Adam, packing, checkpointing and DPO on one H200, measured by us.
 
-Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer).
+Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer). Four
+visits, of which the host was the slower the later: rows 1 to 32, 33 to 63, 64 to 96 and the rest.
 ``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted.
 ``before_*`` are forecasts made before measuring.
 """
@@ -16,7 +17,7 @@ from stepcast.validate import scoreboard
 
 FILE = "tuning.csv"
 NOTES = (
-    "steps of transformers 5.17, peft 0.21 and bitsandbytes 0.50 in PyTorch 2.11 on one H200, mean of two seconds",
+    "steps of transformers 5.17, peft 0.21 and bitsandbytes 0.50 in PyTorch 2.11 on one H200, over two seconds or more",
     "peaks are those of PyTorch's allocator, less what earlier steps still held",
 )
 FLAGS: dict[str, dict[str, Any]] = {
@@ -31,6 +32,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "bf16adapters": {"framework": "trainer"},
     "full": {"framework": "trainer"},
     "trainer": {},
+    "dora": {"dora": True},
+    "liger": {"liger": True},
+    "int8": {"base_weights": "int8"},
 }
 
 
@@ -41,6 +45,8 @@ def read_choices_of(record: scoreboard.Record, folder: Path) -> dict[str, Any]:
     for word in words:
         if word.startswith("lora"):
             choices["lora_rank"] = int(word.removeprefix("lora"))
+        elif word.startswith("freeze"):
+            choices |= {"framework": "trainer", "train_layers": int(word.removeprefix("freeze"))}
         else:
             choices |= FLAGS[word]
     if {"full", "dpo"} <= set(words) and "trainer" not in words:

@@ -368,7 +368,9 @@ class Linear:
             Op(f"{name} up", Matmul(self.inputs, self.outputs, rank, 1, stored), kernels=2),
             *(cast_op(f"{name} widen", *weights, stored, wide) for _ in range(casts)),
             stream_op(f"{name} scaled", K.MUL, *weights, 1, 1, wide),
-            stream_op(f"{name} total", K.ADD, *weights, 2, 1, wide),
+            stream_op(
+                f"{name} total", K.STRIDED, *weights, 9, 1, wide
+            ),  # one of them lies transposed: a sector a number
             stream_op(f"{name} norms", K.MUL, *weights, 1, 0, wide, kernels=4),
             stream_op(f"{name} outputs", K.MUL, *ends, 3, 3, wide, kernels=4),
         )
