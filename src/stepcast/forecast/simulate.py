@@ -103,44 +103,46 @@ class PacedCompute:
         return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
 
 
-_LAYER_SECONDS: ByIdentity[FloatArray] = ByIdentity(2**16)
+_SECONDS: ByIdentity[FloatArray] = ByIdentity(2**15)
+_JOINED_SECONDS: ByIdentity[FloatArray] = ByIdentity(1024)
 
 
 class WorkTable:
-    """The seconds of lists of ops, from tables of layers that all steps share whose GPUs are as busy and whose groups
-    use the same links.
+    """The seconds of lists of ops, from tables that all steps share whose GPUs are as busy and whose groups use the
+    same links.
     """
 
     def __init__(self, pricer: Pricer, compute: PacedCompute, alone: frozenset[Group]) -> None:
         self.pricer, self.compute, self.alone = pricer, compute, alone
-        self.key = (pricer.node_gpus, pricer.once_per_node, pricer.ideal, tuple(pricer.algorithms.items()))
+        self.key = (pricer.node_gpus, pricer.once_per_node, pricer.ideal, tuple(pricer.algorithms.items()), alone)
 
     def works_s(self, ops: OpList) -> FloatArray:
         """Return the seconds of each work; 0 for communication that does not run."""
-        base_s, clocked = np.concatenate([self._find_layer(layer) for layer in ops.layers or (ops,)], axis=1)
+        base_s, clocked = self._find(ops)
         seconds: FloatArray = base_s * np.where(clocked > 0, self.compute.pace, 1.0)
         return seconds
 
-    def _find_layer(self, layer: OpList) -> FloatArray:
+    def _find(self, ops: OpList) -> FloatArray:
         """Return the seconds of each work before the pace, and whether the pace applies to it."""
         pricer, routes = self.pricer, list[object]()
-        for group, is_collective in layer.routed:
-            if group in self.alone:
-                continue
+        price = partial(self._join if ops.lists else self._price, ops)
+        for group, is_collective in ops.routed:
             if isinstance(group, HostWay):
-                return self._price_layer(layer)
-            routes.append(pricer.route(group) if is_collective else pricer.neighbour_route(group))
-        made_of = (layer, self.compute.base, pricer.cluster, *routes)
-        return _LAYER_SECONDS.get(made_of, partial(self._price_layer, layer), self.key)
+                return price()
+            if group not in self.alone:
+                routes.append(pricer.route(group) if is_collective else pricer.neighbour_route(group))
+        known = _JOINED_SECONDS if ops.lists else _SECONDS
+        return known.get((ops, self.compute.base, pricer.cluster, *routes), price, self.key)
 
-    def _price_layer(self, layer: OpList) -> FloatArray:
-        columns = np.zeros((2, len(layer.issued)))
-        for place, (work, runs) in enumerate(layer.running(self.alone)):
-            if isinstance(work, Compute):
-                columns[:, place] = self.compute.base(work).seconds, isinstance(work, CLOCKED)
-            elif runs:
-                columns[0, place] = self.pricer.seconds(work)
-        return columns
+    def _join(self, ops: OpList) -> FloatArray:
+        return np.concatenate([self._find(part) for part in ops.lists], axis=1)
+
+    def _price(self, ops: OpList) -> FloatArray:
+        base, pricer, seconds = self.compute.base, self.pricer, []
+        for work, runs in ops.running(self.alone):
+            is_computing = isinstance(work, Compute)
+            seconds.append(base(work).seconds if is_computing else pricer.seconds(work) if runs else 0.0)
+        return np.array([seconds, [isinstance(work, CLOCKED) for work in ops.works]])
 
 
 def simulate_together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:

@@ -116,7 +116,7 @@ def _find_entries(run: Run, calculator: "_CallTimes") -> tuple[list[tuple[int, F
     earliest_s = -np.array([calculator.non_compute_s(segment) for segment in program.segments])
     entries = run.entry_s - run.entry_s[:, COMPUTE : COMPUTE + 1]
     entries = np.maximum(entries, earliest_s[program.segment, None])
-    chain = program.chain_of[program.segment][:, None].astype(np.float64)
+    chain = program.call_chains[:, None].astype(np.float64)
     rows = np.ascontiguousarray(np.concatenate([chain, entries], axis=1))
     width, data = rows.itemsize * rows.shape[1], rows.tobytes()
     known: dict[bytes, int] = {}
@@ -249,8 +249,8 @@ def _message_waits_s(step: Step, run: Run) -> FloatArray:
     lanes = len(program.lanes)
     # Calls that run a slot of the schedule: not the rounds of a stage, nor messages.
     place = np.arange(program.calls) - program.rank_start[program.rank]
-    last = np.diff(program.rank_start)[program.rank] - step.plan.rounds_after
-    is_slot = (program.rank < stages) & (place >= step.plan.rounds_before) & (place < last)
+    last = np.diff(program.rank_start)[program.rank] - step.plan.rounds[1]
+    is_slot = (program.rank < stages) & (place >= step.plan.rounds[0]) & (place < last)
     for port in range(program.inputs):
         arrives = np.flatnonzero(is_slot & (program.source_call[:, port] >= 0))
         waited = run.entry_s[arrives, lanes + port] - run.entry_s[arrives, COMPUTE]

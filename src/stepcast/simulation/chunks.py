@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from itertools import count, pairwise
+from itertools import pairwise
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.identity import ByIdentity, Remembered
+from stepcast.ir.group import Channel
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.workload import Block, Stage, Workload
 from stepcast.simulation.lanes import PHASES_OF
 from stepcast.simulation.lowering import OpList, list_slot_ops
@@ -26,16 +27,6 @@ Blocks = tuple[Block, ...]
 VariedBlocks = Mapping[SlotAction, Mapping[int, Blocks]]
 LAST = -2
 """In place of its number: the last micro-batch."""
-MOST_SIGNATURES = 2**14
-_SIGNATURES = Remembered[object, int]()
-_NUMBERS = count()
-
-
-def number_signature(key: object) -> int:
-    """Return the same number for equal keys."""
-    if len(_SIGNATURES) >= MOST_SIGNATURES:
-        _SIGNATURES.clear()
-    return _SIGNATURES.setdefault(key, next(_NUMBERS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +77,18 @@ class Chunk:
         }
 
     @cached_property
-    def lists(self) -> tuple[OpList, ...]:
-        """The distinct lists of ops."""
-        return tuple(dict.fromkeys([ops for blocks in self.slots.values() for ops, _ in blocks]))
+    def variants(self) -> tuple[object, ...]:
+        """The slots that run ops of their own; ``find_slot`` depends on nothing else."""
+        return (self.in_turn, self.final > 0, *self.slots)
 
     @cached_property
-    def signature(self) -> int:
-        """A number that is the same for chunks whose ops differ in their costs alone."""
-        number = {ops: index for index, ops in enumerate(self.lists)}
-        slots = [(key, tuple([(number[ops], repeat) for ops, repeat in part])) for key, part in self.slots.items()]
-        key = (self.in_turn, self.final > 0, tuple(slots), tuple([ops.sequences for ops in self.lists]))
-        return number_signature(key)
+    def groups(self) -> frozenset[Channel]:
+        return frozenset().union(*[ops.groups for blocks in self.slots.values() for ops, _ in blocks])
+
+    @cached_property
+    def awaited(self) -> frozenset[str]:
+        """The names that ops wait for and that none before them in their block has."""
+        return frozenset().union(*[ops.awaited for blocks in self.slots.values() for ops, _ in blocks])
 
 
 def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> dict[ChunkPlace, Chunk]:

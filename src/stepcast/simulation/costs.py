@@ -57,7 +57,7 @@ class Prices:
         def price(layer: OpList) -> FloatArray:
             return np.array([issue_s(one.op.work, one.backward) * one.op.kernels for one in layer.issued], np.float64)
 
-        return np.concatenate([_ISSUES.get((layer, issue_s), partial(price, layer)) for layer in ops.layers or (ops,)])
+        return np.concatenate([_ISSUES.get((layer, issue_s), partial(price, layer)) for layer in ops.lists or (ops,)])
 
     def spend_s(self, ops: OpList, works_s: FloatArray, factor: float) -> FloatArray:
         """Return how long each of *ops* takes, whose works take *works_s* by themselves, on a stage that computes

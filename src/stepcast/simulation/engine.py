@@ -1,20 +1,21 @@
 """The folded engine: in-order lanes with fixed durations are a max-plus linear system.
 
 A segment is a small matrix (``fold``), built once however often it is called; a call is one matrix-vector product in
-(max, +), and calls at the same level of the dependency graph are computed together, of one program or of many. The
-times of single tasks are computed afterwards, and only when asked for.
+(max, +). A compiled kernel runs one call after the other; numpy, which gives the same bits, computes calls at the same
+level of the dependency graph together, of one program or of many. The times of single tasks are computed afterwards,
+and only when asked for.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.simulation.fold import Chain, Fold, lanes_read
-from stepcast.simulation.program import CallPlan, Program, Times, level_bounds
+from stepcast.simulation.program import CallTable, Program, Times
 from stepcast.simulation.segments import Piece, Shape
 
 
@@ -24,9 +25,8 @@ class Run:
 
     program: Program
     seconds: FloatArray  # the price of each of the program's costs
-    maps: FloatArray  # columns x chains x rows: the matrix of every chain
-    plan: CallPlan
-    left_s: FloatArray  # what the calls leave behind, in the order of the plan
+    maps: FloatArray  # rows x columns x chains: the matrix of every chain
+    left_s: FloatArray  # (1 + calls) x rows: what each call leaves behind; row 0 is the start of the step
     makespan_s: float
 
     @cached_property
@@ -36,7 +36,8 @@ class Run:
         """
         entry_s = np.zeros((self.program.calls, len(self.program.lanes) + self.program.inputs))
         if self.program.calls:
-            entry_s[:, self.program.fold.begins[:, 0]] = self.plan.entries(self.left_s)
+            fold = self.program.fold
+            entry_s[:, fold.begins[:, 0]] = self.program.table.entries(self.left_s, fold.read)
         return entry_s
 
 
@@ -47,17 +48,116 @@ def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
     """
     prices = program.price_costs() if seconds is None else seconds
     fold = program.fold
-    maps = np.ascontiguousarray(fold.maps(prices).transpose(1, 2, 0))
-    plan = program.table.plan(fold.read, fold.chain_outputs)
-    left_s = plan.sweep(maps, program.chain_of[program.segment])
-    return Run(program, prices, maps, plan, left_s, float(left_s.max(initial=0.0)))
+    maps = fold.maps(prices)
+    left_s = _run(program.table, maps, program.call_chains, fold.read)
+    return Run(program, prices, maps, left_s, float(left_s.max(initial=0.0)))
 
 
 def shift_s_of(run: Run, watched: IntArray, slack_s: float = 0.0) -> float:
     """Return the shift of the *watched* calls of one run, as ``makespans_together`` does of many."""
-    chain = run.program.chain_of[run.program.segment][run.plan.order[watched[0]]]
-    first, second = run.left_s[1 + watched]
-    return _shift_s(first, second, run.maps[:, chain], run.program.fold.read, slack_s)
+    return _shift_s(run.left_s, watched, run.maps, run.program.call_chains, run.program.fold.read, slack_s)
+
+
+def _run(table: CallTable, maps: FloatArray, chain: IntArray, lanes: int) -> FloatArray:
+    """Return (1 + calls) x rows: what each call leaves behind, whose *chain* has one of the *maps*."""
+    kernel = compile_function(_run_calls) if _is_worth_compiling(table.calls) else None
+    _counted[0] += table.calls
+    if kernel is None:
+        by_column = np.ascontiguousarray(maps.transpose(1, 2, 0))
+        return table.plan(lanes, len(maps) - lanes).sweep(by_column, chain)
+    left_s = np.zeros((table.calls + 1, len(maps)))
+    waiting = np.full((2, max(table.calls, table.ranks)), -1, np.int64)
+    state = np.stack([table.rank_start[:-1], np.arange(table.ranks)])
+    arrays = (table.rank_start, table.rank, table.previous, table.source_call, table.source_port)
+    by_chain = np.ascontiguousarray(maps.transpose(2, 1, 0))
+    if kernel(*arrays, chain, by_chain, lanes, left_s, waiting, state) < table.calls:
+        _ = table.levels  # names the calls that wait for each other
+    return left_s
+
+
+WORTH_COMPILING = 2**17
+"""Calls that numpy runs before the kernel is loaded: that takes 0.3 s, as long as numpy does for them."""
+_counted = [0]
+
+
+def _is_worth_compiling(calls: int) -> bool:
+    """Return whether the compiled kernel runs so many *calls*, after those that were run before."""
+    return _counted[0] + calls > WORTH_COMPILING and compile_function(_run_calls) is not None
+
+
+@cache
+def compile_function(function: Callable[..., int]) -> Callable[..., int] | None:
+    """Return *function* compiled by numba, which is imported only here; None where it is not installed."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    uncached: Callable[..., int] = numba.njit(function)
+    try:
+        cached: Callable[..., int] = numba.njit(cache=True)(function)
+    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
+        return uncached
+
+    def kernel(*arguments: object) -> int:
+        try:
+            return cached(*arguments)
+        except OSError:  # compiled but not cached, as on a full disk; it has not run yet
+            return uncached(*arguments)
+
+    return kernel
+
+
+def _run_calls(
+    rank_start: Any,
+    rank_of: Any,
+    previous: Any,
+    source_call: Any,
+    source_port: Any,
+    chain: Any,
+    maps: Any,
+    lanes: int,
+    left_s: Any,
+    waiting: Any,
+    state: Any,
+) -> int:
+    """Fill *left_s*, rank by rank as far as each can run; return the number of calls that could.
+
+    *maps* are chains x columns x rows; *state* has the next call of each rank and the ranks that are ready; *waiting*
+    the first rank that waits for each call, and for each rank the next one that waits for the same.
+    """
+    rows, inputs = maps.shape[2], source_call.shape[1]
+    height, finished = state.shape[1], 0
+    while height > 0:
+        height -= 1
+        rank = state[1, height]
+        call = state[0, rank]
+        while call < rank_start[rank + 1]:
+            blocker = -1
+            for port in range(inputs):
+                source = source_call[call, port]
+                if source >= 0 and state[0, rank_of[source]] <= source:
+                    blocker = source
+            if blocker >= 0:
+                waiting[1, rank] = waiting[0, blocker]
+                waiting[0, blocker] = rank
+                break
+            matrix, before, left = maps[chain[call]], left_s[previous[call]], left_s[1 + call]
+            left[:] = -np.inf
+            for column in range(lanes + inputs):
+                time = before[column] if column < lanes else 0.0
+                if column >= lanes and source_call[call, column - lanes] >= 0:
+                    time = left_s[1 + source_call[call, column - lanes], lanes + source_port[call, column - lanes]]
+                for row in range(rows):
+                    left[row] = max(left[row], matrix[column, row] + time)
+            finished += 1
+            waiter = waiting[0, call]
+            while waiter >= 0:
+                state[1, height] = waiter
+                height += 1
+                waiter = waiting[1, waiter]
+            call += 1
+            state[0, rank] = call
+    return finished
 
 
 def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
@@ -167,41 +267,55 @@ def _makespans_s(
     programs: Sequence[PricedProgram], watched: Mapping[int, IntArray]
 ) -> tuple[list[float], dict[int, float]]:
     fold = _fold_programs([program for program, _ in programs])
-    maps = fold.maps(np.concatenate([seconds for _, seconds in programs]))
-    maps, lanes = _drop_idle_lanes(maps, fold.read, [len(program.chains) for program, _ in programs])
-    columns, _, rows = maps.shape
-    order = _JoinedOrder([program for program, _ in programs], columns - lanes)
-    entries = np.empty((columns, len(order.chain)), np.int64)
-    entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
-    entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
-    # What each call leaves behind, in this order; the first row is the start of the step.
-    values = np.zeros((len(order.chain) + 1, rows))
-    done, chain, latest = values[1:], order.chain, np.maximum.reduce
-    take_map, take_value = maps.take, values.take
-    for start, stop in pairwise(level_bounds(order.level)):
-        terms = take_map(chain[start:stop], 1)
-        terms += take_value(entries[:, start:stop, None])
-        latest(terms, 0, out=done[start:stop])
-    last_s = np.empty(len(chain))
-    last_s[order.calls] = latest(done, 1)
-    ends_s: list[float] = np.maximum(np.maximum.reduceat(last_s, order.starts), 0.0).tolist()
+    maps, lanes = fold.maps(np.concatenate([seconds for _, seconds in programs])), fold.read
+    table = _join_tables([program for program, _ in programs], maps.shape[1] - lanes)
+    if not _is_worth_compiling(table.calls):
+        maps, lanes = _drop_idle_lanes(maps, lanes, [len(program.chains) for program, _ in programs])
+    left_s = _run(table, maps, table.segment, lanes)
+    starts = np.cumsum([0, *[program.calls for program, _ in programs[:-1]]])
+    ends_s: list[float] = np.maximum(np.maximum.reduceat(left_s[1:].max(axis=1), starts), 0.0).tolist()
     shifts_s = {}
-    for number, places in watched.items():
-        first, second = order.place[1 + order.starts[number] + places]
-        shift_s = _shift_s(values[first], values[second], maps[:, chain[first - 1]], lanes)
-        if shift_s:
+    for number, calls in watched.items():
+        if shift_s := _shift_s(left_s, starts[number] + calls, maps, table.segment, lanes):
             shifts_s[number] = shift_s
     return ends_s, shifts_s
 
 
-def _shift_s(first: FloatArray, second: FloatArray, maps: FloatArray, lanes: int, slack_s: float = 0.0) -> float:
-    """Return by how much later the calls of the *second* of two periods leave everything than those of the *first*,
-    whose matrices are *maps*; 0 if that is not one number but for *slack_s*. A lane that a call does not touch may stay
-    where it is: if it does, it did for all calls of its rank.
+def _join_tables(programs: Sequence[Program], inputs: int) -> CallTable:
+    """Return the calls of all programs as one table, whose segments are the chains of all, with so many *inputs*."""
+    tables = [program.table for program in programs]
+    sizes = [table.calls for table in tables]
+    starts: IntArray = np.cumsum([0, *sizes[:-1]])
+    chains = np.cumsum([0, *[len(program.chains) for program in programs]]).tolist()
+
+    def pad(part: IntArray) -> IntArray:
+        missing = inputs - part.shape[1]
+        return np.pad(part, ((0, 0), (0, missing)), constant_values=-1) if missing else part
+
+    sources = np.concatenate([pad(table.source_call) for table in tables])
+    joined = CallTable(
+        np.concatenate([[0], *[start + table.rank_start[1:] for start, table in zip(starts, tables, strict=True)]]),
+        np.concatenate([program.call_chains + first for program, first in zip(programs, chains, strict=False)]),
+        np.where(sources >= 0, sources + np.repeat(starts, sizes)[:, None], -1),
+        np.concatenate([pad(table.source_port) for table in tables]),
+    )
+    if not _is_worth_compiling(joined.calls):
+        joined.__dict__["levels"] = np.concatenate([table.levels for table in tables])
+    return joined
+
+
+def _shift_s(
+    left_s: FloatArray, watched: IntArray, maps: FloatArray, chain: IntArray, lanes: int, slack_s: float = 0.0
+) -> float:
+    """Return by how much later the second of the *watched* calls leave everything than the first; 0 if that is not one
+    number but for *slack_s*. A lane that a call does not touch may stay where it is: if it does, it did for all calls
+    of its rank.
     """
-    untouched = np.full((len(maps), lanes), -np.inf)
+    first, second = left_s[1 + watched]
+    untouched = np.full((lanes, maps.shape[1]), -np.inf)
     untouched[np.arange(lanes), np.arange(lanes)] = 0.0
-    stays = (maps[:, :, :lanes] == untouched[:, None]).all(axis=0)
+    chains, which = np.unique(chain[watched[0]], return_inverse=True)
+    stays = (maps[:lanes, :, chains] == untouched[:, :, None]).all(axis=1).T[which]
     shift_s = float(second[0, 0] - first[0, 0])
     moves = np.abs(second - (first + shift_s)) <= slack_s if slack_s else second == first + shift_s
     moves[:, :lanes] |= stays & (second == first)[:, :lanes]
@@ -209,8 +323,8 @@ def _shift_s(first: FloatArray, second: FloatArray, maps: FloatArray, lanes: int
 
 
 def _drop_idle_lanes(maps: FloatArray, lanes: int, chains: Sequence[int]) -> tuple[FloatArray, int]:
-    """Return the matrices as columns x chains x rows without the lanes that decide nothing, and the number of lanes
-    left; *chains* are those of each program.
+    """Return the matrices without the lanes that decide nothing, and the number of lanes left; *chains* are those of
+    each program.
     """
     idle = _find_idle_lanes(maps, lanes, np.cumsum([0, *chains[:-1]]))
     left = int((~idle).sum(axis=0).max())
@@ -221,7 +335,7 @@ def _drop_idle_lanes(maps: FloatArray, lanes: int, chains: Sequence[int]) -> tup
         for ports in maps.shape[:2]
     )
     every_chain = np.arange(chosen.shape[1])
-    return np.ascontiguousarray(maps[rows.T[None], columns[:, :, None], every_chain[:, None]]), left
+    return maps[rows[:, None], columns, every_chain], left
 
 
 def _find_idle_lanes(maps: FloatArray, lanes: int, starts: IntArray) -> BoolArray:
@@ -264,37 +378,3 @@ def _fold_programs(programs: Sequence[Program]) -> Fold:
         read = lanes_read(len(program.lanes), program.shapes, program.chains, program.has_delays)
         reads += [read] * len(program.chains)
     return Fold(max(len(program.lanes) for program in programs), shapes, chains, reads)
-
-
-class _JoinedOrder:
-    """The calls of all programs level by level, as ``CallOrder`` has those of one, with so many *inputs*."""
-
-    def __init__(self, programs: Sequence[Program], inputs: int) -> None:
-        orders = [program.table.order for program in programs]
-        sizes = [len(order.calls) for order in orders]
-        self.starts: IntArray = np.cumsum([0, *sizes[:-1]])
-        first = np.repeat(self.starts, sizes)
-        level = np.concatenate([order.level for order in orders])
-        # By their place among all, program by program. Small integers are sorted faster.
-        self.calls = np.argsort(level.astype(np.int16) if level.max() < 2**15 else level, kind="stable")
-        self.level = level[self.calls]
-        # The place here of each place of the single orders, program by program and counted from 1.
-        place = self.place = np.zeros(len(level) + 1, np.int64)
-        place[1 + self.calls] = np.arange(1, len(level) + 1)
-
-        def renumber(places: Sequence[IntArray]) -> IntArray:
-            joined = np.concatenate(places, axis=-1)
-            renumbered: IntArray = place[np.where(joined > 0, joined + first, 0)][..., self.calls]
-            return renumbered
-
-        def pad(part: IntArray) -> IntArray:
-            missing = inputs - len(part)
-            return np.pad(part, ((0, missing), (0, 0))) if missing else part
-
-        self.previous = renumber([order.previous for order in orders])
-        self.sources = renumber([pad(order.sources) for order in orders])
-        self.ports = np.concatenate([pad(order.ports) for order in orders], axis=1)[:, self.calls]
-        chains = np.cumsum([0, *(len(program.chains) for program in programs)]).tolist()
-        numbers = zip(programs, orders, chains, strict=False)
-        chain = [program.table_chain_of[order.segment] + start for program, order, start in numbers]
-        self.chain = np.concatenate(chain)[self.calls]

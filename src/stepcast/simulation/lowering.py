@@ -7,6 +7,7 @@ same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -64,6 +65,10 @@ class OpSequence:
         return frozenset([op.group for op in self.ops if op.group is not None])
 
     @cached_property
+    def routed(self) -> tuple[tuple[Channel, bool], ...]:
+        return tuple(dict.fromkeys([(op.group, op.collective) for op in self.ops if op.group and op.runs]))
+
+    @cached_property
     def names(self) -> frozenset[str]:
         return frozenset([op.name for op in self.ops])
 
@@ -111,7 +116,7 @@ class OpList:
 
     issued: list[IssuedOp]
     sequences: tuple[OpSequence, ...]
-    layers: tuple["OpList", ...] = ()  # the lists of single layers that it consists of; nothing: it is one of them
+    lists: tuple["OpList", ...] = ()  # those that it was joined from, to be priced by themselves
 
     @cached_property
     def works(self) -> list[Work]:
@@ -140,8 +145,8 @@ class OpList:
 
     @cached_property
     def routed(self) -> tuple[tuple[Channel, bool], ...]:
-        """The groups of communication that has bytes of the first layer, and whether it is a collective."""
-        return tuple(dict.fromkeys([(op.group, op.collective) for op in self.sequences[0].ops if op.group and op.runs]))
+        """The groups of communication that has bytes, and whether it is a collective."""
+        return tuple(dict.fromkeys([pair for sequence in self.sequences for pair in sequence.routed]))
 
     @cached_property
     def is_computing(self) -> BoolArray:
@@ -171,11 +176,13 @@ def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     ordered = layers if action is SlotAction.FORWARD else reversed(layers)
     parts = tuple([_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
 
-    def join() -> OpList:
-        issued = list(chain.from_iterable([part.issued for part in parts]))
-        return OpList(issued, tuple([part.sequences[0] for part in parts]), parts)
+    return _JOINED_OPS.get(parts, lambda: replace(join_lists(parts), lists=()))
 
-    return _JOINED_OPS.get(parts, join)
+
+def join_lists(lists: Sequence[OpList]) -> OpList:
+    """Return the ops of all *lists*."""
+    issued = list(chain.from_iterable([ops.issued for ops in lists]))
+    return OpList(issued, tuple(chain.from_iterable([ops.sequences for ops in lists])), tuple(lists))
 
 
 def _list_layer_ops(layer: Layer, action: SlotAction) -> OpList:

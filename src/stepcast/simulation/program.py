@@ -77,7 +77,7 @@ class CallPlan:
     """The bounds of each level in *order*, and entries x calls x 1: the place of each entry time."""
 
     def sweep(self, maps: FloatArray, chain: IntArray) -> FloatArray:
-        """Return (1 + calls) x rows: what each call leaves behind, in this order; row 0 is the start of the step.
+        """Return (1 + calls) x rows: what each call leaves behind; row 0 is the start of the step.
 
         *maps* are the matrices of all chains, columns x chains x rows; *chain* is the chain of each call.
         """
@@ -88,28 +88,9 @@ class CallPlan:
             terms = take_map(chain[start:stop], 1)
             terms += take_value(entries)
             latest(terms, 0, out=done[start:stop])
-        return values
-
-    def entries(self, values: FloatArray) -> FloatArray:
-        """Return calls x columns: the entry times of every call."""
-        flat = values.reshape(-1)
-        columns = self.levels[0][2].shape[0] if self.levels else 0
-        entry_s = np.empty((len(self.order), columns))
-        for start, stop, entries in self.levels:
-            entry_s[self.order[start:stop]] = flat.take(entries[:, :, 0].T)
-        return entry_s
-
-
-@dataclass(frozen=True, eq=False)
-class CallOrder:
-    """The calls level by level. Places in it count from 1; place 0 is the start of the step."""
-
-    calls: IntArray
-    segment: IntArray
-    level: IntArray  # rising
-    previous: IntArray  # the place of the call before it on its rank
-    sources: IntArray  # inputs x calls: the place of the call that gives the input
-    ports: IntArray  # inputs x calls: the output of that call
+        left_s = np.zeros_like(values)
+        left_s[1 + self.order] = done
+        return left_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,28 +145,32 @@ class CallTable:
         return needed
 
     @cached_property
-    def order(self) -> CallOrder:
-        level = self.levels
-        order = np.argsort(level, kind="stable")
-        place = np.zeros(self.calls + 1, np.int64)
-        place[order] = np.arange(1, self.calls + 1)
-        previous = place[np.arange(-1, self.calls - 1)]
+    def previous(self) -> IntArray:
+        """1 + the call before each call on its rank; 0 for the first."""
+        previous = np.arange(self.calls)
         previous[self.rank_start[:-1][np.diff(self.rank_start) > 0]] = 0
-        sources = np.where(self.source_call >= 0, place[self.source_call], 0)
-        parts = (order, self.segment[order], level[order], previous[order], sources[order].T, self.source_port[order].T)
-        return CallOrder(*parts)
+        return previous
 
     def plan(self, lanes: int, outputs: int) -> CallPlan:
         """Return the plan for calls that leave behind the times of so many *lanes* and *outputs*."""
         if (lanes, outputs) not in self._plans:
-            order, rows = self.order, lanes + outputs
-            entries = np.empty((lanes + self.source_call.shape[1], self.calls), np.intp)
-            entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
-            entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
-            bounds = pairwise(level_bounds(order.level))
+            rows, order = lanes + outputs, np.argsort(self.levels, kind="stable")
+            place = np.zeros(self.calls + 1, np.int64)
+            place[1 + order] = np.arange(1, self.calls + 1)
+            sources = self.source_call[order].T
+            entries = np.empty((lanes + len(sources), self.calls), np.intp)
+            entries[:lanes] = place[self.previous[order]] * rows + np.arange(lanes)[:, None]
+            ports = lanes + self.source_port[order].T
+            entries[lanes:] = np.where(sources >= 0, place[1 + sources] * rows + ports, 0)
+            bounds = pairwise(level_bounds(self.levels[order]))
             levels = tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds)
-            self._plans[lanes, outputs] = CallPlan(order.calls, levels)
+            self._plans[lanes, outputs] = CallPlan(order, levels)
         return self._plans[lanes, outputs]
+
+    def entries(self, left_s: FloatArray, lanes: int) -> FloatArray:
+        """Return calls x (lanes + inputs): the entry times of every call, from what all calls left behind."""
+        given = left_s[1 + self.source_call, np.where(self.source_call >= 0, lanes + self.source_port, 0)]
+        return np.concatenate([left_s[self.previous, :lanes], np.where(self.source_call >= 0, given, 0.0)], axis=1)
 
     @cached_property
     def levels(self) -> IntArray:
@@ -320,6 +305,21 @@ class Program:
         program.__dict__.update({name: getattr(self, name) for name in OF_SEGMENTS})
         return program
 
+    def with_chains(self, chains: Sequence[tuple[tuple[Piece, int], ...]]) -> "Program":
+        """Return the same calls of segments with other *chains*, which have the same inputs and outputs."""
+        program = object.__new__(Program)  # the calls were checked
+        number: dict[Piece, int] = {}
+        numbers = [tuple([(number.setdefault(piece, len(number)), times) for piece, times in part]) for part in chains]
+        program.__dict__.update(
+            self.__dict__,
+            inputs=self.inputs,
+            segments=tuple([segment.with_chain(part) for segment, part in zip(self.segments, chains, strict=True)]),
+            pieces=tuple(number),
+            chains=tuple(numbers),
+            chain_of=np.arange(len(chains)),
+        )
+        return program
+
     @cached_property
     def inputs(self) -> int:
         """The most inputs of any segment."""
@@ -347,10 +347,10 @@ class Program:
         number: dict[object, int] = {}
         return np.array([number.setdefault(segment.chain, len(number)) for segment in self.segments], np.int64)
 
-    @property
-    def table_chain_of(self) -> IntArray:
-        """The same for each segment of the call table."""
-        return self.chain_of if self.segment_of is None else self.chain_of[self.segment_of]
+    @cached_property
+    def call_chains(self) -> IntArray:
+        """The number of the chain of each call."""
+        return self.chain_of[self.segment]
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:

@@ -79,6 +79,11 @@ class Schedule:
         """The actions of its slots."""
         return frozenset(slot.kind for order in self.orders for slot in order)
 
+    @cached_property
+    def has_pairs(self) -> bool:
+        """Whether some slots run interleaved with the next one."""
+        return any(slot.with_next for order in self.orders for slot in order)
+
     def previous(self, place: ChunkPlace) -> ChunkPlace | None:
         """Return where a micro-batch was before it came to *place*; None at the start of the model."""
         return self._step(place, -1)

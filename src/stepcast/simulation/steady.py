@@ -105,7 +105,7 @@ class ProgramPair:
     short: Program
     longer: Program
     periods: int
-    watched: IntArray  # 2 x calls: the places of the calls of two periods of the longer one, in its order
+    watched: IntArray  # 2 x calls: the calls of two periods of the longer one
 
     def end_s(self, short_s: float, longer_s: float, shift_s: float | None) -> float | None:
         """Return when the long step ends, from the ends of these and the shift of the second period; None where it
@@ -156,7 +156,7 @@ _WATCHED: WeakKeyDictionary[CallTable, dict[int, IntArray | None]] = WeakKeyDict
 
 
 def _watch_periods(table: CallTable, end: int, period: int) -> IntArray | None:
-    """Return the places of the calls of the last two periods before micro-batch *end* begins; None unless the second
+    """Return the calls of the last two periods before micro-batch *end* begins; None unless the second
     repeats the first and waits for calls of these two alone.
     """
     first = end - 2 * period
@@ -178,10 +178,7 @@ def _watch_periods(table: CallTable, end: int, period: int) -> IntArray | None:
         return None
     if ((moved >= 0) & (moved < starts[0][table.rank[moved]])).any():
         return None
-    place = np.empty(table.calls, np.int64)
-    place[table.order.calls] = np.arange(table.calls)
-    watched: IntArray = place[np.stack([one, two])]
-    return watched
+    return np.stack([one, two])
 
 
 def _first_calls(table: CallTable, micro_batch: int) -> IntArray:

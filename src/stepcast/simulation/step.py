@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.identity import ByIdentity, Remembered
 from stepcast.ir.work import Collective, Work, group_of
 from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
-from stepcast.simulation.chunks import Body, Chunk, find_representatives, model_copies, number_signature, split_chunks
+from stepcast.simulation.chunks import Body, Chunk, find_representatives, model_copies, split_chunks
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes
@@ -25,6 +26,7 @@ from stepcast.simulation.lowering import (
     OpList,
     PieceFactory,
     describe_list,
+    join_lists,
     join_slot_ops,
     list_once_ops,
     piece_factory,
@@ -48,45 +50,54 @@ PricedList = tuple[OpList, float]
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """A program whose costs are slots, shared by all steps that differ in their costs alone.
+    """A program whose costs are slots, shared by all steps of the same chunks.
 
-    The seconds of a step are 0, those of a message, those of the works (and issues) of its lists, and what computing
-    loses to communication; *index* has for each op of the program its place among them.
+    The seconds of a step are 0, those of a message, those of the works of all its lists, then of their issues, and what
+    computing loses to communication; *index* has for each op of the program its place among them.
     """
 
     program: Program
     lanes: Lanes
     alone: frozenset[Channel]
-    rounds_before: int
-    rounds_after: int
+    rounds: tuple[int, int]  # before the slots and after them
+    lists: tuple[PricedList, ...]
     index: IntArray
-    is_issue: BoolArray
-    used: frozenset[int]  # the lists that some piece runs
     contention: list[tuple[int, ContentionSlot]]  # with the list that it belongs to
 
     @classmethod
     def of(
-        cls, program: Program, terms: LoweringTerms, lists: Sequence[PricedList], rounds_before: int, rounds_after: int
+        cls, program: Program, terms: LoweringTerms, lists: Sequence[PricedList], rounds: tuple[int, int]
     ) -> "StepPlan":
-        sizes = [len(ops.issued) for ops, _ in lists]
-        starts = 2 + np.cumsum([0, *sizes]) * (2 if terms.eager else 1)
+        starts: IntArray = np.cumsum([2, *[len(ops.issued) for ops, _ in lists], 0])
+        index = [_index_slots(piece.costs) for piece in program.pieces]
+        sizes = [len(own) for own in index]
+        source = np.repeat([piece.source for piece in program.pieces], sizes)
+        places, start, stop = np.concatenate([np.zeros(0, np.int64), *index]), starts[source], starts[source + 1]
+        places = np.where((places >= 2) & (source >= 0), places + start - 2, places)
+        issues = starts[-1] - 2 if terms.eager else 0
+        places = np.where((places >= stop) & (source >= 0), places - stop + start + issues, places)
         contention: list[tuple[int, ContentionSlot]] = []
-        index, is_issue = [], []
-        for piece in program.pieces:
-            own = _index_slots(piece.costs)
-            if piece.source >= 0:
-                own = np.where(own >= 2, own - 2 + starts[piece.source], own)
-                is_issue.append(own >= starts[piece.source] + sizes[piece.source])
-                if piece.costs and isinstance(piece.costs[-1], ContentionSlot):
-                    own[-1] = starts[-1] + len(contention)
-                    is_issue[-1][-1] = False
-                    contention.append((piece.source, piece.costs[-1]))
-            else:
-                is_issue.append(np.zeros(len(own), bool))
-            index.append(own)
-        places, issues = np.concatenate([np.zeros(0, np.int64), *index]), np.concatenate([np.zeros(0, bool), *is_issue])
-        used = frozenset([piece.source for piece in program.pieces])
-        return cls(program, terms.lanes, terms.alone, rounds_before, rounds_after, places, issues, used, contention)
+        for piece, end in zip(program.pieces, accumulate(sizes), strict=True):
+            if piece.costs and isinstance(piece.costs[-1], ContentionSlot):
+                places[end - 1] = starts[-1] + issues + len(contention)
+                contention.append((piece.source, piece.costs[-1]))
+        return cls(program, terms.lanes, terms.alone, rounds, tuple(lists), places, contention)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The first work of each list, and the end of all."""
+        return [0, *accumulate([len(ops.issued) for ops, _ in self.lists])]
+
+    @cached_property
+    def works(self) -> OpList:
+        """The ops of all lists."""
+        return join_lists([ops for ops, _ in self.lists])
+
+    @cached_property
+    def is_issue(self) -> BoolArray:
+        """Whether each op of the program is one of the host."""
+        first = 2 + self.starts[-1]
+        return (self.index >= first) & (self.index < first + self.starts[-1] * self.lanes.host)
 
     @cached_property
     def has_messages(self) -> bool:
@@ -111,7 +122,6 @@ class Step:
 
     plan: StepPlan
     schedule: Schedule
-    lists: list[PricedList]
     message: Cost  # of one micro-batch between two stages
     prices: Prices
     program: Program  # of the plan, or the same under another schedule
@@ -122,21 +132,21 @@ class Step:
 
     def price(self, prices: Prices) -> FloatArray:
         """Return the seconds of each op of the program under *prices*, in whole ticks."""
-        plan, alone = self.plan, self.plan.alone
-        works: dict[int, FloatArray] = {}
+        plan = self.plan
+        works_s = prices.works_s(plan.works, plan.alone)
         parts = [np.array([0.0, prices.message_s(self.message) if plan.has_messages else 0.0])]
-        for number, (ops, factor) in enumerate(self.lists):
-            if number not in plan.used:
-                parts.append(np.zeros(len(ops.issued) * (2 if self.lanes.host else 1)))
-                continue
-            works[number] = prices.works_s(ops, alone)
-            parts.append(prices.spend_s(ops, works[number], factor))
-            if self.lanes.host:
-                parts.append(prices.issues_s(ops))
+        if prices.slow_groups or any(factor != 1.0 for _, factor in plan.lists) or plan.works.delays_s is not None:
+            for (ops, factor), (start, stop) in zip(plan.lists, pairwise(plan.starts), strict=True):
+                parts.append(prices.spend_s(ops, works_s[start:stop], factor))
+        else:
+            parts.append(works_s)
+        if self.lanes.host:
+            parts.append(prices.issues_s(plan.works))
         lost_s = []
         for number, slot in plan.contention:
-            ops, factor = self.lists[number]
-            lost_s.append(prices.contention_s(slot, ops, works[number].tolist(), factor))
+            ops, factor = plan.lists[number]
+            own_s = works_s[plan.starts[number] : plan.starts[number + 1]].tolist()
+            lost_s.append(prices.contention_s(slot, ops, own_s, factor))
         return in_ticks(np.concatenate([*parts, lost_s])[plan.index])
 
     @cached_property
@@ -149,7 +159,7 @@ class Step:
         """The work of each op of the program written out, None where it is no work of a list, with its delay."""
         works: list[tuple[Work | None, float]] = []
         for piece in self.program.written_out.pieces:
-            issued = self.lists[piece.source][0].issued if piece.source >= 0 else []
+            issued = self.plan.lists[piece.source][0].issued if piece.source >= 0 else []
             for cost in piece.costs:
                 if isinstance(cost, CostSlot) and cost.place < len(issued):
                     layer, op, _ = issued[cost.place]
@@ -160,8 +170,7 @@ class Step:
 
     def list_works(self) -> Iterator[Work]:
         """Yield the works that run, equal ones more than once."""
-        for number in sorted(self.plan.used - {-1}):
-            yield from [work for work, runs in self.lists[number][0].running(self.plan.alone) if runs]
+        yield from [work for work, runs in self.plan.works.running(self.plan.alone) if runs]
         if self.plan.has_messages and not isinstance(self.message, float | int):
             yield self.message  # type: ignore[misc]
 
@@ -232,62 +241,183 @@ def build_step(
     with prices of contention, communication slows down the computing that it overlaps.
     """
     prices = replace(prices, slow_groups=conditions.slow_groups)
-    eager, slow = prices.issue_s is not None, conditions.slow_stages
+    slow = conditions.slow_stages
     chunks, once = split_chunks(workload, schedule, body), _list_once(workload, schedule)
-    # Places that run the same chunk at the same speed, and the lists of all of them.
-    same: dict[tuple[int, float], int] = {}
-    distinct_chunks: list[tuple[Chunk, float]] = []
-    places = []
-    for stage in range(schedule.stages):
-        factor = slow.get(stage, 1.0)
-        for number in range(schedule.chunks):
-            chunk = chunks[ChunkPlace(stage, number)]
-            index = same.setdefault((id(chunk), factor), len(same))
-            if index == len(distinct_chunks):
-                distinct_chunks.append((chunk, factor))
-            places.append(index)
-    lists = _ListNumbers()
-    pattern = [lists.number(ops, factor) for chunk, factor in distinct_chunks for ops in chunk.lists]
-    pattern += [lists.number(ops, slow.get(stage, 1.0)) for stage, own in enumerate(once) for ops in own.lists]
-    groups = frozenset().union(*[ops.groups for ops, _ in lists.every])
     representatives = find_representatives(workload, schedule.micro_batches)
-    alone = alone & groups
-    key = (
-        schedule,
-        (send, alone, eager, prices.ahead, prices.takes is None, message == 0),
-        tuple(places),
-        tuple([chunk.signature for chunk, _ in distinct_chunks]),
-        tuple([own.signature for own in once]),
-        tuple(pattern),
-        representatives,
-    )
-    plan = _PLANS.get(key)
-    if plan is None:
-        named = frozenset().union(*[ops.awaited for chunk, _ in distinct_chunks for ops in chunk.lists])
+
+    def make_plan() -> StepPlan:
+        return _PlanBuilder(schedule, chunks, once, prices, slow, alone, send, message == 0).build(representatives)
+
+    terms = (send, alone, prices.issue_s is None, prices.ahead, prices.takes is None, message == 0)
+    key = (tuple(map(id, chunks.values())), terms, tuple(slow.items()), representatives)
+    made_of = (schedule, *{id(chunk): chunk for chunk in chunks.values()}.values(), *once)
+    # Slots that run as a pair are put into an order that depends on prices.
+    plan = make_plan() if schedule.has_pairs else _PLANS.get(made_of, make_plan, *key)
+    return Step(plan, schedule, message, prices, plan.program)
+
+
+_PLANS: ByIdentity[StepPlan] = ByIdentity(2048)
+
+
+class Opening(NamedTuple):
+    """A segment of an outline that a step puts its own pieces into: those of the slots of a call between the pieces of
+    its messages, or those of a stage in a round.
+    """
+
+    stage: int
+    slots: tuple[SlotKind, ...] = ()
+    ends: tuple[tuple[Piece, int], ...] = ()
+    round: int = -1
+
+
+class Outline(NamedTuple):
+    """A program whose chunks are left open. Neither repeats nor the buckets of gradients are part of it, so that few
+    outlines serve many strategies.
+    """
+
+    program: Program
+    openings: list[Opening | None]  # for each segment; None where it stays as it is
+
+
+MOST_OUTLINES = 1024
+_OUTLINES = Remembered[tuple[object, ...], Outline]()
+
+
+class _PlanBuilder:
+    """Puts the chunks of a step into the outline of its schedule."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        chunks: Mapping[ChunkPlace, Chunk],
+        once: Sequence["_OnceOps"],
+        prices: Prices,
+        slow_stages: Mapping[int, float],
+        alone: frozenset[Group],
+        send: Send,
+        is_free: bool,
+    ) -> None:
+        """*is_free*: messages take no time."""
+        self.schedule, self.chunks, self.once, self.prices = schedule, chunks, once, prices
+        self.slow_stages, self.send, self.is_free = slow_stages, send, is_free
+        eager, parts = prices.issue_s is not None, list({id(chunk): chunk for chunk in chunks.values()}.values())
+        groups = frozenset().union(*[part.groups for part in (*parts, *once)])
+        named = frozenset().union(*[chunk.awaited for chunk in parts])
         channels = tuple(group for group in (*Group, *HostWay) if group in groups)
-        lanes = Lanes(channels, send is Send.BLOCKING, eager, tuple(sorted(named)))
-        terms = LoweringTerms(lanes, alone, eager, prices.takes is not None)
-        slots = _SlotSegments(chunks, piece_factory(terms), prices, slow, lists)
-        rounds = _RoundSegments(piece_factory(replace(terms, contention=False)), slow, lists)
-        before, after = rounds.list_before(once), rounds.list_after(once)
-        if eager and prices.ahead:
+        self.lanes = lanes = Lanes(channels, send is Send.BLOCKING, eager, tuple(sorted(named)))
+        self.terms = LoweringTerms(lanes, alone & groups, eager, prices.takes is not None)
+        self.factory = piece_factory(self.terms)
+        self.lists = _ListNumbers()
+        # Chunk by chunk of each stage: equal where the same runs at the same speed.
+        self.same = [
+            (id(chunks[ChunkPlace(stage, chunk)]), slow_stages.get(stage, 1.0))
+            for stage in range(schedule.stages)
+            for chunk in range(schedule.chunks)
+        ]
+        self.pieces: dict[tuple[int, bool], Piece] = {}
+        self.middles: dict[tuple[object, ...], tuple[tuple[Piece, int], ...]] = {}
+
+    def build(self, representatives: tuple[int, ...]) -> StepPlan:
+        rounds = _RoundSegments(piece_factory(replace(self.terms, contention=False)), self.slow_stages, self.lists)
+        before, after = rounds.list_before(self.once), rounds.list_after(self.once)
+        if self.terms.eager and self.prices.ahead:
             # What begins before the step: the host, and whatever it would wait for.
-            assert lanes.host_lane is not None
-            op = TimedOp("lead", LEAD, lanes.host_lane, stores=(lanes.read,))
-            lead = Segment.of("lead", [op], lanes=lanes.count)
-            before.insert(0, Round(dict.fromkeys(range(schedule.stages), lead)))
-        messages = Messages(lambda kind, source, target: 0.0 if message == 0 else MESSAGE, send, alike=True)
-        program = pipeline_program(schedule, lanes.names, slots.make, messages, before, after, representatives, places)
-        plan = StepPlan.of(program, terms, lists.every, len(before), len(after))
-        if not slots.has_pairs:  # the order of their ops depends on prices
-            if len(_PLANS) >= MOST_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = plan
-    return Step(plan, schedule, lists.every, message, prices, plan.program)
+            assert self.lanes.host_lane is not None
+            op = TimedOp("lead", LEAD, self.lanes.host_lane, stores=(self.lanes.read,))
+            lead = Segment.of("lead", [op], lanes=self.lanes.count)
+            before.insert(0, Round(dict.fromkeys(range(self.schedule.stages), lead)))
+        every = [*before, *after]
+        # Places that run the same chunk at the same speed, and stages that run the same once.
+        number: dict[tuple[int, float], int] = {}
+        places = [number.setdefault(same, len(number)) for same in self.same]
+        speeds = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
+        once = [number.setdefault((id(own), speed), len(number)) for own, speed in zip(self.once, speeds, strict=True)]
+        chunks = tuple([chunk.variants for chunk in dict.fromkeys(self.chunks.values())])
+        templates = tuple([round_.template for round_ in every])
+        key = (self.schedule, self.terms, self.send, self.is_free, tuple(places), tuple(once), chunks, templates)
+        outline = _OUTLINES.get((*key, representatives))
+        if outline is None:
+            if len(_OUTLINES) >= MOST_OUTLINES:
+                _OUTLINES.clear()
+            outline = _OUTLINES[*key, representatives] = self._outline(before, after, representatives)
+        chains = []
+        for segment, opening in zip(outline.program.segments, outline.openings, strict=True):
+            if opening is None:
+                chains.append(segment.chain)
+            elif opening.round >= 0:
+                chains.append(every[opening.round].segments[opening.stage].chain)
+            else:
+                chains.append((opening.ends[0], *self._middle(opening.stage, opening.slots), opening.ends[1]))
+        program = outline.program.with_chains(chains)
+        return StepPlan.of(program, self.terms, self.lists.every, (len(before), len(after)))
 
+    def _outline(self, before: list[Round], after: list[Round], representatives: tuple[int, ...]) -> Outline:
+        """Return the outline of the schedule, with a piece of no ops in place of each chunk."""
+        bases: dict[tuple[object, ...], Segment] = {}
+        opened: dict[Piece, tuple[int, tuple[SlotKind, ...]]] = {}
 
-MOST_PLANS = 2048
-_PLANS = Remembered[tuple[object, ...], StepPlan]()
+        def make_base(stage: int, slots: tuple[SlotKind, ...]) -> Segment:
+            key = self._slot_key(stage, slots)
+            if key not in bases:
+                nothing = Piece.of("", (), lanes=self.lanes.count)
+                ends = (self.factory.make_begin(len(slots)), 1), (self.factory.make_end(len(slots)), 1)
+                opened[nothing] = stage, slots
+                bases[key] = Segment("", (ends[0], (nothing, 1), ends[1]))
+            return bases[key]
+
+        messages = Messages(lambda kind, source, target: 0.0 if self.is_free else MESSAGE, self.send, alike=True)
+        program = pipeline_program(
+            self.schedule, self.lanes.names, make_base, messages, before, after, representatives, self.same
+        )
+        rounds = {
+            id(segment): Opening(stage, round=number)
+            for number, round_ in enumerate([*before, *after])
+            for stage, segment in round_.segments.items()
+        }
+        openings: list[Opening | None] = []
+        for segment in program.segments:
+            begin, *middle = segment.chain
+            if middle and middle[0][0] in opened:
+                openings.append(Opening(*opened[middle[0][0]], (begin, middle[-1])))
+            else:
+                openings.append(rounds.get(id(segment)))
+        return Outline(program, openings)
+
+    def _slot_key(self, stage: int, slots: tuple[SlotKind, ...]) -> tuple[object, ...]:
+        """Return a key that is equal for calls that run the same ops at the same speed."""
+        own = [(self.chunks[ChunkPlace(stage, slot.chunk)], slot) for slot in slots]
+        return (self.slow_stages.get(stage, 1.0), *[(id(chunk), chunk.find_slot(slot)) for chunk, slot in own])
+
+    def _middle(self, stage: int, slots: tuple[SlotKind, ...]) -> tuple[tuple[Piece, int], ...]:
+        """Return the pieces of the slots of a call with their repeats."""
+        factor = self.slow_stages.get(stage, 1.0)
+        key = self._slot_key(stage, slots)
+        if key not in self.middles:
+            own = [self.chunks[ChunkPlace(stage, slot.chunk)] for slot in slots]
+            if len(slots) == 1:
+                self.middles[key] = self._chain(own[0].slots[own[0].find_slot(slots[0])], factor)
+            else:
+                pairs = zip(own, slots, strict=True)
+                ops = [join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
+                joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
+                self.middles[key] = ((piece.with_source(self.lists.number(joined, factor)), 1),)
+        return self.middles[key]
+
+    def _chain(self, blocks: Sequence[tuple[OpList, int]], factor: float) -> tuple[tuple[Piece, int], ...]:
+        pieces = [(self._piece(ops, factor, True), repeat) for ops, repeat in blocks]
+        if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], ContentionSlot):
+            # Collectives that outlast the last piece overlap no other.
+            piece, repeat = pieces.pop()
+            pieces += [(piece, repeat - 1)] if repeat > 1 else []
+            pieces.append((self._piece(blocks[-1][0], factor, False), 1))
+        return tuple(pieces)
+
+    def _piece(self, ops: OpList, factor: float, continues: bool) -> Piece:
+        number = self.lists.number(ops, factor)
+        if (number, continues) not in self.pieces:
+            piece = self.factory.make_layers(ops.sequences, continues)
+            self.pieces[number, continues] = piece.with_source(number)
+        return self.pieces[number, continues]
 
 
 class _ListNumbers:
@@ -304,65 +434,6 @@ class _ListNumbers:
         return number
 
 
-class _SlotSegments:
-    """The segments of slots, each made once."""
-
-    def __init__(
-        self,
-        chunks: Mapping[ChunkPlace, Chunk],
-        factory: PieceFactory,
-        prices: Prices,
-        slow_stages: Mapping[int, float],
-        lists: _ListNumbers,
-    ) -> None:
-        self.chunks, self.factory, self.prices, self.slow_stages, self.lists = (
-            chunks,
-            factory,
-            prices,
-            slow_stages,
-            lists,
-        )
-        self.segments: dict[tuple[object, ...], Segment] = {}
-        self.pieces: dict[tuple[int, bool], Piece] = {}
-        self.has_pairs = False
-
-    def make(self, stage: int, slots: tuple[SlotKind, ...]) -> Segment:
-        """Return the segment of a call; stages that run the same blocks at the same speed share it."""
-        factor = self.slow_stages.get(stage, 1.0)
-        own = [self.chunks[ChunkPlace(stage, slot.chunk)] for slot in slots]
-        key = (factor, *[(id(chunk), chunk.find_slot(slot)) for chunk, slot in zip(own, slots, strict=True)])
-        if key not in self.segments:
-            factory, streams = self.factory, len(slots)
-            if streams == 1:
-                middle = self._chain(own[0].slots[own[0].find_slot(slots[0])], factor)
-            else:
-                pairs = zip(own, slots, strict=True)
-                ops = [join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
-                joined, piece = factory.interleave(ops, self.prices.seconds, factor)
-                middle = [(piece.with_source(self.lists.number(joined, factor)), 1)]
-                self.has_pairs = True
-            chain = ((factory.make_begin(streams), 1), *middle, (factory.make_end(streams), 1))
-            self.segments[key] = Segment("", chain)
-        return self.segments[key]
-
-    def _chain(self, blocks: Sequence[tuple[OpList, int]], factor: float) -> list[tuple[Piece, int]]:
-        """Return the pieces of *blocks* with their repeats."""
-        pieces = [(self._piece(ops, factor, True), repeat) for ops, repeat in blocks]
-        if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], ContentionSlot):
-            # Collectives that outlast the last piece overlap no other.
-            piece, repeat = pieces.pop()
-            pieces += [(piece, repeat - 1)] if repeat > 1 else []
-            pieces.append((self._piece(blocks[-1][0], factor, False), 1))
-        return pieces
-
-    def _piece(self, ops: OpList, factor: float, continues: bool) -> Piece:
-        number = self.lists.number(ops, factor)
-        if (number, continues) not in self.pieces:
-            piece = self.factory.make_layers(ops.sequences, continues)
-            self.pieces[number, continues] = piece.with_source(number)
-        return self.pieces[number, continues]
-
-
 @dataclass(frozen=True, eq=False)
 class _OnceOps:
     """The ops that one stage runs once per step."""
@@ -372,13 +443,8 @@ class _OnceOps:
     meetings: tuple[Channel, ...]  # the groups of those
 
     @cached_property
-    def lists(self) -> tuple[OpList, ...]:
-        return (self.before, *self.after)
-
-    @cached_property
-    def signature(self) -> int:
-        key = (self.meetings, *[ops.sequences for ops in self.lists])
-        return number_signature(key)
+    def groups(self) -> frozenset[Channel]:
+        return frozenset().union(*[ops.groups for ops in (self.before, *self.after)])
 
 
 _ONCE: ByIdentity[_OnceOps] = ByIdentity(8192)

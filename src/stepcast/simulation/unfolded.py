@@ -1,12 +1,11 @@
 """The unfolded engine: a longest path over all tasks, each with its own duration.
 
 For what cannot be folded: jitter, ranks that differ. It walks the same arrays call by call, so a task costs
-its duration, its start and its end in memory and nothing more. Compiled by numba, which is imported only here
-and only when it is used; without numba the same function runs in Python.
+its duration, its start and its end in memory and nothing more. Compiled by numba where it is installed; without
+it the same function runs in Python.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import JITTERED
+from stepcast.simulation.engine import compile_function
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Program, Times
 from stepcast.simulation.segments import ProgramError
@@ -59,7 +59,7 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
         raise ProgramError(f"{program.tasks} tasks but {duration_s.size} durations")
     if duration_s is not None and not (np.isfinite(duration_s).all() and (duration_s >= 0).all()):
         raise ProgramError("a duration is negative or not finite")
-    kernel = _compiled() if compiled is not False else None
+    kernel = compile_function(_longest_path) if compiled is not False else None
     if compiled and kernel is None:
         raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
     tables = _make_tables(program, per_task=duration_s is not None)
@@ -82,27 +82,6 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
     if finished < program.calls:
         _ = program.table.levels  # names the calls that wait for each other
     return Times(start_s, end_s)
-
-
-@cache
-def _compiled() -> Callable[..., int] | None:
-    try:
-        import numba
-    except ImportError:
-        return None
-    uncached: Callable[..., int] = numba.njit(_longest_path)
-    try:
-        cached: Callable[..., int] = numba.njit(cache=True)(_longest_path)
-    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
-        return uncached
-
-    def kernel(*arguments: object) -> int:
-        try:
-            return cached(*arguments)
-        except OSError:  # compiled but not cached, as on a full disk; it has not run yet
-            return uncached(*arguments)
-
-    return kernel
 
 
 Table = TypeVar("Table", bound=NamedTuple)
