@@ -140,8 +140,10 @@ class WorkTable:
     def _price(self, ops: OpList) -> FloatArray:
         base, pricer, seconds = self.compute.base, self.pricer, []
         for work, runs in ops.running(self.alone):
-            is_computing = isinstance(work, Compute)
-            seconds.append(base(work).seconds if is_computing else pricer.seconds(work) if runs else 0.0)
+            if isinstance(work, Compute):
+                seconds.append(base(work).seconds)
+            else:
+                seconds.append(pricer.seconds(work) if runs else 0.0)
         return np.array([seconds, [isinstance(work, CLOCKED) for work in ops.works]])
 
 

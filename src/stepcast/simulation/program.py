@@ -309,14 +309,18 @@ class Program:
         """Return the same calls of segments with other *chains*, which have the same inputs and outputs."""
         program = object.__new__(Program)  # the calls were checked
         number: dict[Piece, int] = {}
-        numbers = [tuple([(number.setdefault(piece, len(number)), times) for piece, times in part]) for part in chains]
+        known: dict[Chain, int] = {}
+        chain_of = []
+        for part in chains:
+            numbers = tuple([(number.setdefault(piece, len(number)), repeat) for piece, repeat in part])
+            chain_of.append(known.setdefault(numbers, len(known)))
         program.__dict__.update(
             self.__dict__,
             inputs=self.inputs,
             segments=tuple([segment.with_chain(part) for segment, part in zip(self.segments, chains, strict=True)]),
             pieces=tuple(number),
-            chains=tuple(numbers),
-            chain_of=np.arange(len(chains)),
+            chains=tuple(known),
+            chain_of=np.array(chain_of, np.int64),
         )
         return program
 

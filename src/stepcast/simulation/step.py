@@ -301,7 +301,7 @@ class _PlanBuilder:
         self.schedule, self.chunks, self.once, self.prices = schedule, chunks, once, prices
         self.slow_stages, self.send, self.is_free = slow_stages, send, is_free
         eager, parts = prices.issue_s is not None, list({id(chunk): chunk for chunk in chunks.values()}.values())
-        groups = frozenset().union(*[part.groups for part in (*parts, *once)])
+        groups = frozenset().union(*[chunk.groups for chunk in parts], *[own.groups for own in once])
         named = frozenset().union(*[chunk.awaited for chunk in parts])
         channels = tuple(group for group in (*Group, *HostWay) if group in groups)
         self.lanes = lanes = Lanes(channels, send is Send.BLOCKING, eager, tuple(sorted(named)))
