@@ -136,8 +136,9 @@ class Nowhere(caching._CacheLocator):
     def from_function(cls, function, file):
         return None
 caching.CacheImpl._locator_classes = [Nowhere]
-import stepcast.simulation.unfolded as unfolded
-kernel = unfolded._compiled()
+from stepcast.simulation.engine import compile_function
+from stepcast.simulation.unfolded import _longest_path
+kernel = compile_function(_longest_path)
 print(kernel is not None)
 """
     found = run_python(program, HOME=str(home), NUMBA_CACHE_DIR=str(home / "below"))
