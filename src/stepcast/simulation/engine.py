@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.simulation.fold import Chain, Fold, lanes_read
 from stepcast.simulation.program import CallTable, Program, Times
@@ -269,8 +269,6 @@ def _makespans_s(
     fold = _fold_programs([program for program, _ in programs])
     maps, lanes = fold.maps(np.concatenate([seconds for _, seconds in programs])), fold.read
     table = _join_tables([program for program, _ in programs], maps.shape[1] - lanes)
-    if not _is_worth_compiling(table.calls):
-        maps, lanes = _drop_idle_lanes(maps, lanes, [len(program.chains) for program, _ in programs])
     left_s = _run(table, maps, table.segment, lanes)
     starts = np.cumsum([0, *[program.calls for program, _ in programs[:-1]]])
     ends_s: list[float] = np.maximum(np.maximum.reduceat(left_s[1:].max(axis=1), starts), 0.0).tolist()
@@ -320,51 +318,6 @@ def _shift_s(
     moves = np.abs(second - (first + shift_s)) <= slack_s if slack_s else second == first + shift_s
     moves[:, :lanes] |= stays & (second == first)[:, :lanes]
     return shift_s if shift_s > 0 and moves.all() else 0.0
-
-
-def _drop_idle_lanes(maps: FloatArray, lanes: int, chains: Sequence[int]) -> tuple[FloatArray, int]:
-    """Return the matrices without the lanes that decide nothing, and the number of lanes left; *chains* are those of
-    each program.
-    """
-    idle = _find_idle_lanes(maps, lanes, np.cumsum([0, *chains[:-1]]))
-    left = int((~idle).sum(axis=0).max())
-    # For each program the lanes that are left, then some that are not.
-    chosen = np.repeat(np.argsort(idle, axis=0, kind="stable")[:left], chains, axis=1)
-    rows, columns = (
-        np.concatenate([chosen, np.repeat(np.arange(lanes, ports)[:, None], chosen.shape[1], axis=1)])
-        for ports in maps.shape[:2]
-    )
-    every_chain = np.arange(chosen.shape[1])
-    return maps[rows[:, None], columns, every_chain], left
-
-
-def _find_idle_lanes(maps: FloatArray, lanes: int, starts: IntArray) -> BoolArray:
-    """Return lanes x programs: the lanes that no call leaves later than the first lane and that hold up nothing for
-    longer than the first does, such as lanes of what computation waits for in any case.
-    """
-
-    def ever(condition: BoolArray) -> BoolArray:
-        """Return whether *condition* holds in some chain of each program."""
-        return np.logical_or.reduceat(condition, starts, axis=2)
-
-    first, from_first = maps[:1], maps[:, :1]
-    later = ever(maps[:lanes] > first)
-    later_than_both = ever(maps[:lanes] > np.maximum(first, first[:, :1]))
-    holds_up = ever(maps[:, :lanes] > from_first)
-    idle = np.ones((lanes, len(starts)), bool)
-    idle[0] = False
-    while True:
-        # An idle lane is never ahead of the first: what waits for it waits for the first as well.
-        ports = np.zeros((maps.shape[1], len(starts)), bool)
-        ports[:lanes] = idle
-        ahead = np.where(ports, later_than_both, later).any(axis=1)
-        decisive = np.ones((len(maps), len(starts)), bool)
-        decisive[:lanes] = ~idle
-        awaited = (holds_up & decisive[:, None]).any(axis=0)
-        still_idle = idle & ~ahead & ~awaited
-        if (still_idle == idle).all():
-            return still_idle
-        idle = still_idle
 
 
 def _fold_programs(programs: Sequence[Program]) -> Fold:

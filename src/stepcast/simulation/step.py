@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -309,11 +309,9 @@ class _PlanBuilder:
         self.factory = piece_factory(self.terms)
         self.lists = _ListNumbers()
         # Chunk by chunk of each stage: equal where the same runs at the same speed.
-        self.same = [
-            (id(chunks[ChunkPlace(stage, chunk)]), slow_stages.get(stage, 1.0))
-            for stage in range(schedule.stages)
-            for chunk in range(schedule.chunks)
-        ]
+        places = list(starmap(ChunkPlace, product(range(schedule.stages), range(schedule.chunks))))
+        self.in_place = [chunks[place] for place in places]
+        self.same = [(id(chunks[place]), slow_stages.get(place.stage, 1.0)) for place in places]
         self.pieces: dict[tuple[int, bool], Piece] = {}
         self.middles: dict[tuple[object, ...], tuple[tuple[Piece, int], ...]] = {}
 
@@ -332,9 +330,19 @@ class _PlanBuilder:
         places = [number.setdefault(same, len(number)) for same in self.same]
         speeds = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
         once = [number.setdefault((id(own), speed), len(number)) for own, speed in zip(self.once, speeds, strict=True)]
-        chunks = tuple([chunk.variants for chunk in dict.fromkeys(self.chunks.values())])
+        chunks = tuple([chunk.variants for chunk in dict(zip(self.same, self.in_place, strict=True)).values()])
         templates = tuple([round_.template for round_ in every])
-        key = (self.schedule, self.terms, self.send, self.is_free, tuple(places), tuple(once), chunks, templates)
+        key = (
+            self.schedule,
+            self.terms,
+            self.send,
+            self.is_free,
+            tuple(places),
+            tuple(once),
+            chunks,
+            len(before),
+            templates,
+        )
         outline = _OUTLINES.get((*key, representatives))
         if outline is None:
             if len(_OUTLINES) >= MOST_OUTLINES:
