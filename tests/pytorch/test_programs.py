@@ -160,9 +160,9 @@ def test_recurrent_networks_are_one_call_of_cudnn(name: str, gates: int, ways: i
 
 
 def test_recurrent_step_as_measured() -> None:
-    """Of 128 cells with 64 steps each way the host launches one after another: 26 and 35 us on an H200."""
+    """Of 128 cells with 64 steps each way the host launches one after another: 16 and 20 us on an H200."""
     step_s = predict_captured(captured("recurrent"), load_cluster("generic:gpu=h200")).step_s
-    assert 2 * 64 * (26e-6 + 35e-6) < step_s < 2 * 64 * 90e-6
+    assert 2 * 64 * (15.5e-6 + 19.5e-6) < step_s < 2 * 64 * 60e-6
 
 
 @pytest.mark.parametrize(("name", "reads", "writes"), [("sgd", 2, 1), ("momentum", 5, 3), ("fused_momentum", 3, 2)])
@@ -170,11 +170,10 @@ def test_what_updates_read_and_write(name: str, reads: int, writes: int) -> None
     """Plain: weight and gradient in, weight out. With momentum that is scaled, added to and then read; in one
     kernel each is read and written once, and the gradient read.
     """
-    found = captured(name)
-    (update,) = (op.work for op in found.stage.epilogue[0].forward)
+    works = [op.work for op in captured(name).stage.epilogue[0].forward if isinstance(op.work, Elementwise)]
     size = LAYERS * WIDTH * WIDTH * 4
-    assert isinstance(update, Elementwise)
-    assert (update.read_bytes, update.write_bytes) == (reads * size, writes * size)
+    moved = sum(work.read_bytes for work in works), sum(work.write_bytes for work in works)
+    assert moved == pytest.approx((reads * size, writes * size))
 
 
 def test_updates_take_as_long_as_measured() -> None:
@@ -182,16 +181,15 @@ def test_updates_take_as_long_as_measured() -> None:
     for name, measured_s in (("sgd", 0.4245e-3), ("momentum", 1.1666e-3)):
         found = captured(name)
         prediction = predict_captured(found, load_cluster("generic:gpu=h200"))
-        (update,) = (op.work for op in found.stage.epilogue[0].forward)
-        assert isinstance(update, Elementwise)
+        works = [op.work for op in found.stage.epilogue[0].forward if isinstance(op.work, Elementwise)]
         times = 134_250_496 / (LAYERS * WIDTH * WIDTH)
         larger = Elementwise(
-            update.kind,
+            works[0].kind,
             1,
-            round(update.columns * times),
-            update.read_bytes * times,
-            update.write_bytes * times,
-            dtype=update.dtype,
+            round(sum(work.columns for work in works) * times),
+            sum(work.read_bytes for work in works) * times,
+            sum(work.write_bytes for work in works) * times,
+            dtype=works[0].dtype,
         )
         assert prediction.pricer.compute(larger).seconds == pytest.approx(measured_s, rel=0.1)
 

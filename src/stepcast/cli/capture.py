@@ -62,7 +62,7 @@ PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", 
 def run(args: argparse.Namespace) -> int:
     if not args.predict and (given := [name for name in PREDICTING if name in args.given]):
         raise ValueError(f"{option_of(given[0])} has no effect without --predict")
-    from stepcast.cli.captured import captured_facts, predict_program
+    from stepcast.cli.captured import captured_facts, predict_program, shown_gpu
     from stepcast.outputs.plain import write_captured
     from stepcast.pytorch.load import load_torch
 
@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     if is_command(args.program, args.words):
         for name in sorted(args.given & PROGRAM_OPTIONS):
             raise ValueError(f"{option_of(name)} has no effect on a script: the script decides it; leave it out")
-        captured = capture_command([args.program, *args.words], args.gpus or 1)
+        question = PredictQuestion(**{name: getattr(args, name) for name in PREDICTING if name in args.given})
+        captured = capture_command([args.program, *args.words], args.gpus or 1, shown_gpu(question))
     else:
         if args.words:
             raise ValueError(f"{visible(args.words[0])}: one program at a time; a command begins with python, torchrun,"

@@ -10,6 +10,7 @@ from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
 from stepcast.generate.aicb import record_times
 from stepcast.hardware import Cluster, Place, load_cluster
+from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
 from stepcast.ir.facts import FactDict
@@ -44,6 +45,11 @@ def load_place(question: PredictQuestion) -> Cluster:
     if (question.cluster is None) == (question.gpu is None):
         raise ValueError("no cluster given: use either --gpu NAME or --cluster NAME")
     return load_cluster(str(question.cluster or f"generic:gpu={question.gpu}"), question.set)
+
+
+def shown_gpu(question: PredictQuestion) -> Gpu | None:
+    """Return the GPU that a script sees: the one it is predicted on; None where none is named."""
+    return load_place(question).gpu if question.gpu or question.cluster else None
 
 
 def check_captured_options(args: argparse.Namespace) -> None:

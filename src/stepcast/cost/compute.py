@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from stepcast.cost.attention import attention_work_bytes, price_attention
+from stepcast.cost.convolution import convolution_bytes, price_convolution
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.matmul import matmul_bytes, price_matmul, products_of
 from stepcast.cost.memory_bound import price_stream, stream_key
@@ -21,7 +22,7 @@ from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.scan import cells_bytes, price_cells, price_scan, scan_kind, scanned_bytes
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
-from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded
+from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded
 
 COOL = (Elementwise, Scan, Recorded)
 """Work that takes as long in one step as in another, however hot that makes the GPU."""
@@ -33,6 +34,8 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
     match work:
         case Matmul() | GroupedMatmul():
             return price_matmul(work, gpu, fit, load)
+        case Convolution():
+            return price_convolution(work, gpu, fit, load)
         case Attention():
             return price_attention(work, gpu, fit, load)
         case Scan() | DeltaRule() | SelectiveScan():
@@ -50,6 +53,8 @@ def moved_bytes(work: Compute) -> float:
     match work:
         case Matmul() | GroupedMatmul():
             return matmul_bytes(work)
+        case Convolution():
+            return convolution_bytes(work)
         case Attention():
             return attention_work_bytes(work)
         case Scan() | DeltaRule() | SelectiveScan():
@@ -69,6 +74,8 @@ def work_class(work: Compute) -> str:
             return f"{'bmm' if work.batch > 1 else 'matmul'}.{work.dtype}"
         case GroupedMatmul():
             return f"grouped.{work.dtype}"
+        case Convolution():
+            return f"convolution.{work.of}"
         case Attention():
             return "attention.backward" if work.backward else "attention.forward"
         case Scan() | DeltaRule() | SelectiveScan():
@@ -110,7 +117,7 @@ def cool_seconds(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit) -> tup
     for work, count in works.items():
         seconds = count * price(work).seconds
         total_s += seconds
-        if isinstance(work, Matmul | GroupedMatmul | Attention):
+        if isinstance(work, Matmul | GroupedMatmul | Convolution | Attention):
             matrix_s += seconds
             energy = power.energy(gpu.architecture, gpu.runs_as(work.dtype))
             energy *= power.attention if isinstance(work, Attention) else 1.0

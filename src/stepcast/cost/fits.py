@@ -86,6 +86,24 @@ class StreamFit(Struct, frozen=True, forbid_unknown_fields=True):
     serial_rows: float = float("inf")
 
 
+class ConvolutionFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of one pass of convolutions in one group of formats."""
+
+    product: MatmulFit  # of the windows by the weights
+    copy_efficiency: Efficiency  # of the memory bandwidth: data that are copied to channels last and back
+    weight_copy_efficiency: Efficiency
+    grouped: float = 1.0  # factor on the product of groups
+    thin_share: Share = 1.0  # of the peak where the data have fewer channels than a load has elements
+
+
+class DepthwiseFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """Clocks of a multiprocessor for each element of the result of one pass, where each channel is by itself."""
+
+    element_clocks: Amount
+    tap_clocks: Amount
+    large_tap_clocks: Amount = 0.0  # of windows larger than 5 x 5, where these have other kernels
+
+
 class ScanFit(Struct, frozen=True, forbid_unknown_fields=True):
     """Constants of kernels that run along the sequence, forward or backward."""
 
@@ -187,6 +205,9 @@ class ComputeFit(Struct, frozen=True, eq=False):
     matrix_efficiency_of: Mapping[str, Mapping[str, float]] = {}
     # Share of the memory bandwidth that library kernels reach, by architecture.
     memory_efficiency: Mapping[str, float] = {}
+    # By format (half, tf32, fp32) and pass; of single channels also by layout.
+    convolutions: Mapping[str, ConvolutionFit] = {}
+    depthwise: Mapping[str, DepthwiseFit] = {}
     # Kind of scan -> phase -> constants, which fits of other operators need not have.
     scans: Mapping[str, Mapping[str, ScanFit]] = {}
 
@@ -251,12 +272,19 @@ def _complete_batched(entry: Mapping[str, Any]) -> dict[str, Any]:
 def default_fit() -> ComputeFit:
     """Return the constants fitted on an H200 with current PyTorch, and for fp32 on five older GPUs."""
     table, mamba, traced, linear = (load_fit(name) for name in ("compute", "mamba", "transformers", "linear"))
-    table["stream"] |= mamba["stream"] | traced["stream"]
+    table["stream"] |= mamba["stream"] | traced["stream"] | load_fit("captured")["stream"]
     table["attention"] = merge_tables(table["attention"], traced["attention"])
     spreads = {"scan": mamba["spread"], **linear["spread"]}
     for kind, scans in (("scan", mamba), ("delta", linear), ("selective", linear)):
         table[kind] = scans[kind]
         table["spread"][kind] = {**table["spread"]["attention"], "hopper": spreads[kind]}
+    convolution = load_fit("convolution")
+    tiles = {**table["matmul"]["tensor"], "batched": None}
+    table["convolutions"] = {
+        name: {**entry, "product": {**tiles, **entry["product"]}} for name, entry in convolution["pass"].items()
+    }
+    table["depthwise"] = convolution["depthwise"]
+    table["spread"]["convolution"] = {**table["spread"]["attention"], "hopper": convolution["spread"]}
     # Products of architectures that public tables measured, and we did not.
     for name, entry in load_fit("operators")["architecture"].items():
         if name in TRAINED_AS_SERVED:

@@ -166,12 +166,12 @@ def matmul_s(
 ) -> FloatArray:
     """Return the seconds of *batch* products (m, k) by (k, n) without launch latency; all but m may be numbers."""
     if m.size <= CHUNK:
-        return _fastest_s(m, n, k, batch, element_bytes, rates, fit)
+        return fastest_s(m, n, k, batch, element_bytes, rates, fit)
     pieces = []
     for start in range(0, m.size, CHUNK):
         part = slice(start, start + CHUNK)
         columns, depth, count, size, *own_rates = _take(part, n, k, batch, element_bytes, *rates)
-        pieces.append(_fastest_s(m[part], columns, depth, count, size, Rates(*own_rates), fit))
+        pieces.append(fastest_s(m[part], columns, depth, count, size, Rates(*own_rates), fit))
     return np.concatenate(pieces)
 
 
@@ -186,10 +186,19 @@ def _candidates(tiles: tuple[tuple[int, int], ...]) -> tuple[FloatArray, FloatAr
     return height, width, height * width, height + width
 
 
-def _fastest_s(
-    m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+def fastest_s(
+    m: FloatArray,
+    n: Number,
+    k: Number,
+    batch: Number,
+    element_bytes: Number,
+    rates: Rates,
+    fit: MatmulFit,
+    moved: Number | None = None,
 ) -> FloatArray:
-    """Return the seconds of the fastest candidate, one result per size."""
+    """Return the seconds of the fastest candidate, one result per size; *moved* are the bytes of operands and result
+    where these are not stored as matrices (the windows of a convolution overlap).
+    """
     height, width, area, side = _candidates(fit.tiles)
     sms = rates.sms
     tiles = np.ceil(m / height) * np.ceil(n / width) * batch
@@ -200,7 +209,8 @@ def _fastest_s(
     per_side_s = fit.k_step * fit.operand_clocks * operands * element_bytes / rates.clock_hz
     store_s = fit.store_exposure * element_bytes * sms / rates.bandwidth_bytes_per_s
     memory_rate = rates.bandwidth_bytes_per_s * fit.memory_efficiency * memory
-    moved = (m * k + k * n + m * n) * batch * element_bytes
+    if moved is None:
+        moved = (m * k + k * n + m * n) * batch * element_bytes
     if fit.reread:
         panels = tiles * side * (k * element_bytes)  # operand bytes all tiles ask the L2 cache for
         wave = panels / np.sqrt(np.maximum(1.0, np.minimum(tiles, sms))) / np.maximum(1.0, tiles / sms)

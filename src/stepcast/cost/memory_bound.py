@@ -23,8 +23,11 @@ BLOCKS_PER_SM = 16  # resident thread blocks of 128 threads, one row each (2,048
 # Blackwell alone. They read 2 bytes an element; copies of narrower ones go by their bytes.
 ISSUED_PER_CLOCK, ISSUED_BYTES = 5.0, 2.0
 PLAIN = frozenset({"add", "mul", "silu", "cast", "copy", "other"})
-# Kernels with two elements a thread in fp32, and four in narrower formats.
-PLACED = (ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED)
+# Formats of kernels with two elements a thread in fp32 and four in narrower formats; of batch norms that are cuDNN's.
+WIDE_FORMATS = {
+    **dict.fromkeys((ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED), (DType.FP32,)),
+    **dict.fromkeys((ElementwiseKind.BATCH_NORM, ElementwiseKind.LAST_NORM), (DType.FP32, DType.FP16)),
+}
 
 
 def price_stream(work: Elementwise, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
@@ -68,9 +71,8 @@ def stream_key(work: Elementwise) -> str:
         if work.columns > 1024 and work.columns % 2 and work.dtype.bytes < DType.FP32.bytes:
             return "softmax-odd"
         return softmax_key(work.columns)
-    if work.kind in PLACED and work.dtype is DType.FP32:
-        return f"{work.kind}-wide"
-    return f"{work.kind}-backward" if work.backward else str(work.kind)
+    wide = "-wide" if work.dtype in WIDE_FORMATS.get(work.kind, ()) else ""
+    return f"{work.kind}{wide}-backward" if work.backward else f"{work.kind}{wide}"
 
 
 def softmax_key(columns: int) -> str:

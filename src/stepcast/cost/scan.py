@@ -31,10 +31,11 @@ BLOCK_COLUMNS, BLOCKS_PER_SM = 64, 2
 # One step of a cell with its weights on chip: 518 us forward and 477 backward for 256 of an LSTM of 128 on an
 # H200 (cuDNN 9.19).
 PERSISTENT_STEP_S = 2.0e-6
-# The host launches the product and the rest of every other cell one by one: on the host of an H200 (PyTorch
-# 2.11, nine networks) 21 to 31 us forward and 30 to 40 backward of gated cells, 22 and 23 of plain ones.
-CELL_LAUNCH_S = {False: 26e-6, True: 35e-6}
-PLAIN_CELL_LAUNCH_S = 22e-6
+# The host launches the product and the rest of every other cell one by one: on the host of an H200 (PyTorch 2.11,
+# data/captured/operators.csv) 13 to 19 us forward and 16 to 27 backward of gated cells; on a slower day, when plain
+# ones took 22 us, 21 to 31 and 30 to 40.
+CELL_LAUNCH_S = {False: 15.5e-6, True: 19.5e-6}
+PLAIN_CELL_LAUNCH_S = 13e-6
 
 
 def price_scan(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:

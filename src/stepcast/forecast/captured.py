@@ -68,7 +68,7 @@ class Spread:
 
 def framework_of(captured: Captured) -> Framework:
     """Return the framework whose host issues what was captured."""
-    modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.TORCH
+    modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.CAPTURED
     kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
     # Ops whose results the program reads are marked; elsewhere the host goes on.
     return replace(

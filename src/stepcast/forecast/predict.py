@@ -207,9 +207,10 @@ def issue_s_of(framework: Framework, tensor_us: float = 0.0) -> IssueSeconds:
             issue_s(work, backward)
             + (tensor_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
         )
-    if framework.modules is Modules.TRANSFORMERS:
+    if framework.modules is not Modules.TORCH:
         # Every kernel is counted; all experts are one product.
-        return partial(_dispatch_s, "transformers", "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
+        kind = "compiled" if framework.kernels is Kernels.COMPILED else "dispatch"
+        return partial(_dispatch_s, str(framework.modules), kind)
     if framework.listed_gathers:
         return _listed_issue_s
     return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s

@@ -11,14 +11,27 @@ from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED, LAYERS
 from stepcast.ir.recurrent import RecurrentCells
-from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded, Work
+from stepcast.ir.work import (
+    Attention,
+    Convolution,
+    ConvolutionPass,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+    Recorded,
+    Work,
+)
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 
 FORMAT, VERSION = "stepcast-captured", 3
 WORKS: dict[str, Callable[..., Work]] = {
-    kind.__name__.lower(): kind for kind in (Matmul, GroupedMatmul, Attention, RecurrentCells, Elementwise, Recorded)
+    kind.__name__.lower(): kind
+    for kind in (Matmul, GroupedMatmul, Convolution, Attention, RecurrentCells, Elementwise, Recorded)
 }
-ENUMS: dict[str, type[DType | ElementwiseKind]] = {"dtype": DType, "kind": ElementwiseKind}
+ENUMS: dict[str, type[DType | ElementwiseKind | ConvolutionPass]] = {
+    "dtype": DType, "kind": ElementwiseKind, "of": ConvolutionPass,
+}  # fmt: skip
 
 # Its name, the number of its work, its kernels, and 1 where the host waits for them.
 OpRow = Annotated[list[str | int], msgspec.Meta(min_length=2, max_length=4)]

@@ -4,7 +4,7 @@ from stepcast.ir.check import require, require_counts
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
-from stepcast.ir.work import Attention, GroupedMatmul, Matmul
+from stepcast.ir.work import Attention, Convolution, GroupedMatmul, Matmul
 from stepcast.ir.workload import Stage, Workload
 
 
@@ -119,11 +119,11 @@ class Captured:
 
     def flops(self, attention: bool = True) -> float:
         """Return the FLOPs of matrix products, recurrent cells and, with *attention*, fused attention, both ways."""
-        products = (Matmul, GroupedMatmul, RecurrentCells)
+        products = (Matmul, GroupedMatmul, Convolution, RecurrentCells)
         kinds = (*products, Attention) if attention else products
         return sum(
             count * op.work.flops
             for layer, count in self.stage.counted_layers(1)
             for op in layer.all_ops
-            if isinstance(op.work, kinds)
+            if isinstance(op.work, kinds) and not (isinstance(op.work, Convolution) and op.work.is_depthwise)
         )

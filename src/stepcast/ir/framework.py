@@ -91,6 +91,7 @@ class Modules(StrEnum):
     TORCH = "torch"  # torch.nn: a kernel for each norm, one product for queries, keys and values
     # Hugging Face transformers: RMS norms in fp32 operation by operation, a product for each projection.
     TRANSFORMERS = "transformers"
+    CAPTURED = "captured"  # of a captured program: views and modules are counted too
 
 
 class SsmKernels(StrEnum):

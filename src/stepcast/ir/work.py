@@ -89,6 +89,51 @@ class Attention:
         return query_key + probability_value
 
 
+class ConvolutionPass(StrEnum):
+    FORWARD = "forward"
+    DATA = "data"  # the gradient of the data, and the forward of a transposed convolution
+    WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """One pass of a convolution of *inputs* positions, over all samples, to *outputs*: each of these reads a window of
+    *taps* positions. A transposed convolution is the one whose gradient it is.
+    """
+
+    inputs: int
+    outputs: int
+    in_channels: int
+    out_channels: int
+    taps: int
+    groups: int = 1
+    of: ConvolutionPass = ConvolutionPass.FORWARD
+    # The channels of a position are next to each other in memory, or kernels take the data as they are all the same.
+    channels_last: bool = False
+    dtype: DType = DType.BF16
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "inputs", "outputs", "in_channels", "out_channels", "taps", "groups")
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.outputs * self.out_channels * (self.in_channels / self.groups) * self.taps
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Return True if each channel is convolved by itself."""
+        return self.groups > 1 and self.groups == self.in_channels
+
+    @property
+    def data_elements(self) -> int:
+        """Elements of data and result."""
+        return self.inputs * self.in_channels + self.outputs * self.out_channels
+
+    @property
+    def weights(self) -> int:
+        return self.out_channels * self.in_channels * self.taps // self.groups
+
+
 class ElementwiseKind(StrEnum):
     """Kernels that are bound by memory, distinguished because their efficiency differs."""
 
@@ -124,6 +169,17 @@ class ElementwiseKind(StrEnum):
     COLUMN_SUM = "column-sum"  # of each column, over all rows
     SCATTER_SUM = "scatter-sum"  # of rows that a few others get, each *columns* wide, in turn
     UNFUSED_LOSS = "unfused-loss"  # the kernels of Megatron-LM's vocab_parallel_cross_entropy, one after the other
+    BATCH_NORM = "batch-norm"  # a row is a channel
+    LAST_NORM = "last-norm"  # likewise with channels last: a row is a position
+    IMAGE_NORM = "image-norm"  # of groups of channels of an image
+    POOL = "pool"
+    RESIZE = "resize"
+    GATHER = "gather"  # rows of a table, a thread block each
+    BAG = "bag"  # sums of rows of a table
+    ROW_GRADIENT = "row-gradient"  # of those rows, sorted and summed
+    ATOMIC_SUM = "atomic-sum"  # element by element, into the places that indices name
+    SORT = "sort"
+    SPECTRUM = "spectrum"  # a Fourier transform
     FUSED_LOSS = "fused-loss"  # the logarithm of a sum of exponentials over each row, by a compiler
     OTHER = "other"
 
@@ -254,8 +310,9 @@ class Recorded:
 
 
 Compute = (
-    Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | RecurrentCells | Elementwise | Recorded
-)
+    Matmul | GroupedMatmul | Convolution | Attention | Scan | DeltaRule | SelectiveScan | RecurrentCells
+    | Elementwise | Recorded
+)  # fmt: skip
 Communication = Collective | Transfer | HostCopy
 Work = Compute | HostUpdate | Communication
 COMPUTING = frozenset(get_args(Compute))

@@ -28,6 +28,7 @@ from stepcast.ir.work import (
     GATHERS,
     Attention,
     Collective,
+    Convolution,
     Direction,
     Elementwise,
     GroupedMatmul,
@@ -350,7 +351,17 @@ def _message_size(size_bytes: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _amounts(
-    work: Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | RecurrentCells | Elementwise,
+    work: (
+        Matmul
+        | GroupedMatmul
+        | Convolution
+        | Attention
+        | Scan
+        | DeltaRule
+        | SelectiveScan
+        | RecurrentCells
+        | Elementwise
+    ),
 ) -> tuple[int, int]:
     """Return the FLOPs and bytes that an op must at least move, for other programs' rooflines."""
     if isinstance(work, Elementwise):
@@ -361,6 +372,8 @@ def _amounts(
             touched = work.batch * (work.m * work.k + work.k * work.n + work.m * work.n)
         case GroupedMatmul():
             touched = work.m * work.k + work.groups * work.k * work.n + work.m * work.n
+        case Convolution():
+            touched = work.data_elements + work.weights
         case RecurrentCells():
             states = 2 * work.steps * work.batch * (work.gates * work.hidden + work.width)
             touched = work.gates * work.hidden * work.width + states

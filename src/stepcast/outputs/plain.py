@@ -50,7 +50,7 @@ def write_captured(captured: Captured) -> bytes:
         row = [op.name, works.setdefault(op.work, len(works))]
         if op.host_reads:
             return [*row, op.kernels, 1]
-        return [*row, op.kernels] if op.kernels > 1 else row
+        return [*row, op.kernels] if op.kernels != 1 else row
 
     def number(layer: Layer) -> int:
         if layer not in layers:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart
 from stepcast.ir.dtype import DType
@@ -16,6 +17,19 @@ from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
+# The host's time of a view, and of the code of a module, over that of a kernel (data/fits/captured.toml).
+VIEW_CALLS, MODULE_CALLS = 0.6, 1.4
+FURTHER_CALLS = 0.2  # of a kernel after the first of an operator
+RANDOM_CALLS = 1.5e-4  # of a number that the host draws
+
+
+class HostedEvent(NamedTuple):
+    """An operator as the host sees it: its kernels, whether it waits for them, and its time in kernels to issue."""
+
+    name: str
+    works: tuple[Compute, ...]
+    host_waits: bool = False
+    calls: float = 1.0
 
 
 def build_captured(
@@ -36,7 +50,7 @@ def build_captured(
         fusion = Fusion(trace)
         fusion.settle_memory()
         works |= dict.fromkeys(fusion.joined, ()) | fusion.works
-    segments = _Segments(trace, works, splits)
+    segments = _Segments(trace, works, splits, not compiled and "transformers" not in dict(facts := list(facts)))
     layers, parts = segments.layers(), segments.parts()
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     _pass_on_memory(parts, kept)
@@ -133,8 +147,9 @@ def _place_events(trace: StepTrace) -> list[int]:
 class _Segments:
     """The operators and the memory of each segment."""
 
-    def __init__(self, trace: StepTrace, works: dict[int, tuple[Compute, ...]], splits: Splits) -> None:
+    def __init__(self, trace: StepTrace, works: dict[int, tuple[Compute, ...]], splits: Splits, python: bool) -> None:
         self._trace, self._works, self._splits = trace, works, splits
+        self._python = python  # whether the host's time includes views and modules
         self._places = _place_events(trace)
         self._count = max(self._places, default=-1) + 1
         # The events of each segment: forward, gradients of inputs, gradients of weights.
@@ -157,8 +172,16 @@ class _Segments:
         return 2 if writes_gradient and not event.recomputed else 1
 
     def _name_ops(self, numbers: Sequence[int]) -> tuple[Op, ...]:
-        events, waits = self._trace.events, self._host_waits
-        return name_ops((events[number].name, self._works[number], number in waits) for number in numbers)
+        events, hosted, module = self._trace.events, list[HostedEvent](), -1
+        for number in numbers:
+            event, works = events[number], self._works[number]
+            runs_forward = event.moment is Moment.FORWARD or event.recomputed
+            calls = 1.0 if works else VIEW_CALLS if self._python and runs_forward else 0.0
+            if self._python and runs_forward and event.module != module:
+                calls, module = calls + MODULE_CALLS, event.module
+            calls += RANDOM_CALLS * self._trace.host_elements.get(number, 0)
+            hosted.append(HostedEvent(event.name, works, number in self._host_waits, calls))
+        return name_ops(hosted)
 
     def layers(self) -> list[Layer]:
         """Return the layer of each segment; layers that run the same are one object, whatever their names."""
@@ -264,35 +287,51 @@ class _Segments:
         return owned
 
 
-def name_ops(events: Iterable[tuple[str, tuple[Compute, ...], bool]]) -> tuple[Op, ...]:
-    """Return the kernels of events as ops; each event has a name, works, and whether the host waits for it."""
+def name_ops(events: Iterable[HostedEvent]) -> tuple[Op, ...]:
+    """Return the kernels of events as ops.
+
+    The host spends its time by the event: the second kernel of one and those after it take little, and what it runs
+    before a kernel, views and modules, counts as kernels that it could have issued.
+    """
     counts: dict[str, int] = defaultdict(int)
     ops: list[Op] = []
-    for event_name, works, host_waits in events:
-        name = event_name.strip("_")
-        for work in works:
+    spent = 0.0
+    for event in events:
+        name = event.name.strip("_")
+        spent += event.calls
+        for number, work in enumerate(event.works):
             counts[name] += 1
-            ops.append(Op(name if counts[name] == 1 else f"{name} {counts[name]}", work))
-        if host_waits:  # the value that it reads is copied to it
-            ops[-1] = replace(ops[-1], host_reads=True, kernels=2)
+            spent += FURTHER_CALLS if number else 0.0
+            issued = int(spent + 0.5)
+            spent -= issued
+            ops.append(Op(name if counts[name] == 1 else f"{name} {counts[name]}", work, kernels=issued))
+        if event.host_waits and ops:  # the value that it reads is copied to it
+            ops[-1] = replace(ops[-1], host_reads=True, kernels=ops[-1].kernels + 1)
     return tuple(ops)
 
 
 def _update_ops(events: Sequence[Event]) -> tuple[Op, ...]:
     """Return the ops of the optimizer: all passes over lists of tensors are one, with a kernel for each tensor."""
     listed = [event for event in events if event.name.startswith(LISTED)]
-    ops = name_ops((event.name, works_of(event), False) for event in events if not event.name.startswith(LISTED))
+    ops = name_ops(HostedEvent(event.name, works_of(event)) for event in events if not event.name.startswith(LISTED))
     works = [work for event in listed for work in works_of(event) if isinstance(work, Elementwise)]
     if not works:
         return ops
-    lengths = [option for event in listed for option in event.options if isinstance(option, int)]
+    lengths = [max((size for size in event.options if isinstance(size, int)), default=1) for event in listed]
     largest = max(works, key=lambda work: work.columns)
     columns = largest.columns
     if largest.kind is ElementwiseKind.LISTED_OPTIMIZER:
         columns = max(1, round(sum(work.elements for work in works) / LISTED_PASSES))
     read, written = sum(work.read_bytes for work in works), sum(work.write_bytes for work in works)
     update = replace(largest, columns=columns, read_bytes=read, write_bytes=written)
-    return (*ops, Op("update", update, kernels=max(lengths, default=1)))
+    # The host launches them one by one, and the GPU begins with the first.
+    updates = []
+    for number, length in enumerate(lengths):
+        share = length / sum(lengths)
+        own = replace(update, columns=max(1, round(columns * share)), read_bytes=read * share,
+                      write_bytes=written * share)  # fmt: skip
+        updates.append(Op(f"update {number + 1}" if number else "update", own, kernels=length))
+    return (*ops, *updates)
 
 
 def fold_layers(layers: Sequence[Layer]) -> list[Block]:

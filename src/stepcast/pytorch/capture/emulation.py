@@ -41,6 +41,12 @@ RUN_IN_FP32 = frozenset((
 ))  # fmt: skip
 
 
+SOFTMAXES = {
+    **dict.fromkeys((torch.softmax, T.softmax, F.softmax), "_softmax"),
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, T.log_softmax, F.cross_entropy), "_log_softmax"),
+}
+
+
 class Autocast:
     """Casts operands where a program has ``torch.autocast("cuda")`` on.
 
@@ -143,11 +149,22 @@ def _recurrent_backward(
     return [torch.empty_like(data), scratch, *map(torch.empty_like, (*states, *weights))]
 
 
+def _softmax(data: Tensor, dim: int) -> Tensor:
+    return torch.empty_like(data, dtype=torch.float32)
+
+
+def _softmax_backward(grad: Tensor, out: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(out, dtype=dtype)
+
+
 OPERATORS = {
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) -> (Tensor, Tensor)":
         _attention,
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor sums, "
     "bool causal, bool drops) -> (Tensor, Tensor, Tensor)": _attention_backward,
+    **{f"{name}(Tensor input, int dim) -> Tensor": _softmax for name in ("_softmax", "_log_softmax")},
+    **{f"{name}_backward_data(Tensor grad, Tensor out, ScalarType dtype) -> Tensor": _softmax_backward
+       for name in ("_softmax", "_log_softmax")},
     "rms_norm(Tensor input, Tensor? weight) -> (Tensor, Tensor)": _rms_norm,
     "rms_norm_backward(Tensor grad, Tensor input, Tensor sums, Tensor? weight) -> (Tensor, Tensor)":
         _rms_norm_backward,
@@ -196,6 +213,23 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
         return of_data, None if weight is None else of_weight
 
 
+class _HalfSoftmax(torch.autograd.Function):  # type: ignore[misc]
+    """A softmax or its logarithm in fp32 of narrower data, without a copy of them (SoftMax.cpp, half_to_float)."""
+
+    @staticmethod
+    def forward(context: Any, name: str, data: Tensor, dim: int) -> Tensor:
+        define_operators()
+        out = getattr(torch.ops.stepcast, name)(data, dim)
+        context.name, context.dtype = name, data.dtype
+        context.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = getattr(torch.ops.stepcast, f"{context.name}_backward_data")
+        return None, gradient(grad, *context.saved_tensors, context.dtype), None
+
+
 class _RecurrentNet(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(context: Any, sizes: RecurrentSizes, state_count: int, data: Tensor, *rest: Tensor) -> Any:
@@ -222,6 +256,20 @@ def rms_norm(input: Tensor, normalized_shape: object, weight: Tensor | None = No
     """Run ``torch.nn.functional.rms_norm`` as a GPU does; the work does not depend on *eps*."""
     define_operators()
     return _RmsNorm.apply(input, weight)
+
+
+def run_half_softmax(
+    func: Callable[..., Tensor], data: Tensor, *args: Any, dim: int | None = None, **kwargs: Any
+) -> Tensor | None:
+    """Run a softmax or a cross entropy of narrow data, which autocast computes in fp32; None where it needs a copy."""
+    if func is not F.cross_entropy:
+        axis = dim if dim is not None else args[0] if args else None
+        return None if axis is None or kwargs.get("dtype") else _HalfSoftmax.apply(SOFTMAXES[func], data, axis)
+    target = args[0] if args else kwargs.pop("target", None)
+    if len(args) > 1 or target is None or target.is_floating_point() or kwargs.get("label_smoothing"):
+        return None
+    kwargs = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
+    return F.nll_loss(_HalfSoftmax.apply("_log_softmax", data, 1 if data.dim() > 1 else 0), target, **kwargs)
 
 
 def run_recurrent_net(name: str, *args: Any) -> Any:
@@ -331,6 +379,10 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         return added
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_autocast_enabled(GPU) and func in SOFTMAXES and args[0].dtype in (torch.bfloat16, torch.float16):
+            result = run_half_softmax(func, *args, **(kwargs or {}))
+            if result is not None:
+                return result
         args, kwargs = self.autocast.cast_for(func, (args, kwargs or {}))
         if func is ATTENTION:
             return self._attend(*args, **kwargs)

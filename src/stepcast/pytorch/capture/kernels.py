@@ -13,11 +13,20 @@ from typing import NamedTuple
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
-from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.work import (
+    Attention,
+    Compute,
+    Convolution,
+    ConvolutionPass,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+)
 from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, round_up
+from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
 
-K = ElementwiseKind
+K, P = ElementwiseKind, ConvolutionPass
 KINDS: dict[str, ElementwiseKind] = {
     **dict.fromkeys(("add", "sub", "rsub", "_foreach_add"), K.ADD),
     **dict.fromkeys(
@@ -33,7 +42,7 @@ KINDS: dict[str, ElementwiseKind] = {
     "_softmax": K.SOFTMAX, "_softmax_backward_data": K.SOFTMAX, "_safe_softmax": K.SOFTMAX,
     "native_layer_norm": K.LAYER_NORM, "native_layer_norm_backward": K.LAYER_NORM,
     "rms_norm": K.RMS_NORM,
-    "native_group_norm": K.GROUP_NORM, "native_group_norm_backward": K.GROUP_NORM,
+    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), K.SPECTRUM),
     "native_dropout": K.DROPOUT, "native_dropout_backward": K.DROPOUT,
     **dict.fromkeys(("masked_fill", "where", "tril", "triu"), K.MASK),
     **dict.fromkeys(
@@ -54,9 +63,11 @@ ADD_INTO = ("index_put", "_index_put_impl", "index_add", "scatter_add")
 # Kernels of PyTorch's TensorIterator: one output for as many inputs, element by element.
 POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 # Kinds whose gradient is a kernel of its own.
-GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.GROUP_NORM, K.DROPOUT)
-# Sorts and scans of the library take several kernels (radix sort: a histogram, a scan, a pass per digit).
-KERNEL_COUNTS = {"sort": 4, "topk": 4, "argsort": 4, "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
+GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT)
+# Scans of the library take several kernels, sorts more (a histogram, a scan, a pass per digit).
+KERNEL_COUNTS = {"cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
+SORT_KERNELS = 12
+WIDE_ROW = 512  # elements of a row that is a kernel's work by itself
 ELEMENTS_PER_LOAD = 8  # of two bytes
 ENTROPY_READS = 3  # of a log-softmax over rows longer than a block can hold: maximum, sum, result
 ROW_OPERAND_SHARE = 0.02  # a kernel that reads less than this share of what it writes only reads numbers of rows
@@ -173,21 +184,33 @@ def _describe_attention(call: OperatorCall) -> Works:
 
 
 def _describe_convolution(call: OperatorCall) -> Works:
-    """Describe a convolution as a product over the window of each output position, or, where each channel is
-    convolved by itself, as a pass over memory. The backward runs it for each gradient of data and weight.
+    """Describe each pass of a convolution: the forward, or the gradients of data and weight that are asked for. A bias
+    is added by a kernel of its own, and so is its gradient.
     """
     is_gradient = call.name == "convolution_backward"
     out, data, weight = call.reads[:3] if is_gradient else (call.writes[0], *call.reads[:2])
-    copies = max(1, sum(len(tensor.shape) > 1 for tensor in call.writes)) if is_gradient else 1
-    options = call.options if is_gradient else call.options[-1:]
-    groups = [1, *(option for option in options if isinstance(option, int) and not isinstance(option, bool))][-1]
-    if groups > 1 and weight.shape[1] == 1:
-        rows, columns = out.numel // out.shape[-1], out.shape[-1]
-        read = bytes_of(data, weight)
-        return (Elementwise(K.CONVOLUTION, rows, columns, read, bytes_of(out), dtype=DType(data.dtype)),) * copies
-    positions, columns = out.numel // out.shape[1], max(1, out.shape[1] // groups)
-    window = math.prod(weight.shape[1:])
-    return (Matmul(positions, columns, window, groups, call.product_dtype(data)),) * copies
+    transposed, groups = [option for option in call.options if isinstance(option, int)][-2:]
+    taps, positions = math.prod(weight.shape[2:]), math.prod(data.shape[2:])
+    last = is_channels_last(data) or is_channels_last(weight)
+    copied = (data,) if last and len(data.shape) == 4 and not is_channels_last(data) and data.shape[1] > 1 else ()
+    last = last or (taps == 1 and positions % ELEMENTS_PER_LOAD == 0)
+    sides = [(tensor.numel // tensor.shape[1], tensor.shape[1]) for tensor in (data, out)]
+    (inputs, inner), (outputs, outer) = reversed(sides) if transposed else sides
+    passes = [P.DATA, P.FORWARD] if transposed else [P.FORWARD, P.DATA]
+    wanted = [passes[0]]
+    if is_gradient:
+        shapes = [tensor.shape for tensor in call.writes]
+        wanted = [of for of, own in ((passes[1], data), (P.WEIGHT, weight)) if own.shape in shapes]
+    dtype = call.product_dtype(data)
+    works: Works = tuple(
+        Convolution(inputs, outputs, inner, outer, taps, int(groups), of, last, dtype) for of in wanted
+    )
+    works = (*(pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied), *works)
+    if is_gradient and any(len(tensor.shape) == 1 for tensor in call.writes):
+        works += (pass_over(K.ROW_SUM, TracedTensor((outer, outputs), (outputs, 1), out.dtype, 0), bytes_of(out), 0.0),)
+    elif not is_gradient and len(call.reads) > 2 and not (inner == groups > 1):
+        works += (pass_over(K.BROADCAST, out, bytes_of(out), bytes_of(out)),)
+    return works
 
 
 def _describe_recurrent(call: OperatorCall) -> Works:
@@ -247,8 +270,60 @@ def _describe_fill_and_copy(call: OperatorCall) -> Works:
 
 
 def _describe_embedding_backward(call: OperatorCall) -> Works:
-    size = bytes_of(call.reads[0])
-    return (*_describe_fill(call), pass_over(K.EMBEDDING, call.reads[0], 2 * size, size, backward=True))
+    """Fill the gradient with zeros, sort the ids and sum the rows of each."""
+    ids = next(tensor for tensor in call.reads if "int" in tensor.dtype)
+    table, width = call.writes[0], call.writes[0].shape[-1]
+    size = ids.numel * width * DType(call.reads[0].dtype).bytes
+    if width >= WIDE_ROW:
+        return (*_describe_fill(call), pass_over(K.EMBEDDING, call.reads[0], 2 * size, size, backward=True))
+    entries = table.numel // width
+    distinct = max(1, round(entries * -math.expm1(-ids.numel / entries)))
+    rows = Elementwise(K.ROW_GRADIENT, distinct, width, size, distinct / ids.numel * size, dtype=DType(table.dtype))
+    return (*_describe_fill(call), *_describe_sort(call._replace(reads=(ids,), writes=(ids,))), rows)
+
+
+def _describe_sort(call: OperatorCall) -> Works:
+    """Sort by radix: several passes, and a few kernels that count and place."""
+    keys = call.reads[0]
+    few = pass_over(K.OTHER, TracedTensor((1,), (1,), keys.dtype, 0), 8.0, 8.0)
+    return (pass_over(K.SORT, keys, bytes_of(keys), bytes_of(*call.writes)), *(few,) * SORT_KERNELS)
+
+
+def _describe_bag(call: OperatorCall) -> Works:
+    table, ids = call.reads[:2]
+    read = ids.numel * table.shape[-1] * DType(table.dtype).bytes
+    summed = TracedTensor((ids.numel, table.shape[-1]), (table.shape[-1], 1), table.dtype, 0)
+    return (pass_over(K.BAG, summed, read, bytes_of(call.writes[0])),)
+
+
+def _describe_batch_norm(call: OperatorCall) -> Works:
+    """Normalise channels: a thread block sums each of them, unless channels are last."""
+    data = max(call.reads, key=lambda tensor: tensor.numel)
+    channels = data.shape[1] if len(data.shape) > 1 else 1
+    positions = max(1, data.numel // channels)
+    last = len(data.shape) == 2 or is_channels_last(data)
+    kind, rows, columns = (K.LAST_NORM, positions, channels) if last else (K.BATCH_NORM, channels, positions)
+    size, is_gradient = bytes_of(data), "backward" in call.name
+    read = (4 if is_gradient else 2) * size
+    return (Elementwise(kind, rows, columns, read, size, is_gradient, DType(data.dtype)),)
+
+
+def _describe_image_norm(call: OperatorCall) -> Works:
+    """Normalise groups of channels, after copies of what has channels last."""
+    images = [tensor for tensor in call.reads if len(tensor.shape) > 2]
+    copies = [pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in images if
+              is_channels_last(tensor)]  # fmt: skip
+    read, written = bytes_of(*call.reads), bytes_of(*call.writes)
+    return (*copies, pass_over(K.IMAGE_NORM, images[0], read, written, "backward" in call.name))
+
+
+def _describe_window(call: OperatorCall) -> Works:
+    """Pool or resize images: the time goes by elements of the result, or of the gradient's larger side."""
+    kind = K.RESIZE if call.name.startswith("upsample") else K.POOL
+    largest = max((*call.reads, *call.writes), key=lambda tensor: tensor.numel)
+    is_gradient = "backward" in call.name
+    counted = largest if is_gradient or kind is K.RESIZE else call.writes[0]
+    return (pass_over(kind, counted, bytes_of(*call.reads), bytes_of(*call.writes), is_gradient),)
 
 
 HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
@@ -259,11 +334,39 @@ HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
     **dict.fromkeys(("attention", "attention_backward"), _describe_attention),
     **dict.fromkeys(("convolution", "convolution_backward"), _describe_convolution),
     "rms_norm_backward": _describe_rms_norm_backward,
+    **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _describe_image_norm),
     **dict.fromkeys(("recurrent", "recurrent_backward"), _describe_recurrent),
     "_log_softmax": _describe_log_softmax,
     "_log_softmax_backward_data": _describe_log_softmax_backward,
     "nll_loss_backward": _describe_fill,
-    "embedding_dense_backward": _describe_embedding_backward,
+    **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_backward"), _describe_embedding_backward),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _describe_bag),
+    **dict.fromkeys(("sort", "topk", "argsort"), _describe_sort),
+    **dict.fromkeys(
+        [f"{name}batch_norm{end}" for name in ("native_", "cudnn_", "_native_") for end in ("", "_backward")]
+        + ["_native_batch_norm_legit"],
+        _describe_batch_norm,
+    ),
+    **dict.fromkeys(
+        [
+            f"{name}{end}"
+            for name in (
+                "max_pool2d_with_indices",
+                "max_pool3d_with_indices",
+                "avg_pool2d",
+                "avg_pool3d",
+                "upsample_nearest1d",
+                "upsample_nearest2d",
+                "upsample_bilinear2d",
+                "upsample_bicubic2d",
+                "upsample_nearest3d",
+                "_adaptive_avg_pool2d",
+                "_upsample_nearest_exact2d",
+            )
+            for end in ("", "_backward")
+        ],
+        _describe_window,
+    ),
     **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd"), _describe_fill_and_copy),
 }
 
@@ -305,12 +408,19 @@ def _describe_stream(call: OperatorCall) -> Works:
         kind = K.MASK  # a number for each row, written over it
     columns = max(1, largest.shape[-1] if largest.shape else 1)
     rows = max(1, largest.elements // columns)
+    if kind is K.GATHER:
+        rows = max(1, *(tensor.numel for tensor in reads[1:]))
+        columns = max(1, out[0].numel // rows)
+    if kind is K.ROW_SUM:
+        rows, columns = out[0].numel, max(1, largest.elements // out[0].numel)
     is_gradient = call.is_backward and kind in GRADIENT_KINDS and "backward" in name
     dtype = DType((reads[-1] if kind is K.CAST and reads else largest).dtype)
     return (Elementwise(kind, rows, columns, read, written, is_gradient, dtype),) * KERNEL_COUNTS.get(name, 1)
 
 
 def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor) -> ElementwiseKind:
+    if name in LOOKUPS and out.shape[-1:] and 1 < out.shape[-1] < WIDE_ROW:
+        return K.GATHER
     if name == "embedding":
         return K.EMBEDDING
     if name in ("sum", "mean") and reads:
@@ -334,6 +444,8 @@ def _describe_write_into(name: str, reads: Sequence[TracedTensor], target: Trace
     if name in ADD_INTO:
         positions = max(1, target.numel // width)
         rows = max(1, values.numel // width // positions)
+        if name in ("index_add", "scatter_add"):
+            return Elementwise(K.ATOMIC_SUM, max(1, values.numel // width), width, size, 2 * size, dtype=dtype)
         return Elementwise(K.SCATTER_SUM, rows, width * positions, size, bytes_of(target), dtype=dtype)
     return Elementwise(K.COPY, max(1, values.numel // width), width, size, size, dtype=dtype)
 

@@ -18,10 +18,17 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 
+from stepcast.hardware.catalog import load_gpu
+from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import GPU
 
 GPUS_PER_NODE = 8
+# CUDA's compute capability by architecture (CUDA C++ Programming Guide); others answer as an H100.
+CAPABILITIES = {
+    "pascal": (6, 0), "volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "ada": (8, 9), "hopper": (9, 0),
+    "blackwell": (10, 0), "blackwell-ultra": (10, 3), "blackwell-rtx": (12, 0),
+}  # fmt: skip
 # Calls of torch.cuda that do nothing here, and those that answer how much memory is in use.
 NOTHING = (
     *("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed"),
@@ -40,8 +47,7 @@ class PretendMachine:
     """The GPUs that a script is shown, and what it asked of them."""
 
     gpus: int = 1
-    gpu_name: str = "NVIDIA H100 80GB HBM3"
-    memory_bytes: int = 80 * 2**30
+    gpu: Gpu = field(default_factory=lambda: load_gpu("h100-sxm"))
     sharding: str = ""  # "none" for DDP, "fsdp"; "" for one GPU
     tp: int = 1
     bucket_mb: float | None = None
@@ -77,22 +83,24 @@ class PretendMachine:
 
     def _cuda(self) -> Iterator[tuple[object, str, object]]:
         cuda, accelerator = torch.cuda, getattr(torch, "accelerator", None)
+        gpu, name, memory = self.gpu, f"{self.gpu.vendor} {self.gpu.name}".upper(), round(self.gpu.memory_bytes)
+        major, minor = CAPABILITIES.get(gpu.architecture, (9, 0))
         properties = SimpleNamespace(
-            name=self.gpu_name, total_memory=self.memory_bytes, major=9, minor=0, multi_processor_count=132,
-            L2_cache_size=50 * 2**20, warp_size=32, max_threads_per_multi_processor=2048,
+            name=name, total_memory=memory, major=major, minor=minor, multi_processor_count=gpu.sms,
+            L2_cache_size=round(gpu.l2_bytes), warp_size=32, max_threads_per_multi_processor=2048,
         )  # fmt: skip
         state = torch.zeros(16, dtype=torch.uint8)
         answers: dict[str, object] = {
             **dict.fromkeys(NOTHING), **dict.fromkeys(ZEROS, 0),
             "is_available": True, "is_initialized": True, "device_count": self._local_gpus, "current_device": 0,
-            "get_device_name": self.gpu_name, "get_device_capability": (9, 0), "is_bf16_supported": True,
-            "get_device_properties": properties, "mem_get_info": (self.memory_bytes, self.memory_bytes),
-            "memory_summary": "", "memory_stats": Counter[str](), "get_arch_list": ["sm_90"],
+            "get_device_name": name, "get_device_capability": (major, minor), "is_bf16_supported": major >= 8,
+            "get_device_properties": properties, "mem_get_info": (memory, memory),
+            "memory_summary": "", "memory_stats": Counter[str](), "get_arch_list": [f"sm_{major}{minor}"],
             "is_current_stream_capturing": False, "get_rng_state": state, "get_rng_state_all": [state],
             "initial_seed": 0,
         }  # fmt: skip
-        for name, answer in answers.items():
-            yield cuda, name, _answer(answer)
+        for question, answer in answers.items():
+            yield cuda, question, _answer(answer)
         for name in ("Stream", "Event", "stream", "device", "current_stream", "default_stream", "device_of"):
             yield cuda, name, _Handle
         for name in ("range_push", "range_pop", "mark", "range"):

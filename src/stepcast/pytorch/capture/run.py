@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from stepcast.hardware.gpu import Gpu
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
@@ -69,12 +70,15 @@ def is_command(program: str, words: Sequence[str]) -> bool:
     return starter.endswith(".py") or (bool(words) and starter.startswith(STARTERS))
 
 
-def capture_command(command: Sequence[str], gpus: int) -> Captured:
-    """Return one step of the training script that *command* starts, on *gpus* GPUs if it starts fewer processes."""
+def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None) -> Captured:
+    """Return one step of the training script that *command* starts, on *gpus* GPUs if it starts fewer processes; it
+    sees *gpu*, or an H100.
+    """
     from stepcast.pytorch.capture.script import capture_script
 
+    machine = PretendMachine(gpus, gpu) if gpu is not None else PretendMachine(gpus)
     with _answer_as_gpu(), _restore_precision():
-        return capture_script(command, PretendMachine(gpus))
+        return capture_script(command, machine)
 
 
 @contextlib.contextmanager

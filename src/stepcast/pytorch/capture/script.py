@@ -42,6 +42,7 @@ FINITE = {
     torch.isfinite: True,
     T.isfinite: True,
 }
+RANDOM = (torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal, torch.randn_like, torch.rand_like)
 MOST_READS = 4_000  # of unknown values on one line: a loop that waits for a value would not end
 SAME_PASS = 0.05  # passes of accumulation differ by a smaller share of their operators
 GPU_0 = torch.device("cuda", 0)
@@ -62,6 +63,7 @@ class ScriptTracer(Tracer):
         self.batch_sizes: tuple[int, int] | None = None
         self._reads: dict[str, int] = {}  # by line, of unknown values
         self._waits_first = False
+        self._host_elements = 0  # drawn at random by the host since the last event
         self._regions: list[torch.nn.Module] = []  # compiled modules whose forward runs
 
     # ---- modules --------------------------------------------------------------------------------------
@@ -94,7 +96,8 @@ class ScriptTracer(Tracer):
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         read = [*list_tensors(args), *list_tensors(kwargs.values())]
         name = func._schema.name.partition("::")[2]
-        if (read and all(map(is_on_host, read))) or (not read and kwargs.get("device") != META):
+        moves = name == "_to_copy" and kwargs.get("device") == META and read[0].device.type == "cpu"
+        if (read and all(map(is_on_host, read)) and not moves) or (not read and kwargs.get("device") != META):
             return self._run_on_host(func, name, args, kwargs, read)
         if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in ("copy_", "_to_copy"):
             args, kwargs = torch.utils._pytree.tree_map_only(Tensor, _move_to_gpu, (args, kwargs))
@@ -125,6 +128,8 @@ class ScriptTracer(Tracer):
             runs_compiled = event.source not in self.trace.uncompiled
         if not runs_compiled:
             self.trace.uncompiled.add(number)
+        if self._host_elements:
+            self.trace.host_elements[number], self._host_elements = self._host_elements, 0
         if self._waits_first:
             self._waits_first = False
             self._add_host_wait()
@@ -218,6 +223,8 @@ class ScriptGpu(EmulatedGpu):
         with torch._C._DisableTorchDispatch():
             result = func(*args, **{**options, "device": META})
         if isinstance(result, Tensor):
+            if func in RANDOM and self._tracer.recording:
+                self._tracer._host_elements += result.numel()
             most = HOST_FLOATS if result.is_floating_point() else HOST_INTEGERS
             if result.numel() > most:
                 setattr(result, HOST, True)
@@ -248,7 +255,12 @@ class ScriptGpu(EmulatedGpu):
             self._tracer._add_host_wait()
             return result
         if hasattr(own, HOST):
-            return torch.empty_like(own).requires_grad_(own.requires_grad and own.is_leaf)
+            result = torch.empty_like(own)
+            if self._tracer.recording:
+                self._tracer._add_event("_to_copy", (own,), [result], [result])
+                if not kwargs.get("non_blocking"):
+                    self._tracer._add_host_wait()
+            return result.requires_grad_(own.requires_grad and own.is_leaf)
         return own.to(META, non_blocking=bool(kwargs.get("non_blocking")))
 
     def read_list(self, own: Tensor, *_: object) -> object:
@@ -483,6 +495,7 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
         "torch": str(torch.__version__),
         **({"transformers": transformers.__version__} if uses_transformers else {}),  # type: ignore[union-attr]
         "script": " ".join(words),
+        "seen gpu": machine.gpu.name,
         "model": type(first).__name__ if first is not None else "",
         "seq": str(seq),
         "settings": ", ".join(name for name, is_set in settings.items() if is_set),
@@ -519,6 +532,7 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         storage.made = bisect_left(kept, storage.made)
         storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
     trace.events = new_events
+    trace.host_elements = {place_of[n]: count for n, count in trace.host_elements.items() if n in place_of}
     for name in ("uncompiled", "host_waits"):
         setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
     return trace, len(sizes) if folds else 1

@@ -110,6 +110,7 @@ class StepTrace:
     gradients: dict[int, int] = field(default_factory=dict)  # storage of the gradient by storage of the parameter
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
+    host_elements: dict[int, int] = field(default_factory=dict)  # that the host draws at random before an event
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[misc]
@@ -256,6 +257,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             return None if name.endswith("_") else [torch.empty_like(tensor) for tensor in args[0]]
         if name == "_grouped_mm":
             return _grouped_mm(*args, **kwargs)
+        if name.startswith("convolution"):
+            return _lay_channels_last(func(*args, **kwargs), read)
         values = self._values_of(read)
         if values is None or name in HAVE_UNKNOWN_VALUES:
             if name.endswith("_") and read and hasattr(read[0], VALUES):
@@ -375,6 +378,27 @@ def _grouped_mm(
     if offs is not None and left.dim() == right.dim() == 2:
         groups = (offs.shape[0],)
     return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
+
+
+def _lay_channels_last(result: Any, read: list[Tensor]) -> Any:
+    """Return images in the layout of cuDNN's results: channels last where data or weight are (ConvUtils.h)."""
+    images = [tensor for tensor in read if tensor.dim() == 4]
+    if not any(is_channels_last(tensor) for tensor in images):
+        return result
+    if isinstance(result, Tensor):
+        return torch.empty_like(result, memory_format=torch.channels_last)
+    return tuple(
+        torch.empty_like(tensor, memory_format=torch.channels_last)
+        if isinstance(tensor, Tensor) and tensor.dim() == 4
+        else tensor
+        for tensor in result
+    )
+
+
+def is_channels_last(tensor: Tensor | TracedTensor) -> bool:
+    """Return True if the channels of each position are next to each other in memory, and there are several."""
+    stride = tensor.stride if isinstance(tensor, TracedTensor) else tensor.stride()
+    return len(stride) == 4 and stride[1] == 1 and tensor.shape[1] > 1 and max(stride) > 1
 
 
 def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
