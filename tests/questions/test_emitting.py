@@ -124,3 +124,9 @@ def test_without_a_file_the_configuration_is_printed(capsys: pytest.CaptureFixtu
 def test_what_cannot_be_written_says_why(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", *words.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_accelerate_refuses_pipelines(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "llama-3.1-8b --cluster dgx-h100 --gpus 8 --pp 2 --emit accelerate"
+    assert main(["predict", *words.split()]) == 2
+    assert "accelerate has no pipelines" in capsys.readouterr().err

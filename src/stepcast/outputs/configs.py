@@ -376,6 +376,8 @@ def write_deepspeed(run: EmittedRun) -> str:
 def write_accelerate(run: EmittedRun) -> str:
     """Return accelerate's YAML: FSDP, DeepSpeed's ZeRO, or DDP."""
     strategy, layout = run.strategy, run.strategy.layout
+    if layout.pp > 1:
+        raise ValueError("accelerate has no pipelines: predict with --pp 1, or emit megatron or torchtitan")
     is_fsdp = strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
     stage = 0 if is_fsdp else STAGES[strategy.sharding]
     several = "MULTI_GPU" if layout.gpus > 1 else "NO"
