@@ -296,7 +296,7 @@ def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list
 
 
 def _forward_only(unit: Unit, prefix: str = "") -> Unit:
-    """Return *unit* frozen, without a backward; a *prefix* tells its ops from those of the trained model."""
+    """Return *unit* frozen, without a backward, its ops named with *prefix* if they run next to the trained ones."""
     layers = tuple(
         replace(
             layer,
