@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="other seeds give other cases")
     parser.add_argument("--cases", type=int, default=100_000, help="damaged files, over all readers")
-    parser.add_argument("--commands", type=int, default=5_000, help="command lines")
+    parser.add_argument("--commands", type=int, default=10_000, help="command lines")
     parser.add_argument("--first", type=int, default=0, help="number of the first command line")
     parser.add_argument("--greedy", type=int, default=500, help="commands that ask for much")
     parser.add_argument("--minutes", type=float, help="go on with further seeds until then")
