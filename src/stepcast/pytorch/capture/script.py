@@ -43,7 +43,7 @@ FINITE = {
     T.isfinite: True,
 }
 RANDOM = (torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal, torch.randn_like, torch.rand_like)
-MOST_READS = 4_000  # of unknown values on one line: a loop that waits for a value would not end
+MOST_READS = 4_000  # of values of the GPU on one line: a loop that waits for a value would not end
 SAME_PASS = 0.05  # passes of accumulation differ by a smaller share of their operators
 GPU_0 = torch.device("cuda", 0)
 
@@ -139,10 +139,13 @@ class ScriptTracer(Tracer):
             self._waits_first = True  # for the last update; the next operator is launched after it
         super()._add_host_wait()
 
-    def read_unknown(self, read: list[Tensor]) -> object:
-        """Return a plausible value, and note the line that reads it."""
-        tensor = read[0]
-        value: object = 1.0 if tensor.is_floating_point() else tensor.dtype is not torch.bool
+    def _read_value(self, func: Any, args: Any, kwargs: Any, read: list[Tensor]) -> object:
+        if any(not is_on_host(tensor) for tensor in read) and self._values_of(read) is not None:
+            self._count_read()
+        return super()._read_value(func, args, kwargs, read)
+
+    def _count_read(self) -> str:
+        """Return the line that reads a value of the GPU; refuse a line that reads without end."""
         place = locate_caller()
         self._reads[place] = self._reads.get(place, 0) + 1
         if self._reads[place] > MOST_READS:
@@ -150,6 +153,13 @@ class ScriptTracer(Tracer):
                 f"{place}: a loop depends on the values of tensors, which a captured step does not have; give it a "
                 "fixed number of turns"
             )
+        return place
+
+    def read_unknown(self, read: list[Tensor]) -> object:
+        """Return a plausible value, and note the line that reads it."""
+        tensor = read[0]
+        value: object = 1.0 if tensor.is_floating_point() else tensor.dtype is not torch.bool
+        place = self._count_read()
         self.machine.note(f"{place}: reads a value that depends on weights or data; it was taken as {value}")
         if not is_on_host(tensor):
             self._add_host_wait()
