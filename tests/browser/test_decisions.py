@@ -80,13 +80,13 @@ def test_an_answer_is_the_same_everywhere(
     words = [word for name, value in choices.items() for word in (f"--{name.replace('_', '-')}", value)]
     words += ["--allow-oom"] if asked == "plan" and verb == "plan" else []
     assert main([asked, *words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     ours = json.loads(json.dumps(ask_python(verb, asked, choices)))
     rows = ours.get("rows") or ours.get("alternatives") or [ours]
     for row in [ours, *rows]:
         for name in OWN:
             row.pop(name, None)
-    assert agrees(told, ours)
+    assert agrees(printed, ours)
     assert main([asked, *words, "--html", str(page)]) == 0
     capsys.readouterr()
     query = "&".join(f"{name}={value}" for name, value in given.items())

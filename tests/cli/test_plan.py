@@ -253,7 +253,7 @@ def test_owned_hardware_carbon_spot_and_restarts(capsys: pytest.CaptureFixture[s
     assert owned["cost"] == pytest.approx(owned["gpu_hours"] + 100 * owned["energy_mwh"])
     assert owned["carbon_t"] == pytest.approx(0.03 * owned["energy_mwh"])
     spot = run_json(capsys, *words, "--spot", "50%")
-    # 128 nodes, of which half are gone after 30.44 days at a constant rate.
+    # Half of 128 nodes are gone after 30.44 days at a constant rate.
     more = 128 * 0.6931 / (30.44 * 86400)
     rates = [1 / each["phases"][0]["between_interruptions_s"] for each in (usual, spot)]
     assert rates[1] - rates[0] == pytest.approx(more, rel=1e-3)

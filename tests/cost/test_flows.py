@@ -54,7 +54,7 @@ def test_a_ring_passes_each_node_once_a_round(kind: KIND, rounds: int, ranks: in
 
 @pytest.mark.parametrize(("kind", "rounds"), [(KIND.ALL_REDUCE, 2), (KIND.ALL_GATHER, 1)])
 def test_rings_in_and_between_nodes_share_the_buffer(kind: KIND, rounds: int) -> None:
-    """Of 3 nodes with 4 ranks each: 3/4 of the buffer within, then 2/3 of it between the nodes."""
+    """Three nodes of 4 ranks send 3/4 of the buffer inside a node, then 2/3 of it between nodes."""
     groups = groups_of(12, 4)
     found = collective_traffic(kind, Algorithm.HIERARCHICAL, SIZE, groups).messages
     away = found.source // 8 != found.target // 8

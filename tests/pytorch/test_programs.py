@@ -160,7 +160,7 @@ def test_recurrent_networks_are_one_call_of_cudnn(name: str, gates: int, ways: i
 
 
 def test_recurrent_step_as_measured() -> None:
-    """Of 128 cells with 64 steps each way the host launches one after another: 16 and 20 us on an H200."""
+    """The host launches 128 cells (64 steps each way) one after another: 16 and 20 us on an H200."""
     step_s = predict_captured(captured("recurrent"), load_cluster("generic:gpu=h200")).step_s
     assert 2 * 64 * (15.5e-6 + 19.5e-6) < step_s < 2 * 64 * 60e-6
 

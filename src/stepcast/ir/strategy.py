@@ -295,6 +295,11 @@ class Strategy:
         return hash((self.layout, self.micro_batch, self.global_batch, self.seq, self.sharding, self.recompute))
 
     @property
+    def trains_all_weights(self) -> bool:
+        """Return True if no weight is frozen: there are no adapters and no frozen layers."""
+        return self.training is TrainingKind.FULL and not self.trained_layers
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches each pipeline runs in a step."""
         return self.global_batch // (self.micro_batch * self.layout.dp)

@@ -236,7 +236,7 @@ BACKWARD = {
 }
 NORM_PART: BlockPart = ("norm", -1)
 SavedBlocks = dict[BlockPart, dict[str, int]]
-"""What the forward of a micro-batch saves, by part."""
+"""The bytes that the forward of a micro-batch saves, by part."""
 
 
 # Read from the sweep's logs.

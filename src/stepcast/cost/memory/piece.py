@@ -148,10 +148,10 @@ def loss_bytes(
     if framework.liger and framework.writes_out and strategy.objective is Objective.SFT:
         # Logits of one part, gradients of its inputs and, if it is trained, twice that of the projection.
         width = model.embedding_width or model.hidden
-        trains = strategy.training is TrainingKind.FULL and not strategy.trained_layers
         inputs = strategy.local_tokens * width * element
         parts = loss_chunks(strategy.local_tokens, width, vocab)
-        return saved + logits / parts * (element + FP32_BYTES) + inputs + (2 * vocab * width * element if trains else 0)
+        projection = 2 * vocab * width * element if strategy.trains_all_weights else 0
+        return saved + logits / parts * (element + FP32_BYTES) + inputs + projection
     if kernels is Kernels.PLAIN and strategy.objective is Objective.DPO:
         # Logits, the log-softmax of each row in fp32, and gradients of rows and of all (TRL, selective_log_softmax).
         return saved + (FP32_BYTES + 3 * element) * logits

@@ -156,16 +156,15 @@ def _chunked_loss_layer(sizes: Sizes, logits: Linear) -> Layer:
     """Return Liger's loss: for each part of the tokens the logits, their gradient, written over them by one kernel, and
     both products with it, all in the forward; the backward scales what was made.
     """
-    tokens, vocab, stored, trains = sizes.tokens, sizes.vocab, sizes.stored, sizes.strategy.training
+    tokens, vocab, stored = sizes.tokens, sizes.vocab, sizes.stored
     parts = loss_chunks(tokens, logits.inputs, vocab)
     part = replace(logits, rows=-(-tokens // parts))
-    full = trains is TrainingKind.FULL and not sizes.strategy.trained_layers
     ops: list[Op] = []
     for number in range(parts):
         ops += build.rename_ops(f"part {number}", part.forward(sizes))
         ops.append(stream_op(f"part {number} cross entropy", K.FUSED_LOSS, part.rows, vocab, 2, 1, stored, kernels=6))
         ops += build.rename_ops(f"part {number}", part.input_gradient(sizes))
-        if full:
+        if sizes.strategy.trains_all_weights:
             ops += build.rename_ops(f"part {number}", part.weight_gradient(sizes))
             ops.append(stream_op(f"part {number} sum", K.ADD, vocab, logits.inputs, 2, 1, stored))
     scaled = stream_op("loss gradient scale", K.MUL, tokens, logits.inputs, 1, 1, stored, kernels=2)

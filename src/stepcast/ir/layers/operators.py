@@ -1,9 +1,9 @@
 """The building blocks of every layer: matmuls with their gradients, norms and collectives.
 
-Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019, section 3): the first matmul of a pair is split
-by columns, the second by rows; the forward all-reduces after the second, the backward after the first. With
-sequence parallelism (Korthikanti et al. 2022, section 4.2.2) each all-reduce becomes a reduce-scatter and an
-all-gather, and the backward gathers the input of the first matmul again for its weight gradient.
+Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019, section 3): the first matmul of a pair is split by columns,
+the second by rows; the forward all-reduces after the second, the backward after the first. With sequence parallelism
+(Korthikanti et al. 2022, section 4.2.2) each all-reduce becomes a reduce-scatter and an all-gather, and the backward
+gathers the input of the first matmul again for its weight gradient.
 """
 
 from collections.abc import Iterable
@@ -368,9 +368,8 @@ class Linear:
             Op(f"{name} up", Matmul(self.inputs, self.outputs, rank, 1, stored), kernels=2),
             *(cast_op(f"{name} widen", *weights, stored, wide) for _ in range(casts)),
             stream_op(f"{name} scaled", K.MUL, *weights, 1, 1, wide),
-            stream_op(
-                f"{name} total", K.STRIDED, *weights, 9, 1, wide
-            ),  # one of them lies transposed: a sector a number
+            # One input is transposed, so that each number of it reads a sector of memory.
+            stream_op(f"{name} total", K.STRIDED, *weights, 9, 1, wide),
             stream_op(f"{name} norms", K.MUL, *weights, 1, 0, wide, kernels=4),
             stream_op(f"{name} outputs", K.MUL, *ends, 3, 3, wide, kernels=4),
         )
