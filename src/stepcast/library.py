@@ -411,11 +411,9 @@ def rows(*answers: object) -> list[FactDict]:
         if hasattr(answer, "row"):
             table.append(answer.row())
         elif hasattr(answer, "best"):
-            from stepcast.views.search import row_words
-
             for rank, best in enumerate(answer.best, 1):
                 figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes}
-                table.append({"rank": rank, **row_words(best.strategy), **figures})
+                table.append({"rank": rank, **best.strategy.facts(), **figures})
         elif hasattr(answer, "goodput") and hasattr(answer, "facts"):
             facts = answer.facts()
             days = {f"days_{name}": value for name, value in facts["days"].items()}

@@ -118,7 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     plain = "--plain" in arguments
     with safe_streams(plain):
-        return _answer([word for word in arguments if word != "--plain"])
+        status = _answer([word for word in arguments if word != "--plain"])
+    if argv is None:
+        gc.freeze()  # nor is the end of the process the time to search for them
+    return status
 
 
 def _answer(arguments: list[str]) -> int:

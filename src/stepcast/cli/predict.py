@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
         return show_alternatives(args, args.question)
     from stepcast.ir.framework import Execution
     from stepcast.questions.changes import find_neighbours, find_remedies
-    from stepcast.questions.emitting import emit_config
     from stepcast.questions.runs import run_facts, save_run, training_facts, write_command
     from stepcast.questions.settle import settle
 
@@ -67,7 +66,11 @@ def run(args: argparse.Namespace) -> int:
     prediction = settled.prediction.noting(settled.assumptions, warnings)
     fits = prediction.fits
     values = settled.model, settled.cluster, settled.strategy, settled.framework
-    emitted = emit_config(args.emit, settled.question, *values, prediction.step_s) if args.emit else None
+    emitted = None
+    if args.emit:
+        from stepcast.questions.emitting import emit_config
+
+        emitted = emit_config(args.emit, settled.question, *values, prediction.step_s)
     show_prediction(
         prediction,
         args,

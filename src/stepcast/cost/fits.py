@@ -286,11 +286,11 @@ def default_fit() -> ComputeFit:
     table["depthwise"] = convolution["depthwise"]
     table["spread"]["convolution"] = {**table["spread"]["attention"], "hopper": convolution["spread"]}
     # Products of architectures that public tables measured, and we did not.
-    for name, entry in load_fit("operators")["architecture"].items():
-        if name in TRAINED_AS_SERVED:
-            own = {dtype: entry["linear"][recipe]["product"] for dtype, recipe in SERVED_FORMATS.items()}
-            table["matmul"]["tensor_of"] |= {f"{name}.{dtype}": values for dtype, values in own.items()}
-            table["spread"]["tensor"].setdefault(name, table["spread"]["tensor"]["blackwell"])
+    wanted = tuple(f"[architecture.{name}.linear." for name in TRAINED_AS_SERVED)
+    for name, entry in load_fit("operators", wanted)["architecture"].items():
+        own = {dtype: entry["linear"][recipe]["product"] for dtype, recipe in SERVED_FORMATS.items()}
+        table["matmul"]["tensor_of"] |= {f"{name}.{dtype}": values for dtype, values in own.items()}
+        table["spread"]["tensor"].setdefault(name, table["spread"]["tensor"]["blackwell"])
     # Architectures that were measured at their power limit.
     measured = {name: entry for name, entry in load_fit("power").items() if isinstance(entry, dict)}
     for name, entry in measured.items():

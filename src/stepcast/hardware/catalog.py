@@ -20,12 +20,11 @@ from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.quantity import Dimension, parse_quantity
-from stepcast.inputs.source import FormatError, Source, parse_toml
+from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.tables import TableError, convert_table
 from stepcast.units import GB, NS, US
 
-DATA = Path(__file__).parents[1] / "data"
 NOT_INHERITED = ("base", "aliases", "description")
 VENDORS = re.compile(r"^(nvidia|amd|tesla|instinct|geforce|quadro)-")
 # Names of platforms as their vendors sell them, before those of cloud providers.
@@ -151,14 +150,20 @@ def clusters_of(gpu: str) -> list[str]:
     return sorted(names, key=lambda name: (not name.startswith(PLAIN_STARTS), name))
 
 
-def load_fit(name: str) -> dict[str, Any]:
-    """Return the parsed file of fitted constants *name* (``compute``), for the cost model that knows its keys."""
-    return load_data(f"fits/{name}")
+def load_fit(name: str, starts: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the parsed file of fitted constants *name* (``compute``), for the cost model that knows its keys; of a
+    large one only tables whose headers begin with one of *starts*.
+    """
+    return load_data(f"fits/{name}", starts)
 
 
-def load_data(name: str) -> dict[str, Any]:
+def load_data(name: str, starts: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the parsed file *name* of the package's data, such as ``analysis``."""
-    return tomllib.loads((DATA / f"{name}.toml").read_text(encoding="utf-8"))
+    text = (DATA / f"{name}.toml").read_text(encoding="utf-8")
+    if starts:
+        text = "\n[".join(table for table in text.split("\n[") if f"[{table}".startswith(starts))
+        text = f"[{text}"
+    return tomllib.loads(text)
 
 
 def convert_units(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from stepcast.ir.facts import FactDict
@@ -35,6 +36,8 @@ class FormatError(ValueError):
         return FormatError(self.message, self.path or path, self.line)
 
 
+DATA = Path(__file__).parents[1] / "data"
+"""Files of the package."""
 HEAD_BYTES = 64 * 1024
 CHUNK_BYTES = 2**20
 # A named pipe that nobody opens to write into would be waited for without end.

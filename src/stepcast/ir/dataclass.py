@@ -1,8 +1,8 @@
 """The decorator ``dataclass`` of the standard library, without the code that it compiles for each class.
 
 The standard decorator compiles five or more functions for every class when it is imported, which was a quarter of the
-time of ``stepcast predict``. Here methods are shared functions, except ``__init__``: it is compiled when the first
-instance is made, and most classes of a command never have one. Classes behave the same: ``fields``, ``replace``,
+time of ``stepcast predict``. Here methods are shared functions, except ``__init__``: it is compiled after a dozen
+instances, and most classes of a command have fewer. Classes behave the same: ``fields``, ``replace``,
 ``asdict``, ``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order`` and ``unsafe_hash`` are not
 supported.
 """
@@ -16,6 +16,7 @@ else:
     from operator import attrgetter
     from reprlib import recursive_repr
     from types import MemberDescriptorType
+    from typing import ClassVar
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
         """Add the methods of a dataclass to a class."""
@@ -23,8 +24,9 @@ else:
             return lambda cls: dataclass(cls, frozen=frozen, slots=slots, eq=eq, kw_only=kw_only)
         own = set(cls.__dict__)
         own_hash = "__hash__" in own and not (cls.__dict__["__hash__"] is None and "__eq__" in own)
-        cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
-        fields = dataclasses.fields(cls)
+        fields = _collect_fields(cls, kw_only)
+        if slots:
+            cls = _add_slots(cls, [field.name for field in fields])
         if "__init__" not in own:
             _add_init(cls, fields, frozen, slots)
         if "__repr__" not in own:
@@ -40,19 +42,87 @@ else:
                 cls.__getstate__, cls.__setstate__ = _get_state, _set_state
         return cls
 
+    def _collect_fields(cls, kw_only):
+        """Return the fields of a class, those of its bases first, and note them where the standard library does."""
+        every = {}
+        for base in cls.__mro__[-1:0:-1]:
+            every |= getattr(base, dataclasses._FIELDS, {})
+        own = cls.__dict__
+        for name, kind in cls.__annotations__.items():
+            if kind is dataclasses.KW_ONLY or kind == "KW_ONLY":
+                kw_only = True
+                continue
+            default = own.get(name, dataclasses.MISSING)
+            is_field = isinstance(default, dataclasses.Field)
+            field = default if is_field else dataclasses.field(default=default)
+            field.name, field.type, field._field_type = name, kind, dataclasses._FIELD
+            if kind.startswith("ClassVar") if isinstance(kind, str) else getattr(kind, "__origin__", kind) is ClassVar:
+                field._field_type = dataclasses._FIELD_CLASSVAR
+            elif isinstance(default, list | dict | set):
+                raise ValueError(f"mutable default {type(default)} for field {name}: use default_factory")
+            if field.kw_only is dataclasses.MISSING:
+                field.kw_only = kw_only
+            if is_field:
+                if field.default is dataclasses.MISSING:
+                    delattr(cls, name)
+                else:
+                    setattr(cls, name, field.default)
+            every[name] = field
+        setattr(cls, dataclasses._FIELDS, every)
+        fields = [field for field in every.values() if field._field_type is dataclasses._FIELD]
+        if "__match_args__" not in own:
+            cls.__match_args__ = tuple([field.name for field in fields if field.init and not field.kw_only])
+        return fields
+
+    def _add_slots(cls, names):
+        """Return the class with slots instead of a dictionary; as it is made, it cannot be changed to that."""
+        inherited = {name for base in cls.__mro__[1:] for name in base.__dict__.get("__slots__", ())}
+        own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__", *names)}
+        own["__slots__"] = tuple([name for name in names if name not in inherited])
+        slotted = type(cls)(cls.__name__, cls.__bases__, own)
+        slotted.__qualname__ = cls.__qualname__
+        return slotted
+
+    FEW = 12
+    """Instances of a class that are filled field by field before its ``__init__`` is compiled."""
+
     def _add_init(cls, fields, frozen, slots):
+        names = [field.name for field in fields if field.init and not field.kw_only]
+        is_plain = all(field.init for field in fields)
+        assign = object.__setattr__
+        left = FEW if is_plain else 0
+
         def compile_init():
             init = _compile_init(cls, fields, frozen, slots)
             cls.__init__ = init
             return init
 
         def __init__(self, *values, **named):  # noqa: N807
-            compile_init()(self, *values, **named)
+            nonlocal left
+            left -= 1
+            given = dict(zip(names, values, strict=False)) | named
+            known = [field for field in fields if field.name in given]
+            missing = [field for field in fields if field.name not in given]
+            if left < 0 or not len(known) == len(given) == len(values) + len(named) or any(map(_is_needed, missing)):
+                compile_init()(self, *values, **named)
+                return
+            for field in fields:
+                name = field.name
+                if name in given:
+                    assign(self, name, given[name])
+                else:
+                    has_factory = field.default_factory is not dataclasses.MISSING
+                    assign(self, name, field.default_factory() if has_factory else field.default)
+            if hasattr(self, "__post_init__"):
+                self.__post_init__()
 
         __init__.__qualname__ = f"{cls.__qualname__}.__init__"
         __init__.compile = compile_init
         cls.__init__ = __init__
         cls.__signature__ = _Signature()
+
+    def _is_needed(field):
+        return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
     class _Signature:
         """Lets ``inspect.signature`` see the arguments of an ``__init__`` that was not compiled yet."""

@@ -5,6 +5,7 @@ from enum import StrEnum
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind
@@ -298,6 +299,21 @@ class Strategy:
     def trains_all_weights(self) -> bool:
         """Return True if no weight is frozen: there are no adapters and no frozen layers."""
         return self.training is TrainingKind.FULL and not self.trained_layers
+
+    def facts(self) -> FactDict:
+        """Return the choices of a row in a table of strategies."""
+        layout, kind, modules = self.layout, self.recompute.kind, self.recompute.modules
+        return {
+            **layout.facts(),
+            "expert_tp": layout.expert_tp,
+            "schedule": str(self.schedule),
+            "micro_batch": self.micro_batch,
+            "micro_batches": self.micro_batches,
+            "recompute": f"{kind}:{','.join(modules)}" if modules else str(kind),
+            "sharding": str(self.sharding),
+            "sequence_parallel": self.sequence_parallel,
+            "precision": str(self.precision),
+        }
 
     @property
     def micro_batches(self) -> int:

@@ -169,11 +169,9 @@ MONTH_S = 30.44 * DAY
 
 def _grams_per_kwh(text: str) -> float:
     """Return the CO2 of a kWh: a number, or that of a country in ``data/carbon.toml``."""
-    from importlib.resources import files
+    from stepcast.inputs.source import DATA, read_toml
 
-    from stepcast.inputs.source import read_toml
-
-    known = read_toml(str(files("stepcast") / "data" / "carbon.toml"))["grams_per_kwh"]
+    known = read_toml(str(DATA / "carbon.toml"))["grams_per_kwh"]
     if (word := text.strip().lower()) in known:
         return float(known[word])
     try:

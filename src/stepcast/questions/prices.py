@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
 from stepcast.hardware import Cluster
-from stepcast.inputs.source import read_toml
+from stepcast.inputs.source import DATA, read_toml
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.choices import AnyQuestion
 from stepcast.units import DEFAULT_CURRENCY
@@ -14,7 +13,7 @@ from stepcast.units import DEFAULT_CURRENCY
 @cache
 def load_prices() -> Mapping[str, Facts]:
     """Return the price range of a GPU-hour, its date and its source, by GPU."""
-    return read_toml(str(files("stepcast") / "data" / "prices.toml"))
+    return read_toml(str(DATA / "prices.toml"))
 
 
 def list_prices() -> list[FactDict]:

@@ -8,10 +8,9 @@ A choice that differs from its default and cannot change the answer is
 
 from collections.abc import Collection
 from functools import cache
-from importlib.resources import files
 
 from stepcast.inputs.expression import Filter
-from stepcast.inputs.source import read_toml
+from stepcast.inputs.source import DATA, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
 from stepcast.ir.schedules import SCHEDULES, Pairs
@@ -60,7 +59,7 @@ _load_tables = cache(read_toml)
 @cache
 def rules_of(name: str) -> tuple[Rule, ...]:
     """Return the rules of a verb, and the shared ones that it uses."""
-    table = _load_tables(str(files("stepcast") / "data" / "rules.toml"))[name]
+    table = _load_tables(str(DATA / "rules.toml"))[name]
     own = [
         Rule(tuple(options.split()), condition, otherwise, harmless)
         for key, harmless in (("rules", False), ("notes", True))

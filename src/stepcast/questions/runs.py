@@ -273,8 +273,6 @@ def choice_of_field(name: str, value: object) -> tuple[str, str | bool]:
 
 def run_facts(run: SettledRun) -> FactDict:
     """Return what was asked, in the words of the JSON contract."""
-    from stepcast.views.search import row_words
-
     strategy, node = run.strategy, run.cluster.node
     return {
         "model": run.model.name,
@@ -286,7 +284,7 @@ def run_facts(run: SettledRun) -> FactDict:
         "execution": str(run.framework.execution),
         "kernels": str(run.framework.kernels),
         "strategy": {
-            **row_words(strategy),
+            **strategy.facts(),
             "recompute": recompute_word(strategy.recompute),
             "global_batch": strategy.global_batch,
             "seq": strategy.seq,
@@ -296,10 +294,8 @@ def run_facts(run: SettledRun) -> FactDict:
 
 def strategy_facts(strategy: Strategy) -> FactDict:
     """Return all that a search decides of a strategy, with its overlap and its uneven split of layers."""
-    from stepcast.views.search import row_words
-
     return {
-        **row_words(strategy),
+        **strategy.facts(),
         "overlap": ",".join(overlap_words(strategy.overlap)) or "none",
         "stage_layers": ",".join(map(str, strategy.stage_layers)),
     }

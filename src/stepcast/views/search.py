@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from stepcast.ir.facts import CandidateFacts, FactDict, Facts
+from stepcast.ir.facts import CandidateFacts, Facts
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
@@ -83,22 +83,6 @@ def strategy_words(row: Facts) -> str:
     if row.get("kinds"):
         words.append(row["kinds"])
     return ", ".join(words)
-
-
-def row_words(strategy: Strategy) -> FactDict:
-    """Return a strategy by its choices."""
-    layout, recompute = strategy.layout, strategy.recompute
-    return {
-        **layout.facts(),
-        "expert_tp": layout.expert_tp,
-        "schedule": str(strategy.schedule),
-        "micro_batch": strategy.micro_batch,
-        "micro_batches": strategy.micro_batches,
-        "recompute": f"{recompute.kind}:{','.join(recompute.modules)}" if recompute.modules else str(recompute.kind),
-        "sharding": str(strategy.sharding),
-        "sequence_parallel": strategy.sequence_parallel,
-        "precision": str(strategy.precision),
-    }
 
 
 def split_words(layers: str) -> str:
@@ -342,7 +326,7 @@ Candidate = tuple[Strategy, float, float]
 def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_front: Sequence[Candidate]) -> ui.View:
     """Return the view of the strategies that a search in Python found."""
     best, front = (
-        [{**row_words(strategy), "step_s": step_s, "memory_bytes": size} for strategy, step_s, size in candidates]
+        [{**strategy.facts(), "step_s": step_s, "memory_bytes": size} for strategy, step_s, size in candidates]
         for candidates in (ranked_candidates, on_front)
     )
     figures = [
