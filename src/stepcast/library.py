@@ -206,7 +206,7 @@ def search(
 
 
 def plan(
-    phases: "Sequence[TrainingPhase] | None" = None,
+    phases: "Sequence[TrainingPhase] | str | None" = None,
     operation: "Operation | None" = None,
     price_per_gpu_hour: float | None = None,
     pue: float = 1.0,
@@ -221,7 +221,7 @@ def plan(
     False. It is None for measured steps, whose memory is not checked.
 
     Args:
-        phases: the phases of the run, instead of *choices*; an *operation* goes with them.
+        phases: the name of a model, as ``model=`` of *choices*; or phases, with an *operation* and without *choices*.
         operation: failures, checkpoints and repairs of the run.
         price_per_gpu_hour: the price of a GPU-hour in *currency*.
         pue: energy of the building over that of the machines.
@@ -231,6 +231,10 @@ def plan(
         choices: the options of ``stepcast plan``, such as ``model="llama-3.1-8b", cluster="dgx-h100", gpus=64,
             tokens="15T"``.
     """
+    if isinstance(phases, str):
+        if "model" in choices:
+            raise TypeError("plan() got two models")
+        choices["model"], phases = phases, None
     if phases is not None and operation is not None:
         from stepcast.goodput.plan import plan as run
 

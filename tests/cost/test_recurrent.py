@@ -12,7 +12,7 @@ from stepcast.cost.compute import compute_price, moved_bytes
 from stepcast.cost.fits import default_fit
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.rates import matrix_rates, vector_rates
-from stepcast.cost.scan import scan_kind, scan_s
+from stepcast.cost.scan import cells_bytes, scan_kind, scan_s
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers.delta import rule_saved
@@ -111,3 +111,11 @@ def test_bytes_of_a_selective_scan() -> None:
     work = SelectiveScan(2, 128, 64, 16, False)
     assert moved_bytes(work) == 2 * (5 * work.inputs + 2 * work.shared)
     assert moved_bytes(replace(work, backward=True)) == 2 * (8 * work.inputs + 4 * work.shared)
+
+
+def test_cells_move_their_weights_once_and_gates_and_states_each_step() -> None:
+    """Each step reads and writes four gates and a state of 8 sequences in fp32."""
+    one, two = (RecurrentCells(steps, 8, 256, 128, 4) for steps in (1, 2))
+    step_bytes = cells_bytes(two) - cells_bytes(one)
+    assert step_bytes == 2 * (4 + 1) * 8 * 256 * 4
+    assert cells_bytes(one) - step_bytes == 4 * 256 * 128 * 4

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stepcast
 from stepcast.goodput.operation import (
     NO_FAILURES,
     Failures,
@@ -117,3 +118,11 @@ def test_power_follows_what_the_step_does() -> None:
     waiting = node_watts(700, 8, 1000, {"compute": 0.5, "dp": 0.3, "bubble": 0.2})
     assert 1000 + 0.9 * 8 * 700 < computing <= 1000 + 8 * 700
     assert idle_node_watts(700, 8, 1000) < waiting < computing
+
+
+def test_a_plan_that_does_not_fit_says_so() -> None:
+    small, large = (
+        stepcast.plan(name, cluster="dgx-a100", gpus=8, tokens="1B", global_batch=8, failures="none", allow_oom=True)
+        for name in ("qwen2.5-0.5b", "llama-3.1-70b")
+    )
+    assert (small.fits, large.fits) == (True, False)

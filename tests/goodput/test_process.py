@@ -130,6 +130,11 @@ def test_young_and_daly_are_near_the_best() -> None:
     assert young_s(60, 1 / DAY) == pytest.approx(math.sqrt(2 * 60 * DAY))
     assert best_s == pytest.approx(daly_s(60, 1 / DAY), rel=0.01)
     assert best_s == pytest.approx(young_s(60, 1 / DAY), rel=0.05)
+    # Daly's equation 37 ends where a pause takes twice the time between failures.
+    assert daly_s(200.0, 1 / 100) == daly_s(290.0, 1 / 100) == 100.0
+    assert daly_s(199.0, 1 / 100) == pytest.approx(
+        math.sqrt(2 * 199 * 100) * (1 + 0.99750 / 3 + 0.995 / 9) - 199, rel=1e-4
+    )
 
 
 def test_what_gets_nowhere_is_refused() -> None:

@@ -113,6 +113,25 @@ def test_flight_recorder_tells_who_never_came(tmp_path: Path, pickled: bool) -> 
     ]
 
 
+def test_an_empty_recorder_is_told(tmp_path: Path) -> None:
+    paths = [tmp_path / "dump0.json", tmp_path / "dump1.json"]
+    for path, entries in zip(paths, ([], [entry(1)]), strict=True):
+        path.write_text(json.dumps(dump(entries)))
+    _, log = read_as_one([Source(path) for path in paths])
+    assert log.warnings == (f"{paths[0]}: the recorder was empty; was TORCH_FR_BUFFER_SIZE set?",)
+
+
+def test_groups_of_a_recorder_by_name_or_by_members(tmp_path: Path) -> None:
+    named = {key: value for key, value in entry(1).items() if key != "process_group"} | {"pg_name": "tp"}
+    nameless = entry(2) | {"process_group": [], "pg_name": "dp"}
+    given = {"entries": [named, nameless], "rank": 0, "pg_config": {"tp": {"ranks": "[0, 1]"}, "dp": {"ranks": [0, 2]}}}
+    path = tmp_path / "dump0.json"
+    path.write_text(json.dumps(given))
+    log = read_as_one([Source(path)])[1]
+    assert [call.group for call in log.calls] == ["tp", "dp"]
+    assert log.members == {"tp": (0, 1), "dp": (0, 2)}
+
+
 def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -164,6 +183,7 @@ def test_nsight_systems(tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
     nsys(path)
     assert recognise(Source(path)).name == "nsys"
+    assert read(path).measured
     found = analyze_streams(read(path)).facts()
     parts = {name: value * 1e9 for name, value in found["operations_s"].items()}
     assert parts == pytest.approx({"compute": 20, "exposed": 15, "copy": 0, "idle": 15})

@@ -30,6 +30,13 @@ def small(*lines: str, header: str = HEADER) -> str:
     return "\n".join([header, str(len(lines)), *lines, ""])
 
 
+def test_a_header_without_degrees_is_one_way_each() -> None:
+    one = parse_header("HYBRID_TRANSFORMER_FWD_IN_BCKWD all_gpus: 1")
+    assert (one.tp, one.pp, one.gpus) == (None, None, 1)
+    with pytest.raises(FormatError, match="all_gpus is 3, fewer than tp x pp = 4"):
+        parse_header("HYBRID_TRANSFORMER_FWD_IN_BCKWD pp: 4 all_gpus: 3")
+
+
 def test_gpt_13b_known_answers() -> None:
     workload = read(Source(GPT_13B))
     found = workload_facts(workload)

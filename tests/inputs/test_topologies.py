@@ -73,8 +73,32 @@ def test_slurm_tells_leaves_and_pods() -> None:
     assert not [warning for warning in three.warnings if "leaf switches" in warning]
     uneven = wired("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n[5-7]\nSwitchName=c Switches=a,b\n")
     assert "leaf switches have 3 to 4 nodes: taken as 4" in uneven.warnings
+    twice = wired("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n[4-7]\nSwitchName=c Switches=a,b\n")
+    assert twice.warnings == ("1 nodes are on several switches: counted on each, as a leaf has them",)
     blocks = wired(SLURM_BLOCKS)
     assert (blocks.nodes, blocks.scale_up_nodes) == (36, 18)
+
+
+def test_slurm_tells_tiers_that_are_left_out() -> None:
+    leaves = "SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n[3-4]\nSwitchName=c Switches=a,b\n"
+    assert not wired(leaves).warnings
+    assert not wired(leaves + "SwitchName=d Switches=c\n").warnings
+    deep = wired(leaves + "SwitchName=d Switches=c\nSwitchName=e Switches=d\n")
+    assert deep.warnings == ("more than three tiers of switches: those above the third are left out",)
+    uneven = "SwitchName=z Nodes=n[5-6]\nSwitchName=d Switches=c,z\nSwitchName=e Switches=d\n"
+    assert wired(leaves + uneven).warnings == (
+        "leaf switches lie at different depths: pods are those of the lowest",
+        "more than three tiers of switches: those above the third are left out",
+    )
+
+
+def test_nccl_tells_of_several_hosts() -> None:
+    """Two hosts of one NVLink domain: what a node has is half of what is listed."""
+    one = nccl_topo(gpus=4)
+    inside = one.partition("\n")[2].rpartition("</system>")[0]
+    two = wired(f'<system version="1">\n{inside}{inside.replace("0x1", "0x2")}</system>\n')
+    alone = wired(one)
+    assert (two.gpus, two.nics, two.sockets, two.scale_up_nodes) == (alone.gpus, alone.nics, alone.sockets, 2)
 
 
 def test_names_of_hosts_are_written_out() -> None:

@@ -8,7 +8,7 @@ from stepcast.cli.served import Verbs
 from stepcast.questions.choices import build_question, choices_of
 from stepcast.questions.question import CHOICES, PredictQuestion
 from stepcast.questions.search import SearchQuestion
-from stepcast.serve.fields import PREDICT, SEARCH, Field, FieldError, form_command, read_form
+from stepcast.serve.fields import GPUS, PREDICT, SEARCH, Field, FieldError, form_command, read_form
 
 GIVEN = {
     "model": "llama-3.1-8b",
@@ -84,6 +84,13 @@ def test_a_number_is_read_at_its_limits_and_refused_beyond(field: Field) -> None
     for text in (str(high + 1), str(low - 1), "-1", "1e3", "0x10", "", " 1", "one"):
         with pytest.raises(FieldError):
             field.read(text)
+
+
+def test_the_app_takes_as_many_gpus_as_the_command_line() -> None:
+    assert [GPUS.read(text) for text in ("1", "16777216", "000000000064")] == ["1", "16777216", "64"]
+    for text in ("0", "16777217", "0000000000064"):
+        with pytest.raises(FieldError):
+            GPUS.read(text)
 
 
 def test_a_decimal_is_read_where_the_field_has_one() -> None:
