@@ -8,7 +8,7 @@ from stepcast.cli.served import Verbs
 from stepcast.questions.choices import build_question, choices_of
 from stepcast.questions.question import CHOICES, PredictQuestion
 from stepcast.questions.search import SearchQuestion
-from stepcast.serve.fields import GPUS, PREDICT, SEARCH, Field, FieldError, form_command, read_form
+from stepcast.serve.fields import GPUS, PLAN, PREDICT, SEARCH, Field, FieldError, form_command, join_others, read_form
 
 GIVEN = {
     "model": "llama-3.1-8b",
@@ -91,6 +91,22 @@ def test_the_app_takes_as_many_gpus_as_the_command_line() -> None:
     for text in ("0", "16777217", "0000000000064"):
         with pytest.raises(FieldError):
             GPUS.read(text)
+
+
+def test_limits_of_the_forms() -> None:
+    """The app takes what the command line takes, within what a form needs."""
+    known = {
+        "tp": (1, 4096), "pp": (1, 4096), "cp": (1, 4096), "ep": (1, 4096), "micro_batch": (1, 100_000),
+        "global_batch": (1, 10_000_000), "seq": (1, 10_000_000), "top": (1, 50), "time": (1, 3600),
+        "tokens": (1, 1_000_000), "price": (0, 100_000), "spares": (0, 100_000),
+    }  # fmt: skip
+    found = {field.name: field.limits for field in (*PREDICT, *SEARCH, *PLAN)}
+    assert {name: found[name] for name in known} == known
+
+
+def test_several_values_of_a_comparison_are_joined() -> None:
+    given = (("model", "llama-3.1-8b"), ("cluster", "dgx-h100"), ("cluster_2", "dgx-h200"), ("cluster_3", "dgx-b200"))
+    assert join_others(given) == {"model": "llama-3.1-8b", "cluster": "dgx-h100,dgx-h200,dgx-b200"}
 
 
 def test_a_decimal_is_read_where_the_field_has_one() -> None:
