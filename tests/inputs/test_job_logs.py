@@ -132,6 +132,26 @@ def test_groups_of_a_recorder_by_name_or_by_members(tmp_path: Path) -> None:
     assert log.members == {"tp": (0, 1), "dp": (0, 2)}
 
 
+def test_times_and_sizes_of_a_recorder(tmp_path: Path) -> None:
+    timed = entry(1, time_discovered_started_ns=10**9, time_discovered_completed_ns=10**9 + 2_500_000)
+    sized = entry(2, input_sizes=[[4, "?"], [3]], input_dtypes=["Float"], output_sizes=[])
+    path = tmp_path / "dump0.json"
+    path.write_text(json.dumps(dump([timed, sized])))
+    calls = read_as_one([Source(path)])[1].calls
+    assert [call.seconds for call in calls] == [pytest.approx(2.5e-3), None]
+    assert [call.size_bytes for call in calls] == [64, 4 * 4 + 3 * 4]
+
+
+def test_an_inspector_without_a_number_of_ranks(tmp_path: Path) -> None:
+    rows = [json.loads(inspector(rank, 1, 10.0)) for rank in (0, 1)]
+    for row in rows:
+        del row["header"]["n_ranks"]
+    path = tmp_path / "inspector.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    log = read_as_one([Source(path)])[1]
+    assert (log.ranks, dict(log.members)) == ((0, 1), {})
+
+
 def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

@@ -6,6 +6,7 @@ from hypothesis import given
 from stepcast.inputs.op_times import looks_like, read
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import OperatorTimes
+from stepcast.ir.work import Elementwise
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import ROOT
 
@@ -43,3 +44,26 @@ def test_wrong_headers_are_refused(header: str, message: str) -> None:
 @given(mutations(FUZZ_SEED))
 def test_damaged_files_give_times_or_a_format_error(data: bytes) -> None:
     check_reader(read, data, OperatorTimes)
+
+
+@pytest.mark.parametrize(
+    ("name", "reads", "writes"),
+    [
+        ("add", 2, 1),
+        ("gelu", 1, 1),
+        ("dropout", 1, 1),
+        ("layernorm", 1, 1),
+        ("rmsnorm", 1, 1),
+        ("softmax", 1, 1),
+        ("embedding", 1, 1),
+        ("adamw_fused", 4, 3),
+        ("silu_mul", 3, 2),
+    ],
+)
+def test_operators_read_and_write_their_operands(name: str, reads: int, writes: int) -> None:
+    """In tensors of 8 rows of 16 elements in bf16; SwiGLU is two kernels."""
+    works = read(Source("t.csv", f"op,dtype,ms,rows,cols,numel\n{name},bf16,1,8,16,128\n".encode())).operators[0].works
+    moved = [work for work in works if isinstance(work, Elementwise)]
+    tensor = 8 * 16 * moved[0].dtype.bytes
+    assert sum(work.read_bytes for work in moved) == reads * tensor
+    assert sum(work.write_bytes for work in moved) == writes * tensor

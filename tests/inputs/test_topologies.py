@@ -92,6 +92,17 @@ def test_slurm_tells_tiers_that_are_left_out() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("device", "sm", "gpu", "rate"),
+    [("0x20b5", "80", "a100-pcie-80gb", 25e9), ("0x2330", "90", "h100-sxm", 25e9), ("0x2901", "100", "b200", 50e9)],
+)
+def test_nccl_tells_the_rate_of_links(device: str, sm: str, gpu: str, rate: float) -> None:
+    """All 18 links of a GPU together."""
+    found = wired(nccl_topo(device=device, sm=sm))
+    assert (found.gpu, found.fabric_bytes_per_s) == (gpu, 18 * rate)
+    assert wired(nccl_topo(device=device, sm="70")).fabric_bytes_per_s == 18 * 25e9
+
+
 def test_nccl_tells_of_several_hosts() -> None:
     """Two hosts of one NVLink domain: what a node has is half of what is listed."""
     one = nccl_topo(gpus=4)
