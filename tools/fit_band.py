@@ -7,7 +7,7 @@ Kinds are those of ``cost/band.py``; each gets the 5 and 95 % quantiles of measu
 plotting positions under which the next row of the kind lies between them nine times in ten, and is then made as
 much wider as rows of sources that were left out of it need (split conformal prediction, one source at a time).
 Whatever else widens a band is found by leaving out generations of GPUs, and the rows with the most GPUs or the
-longest sequences of each kind.
+longest sequences of each kind: as much as nine in ten of them all need, and of each kind that has many.
 """
 
 import csv
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepcast.ir.band import LEVEL
-from stepcast.validate.intervals import interval_figures, learn_interval
+from stepcast.validate.intervals import family_of, interval_figures, learn_kind
 from stepcast.validate.scoreboard import MeasuredColumns
 
 FEWEST = 12
@@ -46,8 +46,7 @@ class Run:
 
     @property
     def family(self) -> str:
-        """Dense, experts or one GPU, whatever the generation."""
-        return self.kind.split(" on ")[0]
+        return family_of(self.kind)
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,20 @@ def needed(scales: Scales) -> float:
     return round(max(1.0, pairs[at][0]), 2)
 
 
+def needed_by_rows(scales: Scales) -> float:
+    """The factor at which nine in ten of all left-out rows lie inside, and of those of each kind that has many.
+
+    A share of kinds would hang on the middle of the worst one, since there are four.
+    """
+    groups = [[scale for rows in scales.values() for scale in rows], *(rows for rows in scales.values())]
+    ends = [
+        sorted(rows)[min(len(rows), int(np.ceil(LEVEL * (len(rows) + 1)))) - 1]
+        for rows in groups
+        if len(rows) >= FEWEST
+    ]
+    return round(max([1.0, *ends]), 2)
+
+
 def left_out(runs: Sequence[Run], label: str, family: bool = False) -> Scales:
     """For rows of each label, by the band that was learnt without them."""
     scales: Scales = {}
@@ -138,9 +151,11 @@ def farthest(runs: Sequence[Run], size: str) -> Scales:
     return scales
 
 
-def table(name: str, rows: Sequence[Run]) -> str:
-    logs, sources = np.log([run.ratio for run in rows]), np.array([run.source for run in rows])
-    sides = dict(zip(("low", "middle", "high"), learn_interval(logs, sources), strict=True))
+def table(name: str, rows: Sequence[Run], runs: Sequence[Run]) -> str:
+    logs, sources = np.log([run.ratio for run in runs]), np.array([run.source for run in runs])
+    own, families = np.array([run in rows for run in runs]), {run.family for run in rows}
+    family = np.array([run.family in families for run in runs])
+    sides = dict(zip(("low", "middle", "high"), learn_kind(logs, sources, own, family), strict=True))
     lines = [f'[kinds."{name}"]', *(f"{side} = {np.exp(log):.3f}" for side, log in sides.items())]
     lines += [f"rows = {len(rows)}", f"gpus = {max(run.gpus for run in rows)}", f"seq = {max(run.seq for run in rows)}"]
     names = ", ".join(f'"{name}"' for name in sorted({run.framework for run in rows}))
@@ -149,11 +164,10 @@ def table(name: str, rows: Sequence[Run]) -> str:
 
 def covered(runs: Sequence[Run]) -> Iterable[str]:
     """Yield by kind the share of rows inside the interval of the other sources, and its width."""
-    for kind, rows in by_kind(runs).items():
-        ratio = np.array([run.ratio for run in rows])
-        tags = {"kind": np.full(len(rows), kind), "source": np.array([run.source for run in rows])}
-        figures = dict(interval_figures(MeasuredColumns(ratio, np.ones(len(rows)), tags, str)))
-        yield f"{kind}: {len(rows)} rows, " + ", ".join(f"{value:.3f}" for value in list(figures.values())[:2])
+    tags = {name: np.array([getattr(run, name) for run in runs]) for name in ("kind", "source")}
+    ratio = np.array([run.ratio for run in runs])
+    figures = interval_figures(MeasuredColumns(ratio, np.ones(len(runs)), tags, str))
+    return (f"{name}: {value:.3f}" for name, value in figures)
 
 
 def main(paths: Sequence[str]) -> None:
@@ -163,16 +177,16 @@ def main(paths: Sequence[str]) -> None:
     print(HEAD)
     print("[widened]")
     framework, generation = needed(sources), needed(left_out(several, "kind", family=True))
-    size = max(needed(farthest(several, name)) for name in ("gpus", "seq"))
+    size = max(needed_by_rows(farthest(several, name)) for name in ("gpus", "seq"))
     print(f"framework = {framework}")
     # Of a new generation as little is known as of a new framework, and more beyond both sizes than within.
     print(f"generation = {max(framework, generation)}")
     print(f"gpus = {size}")
     print(f"seq = {size}")
     for kind, rows in by_kind(runs).items():
-        print("\n" + table(kind, rows))
+        print("\n" + table(kind, rows, runs))
     for kind, rows in by_kind(several, family=True).items():
-        print("\n" + table(f"{kind} elsewhere", rows))
+        print("\n" + table(f"{kind} elsewhere", rows, runs))
     print("\n".join(covered(several)), file=sys.stderr)
 
 

@@ -24,9 +24,8 @@ def recipe(model: str, gpu: str, precision: str, release: str, layout: Layout = 
 @pytest.mark.parametrize(
     ("model", "gpu", "precision", "release", "modules"),
     [
-        ("deepseek-v3", "gb300", "mxfp8", "25.11", (M.LATENT_UP,)),
-        ("deepseek-v3", "gb300", "bf16", "25.11", (M.MLP, M.EXPERT_ACTIVATION)),
-        ("deepseek-v3", "gb200", "mxfp8", "25.11", (M.LATENT_UP, M.MLP)),
+        ("deepseek-v3", "gb300", "mxfp8", "25.11", ()),
+        ("deepseek-v3", "gb200", "mxfp8", "25.11", (M.LATENT_UP,)),
         ("deepseek-v3", "gb200", "mxfp8", "26.02", (M.MLP,)),
         ("deepseek-v3", "gb200", "mxfp8", "26.06", (M.LATENT_UP,)),
         ("deepseek-v3", "gb300", "mxfp8", "26.06", ()),
@@ -34,7 +33,8 @@ def recipe(model: str, gpu: str, precision: str, release: str, layout: Layout = 
         ("gpt-oss-120b", "gb200", "bf16", "26.02", (M.NORMS, M.EXPERT_ACTIVATION)),
         ("gpt-oss-120b", "gb300", "bf16", "26.02", ()),
         ("nemotron3-nano", "h100-sxm", "fp8", "26.02", (M.EXPERTS, M.NORMS, M.CORE)),
-        ("nemotron3-super", "gb200", "mxfp8", "26.06", (M.NORMS, M.CORE, M.EXPERTS)),
+        ("nemotron3-super", "gb200", "mxfp8", "26.06", ()),
+        ("nemotron3-super", "b200", "mxfp8", "26.04", (M.EXPERT_ACTIVATION, M.NORMS)),
         ("qwen3-30b-a3b", "b200", "mxfp8", "26.02", ()),
     ],
 )
@@ -53,6 +53,25 @@ def test_graphs_of_whole_steps_come_with_fused_experts() -> None:
     assert before.framework.execution is Execution.PARTIAL_GRAPHS
     eager = recipe("deepseek-v3", "b200", "mxfp8", "26.02").framework
     assert (eager.execution, eager.dispatcher) == (Execution.EAGER, Dispatcher.HYBRIDEP)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "release", "execution", "dispatcher", "overlaps"),
+    [
+        ("qwen3-30b-a3b", "b200", "25.09", Execution.GRAPHS, Dispatcher.ALL_TO_ALL, False),
+        ("qwen3-30b-a3b", "b200", "26.02", Execution.EAGER, Dispatcher.ALL_TO_ALL, False),
+        ("qwen3-30b-a3b", "b200", "26.04", Execution.PARTIAL_GRAPHS, Dispatcher.HYBRIDEP, False),
+        ("qwen3-235b-a22b", "gb200", "25.09", Execution.GRAPHS, Dispatcher.ALL_TO_ALL, False),
+        ("qwen3-235b-a22b", "gb200", "25.11", Execution.PARTIAL_GRAPHS, Dispatcher.HYBRIDEP, False),
+        ("qwen3-235b-a22b", "h100-sxm", "25.11", Execution.EAGER, Dispatcher.ALL_TO_ALL, True),
+    ],
+)
+def test_releases_differ_in_graphs_and_exchange(
+    model: str, gpu: str, release: str, execution: Execution, dispatcher: Dispatcher, overlaps: bool
+) -> None:
+    settled = recipe(model, gpu, "fp8", release)
+    assert (settled.framework.execution, settled.framework.dispatcher) == (execution, dispatcher)
+    assert settled.choices["overlap"].experts is overlaps
 
 
 def test_stages_of_one_chunk_cannot_exchange_beside_another_micro_batch() -> None:

@@ -11,6 +11,8 @@ from stepcast.validate.scoreboard import MeasuredColumns
 
 FEWEST_OTHERS = 12
 """Rows of other sources that an interval is learnt from."""
+FEWEST_SOURCES = 3
+"""Sources of a kind that say more of a source that nobody has seen than those of all generations of GPUs do."""
 
 
 def learn_interval(logs: FloatArray, source: TextArray) -> tuple[float, float, float]:
@@ -37,17 +39,31 @@ def learn_interval(logs: FloatArray, source: TextArray) -> tuple[float, float, f
     return middle + factor * (low - middle), middle, middle + factor * (high - middle)
 
 
+def learn_kind(logs: FloatArray, source: TextArray, own: BoolArray, family: BoolArray) -> tuple[float, float, float]:
+    """Return the ends of a kind's rows (*own*), at least those of its *family* where few sources have such rows."""
+    low, middle, high = learn_interval(logs[own], source[own])
+    if len(np.unique(source[own])) < FEWEST_SOURCES:
+        lower, _, higher = learn_interval(logs[family], source[family])
+        low, high = min(low, lower), max(high, higher)
+    return low, middle, high
+
+
+def family_of(kind: str) -> str:
+    """Return dense, experts or one GPU, whatever the generation."""
+    return kind.split(" on ")[0]
+
+
 def interval_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
     """Yield how many rows are inside intervals learnt from the other sources' rows of their kind, and their width."""
     kind, source = table.tags["kind"], table.tags["source"]
-    logs = np.log(table.measured_s / table.predicted_s)
+    logs, family = np.log(table.measured_s / table.predicted_s), np.array([family_of(name) for name in kind.tolist()])
     inside: dict[str, list[bool]] = defaultdict(list)
     widths: dict[str, list[float]] = defaultdict(list)
     for name, left_out in sorted(set(zip(kind.tolist(), source.tolist(), strict=True))):
         others, own = (kind == name) & (source != left_out), (kind == name) & (source == left_out)
         if others.sum() < FEWEST_OTHERS:
             continue
-        low, _, high = learn_interval(logs[others], source[others])
+        low, _, high = learn_kind(logs, source, others, (family == family_of(name)) & (source != left_out))
         for label in ("all", name):
             inside[label] += ((logs[own] >= min(low, 0.0)) & (logs[own] <= max(high, 0.0))).tolist()
             widths[label] += [float(np.exp(high) - np.exp(low))] * int(own.sum())
