@@ -151,9 +151,8 @@ class MemoryCase:
         }
         if "qk-layernorm" in self.flags and "multi-latent-attention" not in self.flags:
             table["qk_norm"] = "head"
-        pattern = self.flags.get("hybrid-layer-pattern") or self.flags.get("hybrid-override-pattern")
-        if pattern:
-            table["hybrid"] = self._hybrid(pattern)
+        if pattern := self._pattern:
+            table["hybrid"] = self._hybrid(pattern.replace("|", ""))
         else:
             table["layers"] = self.number("layers")
         if "multi-latent-attention" in self.flags:
@@ -170,8 +169,13 @@ class MemoryCase:
     def number_flag(self, flag: str) -> int:
         return int(self.flags[flag]) if self.flags.get(flag, "").isdigit() else 0
 
-    def _hybrid(self, pattern: str) -> dict[str, Any]:
-        letters = pattern.partition("/")[0].replace("|", "")
+    @property
+    def _pattern(self) -> str:
+        """The letters of a hybrid's layers, with a bar between those of different stages and chunks."""
+        pattern = self.flags.get("hybrid-layer-pattern") or self.flags.get("hybrid-override-pattern") or ""
+        return pattern.partition("/")[0]
+
+    def _hybrid(self, letters: str) -> dict[str, Any]:
         hidden = self.number("hidden")
         found = {name: self.given(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
         return {"pattern": letters, **found}
@@ -188,14 +192,14 @@ class MemoryCase:
         return found
 
     def _run(self) -> tuple[Strategy, Framework, Profile]:
-        profile = load_profile(PROFILE)
+        profile, pp = load_profile(PROFILE), self.number("pp", 1)
         layout = Layout(
             tp=self.number("tp", 1),
             cp=self.number("cp", 1),
             ep=self.number("ep", 1),
             dp=self.number("dp", 1),
-            pp=self.number("pp", 1),
-            vpp=self.number("vpp", 1) if self.number("pp", 1) > 1 else 1,
+            pp=pp,
+            vpp=self.number("vpp", (self._pattern.count("|") + 1) // pp or 1) if pp > 1 else 1,
             expert_tp=self.number("etp", 0),
         )
         settled = settle(profile, self.model, self.text("gpu"), layout, self._given())
@@ -323,6 +327,8 @@ def measure_peak_memory(*folders: str) -> Measurements:
 def _row(test: MemoryCase) -> ScoredRow:
     cluster = load_cluster(CLUSTERS[test.text("gpu")])
     *_, last = memory(test.model, test.strategy, cluster.gpu, test.framework)
+    if 0 < test.number("mem_bytes") < last.parameters + last.optimizer:
+        raise LeftOutError("less stays allocated between steps than weights and optimizer states take: another model")
     tags = {
         "kind": test.text("kind"),
         "gpu": test.text("gpu"),
