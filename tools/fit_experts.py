@@ -5,10 +5,14 @@
 Each kernel has constants for each architecture. A fifth of the shapes (sizes and degrees of parallelism) is left out of
 a fit and shows its errors; the constants that are written are fitted to all rows.
 
-    python tools/fit_experts.py ../shared/data/operators
+    python tools/fit_experts.py ../shared/data/operators [KERNEL ...]
+
+Constants of kernels that are not named stay as they are; without names all are fitted.
 """
 
+import json
 import sys
+import tomllib
 import zlib
 from pathlib import Path
 
@@ -34,6 +38,12 @@ FREE = {
     "tile_64": (0.6, 0.05, 1),
     "sharpness": (3, 1, 8),
 }
+CACHED = {"cold": (0.1, 1e-3, 3), "cached_share": (1, 0.05, 5)}  # of kernels whose tiles do not suit the sizes
+# The kernel that takes vLLM's default tiles, and the shapes (experts of a rank, inner width) for which vLLM ships tuned
+# ones: files "E=8,N=1792,device_name=NVIDIA_A100-SXM4-80GB.json" in vllm/model_executor/layers/fused_moe/configs.
+TUNED = [[1, 1792], [1, 3584], [1, 7168], [1, 14336], [8, 1792], [8, 2048], [8, 3584], [8, 4096], [8, 7168],
+         [16, 1344], [16, 2688], [128, 192]]  # fmt: skip
+FIXED = {("vllm_fused_moe", "ampere"): {"default_tiles": True, "tuned": TUNED}}
 MOST_ROWS = 900
 
 
@@ -43,19 +53,22 @@ def main() -> None:
         table = read_operator_table(str(Path(sys.argv[1]) / f"{name}.csv.gz"))
         for rows in table.split(("system", "device", "kernel_source", "moe_dtype", "distribution")):
             gpu = gpu_of(rows)
-            groups.setdefault((rows.word("kernel_source"), gpu.architecture), []).append((rows, gpu))
-    start, low, high = np.array(list(FREE.values())).T
-    kernels: dict[str, dict[str, dict[str, float]]] = {}
+            if rows.word("kernel_source") in sys.argv[2:] or not sys.argv[2:]:
+                groups.setdefault((rows.word("kernel_source"), gpu.architecture), []).append((rows, gpu))
+    kernels = tomllib.loads(TARGET.read_text(encoding="utf-8"))["kernels"] if sys.argv[2:] else {}
     held_errors, all_errors = [], []
     for (kernel, architecture), parts in sorted(groups.items()):
         columns = [(rows.word("moe_dtype"), expert_columns(rows), gpu) for rows, gpu in parts]
+        fixed = FIXED.get((kernel, architecture), {})
+        free = FREE | (CACHED if fixed else {})
+        start, low, high = np.array(list(free.values())).T
         measured = np.concatenate([rows.numbers("latency_ms") for rows, _ in parts]) * MS
         shapes = np.concatenate([shape_keys(rows) for rows, _ in parts])
         part_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, _ in parts])
         place = np.concatenate([np.arange(len(rows)) for rows, _ in parts])
 
         def predict(values, chosen):
-            fit = FusedExpertsFit(**dict(zip(FREE, map(float, values), strict=True)))
+            fit = FusedExpertsFit(**dict(zip(free, map(float, values), strict=True)), **fixed)
             seconds = np.empty(len(chosen))
             for index, (word, own, gpu) in enumerate(columns):
                 mine = part_of[chosen] == index
@@ -79,7 +92,7 @@ def main() -> None:
         all_errors.append(np.abs(predict(best, everything) / measured - 1))
         text = f"{100 * held_errors[-1].mean():.1f} % left out" if held.any() and not held.all() else ""
         print(kernel, architecture, len(measured), f"{100 * all_errors[-1].mean():.1f} %", text, flush=True)
-        kernels.setdefault(kernel, {})[architecture] = dict(zip(FREE, best, strict=True))
+        kernels.setdefault(kernel, {})[architecture] = dict(zip(free, best, strict=True)) | fixed
     for name, errors in (("all", all_errors), ("left out", held_errors)):
         print(f"{name}: {100 * np.concatenate(errors).mean():.1f} %")
     lines = [
@@ -89,7 +102,8 @@ def main() -> None:
     for kernel, architectures in kernels.items():
         lines += ["", f"[kernels.{kernel}]"]
         for architecture, values in architectures.items():
-            inner = ", ".join(f"{key} = {value:.4g}" for key, value in values.items())
+            written = {key: f"{x:.4g}" if type(x) in (int, float, np.float64) else json.dumps(x) for key, x in values.items()}
+            inner = ", ".join(f"{key} = {text}" for key, text in written.items())
             lines.append(f"{architecture} = {{ {inner} }}")
     TARGET.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

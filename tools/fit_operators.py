@@ -1,13 +1,15 @@
 """Fit the operators of inference engines to public tables of ten GPUs: ``data/fits/operators.toml``.
 
-    python tools/fit_operators.py ../shared/data/operators [--without b300,l40s] [--groups] [-o FILE]
+    python tools/fit_operators.py ../shared/data/operators [--without b300,l40s] [--only ada] [--kinds mla_prefill]
+                                  [--groups] [-o FILE]
 
 Each architecture has its own constants. ``--without`` leaves out GPUs; an architecture that is then without rows uses
 those of its stand-in. ``--groups`` leaves out every third shape of weights, heads or models and shows its errors,
-without writing.
+without writing. ``--only`` and ``--kinds`` fit some architectures and kinds; others keep the constants of the file.
 """
 
 import argparse
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from stepcast.cost.serving import ServingFit, serving_fit
 from stepcast.hardware import Gpu, load_cluster
 from stepcast.inputs.operator_tables import OperatorTable, read_operator_table
 from stepcast.pytorch.profile.imported import RECIPES, gpu_of
-from stepcast.units import MS
+from stepcast.units import KIB, MS
 from stepcast.validate.operators import COPIES, attention_cost_s, sequence_cost_s
 
 ARCHITECTURES = {
@@ -81,6 +83,8 @@ PREFILL: Free = {
 MLA_PREFILL: Free = {
     name: PREFILL[name] for name in PREFILL if name not in ("window_margin", "narrow", "wide", "widest")
 }
+SMALL_SHARED_BYTES = 128 * KIB  # per multiprocessor, as Ada and RTX PRO have: tiles of 64 queries, 192 + 128 wide
+SMALL_MLA_PREFILL: Free = MLA_PREFILL | {"cached_share": (0.8, 0.1, 3.0)}
 DECODE: Free = {
     "latency_s": (6e-6, 2e-6, 8e-5),
     "bandwidth_efficiency": (0.85, 0.1, 1.0),
@@ -145,6 +149,8 @@ def fit_kind(
         start = {**base, "product": dict(base["product"]), "quantise_factor": 1.0}
         if name == "nvfp4":  # no kernel of it divides the reduction
             start["product"]["split_s"] = 1.0
+    if free is SMALL_MLA_PREFILL:
+        start["query_tile"] = 64.0
     entry.setdefault(kind, {})[name] = start
     kept, held = divide(rows) if GROUPS else (rows, [])
     keys = list(free)
@@ -234,11 +240,21 @@ def pick(rows: Rows, gpus: tuple[str, ...], **words: str | tuple[str, ...]) -> R
     return [(table, gpu) for table, gpu in rows if gpu.name in gpus and matches(table)]
 
 
-def fit_architecture(tables: dict[str, Rows], gpus: tuple[str, ...], follows: bool) -> dict[str, Any]:
+KINDS = ("linear", "quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence", "reduce")
+TABLES = {"gemm": "linear", "gemm_small": "linear", "quantize_scale": "quantize", "quantize_matrix": "quantize",
+          "attention_prefill": "prefill", "attention_decode": "decode", "mla_prefill": "mla_prefill",
+          "mla_decode": "mla_decode", "mamba2": "sequence", "gated_delta_net": "sequence",
+          "custom_allreduce": "reduce"}  # fmt: skip
+
+
+def fit_architecture(
+    all_tables: dict[str, Rows], gpus: tuple[str, ...], follows: bool, known: dict[str, Any], kinds: set[str]
+) -> dict[str, Any]:
+    """Return the constants of one architecture: fitted ones of *kinds*, *known* ones of others."""
     entry: dict[str, Any] = {"attends_in_cache_format": follows} | {
-        kind: {}
-        for kind in ("linear", "quantize", "prefill", "decode", "mla_prefill", "mla_decode", "sequence", "reduce")
+        kind: {} if kind in kinds else known.get(kind, {}) for kind in KINDS
     }
+    tables = {name: rows if TABLES[name] in kinds else [] for name, rows in all_tables.items()}
     for name, table in (("scale", "quantize_scale"), ("cast", "quantize_matrix")):
         if rows := pick(tables[table], gpus):
             fit_kind(entry, ("quantize", name), QUANTIZE, rows, predict_quantize(name))
@@ -256,7 +272,8 @@ def fit_architecture(tables: dict[str, Rows], gpus: tuple[str, ...], follows: bo
         if rows := pick(tables["attention_decode"], gpus, kv_cache_dtype=word, kernel_source=fused):
             fit_kind(entry, ("decode", name), DECODE, rows, attention_cost_s)
         if rows := pick(tables["mla_prefill"], gpus, kv_cache_dtype=word):
-            fit_kind(entry, ("mla_prefill", name), MLA_PREFILL, rows, attention_cost_s)
+            small = rows[0][1].shared_memory_per_sm_bytes < SMALL_SHARED_BYTES
+            fit_kind(entry, ("mla_prefill", name), SMALL_MLA_PREFILL if small else MLA_PREFILL, rows, attention_cost_s)
         if rows := pick(tables["mla_decode"], gpus, kv_cache_dtype=word):
             fit_kind(entry, ("mla_decode", name), MLA_DECODE, rows, attention_cost_s)
     for table in ("mamba2", "gated_delta_net"):
@@ -298,7 +315,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--without", default="")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default=",".join(ARCHITECTURES))
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("-o", type=Path, default=OUT / "operators.toml")
     parser.add_argument("--groups", action="store_true")
     args = parser.parse_args()
@@ -319,13 +337,18 @@ def main() -> None:
         },
         "architecture": {},
     }
+    only, kinds = set(args.only.split(",")), set(args.kinds.split(","))
+    partly = kinds != set(KINDS) or only != set(ARCHITECTURES)
+    known = tomllib.loads(args.o.read_text(encoding="utf-8"))["architecture"] if partly else {}
     for architecture, gpus in ARCHITECTURES.items():
         kept = tuple(gpu for gpu in gpus if gpu not in left_out)
-        if kept and (not args.only or architecture in args.only.split(",")):
+        own = known.get(architecture, {})
+        if kept and architecture in only:
             print(architecture, ", ".join(kept), flush=True)
-            table["architecture"][architecture] = {
-                "gpus": list(kept), **fit_architecture(tables, kept, architecture in FOLLOWS)
-            }  # fmt: skip
+            own = fit_architecture(tables, kept, architecture in FOLLOWS, own, kinds)
+            own = {"gpus": list(kept), **own}
+        if own:
+            table["architecture"][architecture] = own
     if args.groups:
         return
     args.o.write_text("\n".join(to_toml(table)) + "\n", encoding="utf-8")

@@ -20,26 +20,28 @@ TILES = (16, 64, 128)  # rows of the tiles that fused kernels choose from
 
 
 class RankLoad(NamedTuple):
-    """The busiest expert rank, or columns of such: its rows, the experts that have any, and its rows where each expert
-    fills tiles of each size.
+    """The busiest expert rank, or columns of such: its rows, the experts that have any, its rows where each expert
+    fills tiles of each size, and the experts that it holds.
     """
 
     rows: Number
     active: Number
     padded: tuple[float, ...] | FloatArray
+    held: Number
 
 
 def describe_load(rows: FloatArray) -> RankLoad:
     """Return the load of a rank whose experts get *rows*."""
     padded = tuple(float((np.ceil(rows / tile) * tile).sum()) for tile in TILES)
-    return RankLoad(float(rows.sum()), float((rows > 0).sum()), padded)
+    return RankLoad(float(rows.sum()), float((rows > 0).sum()), padded, float(len(rows)))
 
 
 def balanced_load(tokens: float, experts: float, top_k: float, ranks: float) -> RankLoad:
     groups = max(1.0, experts / ranks)
     rows = max(1.0, tokens * top_k / ranks)
     active = min(groups, rows)
-    return RankLoad(rows, active, tuple(float(np.ceil(rows / active / tile) * tile * active) for tile in TILES))
+    padded = tuple(float(np.ceil(rows / active / tile) * tile * active) for tile in TILES)
+    return RankLoad(rows, active, padded, groups)
 
 
 @lru_cache(maxsize=8192)
@@ -64,7 +66,8 @@ def power_law_load(tokens: float, experts: int, top_k: int, ranks: int, alpha: f
         rows = np.round(np.minimum(shares * tokens * top_k, tokens)).reshape(ranks, groups)
         loads.append(describe_load(rows[rows.sum(axis=1).argmax()]))
     rows_mean, active = (float(np.mean([getattr(load, name) for load in loads])) for name in ("rows", "active"))
-    return RankLoad(rows_mean, active, tuple(np.mean([np.asarray(load.padded) for load in loads], axis=0).tolist()))
+    padded = tuple(np.mean([np.asarray(load.padded) for load in loads], axis=0).tolist())
+    return RankLoad(rows_mean, active, padded, float(groups))
 
 
 def busiest_share(shares: Sequence[float] | FloatArray, ranks: int, replicas: int = 0) -> float:

@@ -2,7 +2,9 @@
 
     seconds = start + per active expert + longest(computing, moving) + permuting + passes over all routed rows
 
-Computing takes the cheapest tile for the rows of each expert; moving reads the weights of active experts and the rows.
+Computing takes the cheapest tile for the rows of each expert, or the tile that the kernel chooses by the number of
+tokens (*default_tiles*); it is slower where the inputs do not stay in the L2 cache between experts (*cold*). Moving
+reads the weights of active experts and the rows.
 Activation and sum also pass over rows that belong to experts of other ranks (*hidden_passes*, *inner_passes*).
 Constants are in data/fits/experts.toml by kernel and GPU architecture, fitted to public tables of vLLM's kernels
 (tools/fit_experts.py), whose weights are constant and whose runs are short: a training step is slower.
@@ -19,7 +21,9 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.tables import Amount, convert_table
+from stepcast.ir.tables import Amount, Positive, convert_table
+
+WIDEST = 2**20  # above any inner width
 
 # The format in which rows are multiplied, and the bytes of a weight with its scales.
 EXPERT_FORMATS = {
@@ -59,6 +63,12 @@ class FusedExpertsFit(Struct, frozen=True, forbid_unknown_fields=True):
     tile_16: Amount
     tile_64: Amount
     sharpness: Amount
+    cold: Amount = 0.0  # more time to compute rows of inputs that are not in the L2 cache
+    cached_share: Positive = 1.0  # of the L2 cache that inputs may fill
+    # Tiles of 16 rows for up to as many tokens as experts, of 64 for more: vLLM's get_default_config. Shapes (experts
+    # of a rank, inner width) that vLLM ships tuned tiles for have the cheapest.
+    default_tiles: bool = False
+    tuned: tuple[tuple[int, int], ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -109,9 +119,15 @@ def fused_experts_s(
         raise ValueError(f"unknown format {word!r}; known are {', '.join(EXPERT_FORMATS)}")
     dtype, weight_bytes = EXPERT_FORMATS[word]
     peak = gpu.matrix_flops.get(dtype, gpu.matrix_flops[DType.BF16])
-    rows, active, padded = (np.asarray(column) for column in load)
-    tiled = np.min(padded / np.array([fit.tile_16, fit.tile_64, 1.0]), axis=1)
-    compute_s = 2.0 * matrices * hidden * inner * tiled / (fit.efficiency * peak)
+    rows, active, padded, held = (np.asarray(column) for column in load)
+    by_tile = padded / np.array([fit.tile_16, fit.tile_64, 1.0])
+    tiled = np.min(by_tile, axis=1)
+    if fit.default_tiles:
+        tuned = np.isin(held * WIDEST + inner, [experts * WIDEST + width for experts, width in fit.tuned])
+        tiled = np.where(tuned, tiled, np.where(tokens <= held, by_tile[:, 0], by_tile[:, 1]))
+    inputs = np.minimum(tokens, rows) * hidden * DType.BF16.bytes / (fit.cached_share * gpu.l2_bytes)
+    slower = 1.0 + fit.cold * inputs**2 / (1.0 + inputs**2)
+    compute_s = 2.0 * matrices * hidden * inner * tiled * slower / (fit.efficiency * peak)
     row_bytes = rows * (2.0 * hidden + matrices * inner) * DType.BF16.bytes
     bandwidth = gpu.memory_bandwidth_bytes_per_s
     memory_s = (active * matrices * hidden * inner * weight_bytes + row_bytes) / (fit.memory_efficiency * bandwidth)

@@ -37,7 +37,7 @@ from stepcast.ir.tables import Amount, Positive, Share, convert_table
 
 TRAINING_GPU = "h200"  # on which operators of training were measured
 BURST = Load(0.0, repeats=6.0)  # a few calls, as the tables were measured
-QUERY_TILE, HEAD_TILE, NARROW_HEAD, WIDE_HEAD = 128.0, 64.0, 128.0, 256.0
+HEAD_TILE, NARROW_HEAD, WIDE_HEAD = 64.0, 128.0, 256.0
 PANEL = 128.0  # columns of weights that a multiprocessor goes through at once
 SPLIT_TOKENS = 128.0  # of a context are not divided among thread blocks
 # DeepSeek's latent attention: per token and rank one latent vector, part of it with rotary embedding.
@@ -105,6 +105,8 @@ class PrefillFit(Struct, frozen=True, forbid_unknown_fields=True):
     widest: Positive
     joule_per_flop: Positive
     latency_s: Amount
+    query_tile: Positive = 128.0  # queries that a thread block serves; 64 where shared memory is small
+    cached_share: Amount = 0.0  # of the L2 cache from which tensors of this size are read and written instead
 
 
 class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -334,11 +336,12 @@ def _prefill(
     fit: PrefillFit,
     load: Load,
 ) -> Number:
-    tiles = np.ceil(tokens / QUERY_TILE)
-    rows = tiles * QUERY_TILE
+    tile = fit.query_tile
+    tiles = np.ceil(tokens / tile)
+    rows = tiles * tile
     width = np.where(np.asarray(window) > 0, np.minimum(window, tokens), tokens)
-    triangle = 0.5 * (rows + QUERY_TILE)
-    inside = width - width * (width - 1.0) / (2.0 * tokens) + fit.window_margin * QUERY_TILE
+    triangle = 0.5 * (rows + tile)
+    inside = width - width * (width - 1.0) / (2.0 * tokens) + fit.window_margin * tile
     seen = np.where(np.asarray(window) > 0, np.minimum(inside, triangle), triangle)
     head = np.asarray(np.maximum(key_dim, value_dim))
     slower = np.where(head > WIDE_HEAD, fit.widest, np.where(head < NARROW_HEAD, fit.narrow, 1.0))
@@ -347,11 +350,13 @@ def _prefill(
     operations = 2.0 * (key_dim + value_dim)
     per_score_s = (operations + fit.flops_per_score) * slower / (peak * fit.efficiency)
     scores = batch * heads * rows * seen
-    longest_s = QUERY_TILE * np.minimum(rows, width + QUERY_TILE) * per_score_s * gpu.sms
+    longest_s = tile * np.minimum(rows, width + tile) * per_score_s * gpu.sms
     compute_s = scores * per_score_s + fit.tail * longest_s
     limited_s = _limit(compute_s, scores * operations, fit.joule_per_flop, WARM_UP_S, gpu, DType.BF16, load)
     start_s = batch * heads * tiles * fit.tile_clocks * (key_dim + value_dim) / 256.0 / (gpu.sms * gpu.clock_hz)
     memory_s = (fit.memory_exposure * moved + fit.cache_write * written) / gpu.memory_bandwidth_bytes_per_s
+    if fit.cached_share:
+        memory_s = memory_s * (1.0 - _cached(moved + written, gpu, fit.cached_share))
     return limited_s + start_s + memory_s + fit.latency_s
 
 

@@ -128,7 +128,8 @@ class StepTimes:
         width, inner = float(experts.latent or self.model.hidden), experts.ffn / layout.expert_tp
         word, fit = served_kernel(self.formats.recipe(experts=True), serving.stand_in(gpu.architecture))
         sizes = flat, float(experts.top_k), width, inner, 3.0 if self.model.gated else 2.0
-        seconds = fused_experts_s("", word, *sizes, RankLoad(rows, active, padded), gpu, fit) - fit.start_s
+        load = RankLoad(rows, active, padded, experts.count / layout.ep)
+        seconds = fused_experts_s("", word, *sizes, load, gpu, fit) - fit.start_s
         return seconds.reshape(tokens.shape) * self.engine.expert_pace + 4.0 * self.engine.kernel_s
 
     def _exchange_s(self, tokens: FloatArray, expert_layers: int) -> FloatArray:
