@@ -44,6 +44,13 @@ TENSOR_FREE: Free = {
 }
 
 
+# Tiles of tf32 are stored in about the time of bf16's, which have half of the bytes.
+TF32_FREE: Free = {
+    "matmul.tensor_of.hopper-tf32.efficiency": (0.95, 0.5, 1.0),
+    "matmul.tensor_of.hopper-tf32.store_exposure": (0.6, 0.01, 3.0),
+}
+
+
 # Batched products: persistent kernels hide more of their stores, and stream from memory without a pause.
 BATCHED_FREE: Free = {
     "matmul.tensor.batched.operand_clocks": (0.004, 1e-4, 0.1),
@@ -92,6 +99,9 @@ def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], kernels: l
         free: Free = {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
         long = long_enough(own)
         put(table, fit_keys(table, free, matmul_predictor(long), column(long, "ms") * 1e-3))
+        if dtype == "tf32":
+            put(table, {key: start for key, (start, _, _) in TF32_FREE.items()})
+            put(table, fit_keys(table, TF32_FREE, matmul_predictor(long), column(long, "ms") * 1e-3))
         report(f"linear {dtype}, one constant", matmul_predictor(own)(compute_fit(table)), column(own, "ms") * 1e-3)
     fit_batched(table, ops, kernels)
     grouped = [row for row in fp8 if row["op"] == "grouped_linear"]
@@ -206,6 +216,8 @@ STREAM_FREE: Free = {
     "stream.quantize.bandwidth_efficiency": (0.2, 0.05, 1.0),
     "stream.quantize.latency_s": (1.5e-5, 1e-6, 4e-5),
 }
+# Fitted after the rest: a lone call of SwiGLU is two kernels, and a step does not see its latency.
+LATE_FREE: Free = {"stream.silu.latency_s": (2e-6, 1e-7, 1e-5)}
 LIKE_ADD = ("mul", "gelu", "silu", "dropout", "cast", "cast-up", "rotary", "swiglu", "mask", "fill", "other")
 
 OWN_LATENCY = ("quantize", "cast-up")  # several kernels in one call; more threads than other kernels
@@ -225,7 +237,9 @@ def shared(fit: ComputeFit) -> ComputeFit:
     return replace(fit, streams=streams)
 
 
-def stream_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
+def stream_predictor(
+    rows: list[Row], share: Callable[[ComputeFit], ComputeFit] = shared
+) -> Callable[[ComputeFit], Vector]:
     def one(row: Row, fit: ComputeFit) -> float:
         size = 4.0 if row["dtype"] == "fp32" else 2.0
         if row["numel"]:
@@ -244,7 +258,7 @@ def stream_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
                 return kernel(op, size, size)
             case "silu_mul":
                 # Two kernels in one call: the launch of the second hides behind the first.
-                hidden = H200.launch_overhead_s + fit.stream("silu").latency_s - fit.step_launch_s
+                hidden = H200.launch_overhead_s + fit.stream("add").latency_s - fit.step_launch_s
                 return kernel("silu", size, size) + kernel("mul", 2 * size, size) - hidden
             case "quantize_fp8":
                 return kernel("quantize", 4, 1)
@@ -264,7 +278,12 @@ def stream_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
                 return kernel("cast-up", 2, 4) + kernel("cross-entropy", 12, 4)
         raise ValueError(row["op"])
 
-    return lambda fit: np.array([one(row, shared(fit)) for row in rows])
+    return lambda fit: np.array([one(row, share(fit)) for row in rows])
+
+
+def fit_late(table: dict[str, Any], rows: list[Row]) -> dict[str, float]:
+    """Return the constants that follow from all others."""
+    return fit_keys(table, LATE_FREE, stream_predictor(rows, lambda fit: fit), column(rows, "ms") * 1e-3)
 
 
 def fit_streams(table: dict[str, Any], ops: list[Row], check: bool) -> None:
@@ -283,6 +302,7 @@ def fit_streams(table: dict[str, Any], ops: list[Row], check: bool) -> None:
     for name, entry in table["stream"].items():
         done = shared(compute_fit(table)).streams[name]
         entry |= {"bandwidth_efficiency": done.bandwidth_efficiency, "latency_s": done.latency_s}
+    put(table, fit_late(table, rows))
 
 
 def main() -> None:

@@ -102,7 +102,9 @@ def main() -> None:
     for kernel, architectures in kernels.items():
         lines += ["", f"[kernels.{kernel}]"]
         for architecture, values in architectures.items():
-            written = {key: f"{x:.4g}" if type(x) in (int, float, np.float64) else json.dumps(x) for key, x in values.items()}
+            written = {
+                key: f"{x:.4g}" if type(x) in (int, float, np.float64) else json.dumps(x) for key, x in values.items()
+            }
             inner = ", ".join(f"{key} = {text}" for key, text in written.items())
             lines.append(f"{architecture} = {{ {inner} }}")
     TARGET.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """Repeat the fits of the operator prices with one family of rows left out at a time, for cross-validation.
 
-    python tools/fit_folds.py --h200 src/stepcast/data/h200 --neusight FOLDER
+    python tools/fit_folds.py --h200 src/stepcast/data/h200 [--neusight FOLDER]
 
 Run it after ``tools/fit_compute.py``; writes src/stepcast/data/fits/folds.toml, from which ``stepcast
 validate`` predicts every row by constants that have not seen it. A family is a weight shape for matmuls, a
@@ -19,8 +19,10 @@ from fit_compute import (
     BATCHED_FREE,
     STREAM_FREE,
     TENSOR_FREE,
+    TF32_FREE,
     attention_free,
     attention_predictor,
+    fit_late,
     grouped_predictor,
     long_enough,
     matmul_predictor,
@@ -31,7 +33,7 @@ from fit_neusight import LATEST, MATMUL, STREAMS, Points, all_points, fit_memory
 from fit_tables import OUT, Free, Row, column, fit_keys, literal, put, read, with_values
 from minimise import Vector
 
-from stepcast.cost.fits import ComputeFit
+from stepcast.cost.fits import ComputeFit, merge_tables
 from stepcast.validate.folds import fit_digest
 from stepcast.validate.h200 import FITTED_FILES, family_of
 
@@ -88,7 +90,7 @@ def h200_folds(table: dict[str, Any], folder: Path) -> list[Fold]:
         kinds.setdefault(family_of(row)[0], []).append(row)
     found = family_folds(table, kinds["linear bf16"], TENSOR_FREE, matmul_predictor)
     for dtype in ("fp16", "tf32", "fp8"):
-        one: Free = {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
+        one: Free = TF32_FREE if dtype == "tf32" else {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
         found += family_folds(table, kinds[f"linear {dtype}"], one, matmul_predictor, only=long_enough)
     found += family_folds(table, kinds["bmm bf16"], BATCHED_FREE, matmul_predictor)
     own: Free = {f"matmul.simt_of.{LATEST}.{name}": bounds for name, bounds in MATMUL.items()}
@@ -106,6 +108,9 @@ def h200_folds(table: dict[str, Any], folder: Path) -> list[Fold]:
     streams = family_folds(table, kinds["memory-bound"], STREAM_FREE, stream_predictor)
     for fold in streams:
         fold["values"]["stream"] = shared_streams(table, fold["values"])
+        held = [tuple(family) for family in fold["held"]]
+        train = [row for row in kinds["memory-bound"] if family_of(row)[1] not in held]
+        put(fold["values"], fit_late(merge_tables(table, fold["values"]), train))
     return found + streams
 
 
@@ -139,12 +144,18 @@ def inline(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--h200", type=Path, required=True)
-    parser.add_argument("--neusight", type=Path, required=True)
+    parser.add_argument("--neusight", type=Path, help="without it, the folds of GPUs stay as they are")
     chosen = parser.parse_args()
     committed = tomllib.loads((OUT / "compute.toml").read_text(encoding="utf-8"))
     lines = ['source = "tools/fit_folds.py"', f'fit = "{fit_digest()}"']
     for fold in h200_folds(committed, chosen.h200):
         lines += ["", "[[family]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
+    if chosen.neusight is None:
+        known = tomllib.loads((OUT / "folds.toml").read_text(encoding="utf-8"))["gpu"]
+        for fold in known:
+            lines += ["", "[[gpu]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
+        (OUT / "folds.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return
     # The fit of fp32 starts where fit_compute.py starts it: no architecture has constants of its own.
     start = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
     matmul = {**committed["matmul"], **{name: start["matmul"][name] for name in ("simt", "simt_of")}}

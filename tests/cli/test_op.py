@@ -136,6 +136,9 @@ def test_a_calibration_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "h2000"], "unknown gpu"),
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "h200", "--backward"], "two matmuls"),
         (["add", "--rows", "1", "--columns", "1", "--gpu", "h200", "--to", "fp8"], "for cast only"),
+        ([], "name a KIND, or use --table"),
+        (["add", "--rows", "1", "--columns", "1", "--gpu", "h200", "-o", "rows.csv"], "-o needs --table"),
+        (["--table", "tables", "--gpu", "h200"], "--gpu: has no effect with --table"),
         (["matmul", "--m", "100000", "--n", "1", "--k", "1", "--gpu", "h200", "--sweep"], "at most"),
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "b200", "--calibration", str(ROOT / "examples" / "calibrations" / "h200.toml")], "measured on h200"),
     ],
@@ -146,3 +149,11 @@ def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert message in error
     assert error.startswith("stepcast: ")
     assert error.count("\n") == 1
+
+
+def test_rows_of_a_table_are_compared_with_their_estimates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, rows = tmp_path / "gemm_perf.csv", tmp_path / "rows.csv"
+    table.write_text("system,device,gemm_dtype,m,n,k,latency_ms\nh200_sxm,NVIDIA H200,bfloat16,4096,4096,4096,0.2\n")
+    found = result(capsys, "op", "--table", str(table), "-o", str(rows))["sets"]["operators"]
+    assert found["rows"] == 1
+    assert rows.read_text().splitlines()[1].startswith('operators,"gemm bf16 on h200, row 0",gemm,h200,bf16,')

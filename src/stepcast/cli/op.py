@@ -1,4 +1,7 @@
-"""``stepcast op matmul --m 4096 --n 12288 --k 4096 --gpu h200``: how long one operator takes on a GPU."""
+"""``stepcast op matmul --m 4096 --n 12288 --k 4096 --gpu h200``: how long one operator takes on a GPU.
+
+With ``--table``: how long each row of a measured table takes by our estimates.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -40,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --gpu G    GPU: a name from 'stepcast list gpus', or a TOML file
         --dtype D  data type (default: bf16)
         """,
-        kind=kinds,
+        kind={"choices": kinds, "nargs": "?"},
         dtype={"default": "bf16", "choices": [str(dtype) for dtype in DType]},
     )
     sizes = parser.add_argument_group("sizes")
@@ -67,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --to D              cast: the data type written (default: fp32)
         --busy              estimate for a hot GPU with a full queue, as in training
         --sweep             double m (or seq, or rows) up to 65,536
+        --table PLACE       no KIND: compare public operator tables (csv, parquet or a folder) with estimates
+        -o, --output FILE   with --table: write every row, measured and predicted, as csv
         --calibration
         --html
         --json
@@ -82,6 +87,12 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.hardware import load_gpu
     from stepcast.views.costs import operator_view
 
+    if args.table is not None:
+        return _compare_table(args)
+    if args.kind is None or args.output:
+        raise ValueError(
+            "-o needs --table PLACE" if args.kind else "no operator given: name a KIND, or use --table PLACE"
+        )
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
     sizes = SIZES.get(args.kind, ELEMENTWISE_SIZES).replace("?", "").split()
@@ -102,6 +113,20 @@ def run(args: argparse.Namespace) -> int:
     answer = {"rows": records} if args.sweep else records[0]
     show_view(args, operator_view({**about, **answer, "warnings": warnings}))
     return 0
+
+
+def _compare_table(args: argparse.Namespace) -> int:
+    """Show the rows of measured tables beside their estimates, as ``validate`` shows its sets."""
+    from stepcast.cli import validate
+
+    without_effect = [
+        option_of(name) for name in args.given if name not in ("table", "output", "html", "json", "plain")
+    ]
+    if args.kind or without_effect:
+        unused = ", ".join([*filter(None, [args.kind]), *without_effect])
+        raise ValueError(f"{unused}: has no effect with --table, whose rows name operators, sizes, formats and GPUs")
+    choices = {"set": ["operators"], "data": args.table, "cluster": None, "calibration": None, "verb": "validate"}
+    return validate.run(argparse.Namespace(**{**vars(args), **choices, "given": ["data"]}))
 
 
 def _format_warnings(work: Operator, gpu: "Gpu") -> list[str]:

@@ -289,7 +289,7 @@ def default_fit() -> ComputeFit:
     wanted = tuple(f"[architecture.{name}.linear." for name in TRAINED_AS_SERVED)
     for name, entry in load_fit("operators", wanted)["architecture"].items():
         own = {dtype: entry["linear"][recipe]["product"] for dtype, recipe in SERVED_FORMATS.items()}
-        table["matmul"]["tensor_of"] |= {f"{name}.{dtype}": values for dtype, values in own.items()}
+        table["matmul"]["tensor_of"] |= {f"{name}-{dtype}": values for dtype, values in own.items()}
         table["spread"]["tensor"].setdefault(name, table["spread"]["tensor"]["blackwell"])
     # Architectures that were measured at their power limit.
     measured = {name: entry for name, entry in load_fit("power").items() if isinstance(entry, dict)}

@@ -91,7 +91,7 @@ def _unit_fit(gpu: Gpu, dtype: DType, fit: ComputeFit, grouped: bool = False) ->
     """Return the constants of the units that multiply this format; grouped products have none of a format."""
     if matrix_unit(gpu, dtype) == SIMT:
         return fit.simt_of.get(gpu.architecture, fit.simt)
-    own = None if grouped else fit.tensor_of.get(f"{gpu.architecture}.{gpu.runs_as(dtype)}")
+    own = None if grouped else fit.tensor_of.get(f"{gpu.architecture}-{gpu.runs_as(dtype)}")
     return own or fit.tensor_of.get(gpu.architecture, fit.tensor)
 
 

@@ -202,7 +202,7 @@ def cost_evidence(gpu: Gpu) -> dict[str, str]:
                                             "memory-bound kernels": "stream"}  # fmt: skip
     evidence = {}
     for name, kind in known.items():
-        here = gpu.name == TRAINING_GPU or (kind == "tensor" and f"{gpu.architecture}.bf16" in fit.tensor_of)
+        here = gpu.name == TRAINING_GPU or (kind == "tensor" and f"{gpu.architecture}-bf16" in fit.tensor_of)
         own = fit.measured(kind, gpu.architecture)
         evidence[name] = _evidence(gpu, [TRAINING_GPU, *served] if here else [], own, "hopper")
     evidence["serving operators"] = _evidence(gpu, served, bool(entry), stand_in(gpu.architecture))
