@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare_table(args: argparse.Namespace) -> int:
-    """Show the rows of measured tables beside their estimates, as ``validate`` shows its sets."""
+    """Show the rows of measured tables with their estimates, as ``validate`` shows its sets."""
     from stepcast.cli import validate
 
     without_effect = [
