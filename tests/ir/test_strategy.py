@@ -37,7 +37,7 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
     (
         "ulysses and shared heads",
         {"tp": 16, "cp": 2, "context": ContextKind.ALL_TO_ALL},
-        "cp 2 by all-to-all does not divide the 1 kv heads of a tensor rank: the nearest legal cp is 1",
+        "cp 2 does not divide the 1 kv heads of a tensor rank, which a2a exchanges: the nearest legal cp is 1",
     ),
     ("tp not dividing", {"tp": 3}, "tp 3 does not divide heads 32: the nearest legal tp is 2"),
     ("sp without tp", {"sequence_parallel": True}, "sequence parallelism needs tp > 1"),

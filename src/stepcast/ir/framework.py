@@ -258,6 +258,11 @@ class Framework:
         """True if every operation of its modules' source is a kernel, and saves what its gradient needs."""
         return self.modules is Modules.TRANSFORMERS and self.kernels is Kernels.PLAIN
 
+    @property
+    def runs_liger(self) -> bool:
+        """True if transformers' norms, rotations, gates and loss are Liger's kernels."""
+        return self.liger and self.writes_out
+
     def keeps_fp32_weights(self, strategy: Strategy) -> bool:
         """Return True if the weights that are stored are the optimizer's (FSDP), cast before they are gathered."""
         fsdp = strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)

@@ -10,31 +10,21 @@ from itertools import takewhile
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
-from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.schedules import SCHEDULES, describe_misfit
 from stepcast.ir.stages import pieces
-from stepcast.ir.strategy import (
-    BaseWeights,
-    ContextKind,
-    RecomputeKind,
-    RecomputeModule,
-    Sharding,
-    Strategy,
-    StrategyError,
-)
+from stepcast.ir.strategy import BaseWeights, ContextKind, RecomputeKind, Sharding, Strategy, StrategyError
+from stepcast.ir.strategy import RecomputeModule as M
 
 
 def check(model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE) -> None:
     """Raise a StrategyError if *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
     for rule in RULES:
-        message = rule(model, strategy)
-        if message:
+        if message := rule(model, strategy):
             raise StrategyError(message)
     for with_software in (_ring, _autocast, _adapters, _offload, _eager_scans):
-        message = with_software(strategy, framework)
-        if message:
+        if message := with_software(strategy, framework):
             raise StrategyError(message)
     if gpus is not None:
         _check_gpus(strategy, gpus)
@@ -49,17 +39,17 @@ def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
     return True
 
 
-def find_recomputable(model: Model) -> set[RecomputeModule]:
+def find_recomputable(model: Model) -> set[M]:
     """Return the modules that layers of *model* have and a backward can run again."""
-    modules: set[RecomputeModule] = set()
+    modules: set[M] = set()
     if any(block.mixer is Mixer.ATTENTION for block in model.block_kinds):
-        modules.add(RecomputeModule.CORE)
+        modules.add(M.CORE)
         if model.latent is not None:
-            modules |= {RecomputeModule.LATENT_UP, RecomputeModule.NORMS}
+            modules |= {M.LATENT_UP, M.NORMS}
     if any(block.feed_forward is FeedForward.DENSE for block in model.block_kinds):
-        modules.add(RecomputeModule.MLP)
+        modules.add(M.MLP)
     if any(block.feed_forward is FeedForward.EXPERTS for block in model.block_kinds):
-        modules |= {RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION, RecomputeModule.EXPERTS}
+        modules |= {M.NORMS, M.EXPERT_ACTIVATION, M.EXPERTS}
     return modules
 
 
@@ -68,6 +58,13 @@ def nearest_divisor(number: int, wanted: int) -> int:
     limit = 2 * wanted
     candidates = takewhile(lambda ways: ways <= limit, range(1, number + 1))
     return min((ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - wanted), ways))
+
+
+def _misfit(degree: str, ways: int, count: int, what: str) -> str:
+    """Say that *ways* do not divide the *count* of *what*, and which do; empty where they do."""
+    if count % ways == 0:
+        return ""
+    return f"{degree} {ways} does not divide {what}: the nearest legal {degree} is {nearest_divisor(count, ways)}"
 
 
 def _tensor(model: Model, strategy: Strategy) -> str:
@@ -80,10 +77,7 @@ def _tensor(model: Model, strategy: Strategy) -> str:
         widths.append(("ffn", model.ffn))
     if model.experts is not None and model.experts.shared_ffn:
         widths.append(("the shared experts' ffn", model.experts.shared_ffn))
-    for name, width in widths:
-        if width % tp:
-            return f"tp {tp} does not divide {name} {width}: the nearest legal tp is {nearest_divisor(width, tp)}"
-    return ""
+    return next(filter(None, (_misfit("tp", tp, width, f"{name} {width}") for name, width in widths)), "")
 
 
 def _mamba(model: Model, strategy: Strategy) -> str:
@@ -93,13 +87,11 @@ def _mamba(model: Model, strategy: Strategy) -> str:
     hybrid, tp, cp = model.hybrid, strategy.layout.tp, strategy.layout.cp
     if hybrid is None or not any(block.mixer is Mixer.MAMBA for block in model.block_kinds):
         return ""
-    for name, count in (("Mamba heads", hybrid.mamba_heads), ("Mamba groups", hybrid.groups)):
-        if count % tp:
-            return f"tp {tp} does not divide {count} {name}: the nearest legal tp is {nearest_divisor(count, tp)}"
-    heads, groups = hybrid.mamba_heads // tp, hybrid.groups // tp
-    if heads % cp:
-        near = nearest_divisor(heads, cp)
-        return f"cp {cp} does not divide the {heads} Mamba heads of a tensor rank: the nearest is {near}"
+    heads, groups = hybrid.mamba_heads, hybrid.groups
+    misfit = _misfit("tp", tp, heads, f"{heads} Mamba heads") or _misfit("tp", tp, groups, f"{groups} Mamba groups")
+    heads, groups = heads // tp, groups // tp
+    if message := misfit or _misfit("cp", cp, heads, f"the {heads} Mamba heads of a tensor rank"):
+        return message
     if groups % cp and cp % groups:
         near = nearest_divisor(groups, cp)
         return (
@@ -120,13 +112,10 @@ def _recurrent(model: Model, strategy: Strategy) -> str:
                 return f"{name} {ways} cannot split Mamba-1 blocks, no software does: use {name} 1 and dp or ep"
     if Mixer.DELTA in mixers and model.delta is not None:
         heads = model.delta.key_heads
-        if heads % layout.tp:
-            near = nearest_divisor(heads, layout.tp)
-            return f"tp {layout.tp} does not divide the {heads} key heads of delta nets: the nearest is {near}"
-        if heads // layout.tp % layout.cp:
-            near = nearest_divisor(heads // layout.tp, layout.cp)
-            own = f"the {heads // layout.tp} key heads of delta nets on a tensor rank"
-            return f"cp {layout.cp} does not divide {own}: the nearest is {near}"
+        own = heads // layout.tp
+        return _misfit("tp", layout.tp, heads, f"the {heads} key heads of delta nets") or _misfit(
+            "cp", layout.cp, own, f"the {own} key heads of delta nets on a tensor rank"
+        )
     return ""
 
 
@@ -134,8 +123,8 @@ def _sequence(model: Model, strategy: Strategy) -> str:
     layout, seq = strategy.layout, strategy.seq
     if model.position.kind is PositionKind.LEARNED and seq > model.max_seq:
         return f"seq {seq} exceeds the model's {model.max_seq} learned positions: use at most {model.max_seq}"
-    if seq % layout.cp:
-        return f"cp {layout.cp} does not divide seq {seq}: the nearest legal cp is {nearest_divisor(seq, layout.cp)}"
+    if message := _misfit("cp", layout.cp, seq, f"seq {seq}"):
+        return message
     if not strategy.sequence_parallel:
         if layout.tp > 1 and model.experts is not None:
             # Megatron-Core's MoELayer refuses to train so: all tensor ranks would route the same tokens.
@@ -164,12 +153,7 @@ def _context(model: Model, strategy: Strategy) -> str:
                 )
         case ContextKind.ALL_TO_ALL:
             heads = max(1, model.kv_heads // tp)
-            if heads % cp:
-                near = nearest_divisor(heads, cp)
-                return (
-                    f"cp {cp} by all-to-all does not divide the {heads} kv heads of a tensor rank: "
-                    f"the nearest legal cp is {near}"
-                )
+            return _misfit("cp", cp, heads, f"the {heads} kv heads of a tensor rank, which a2a exchanges")
     return ""
 
 
@@ -216,9 +200,7 @@ def _eager_scans(strategy: Strategy, framework: Framework) -> str:
 
 def _packed(model: Model, strategy: Strategy) -> str:
     """Check documents in packed sequences: context-parallel rings and scans would need their borders."""
-    if not strategy.document:
-        return ""
-    if strategy.layout.cp > 1 and strategy.context is not ContextKind.ALL_TO_ALL:
+    if strategy.document and strategy.layout.cp > 1 and strategy.context is not ContextKind.ALL_TO_ALL:
         return "packed documents are not modelled with context parallelism p2p or allgather; use --cp-comm a2a"
     return ""
 
@@ -256,13 +238,10 @@ def _experts(model: Model, strategy: Strategy) -> str:
     layout, experts = strategy.layout, model.experts
     if experts is None:
         return f"ep {layout.ep} needs experts, and {model.name} has none: use ep 1" if layout.ep > 1 else ""
-    if experts.count % layout.ep:
-        near = nearest_divisor(experts.count, layout.ep)
-        return f"ep {layout.ep} does not divide {experts.count} experts: the nearest legal ep is {near}"
     expert_tp, ranks = layout.expert_tp_size, layout.tp * layout.cp * layout.dp
-    if experts.ffn % expert_tp:
-        near = nearest_divisor(experts.ffn, expert_tp)
-        return f"expert tp {expert_tp} does not divide the experts' ffn {experts.ffn}: the nearest is {near}"
+    misfit = _misfit("ep", layout.ep, experts.count, f"{experts.count} experts")
+    if message := misfit or _misfit("expert tp", expert_tp, experts.ffn, f"the experts' ffn {experts.ffn}"):
+        return message
     if ranks % (layout.ep * expert_tp):
         near = nearest_divisor(max(ranks // expert_tp, 1), layout.ep)
         hint = ", or keep experts whole with expert tp 1" if expert_tp > 1 and ranks % layout.ep == 0 else ""
@@ -306,26 +285,18 @@ def _sharding(model: Model, strategy: Strategy) -> str:
     ranks = layout.dp * layout.cp
     if layout.shard and sharding is Sharding.NONE:
         return f"shard {layout.shard} splits states among ranks and needs sharding: use zero-1 or hybrid-fsdp"
-    if layout.shard and ranks % layout.shard:
-        near = nearest_divisor(ranks, layout.shard)
-        return f"shard {layout.shard} does not divide dp x cp = {ranks}: the nearest legal shard is {near}"
+    if message := _misfit("shard", layout.shard or 1, ranks, f"dp x cp = {ranks}"):
+        return message
     if sharding is Sharding.HYBRID_FSDP and not layout.shard:
         return f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
     if model.experts is not None and layout.expert_dp % layout.copies:
-        near = _shard_of_experts(layout)
+        copies = [count for count in range(1, ranks + 1) if ranks % count == 0 and layout.expert_dp % count == 0]
+        near = min((ranks // count for count in copies), key=lambda ways: (abs(ways - layout.shard_size), ways))
         return (
             f"shard {layout.shard} makes {layout.copies} copies of the states, which do not divide the "
             f"{layout.expert_dp} replicas of each expert: the nearest legal shard is {near}"
         )
     return ""
-
-
-def _shard_of_experts(layout: Layout) -> int:
-    """Return the shard closest to the layout's with a whole number of each expert's replicas in every copy."""
-    ranks = layout.dp * layout.cp
-    copies = [count for count in range(1, ranks + 1) if ranks % count == 0 and layout.expert_dp % count == 0]
-    legal = [ranks // count for count in copies]
-    return min(legal, key=lambda ways: (abs(ways - layout.shard_size), ways))
 
 
 def _training(model: Model, strategy: Strategy) -> str:
@@ -360,16 +331,6 @@ def _further(model: Model, strategy: Strategy) -> str:
 
 
 RULES: tuple[Callable[[Model, Strategy], str], ...] = (
-    _tensor,
-    _mamba,
-    _recurrent,
-    _sequence,
-    _context,
-    _experts,
-    _pipeline,
-    _sharding,
-    _training,
-    _further,
-    _packed,
-    _frozen,
-)
+    _tensor, _mamba, _recurrent, _sequence, _context, _experts,
+    _pipeline, _sharding, _training, _further, _packed, _frozen,
+)  # fmt: skip

@@ -119,7 +119,7 @@ def _saved_norms(
     if sizes.alternates_matmuls:
         return [] if kind.alternates else [SavedTensor("norm output", outer * sizes.stored.bytes)]
     input_bytes = sizes.stream.bytes
-    if sizes.eager_modules and model.norm.kind is NormKind.RMS and not sizes.has_liger:
+    if sizes.eager_modules and model.norm.kind is NormKind.RMS and not sizes.framework.runs_liger:
         # Its input in fp32 and what its weight multiplies.
         weighted = FP32_BYTES if model.wide_norms else sizes.stream.bytes
         input_bytes = FP32_BYTES + (weighted if sizes.trains_norms else 0.0)

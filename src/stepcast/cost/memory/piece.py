@@ -145,7 +145,7 @@ def loss_bytes(
     saved += logits * element * waiting * (1 + strategy.further_tokens)
     if strategy.layout.pp > 1:
         saved += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
-    if framework.liger and framework.writes_out and strategy.objective is Objective.SFT:
+    if framework.runs_liger and strategy.objective is Objective.SFT:
         # Logits of one part, gradients of its inputs and, if it is trained, twice that of the projection.
         width = model.embedding_width or model.hidden
         inputs = strategy.local_tokens * width * element

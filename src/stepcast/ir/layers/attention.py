@@ -282,7 +282,7 @@ def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
     model, tokens = sizes.model, sizes.tokens
     width = sizes.query_width + sizes.key_width
     separate = {"query ": sizes.query_width, "key ": sizes.key_width}
-    rotated = {"": width} if sizes.fused or sizes.has_liger else separate
+    rotated = {"": width} if sizes.fused or sizes.framework.runs_liger else separate
     forward: list[Op] = []
     backward: list[Op] = []
     # Modules written in Python norm queries and keys one after the other.
@@ -316,8 +316,8 @@ def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) ->
     transformers, and so the result, in fp32.
     """
     word, tokens, stored = "rotary gradient" if gradient else "rotary", sizes.tokens, sizes.stored
-    if sizes.fused or sizes.has_liger:
-        if not sizes.model.position.scaled or sizes.has_liger:
+    if sizes.fused or sizes.framework.runs_liger:
+        if not sizes.model.position.scaled or sizes.framework.runs_liger:
             return (stream_op(word, K.ROTARY, tokens, width, 1, 1, stored),)
         passes, kernels = (ROTARY_BACKWARD_PASSES, 11) if gradient else (ROTARY_PASSES, 7)
         writes = passes // 3

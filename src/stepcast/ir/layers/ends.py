@@ -123,7 +123,7 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
         score = Linear("score", sizes.tokens, width, 1, sizes.unquantised, adapted=False)
         return (*layers, build.column_layer(sizes, Role.HEAD, (score,), width=width))
     logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
-    if sizes.has_liger and sizes.strategy.objective is Objective.SFT:
+    if sizes.framework.runs_liger and sizes.strategy.objective is Objective.SFT:
         return (*layers, _chunked_loss_layer(sizes, logits))
     return (*layers, build.column_layer(sizes, Role.HEAD, (logits,), width=width), _loss_layer(sizes))
 

@@ -74,7 +74,7 @@ def mlp_saved(
         input_bytes, result_bytes = element * sides, 4 * sizes.stream.bytes + element - element * sides
         sides = 1
     else:
-        activated_gate = model.gated and sizes.framework.kernels is Kernels.PLAIN and not sizes.has_liger
+        activated_gate = model.gated and sizes.framework.kernels is Kernels.PLAIN and not sizes.framework.runs_liger
         products = sizes.input_copies("down")  # the second matmul's input, unless its weights are frozen
         input_bytes, result_bytes = element, (products + (1 if activated_gate else 0)) * element
     return [

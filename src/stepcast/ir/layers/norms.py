@@ -1,17 +1,8 @@
 """Norms of a layer: one fused kernel, or each operation of PyTorch's code, with their gradients."""
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.layers.operators import (
-    FP32,
-    K,
-    Ops,
-    accumulate_vectors,
-    add_op,
-    cast_op,
-    make_layer,
-    stream_op,
-    wait_for,
-)
+from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.operators import FP32, K, Ops, cast_op, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.work import ElementwiseKind
@@ -44,8 +35,8 @@ def norm_layer(
         widen = tuple(cast_op(f"norm gradient cast{number}", rows, width, stored, stream, stored) for number in numbers)
         gradient = widen + gradient
     if branches:
-        gradient += (add_op(sizes, "residual gradient", rows, width),)
-    return make_layer(role, forward, wait_for(gradient, after))
+        gradient += (build.add_op(sizes, "residual gradient", rows, width),)
+    return build.make_layer(role, forward, build.wait_for(gradient, after))
 
 
 def surround_with_norms(
@@ -63,24 +54,24 @@ def norm_kind(sizes: Sizes) -> ElementwiseKind:
 
 def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
     """Norm the stream, or *heads*, which are as narrow as products make them."""
-    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.has_liger:
+    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.framework.runs_liger:
         return eager_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
     return (stream_op(name, norm_kind(sizes), rows, width, 1, 1, sizes.stream),)
 
 
 def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
     """Return the backward of a norm; plain PyTorch reads input and gradient again for the weight's gradient."""
-    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.has_liger:
+    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.framework.runs_liger:
         narrow = sizes.stored if heads else sizes.stream
         return eager_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
     ops: Ops = (stream_op(f"{name} gradient", norm_kind(sizes), rows, width, 2, 1, sizes.stream, True),)
-    if sizes.has_liger:  # the weight's gradient, always: sums of each multiprocessor, then their sum
+    if sizes.framework.runs_liger:  # the weight's gradient, always: sums of each multiprocessor, then their sum
         return (*ops, stream_op(f"{name} weight gradient", K.OTHER, 1, width, 1, 1, sizes.stream, True, kernels=3))
     if sizes.fused or not sizes.trains_norms:
         return ops
     vectors = sizes.model.norm.elements(width) // width
     weight = stream_op(f"{name} weight gradient", K.OTHER, rows, width, 2, 0, sizes.stream, True)
-    return (*ops, weight, *accumulate_vectors(sizes, name, *(width,) * vectors))
+    return (*ops, weight, *build.accumulate_vectors(sizes, name, *(width,) * vectors))
 
 
 def eager_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) -> Ops:

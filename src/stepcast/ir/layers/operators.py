@@ -14,20 +14,13 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
+from stepcast.ir.layers import dora
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.strategy import BaseWeights, TrainingKind
-from stepcast.ir.work import (
-    Collective,
-    CollectiveKind,
-    Elementwise,
-    ElementwiseKind,
-    GroupedMatmul,
-    Matmul,
-    elementwise,
-)
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul, elementwise
+from stepcast.ir.work import ElementwiseKind as K
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
-K = ElementwiseKind
 FP32 = DType.FP32
 Ops = tuple[Op, ...]
 GATHER, SCATTER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
@@ -84,7 +77,7 @@ def collective(
 
 def stream_op(
     name: str,
-    kind: ElementwiseKind,
+    kind: K,
     rows: int,
     columns: int,
     reads: float,
@@ -336,12 +329,12 @@ class Linear:
             scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
             total = stream_op(f"{name} sum", K.ADD, *outputs, 2, 1, stored)
             products = (replace(down, kernels=1 + small), up)
-            return (*ops, *self._scale_norms(sizes, wide), *products, scale, total)
+            magnitudes = dora.forward(self.name, *inputs, self.outputs, strategy.lora_rank, stored, wide)
+            return (*ops, *(magnitudes if strategy.dora else ()), *products, scale, total)
         if phase == "input gradient":
             ops = [stream_op(f"{name} scale gradient", K.MUL, *outputs, 1, 1, stored), up, down]
             if strategy.dora:
-                # Of both products with magnitudes: their gradients, and sums over tokens for the magnitudes'.
-                ops.insert(0, stream_op(f"{name} magnitude gradient", K.MUL, *outputs, 5, 4, wide, kernels=10))
+                ops.insert(0, dora.backward(self.name, *outputs, wide))
             if casts:
                 ops.append(cast_op(f"{name} gradient widen", *inputs, stored, FP32))
             if drops:
@@ -351,28 +344,6 @@ class Linear:
             return (*ops, stream_op(f"{name} gradient sum", K.ADD, *inputs, 2, 1, stored))
         accumulates = 2 if strategy.micro_batches > 1 else 0
         return (replace(down, kernels=1 + ADAPTER_NODES + small + accumulates), up)
-
-    def _scale_norms(self, sizes: Sizes, wide: DType) -> Ops:
-        """Return what DoRA adds to a forward: the product of both matrices, made by multiplying an identity, the norms
-        of the rows of their sum with the weights, and the outputs scaled by magnitudes over norms (peft 0.21,
-        tuners/lora/dora.py, DoraLinearLayer.forward).
-        """
-        if not sizes.strategy.dora:
-            return ()
-        stored, rank, name = sizes.stored, sizes.strategy.lora_rank, f"{self.name} dora"
-        weights, ends = (self.outputs, self.inputs), (self.rows, self.outputs)
-        casts = 2 if wide is not stored else 0
-        return (
-            stream_op(f"{name} identity", K.COPY, self.inputs, self.inputs, 1, 2, wide, kernels=3),
-            Op(f"{name} down", Matmul(self.inputs, rank, self.inputs, 1, stored), kernels=2),
-            Op(f"{name} up", Matmul(self.inputs, self.outputs, rank, 1, stored), kernels=2),
-            *(cast_op(f"{name} widen", *weights, stored, wide) for _ in range(casts)),
-            stream_op(f"{name} scaled", K.MUL, *weights, 1, 1, wide),
-            # One input is transposed, so that each number of it reads a sector of memory.
-            stream_op(f"{name} total", K.STRIDED, *weights, 9, 1, wide),
-            stream_op(f"{name} norms", K.MUL, *weights, 1, 0, wide, kernels=4),
-            stream_op(f"{name} outputs", K.MUL, *ends, 3, 3, wide, kernels=4),
-        )
 
 
 def join_phases(sizes: Sizes, linears: Iterable[Linear]) -> PhaseOps:
@@ -392,7 +363,7 @@ def accumulate_vectors(sizes: Sizes, name: str, *vectors: int) -> Ops:
 def gate_ops(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Ops, Ops]:
     """Multiply *rows* x *width* elements by an activation of as many: one kernel, or one per operation."""
     dtype = sizes.stored
-    if sizes.fused or sizes.has_liger:
+    if sizes.fused or sizes.framework.runs_liger:
         return (
             (stream_op(name, K.SWIGLU, rows, width, 2, 1, dtype),),
             (stream_op(f"{name} gradient", K.SWIGLU, rows, width, 3, 2, dtype, True),),

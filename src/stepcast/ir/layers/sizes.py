@@ -103,11 +103,6 @@ class Sizes:
         return self.framework.writes_out
 
     @property
-    def has_liger(self) -> bool:
-        """Return True if transformers' norms, rotations, gates and loss are Liger's kernels."""
-        return self.framework.liger and self.eager_modules
-
-    @property
     def casts_activations(self) -> bool:
         """Return True if autocast turns activations from one format into another by kernels of their own."""
         return self.strategy.autocast and not self.fused
