@@ -17,10 +17,18 @@ from stepcast.ir.group import Group
 from stepcast.ir.layers import dora
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.strategy import BaseWeights, TrainingKind
-from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul, elementwise
-from stepcast.ir.work import ElementwiseKind as K
+from stepcast.ir.work import (
+    Collective,
+    CollectiveKind,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+    elementwise,
+)
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
+K = ElementwiseKind
 FP32 = DType.FP32
 Ops = tuple[Op, ...]
 GATHER, SCATTER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
@@ -77,7 +85,7 @@ def collective(
 
 def stream_op(
     name: str,
-    kind: K,
+    kind: ElementwiseKind,
     rows: int,
     columns: int,
     reads: float,
