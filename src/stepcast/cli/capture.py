@@ -6,6 +6,7 @@ from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.questions.numbers import MOST_SEQUENCES, MOST_TOKENS, count
 from stepcast.questions.question import PredictQuestion
+from stepcast.version import __version__
 from stepcast.views.text import visible
 
 
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --global-batch N      with --predict: sequences per step (default: --batch per replica)
         --sharding            with --predict: none (DDP) or fsdp (default: none)
         --zero-gradients SHARE  with --predict: share of weights whose gradient is always zero (default: 0)
+        --calibration FILE    with --predict: a file that 'stepcast profile' wrote
+        --html                with --predict: write the prediction as a page
         --json
         """,
         batch={"type": count(1, MOST_SEQUENCES), "default": 1},
@@ -56,11 +59,11 @@ PROGRAM_OPTIONS = frozenset((
     *("batch", "seq", "dtype", "autocast", "checkpoint", "attention", "experts", "optimizer", "no_fused_optimizer"),
     *("compiled", "tf32"),
 ))  # fmt: skip
-PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", "zero_gradients")
+PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", "zero_gradients", "calibration")
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.predict and (given := [name for name in PREDICTING if name in args.given]):
+    if not args.predict and (given := [name for name in (*PREDICTING, "html") if name in args.given]):
         raise ValueError(f"{option_of(given[0])} has no effect without --predict")
     from stepcast.cli.captured import captured_facts, predict_program, shown_gpu
     from stepcast.outputs.plain import write_captured
@@ -104,6 +107,13 @@ def run(args: argparse.Namespace) -> int:
         question = PredictQuestion(**{name: getattr(args, name) for name in PREDICTING if name in args.given})
         prediction, asked_facts = predict_program(captured, question)
         found["prediction"] = {**asked_facts, **prediction.report.facts()}
+        if args.html:
+            from stepcast.cli.pages import write_view
+            from stepcast.forecast.prediction import roofline
+            from stepcast.views.step import step_view
+
+            facts = {**found["prediction"], "command": args.command, "version": __version__}
+            write_view(args, step_view(facts, prediction.drawn, roofline(prediction)))
     if args.json:
         print_json(found)
         return 0

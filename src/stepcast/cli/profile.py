@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.options import add_options
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; the rest is measured when the command runs again
 
 KEEP_EVERY_S = 5.0
-LOOK_EVERY = 10  # operators, between two measurements of the CPU
+LOOK_EVERY = 5  # operators, between two measurements of the CPU
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,13 +108,13 @@ def _import_tables(args: argparse.Namespace) -> int:
 
 
 def _typical(paces: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the medians of the CPU launch times; the first may summarise an earlier run."""
+    """Return the means of the CPU launch times, which jump on a shared CPU; the first may summarise an earlier run."""
     from stepcast.cost.calibration import LOOKS
 
     before = int(paces[0].get(LOOKS, 1))
     names = [name for name in paces[0] if name != LOOKS]
     seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
-    return {name: median(values) for name, values in seen.items()} | {LOOKS: before + len(paces) - 1}
+    return {name: mean(values) for name, values in seen.items()} | {LOOKS: before + len(paces) - 1}
 
 
 def _gpu(name: str | None, device: str) -> "Gpu":

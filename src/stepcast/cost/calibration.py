@@ -28,6 +28,7 @@ PIVOT_S = 1e-3  # the slope turns around this time, where only the factor counts
 # Readings of a host that are as certain as the assumption that hosts are equal: one host took 0.75 to 1.5 times as
 # long from minute to minute (tools/measure_pace.py), those of other machines may be half or twice as fast.
 LOOKS, UNSURE_LOOKS = "looks", 3
+STEP = "step_host_s"  # of a small training step
 SHARPNESS = 8  # of the smooth maximum of the model and the least time
 # Ranges far beyond the corrections of real measurements: seconds, and ratios of measured to predicted ones.
 ENERGIES = (1e-9, 10.0)  # the most joule per operation, and multiple of it in attention
@@ -201,14 +202,17 @@ def calibration(table: Mapping[str, object], where: str = "calibration") -> Cali
 def _host_pace(launch: Mapping[str, object], where: str) -> float:
     """Return the time of this host to issue operators over that of the host that host times were fitted on.
 
-    One reading of a profile says little of a host that others use too: the more readings, the more it counts.
+    One reading of a profile says little of a host that others use too: the more readings, the more it counts. A
+    training step says more than calls in a loop, whose code stays in the caches.
     """
     looks, ratios = launch.get(LOOKS, 1), []
     if not isinstance(looks, int) or looks < 1:
         raise CalibrationError(f"{where}: [launch] {LOOKS} = {looks!r} is no count")
     for name, reference_s in _profile_table("launch").items():
         seconds = launch.get(name, reference_s)
-        if not isinstance(seconds, int | float) or not 1e-8 < seconds < 1e-2:
+        if not isinstance(seconds, int | float) or not 1e-8 < seconds < 0.1:
             raise CalibrationError(f"{where}: [launch] holds seconds of a host; {name} = {seconds!r} is none")
-        ratios.append(seconds / reference_s)
+        if name in launch:
+            ratios.append(seconds / reference_s)
+    ratios = ratios[:1] if STEP in launch else ratios or [1.0]
     return float(math.prod(ratios) ** (looks / (looks + UNSURE_LOOKS) / len(ratios)))

@@ -1,5 +1,6 @@
 """Predictions of a captured program on one GPU or many: data and tensor parallel, sharded, cut into stages."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -31,10 +32,12 @@ from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, 
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind
 from stepcast.ir.step import StepReport, Throughput
-from stepcast.ir.work import Compute
+from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
 from stepcast.ir.workload import Layer, Stage, Workload, fold_units, unfold_blocks
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
+
+LEAST_UNMEASURED = 0.01  # of the GPU's time: less is not worth a warning
 
 
 class CapturedSharding(StrEnum):
@@ -105,8 +108,25 @@ def predict_captured(
     return replace(
         prediction,
         memory=memory,
-        finish=lambda report, stages: _complete_report(report, stages, whole, cluster, spread, begins),
+        finish=lambda report, stages: _complete_report(
+            report, stages, whole, cluster, spread, begins, share_unmeasured(captured, compute)
+        ),
     )
+
+
+def share_unmeasured(captured: Captured, compute: ComputePrice) -> dict[str, float]:
+    """Return the share of the GPU's time in operators that no measured class describes, by name, the largest first:
+    they are priced by the bytes that they move.
+    """
+    total_s, seconds = 0.0, Counter[str]()
+    for layer, count in captured.stage.counted_layers(1):
+        for op in layer.all_ops:
+            if isinstance(op.work, Compute):
+                op_s = count * compute(op.work).seconds
+                total_s += op_s
+                if isinstance(op.work, Elementwise) and op.work.kind is ElementwiseKind.OTHER and op.work.elements > 1:
+                    seconds[op.name.partition(" ")[0]] += op_s
+    return {name: op_s / total_s for name, op_s in seconds.most_common()}
 
 
 def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tuple[Workload, list[int]]:
@@ -269,6 +289,7 @@ def _complete_report(
     cluster: Cluster,
     spread: Spread,
     begins: Sequence[int],
+    unmeasured: dict[str, float],
 ) -> StepReport:
     batches = spread.micro_batches * spread.dp
     flops = captured.flops() * batches / report.step_s / spread.layout.gpus
@@ -284,6 +305,7 @@ def _complete_report(
         "precision": str(captured.precision),
         "begins": [layers[index].name for index in begins],
         **dict(captured.facts),
+        "unmeasured": {"share": sum(unmeasured.values()), "operators": unmeasured},
         "seq": captured.tokens // captured.batch,
     }
     return replace(
@@ -291,4 +313,13 @@ def _complete_report(
         throughput=Throughput(tokens, flops / TFLOPS, flops / peak),
         run={**report.run, **run},
         memory_bytes=memory_facts(stages),
+        warnings=(*report.warnings, *_describe_unmeasured(unmeasured)),
     )
+
+
+def _describe_unmeasured(unmeasured: dict[str, float]) -> list[str]:
+    total = sum(unmeasured.values())
+    if total < LEAST_UNMEASURED:
+        return []
+    names = ", ".join(f"{name} {share:.1%}" for name, share in list(unmeasured.items())[:3])
+    return [f"{total:.1%} of the GPU's time is in operators that were not measured, estimated by their bytes: {names}"]

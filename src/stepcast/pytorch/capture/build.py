@@ -17,10 +17,27 @@ from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-# The host's time of a view, and of the code of a module, over that of a kernel (data/fits/captured.toml).
-VIEW_CALLS, MODULE_CALLS = 0.6, 1.4
-FURTHER_CALLS = 0.2  # of a kernel after the first of an operator
-RANDOM_CALLS = 1.5e-4  # of a number that the host draws
+# The host's time of calls over that of an addition, 10 us in a loop that repeats one call with gradients (the rows
+# ``host`` of data/captured/operators.csv): a view takes 2.3 us, a product 16.5, a linear layer with bias 39.8, a norm
+# 25.8, a module itself 1.0; backwards a multiplication takes 14.8, a view 1.5 more, a linear layer 77.3. Calls of other
+# libraries (convolutions, attention) were not measured: as a linear layer with bias.
+VIEW_CALLS, MODULE_CALLS, BACKWARD_CALLS, BACKWARD_VIEW_CALLS = 0.23, 0.1, 1.48, 0.15
+FURTHER_CALLS = 0.4  # of a kernel after the first of an operator
+RANDOM_CALLS = 3.8e-4  # of a number that the host draws: 7 ns (one CPU core), as long in a program as in a loop
+COMPILED_CALLS = 0.54  # of a kernel that compiled code launches
+CALLS: dict[str, float] = {
+    **dict.fromkeys(("mm", "bmm", "linear"), 1.65), "baddbmm": 2.0,
+    **dict.fromkeys(("addmm", "_grouped_mm", "convolution", "attention"), 3.65),
+    **dict.fromkeys(
+        ("native_layer_norm", "rms_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit",
+         "native_group_norm"),
+        2.5,
+    ),
+}  # fmt: skip
+GRADIENT_CALLS: dict[str, float] = {
+    **dict.fromkeys(("mm", "bmm"), 2.9), **dict.fromkeys(("convolution_backward", "attention_backward"), 5.7),
+    **dict.fromkeys(("native_layer_norm_backward", "rms_norm_backward"), 2.5),
+}  # fmt: skip
 
 
 class HostedEvent(NamedTuple):
@@ -50,7 +67,7 @@ def build_captured(
         fusion = Fusion(trace)
         fusion.settle_memory()
         works |= dict.fromkeys(fusion.joined, ()) | fusion.works
-    segments = _Segments(trace, works, splits, not compiled and "transformers" not in dict(facts := list(facts)))
+    segments = _Segments(trace, works, splits, "transformers" in dict(facts := list(facts)), compiled)
     layers, parts = segments.layers(), segments.parts()
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     _pass_on_memory(parts, kept)
@@ -147,9 +164,11 @@ def _place_events(trace: StepTrace) -> list[int]:
 class _Segments:
     """The operators and the memory of each segment."""
 
-    def __init__(self, trace: StepTrace, works: dict[int, tuple[Compute, ...]], splits: Splits, python: bool) -> None:
-        self._trace, self._works, self._splits = trace, works, splits
-        self._python = python  # whether the host's time includes views and modules
+    def __init__(
+        self, trace: StepTrace, works: dict[int, tuple[Compute, ...]], splits: Splits, library: bool, compiled: bool
+    ) -> None:
+        self._trace, self._works, self._splits, self._compiled = trace, works, splits, compiled
+        self._library = library  # whether kernels count alike, as those of transformers do
         self._places = _place_events(trace)
         self._count = max(self._places, default=-1) + 1
         # The events of each segment: forward, gradients of inputs, gradients of weights.
@@ -175,10 +194,15 @@ class _Segments:
         events, hosted, module = self._trace.events, list[HostedEvent](), -1
         for number in numbers:
             event, works = events[number], self._works[number]
-            runs_forward = event.moment is Moment.FORWARD or event.recomputed
-            calls = 1.0 if works else VIEW_CALLS if self._python and runs_forward else 0.0
-            if self._python and runs_forward and event.module != module:
-                calls, module = calls + MODULE_CALLS, event.module
+            calls = 1.0 if works else 0.0
+            if not self._library and self._compiled and number not in self._trace.uncompiled:
+                calls *= COMPILED_CALLS
+            elif not self._library and (event.moment is Moment.FORWARD or event.recomputed):
+                calls = CALLS.get(event.name, 1.0) if works else VIEW_CALLS
+                if event.module != module:
+                    calls, module = calls + MODULE_CALLS, event.module
+            elif not self._library:
+                calls = GRADIENT_CALLS.get(event.name, BACKWARD_CALLS) if works else BACKWARD_VIEW_CALLS
             calls += RANDOM_CALLS * self._trace.host_elements.get(number, 0)
             hosted.append(HostedEvent(event.name, works, number in self._host_waits, calls))
         return name_ops(hosted)

@@ -66,7 +66,8 @@ POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT)
 # Scans of the library take several kernels, sorts more (a histogram, a scan, a pass per digit).
 KERNEL_COUNTS = {"cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
-SORT_KERNELS = 12
+SORT_KERNELS, SORTED_TWICE = 12, 7.0
+LAST_RESIZE = 2.5  # instructions of images with channels last, over those of others
 WIDE_ROW = 512  # elements of a row that is a kernel's work by itself
 ELEMENTS_PER_LOAD = 8  # of two bytes
 ENTROPY_READS = 3  # of a log-softmax over rows longer than a block can hold: maximum, sum, result
@@ -283,10 +284,14 @@ def _describe_embedding_backward(call: OperatorCall) -> Works:
 
 
 def _describe_sort(call: OperatorCall) -> Works:
-    """Sort by radix: several passes, and a few kernels that count and place."""
     keys = call.reads[0]
+    return _sort_keys(keys, bytes_of(*call.writes) / max(1.0, bytes_of(keys)))
+
+
+def _sort_keys(keys: TracedTensor, written: float) -> Works:
+    """Sort by radix: several passes that write *written* times the keys, and a few kernels that count and place."""
     few = pass_over(K.OTHER, TracedTensor((1,), (1,), keys.dtype, 0), 8.0, 8.0)
-    return (pass_over(K.SORT, keys, bytes_of(keys), bytes_of(*call.writes)), *(few,) * SORT_KERNELS)
+    return (pass_over(K.SORT, keys, bytes_of(keys), written * bytes_of(keys)), *(few,) * SORT_KERNELS)
 
 
 def _describe_bag(call: OperatorCall) -> Works:
@@ -313,8 +318,11 @@ def _describe_image_norm(call: OperatorCall) -> Works:
     images = [tensor for tensor in call.reads if len(tensor.shape) > 2]
     copies = [pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in images if
               is_channels_last(tensor)]  # fmt: skip
-    read, written = bytes_of(*call.reads), bytes_of(*call.writes)
-    return (*copies, pass_over(K.IMAGE_NORM, images[0], read, written, "backward" in call.name))
+    image, read, written = images[0], bytes_of(*call.reads), bytes_of(*call.writes)
+    rows = image.shape[0] * image.shape[1]
+    norm = Elementwise(K.IMAGE_NORM, rows, image.numel // rows, read, written, "backward" in call.name,
+                       DType(image.dtype))  # fmt: skip
+    return (*copies, norm)
 
 
 def _describe_window(call: OperatorCall) -> Works:
@@ -323,7 +331,10 @@ def _describe_window(call: OperatorCall) -> Works:
     largest = max((*call.reads, *call.writes), key=lambda tensor: tensor.numel)
     is_gradient = "backward" in call.name
     counted = largest if is_gradient or kind is K.RESIZE else call.writes[0]
-    return (pass_over(kind, counted, bytes_of(*call.reads), bytes_of(*call.writes), is_gradient),)
+    work = pass_over(kind, counted, bytes_of(*call.reads), bytes_of(*call.writes), is_gradient)
+    return (
+        replace(work, rows=round(LAST_RESIZE * work.rows)) if kind is K.RESIZE and is_channels_last(counted) else work,
+    )
 
 
 HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
@@ -396,7 +407,9 @@ def _describe_stream(call: OperatorCall) -> Works:
     name, reads = call.name.rstrip("_"), call.reads
     out = reads[:1] if inplace else call.writes
     if name in WRITE_INTO:
-        return (_describe_write_into(name, reads, out[0]),)
+        # Rows that a gradient adds to are found by sorting numbers and their places (aten/.../cuda/Indexing.cu).
+        ids = [tensor for tensor in reads[1:] if tensor.dtype == "int64"] if call.is_backward and "put" in name else []
+        return (*(_sort_keys(ids[0], SORTED_TWICE) if ids else ()), _describe_write_into(name, reads, out[0]))
     largest = max((*reads, *call.writes), key=lambda tensor: tensor.elements)
     read, written = bytes_of(*reads), bytes_of(*out)
     if name in LOOKUPS:

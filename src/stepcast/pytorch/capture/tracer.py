@@ -398,7 +398,7 @@ def _lay_channels_last(result: Any, read: list[Tensor]) -> Any:
 def is_channels_last(tensor: Tensor | TracedTensor) -> bool:
     """Return True if the channels of each position are next to each other in memory, and there are several."""
     stride = tensor.stride if isinstance(tensor, TracedTensor) else tensor.stride()
-    return len(stride) == 4 and stride[1] == 1 and tensor.shape[1] > 1 and max(stride) > 1
+    return len(stride) == 4 and stride[1] == 1 and tensor.shape[1] > 1 and stride[3] >= tensor.shape[1]
 
 
 def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:

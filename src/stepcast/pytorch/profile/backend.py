@@ -27,6 +27,7 @@ SUSTAINED_S = 1.2  # seconds of one operator without a pause; the second half co
 CASE_S = 0.15  # GPU time of all runs of one case
 SPIN_CYCLES = 600_000  # about 0.3 ms: longer than the host needs to issue a backward call
 HOST_CALLS = 300
+STEP_LAYERS, STEP_WIDTH, STEP_RUNS = 12, 64, 30
 ALL_REDUCE_SIZES = tuple(2**power for power in range(10, 31, 2))  # 1 KiB to 1 GiB
 ALL_REDUCE_RUNS = 9
 ALL_REDUCE_WAIT_S = 60
@@ -85,6 +86,7 @@ class TorchBackend:
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._operators = ProfiledOperators(torch, "cuda")
+        self._step: Call | None = None
         l2_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0) or 64 * 2**20
         self._flush = torch.empty(4 * l2_bytes, dtype=torch.int8, device="cuda")
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -147,10 +149,15 @@ class TorchBackend:
         return statistics.median(self._once_s(call) for _ in range(runs))
 
     def launch(self) -> dict[str, float]:
-        """Return the host's seconds to issue a light and a heavy operator, and those of the GPU's shortest kernel."""
+        """Return the host's seconds for a small training step and to issue a light and a heavy operator, and the GPU's
+        for its shortest kernel.
+        """
         torch = self._torch
         tiny, weight = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        if self._step is None:
+            self._step = small_step(torch, "cuda")
         return {
+            "step_host_s": self._host_s(self._step, STEP_RUNS),
             "kernel_s": statistics.median(self._once_s(lambda: tiny + tiny) for _ in range(MOST)),
             "light_host_s": self._host_s(lambda: tiny + tiny),
             "heavy_host_s": self._host_s(lambda: torch.nn.functional.linear(tiny, weight)),
@@ -167,16 +174,40 @@ class TorchBackend:
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e-3
 
-    def _host_s(self, call: Call) -> float:
-        for _ in range(20):
+    def _host_s(self, call: Call, calls: int = HOST_CALLS) -> float:
+        for _ in range(calls // 10):
             call()
         self._torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(HOST_CALLS):
+        for _ in range(calls):
             call()
-        spent = (time.perf_counter() - start) / HOST_CALLS
+        spent = (time.perf_counter() - start) / calls
         self._torch.cuda.synchronize()
         return spent
+
+
+def small_step(torch: Any, device: str) -> Call:
+    """Return a training step whose kernels are shorter than the host's time to issue them."""
+    nn = torch.nn
+    layers = [
+        (nn.LayerNorm(STEP_WIDTH), nn.Linear(STEP_WIDTH, 4 * STEP_WIDTH), nn.Linear(4 * STEP_WIDTH, STEP_WIDTH))
+        for _ in range(STEP_LAYERS)
+    ]
+    model = nn.ModuleList(module for layer in layers for module in layer).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=True)
+    data = torch.randn(8, 8, STEP_WIDTH, device=device)
+
+    def step() -> None:
+        stream = data
+        for norm, up, down in layers:
+            stream = stream + down(nn.functional.gelu(up(norm(stream).transpose(0, 1).reshape(64, STEP_WIDTH)))).view(
+                8, 8, STEP_WIDTH
+            )
+        stream.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
 
 
 def all_reduce_points(
