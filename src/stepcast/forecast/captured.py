@@ -1,6 +1,6 @@
 """Predictions of a captured program on one GPU or many: data and tensor parallel, sharded, cut into stages."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -118,7 +118,7 @@ def share_unmeasured(captured: Captured, compute: ComputePrice) -> dict[str, flo
     """Return the share of the GPU's time in operators that no measured class describes, by name, the largest first:
     they are priced by the bytes that they move.
     """
-    total_s, seconds = 0.0, Counter[str]()
+    total_s, seconds = 0.0, defaultdict[str, float](float)
     for layer, count in captured.stage.counted_layers(1):
         for op in layer.all_ops:
             if isinstance(op.work, Compute):
@@ -126,7 +126,7 @@ def share_unmeasured(captured: Captured, compute: ComputePrice) -> dict[str, flo
                 total_s += op_s
                 if isinstance(op.work, Elementwise) and op.work.kind is ElementwiseKind.OTHER and op.work.elements > 1:
                     seconds[op.name.partition(" ")[0]] += op_s
-    return {name: op_s / total_s for name, op_s in seconds.most_common()}
+    return {name: seconds[name] / total_s for name in sorted(seconds, key=lambda name: -seconds[name])}
 
 
 def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tuple[Workload, list[int]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from stepcast.hardware.catalog import load_fit
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
@@ -17,27 +18,9 @@ from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-# The host's time of calls over that of an addition, 10 us in a loop that repeats one call with gradients (the rows
-# ``host`` of data/captured/operators.csv): a view takes 2.3 us, a product 16.5, a linear layer with bias 39.8, a norm
-# 25.8, a module itself 1.0; backwards a multiplication takes 14.8, a view 1.5 more, a linear layer 77.3. Calls of other
-# libraries (convolutions, attention) were not measured: as a linear layer with bias.
-VIEW_CALLS, MODULE_CALLS, BACKWARD_CALLS, BACKWARD_VIEW_CALLS = 0.23, 0.1, 1.48, 0.15
-FURTHER_CALLS = 0.4  # of a kernel after the first of an operator
-RANDOM_CALLS = 3.8e-4  # of a number that the host draws: 7 ns (one CPU core), as long in a program as in a loop
-COMPILED_CALLS = 0.54  # of a kernel that compiled code launches
-CALLS: dict[str, float] = {
-    **dict.fromkeys(("mm", "bmm", "linear"), 1.65), "baddbmm": 2.0,
-    **dict.fromkeys(("addmm", "_grouped_mm", "convolution", "attention"), 3.65),
-    **dict.fromkeys(
-        ("native_layer_norm", "rms_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit",
-         "native_group_norm"),
-        2.5,
-    ),
-}  # fmt: skip
-GRADIENT_CALLS: dict[str, float] = {
-    **dict.fromkeys(("mm", "bmm"), 2.9), **dict.fromkeys(("convolution_backward", "attention_backward"), 5.7),
-    **dict.fromkeys(("native_layer_norm_backward", "rms_norm_backward"), 2.5),
-}  # fmt: skip
+# The host's time of calls, in additions (data/fits/captured.toml).
+FIT = load_fit("captured")
+CALLS, FORWARD_CALLS, BACKWARD_CALLS = (FIT[name] for name in ("calls", "forward_calls", "backward_calls"))
 
 
 class HostedEvent(NamedTuple):
@@ -196,14 +179,14 @@ class _Segments:
             event, works = events[number], self._works[number]
             calls = 1.0 if works else 0.0
             if not self._library and self._compiled and number not in self._trace.uncompiled:
-                calls *= COMPILED_CALLS
+                calls *= CALLS["compiled"]
             elif not self._library and (event.moment is Moment.FORWARD or event.recomputed):
-                calls = CALLS.get(event.name, 1.0) if works else VIEW_CALLS
+                calls = FORWARD_CALLS.get(event.name, calls) if works else CALLS["view"]
                 if event.module != module:
-                    calls, module = calls + MODULE_CALLS, event.module
+                    calls, module = calls + CALLS["module"], event.module
             elif not self._library:
-                calls = GRADIENT_CALLS.get(event.name, BACKWARD_CALLS) if works else BACKWARD_VIEW_CALLS
-            calls += RANDOM_CALLS * self._trace.host_elements.get(number, 0)
+                calls = BACKWARD_CALLS.get(event.name, CALLS["backward"]) if works else CALLS["backward_view"]
+            calls += CALLS["random"] * self._trace.host_elements.get(number, 0)
             hosted.append(HostedEvent(event.name, works, number in self._host_waits, calls))
         return name_ops(hosted)
 
@@ -325,7 +308,7 @@ def name_ops(events: Iterable[HostedEvent]) -> tuple[Op, ...]:
         spent += event.calls
         for number, work in enumerate(event.works):
             counts[name] += 1
-            spent += FURTHER_CALLS if number else 0.0
+            spent += CALLS["further"] if number else 0.0
             issued = int(spent + 0.5)
             spent -= issued
             ops.append(Op(name if counts[name] == 1 else f"{name} {counts[name]}", work, kernels=issued))

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import (
@@ -27,34 +28,7 @@ from stepcast.pytorch.capture.emulation import RecurrentSizes
 from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
 
 K, P = ElementwiseKind, ConvolutionPass
-KINDS: dict[str, ElementwiseKind] = {
-    **dict.fromkeys(("add", "sub", "rsub", "_foreach_add"), K.ADD),
-    **dict.fromkeys(
-        (
-            *("mul", "div", "pow", "neg", "rsqrt", "sqrt", "tanh", "tanh_backward", "exp"),
-            *("sin", "cos", "abs", "sigmoid", "sigmoid_backward", "reciprocal", "square", "clamp", "relu"),
-            "threshold_backward",
-            *("addcmul", "addcdiv", "lerp", "log", "softplus", "maximum", "minimum", "erf", "bitwise_not"),
-        ),
-        K.MUL,
-    ),
-    "silu": K.SILU, "silu_backward": K.SILU, "gelu": K.GELU, "gelu_backward": K.GELU,
-    "_softmax": K.SOFTMAX, "_softmax_backward_data": K.SOFTMAX, "_safe_softmax": K.SOFTMAX,
-    "native_layer_norm": K.LAYER_NORM, "native_layer_norm_backward": K.LAYER_NORM,
-    "rms_norm": K.RMS_NORM,
-    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), K.SPECTRUM),
-    "native_dropout": K.DROPOUT, "native_dropout_backward": K.DROPOUT,
-    **dict.fromkeys(("masked_fill", "where", "tril", "triu"), K.MASK),
-    **dict.fromkeys(
-        ("clone", "copy", "repeat", "index", "index_select", "gather", "flip", "roll"), K.COPY
-    ),
-    "cat": K.JOIN, "stack": K.JOIN,
-    **dict.fromkeys(
-        ("fill", "zero", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros",
-         "new_full", "new_ones", "arange", "scalar_tensor"),
-        K.FILL,
-    ),
-}  # fmt: skip
+KINDS = {name: K(kind) for kind, names in load_fit("captured")["kinds"].items() for name in names}
 # Operators that take rows out of a table, of which they do not read the rest.
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 # Operators that write values into a tensor and leave the rest of it as it was; some add them up.
@@ -252,13 +226,9 @@ def _describe_rms_norm_backward(call: OperatorCall) -> Works:
 
 
 def _describe_log_softmax(call: OperatorCall) -> Works:
-    out = call.writes[0]
-    return (pass_over(K.CROSS_ENTROPY, out, ENTROPY_READS * bytes_of(call.reads[0]), bytes_of(out)),)
-
-
-def _describe_log_softmax_backward(call: OperatorCall) -> Works:
-    out = call.writes[0]
-    return (pass_over(K.CROSS_ENTROPY, out, bytes_of(*call.reads[:2]), bytes_of(out), backward=True),)
+    out, is_gradient = call.writes[0], "backward" in call.name
+    read = bytes_of(*call.reads[:2]) if is_gradient else ENTROPY_READS * bytes_of(call.reads[0])
+    return (pass_over(K.CROSS_ENTROPY, out, read, bytes_of(out), is_gradient),)
 
 
 def _describe_fill(call: OperatorCall) -> Works:
@@ -337,6 +307,11 @@ def _describe_window(call: OperatorCall) -> Works:
     )
 
 
+WINDOWS = (
+    *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d"),
+    *("upsample_bilinear2d", "upsample_bicubic2d"),
+)
 HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
     **dict.fromkeys(("mm", "bmm", "addmm", "_scaled_mm"), _describe_product),
     "baddbmm": _describe_baddbmm,
@@ -347,8 +322,7 @@ HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
     "rms_norm_backward": _describe_rms_norm_backward,
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _describe_image_norm),
     **dict.fromkeys(("recurrent", "recurrent_backward"), _describe_recurrent),
-    "_log_softmax": _describe_log_softmax,
-    "_log_softmax_backward_data": _describe_log_softmax_backward,
+    **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data"), _describe_log_softmax),
     "nll_loss_backward": _describe_fill,
     **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_backward"), _describe_embedding_backward),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _describe_bag),
@@ -358,26 +332,7 @@ HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
         + ["_native_batch_norm_legit"],
         _describe_batch_norm,
     ),
-    **dict.fromkeys(
-        [
-            f"{name}{end}"
-            for name in (
-                "max_pool2d_with_indices",
-                "max_pool3d_with_indices",
-                "avg_pool2d",
-                "avg_pool3d",
-                "upsample_nearest1d",
-                "upsample_nearest2d",
-                "upsample_bilinear2d",
-                "upsample_bicubic2d",
-                "upsample_nearest3d",
-                "_adaptive_avg_pool2d",
-                "_upsample_nearest_exact2d",
-            )
-            for end in ("", "_backward")
-        ],
-        _describe_window,
-    ),
+    **dict.fromkeys([f"{name}{end}" for name in WINDOWS for end in ("", "_backward")], _describe_window),
     **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd"), _describe_fill_and_copy),
 }
 

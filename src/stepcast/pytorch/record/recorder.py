@@ -102,6 +102,8 @@ class Recorder:
             self._open_window()
         elif number == self.window.skip + self.window.steps + 1:
             self._close_window()
+        if self._profiler is not None:
+            self._write_steps()  # which a job that is killed within the window leaves
 
     # ---- collectives ----------------------------------------------------------------------------------
 
