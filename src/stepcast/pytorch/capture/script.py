@@ -34,14 +34,8 @@ HOST = "_stepcast_host"  # attribute of a tensor without data that is in the mem
 HOST_FLOATS, HOST_INTEGERS = 2**16, 2**24  # the most elements of a tensor of the host that has data
 FROM_DATA = (torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer)
 # Values of tensors that have none: a loss of one, no overflow, no condition that ends a loop.
-FINITE = {
-    torch.isnan: False,
-    T.isnan: False,
-    torch.isinf: False,
-    T.isinf: False,
-    torch.isfinite: True,
-    T.isfinite: True,
-}
+FINITE = dict.fromkeys((torch.isnan, T.isnan, torch.isinf, T.isinf), False)
+FINITE |= dict.fromkeys((torch.isfinite, T.isfinite), True)
 RANDOM = (torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal, torch.randn_like, torch.rand_like)
 MOST_READS = 4_000  # of values of the GPU on one line: a loop that waits for a value would not end
 SAME_PASS = 0.05  # passes of accumulation differ by a smaller share of their operators

@@ -86,7 +86,7 @@ class TorchBackend:
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._operators = ProfiledOperators(torch, "cuda")
-        self._step: Call | None = None
+        self._step = small_step(torch, "cuda")
         l2_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0) or 64 * 2**20
         self._flush = torch.empty(4 * l2_bytes, dtype=torch.int8, device="cuda")
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -154,8 +154,6 @@ class TorchBackend:
         """
         torch = self._torch
         tiny, weight = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        if self._step is None:
-            self._step = small_step(torch, "cuda")
         return {
             "step_host_s": self._host_s(self._step, STEP_RUNS),
             "kernel_s": statistics.median(self._once_s(lambda: tiny + tiny) for _ in range(MOST)),
