@@ -192,7 +192,7 @@ def test_a_group_that_megatron_refuses_is_refused(group: int, words: str) -> Non
 
 def test_routes_forward_and_back_are_each_other() -> None:
     for placement, chunks in ((PiecePlacement.LOOP, 3), (PiecePlacement.V, 2), (PiecePlacement.TWO_WAY, 2)):
-        schedule = Schedule("any", 4, 8, chunks, placement, ((),) * 4)
+        schedule = Schedule.of("any", 4, 8, chunks, placement, ((),) * 4)
         places = [ChunkPlace(stage, chunk) for stage in range(4) for chunk in range(chunks)]
         for place in places:
             following, previous = schedule.following(place), schedule.previous(place)
@@ -205,7 +205,7 @@ def test_routes_forward_and_back_are_each_other() -> None:
 def _orders(*stages: str) -> Schedule:
     kinds = {kind.letter: kind for kind in SlotAction}
     orders = tuple(tuple(Slot(kinds[word[0]], int(word[1:])) for word in text.split()) for text in stages)
-    return Schedule("by hand", len(orders), 2, 1, PiecePlacement.LOOP, orders)
+    return Schedule.of("by hand", len(orders), 2, 1, PiecePlacement.LOOP, orders)
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,16 @@ class Run:
         return entry_s
 
 
-def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
-    """Run *program* with *seconds*, one for each op of its pieces; without, its costs are seconds.
+def simulate(program: Program, seconds: FloatArray | None = None, maps: FloatArray | None = None) -> Run:
+    """Run *program* with *seconds*, one for each op of its pieces; without, its costs are seconds. *maps* are those of
+    a run of the same segments with the same seconds.
 
     ProgramError if calls wait for each other in a circle.
     """
     prices = program.price_costs() if seconds is None else seconds
     fold = program.fold
-    maps = fold.maps(prices)
+    if maps is None:
+        maps = fold.maps(prices)
     left_s = _run(program.table, maps, program.call_chains, fold.read)
     return Run(program, prices, maps, left_s, float(left_s.max(initial=0.0)))
 
@@ -266,9 +268,14 @@ def _split_programs(calls: Sequence[int]) -> Iterator[list[int]]:
 def _makespans_s(
     programs: Sequence[PricedProgram], watched: Mapping[int, IntArray]
 ) -> tuple[list[float], dict[int, float]]:
-    fold = _fold_programs([program for program, _ in programs])
-    maps, lanes = fold.maps(np.concatenate([seconds for _, seconds in programs])), fold.read
-    table = _join_tables([program for program, _ in programs], maps.shape[1] - lanes)
+    # Programs of the same segments with the same seconds have the same matrices.
+    known: dict[tuple[int, int], int] = {}
+    which = [known.setdefault((id(program.chains), id(seconds)), len(known)) for program, seconds in programs]
+    own = [programs[which.index(number)] for number in range(len(known))]
+    fold = _fold_programs([program for program, _ in own])
+    maps, lanes = fold.maps(np.concatenate([seconds for _, seconds in own])), fold.read
+    first_chains = np.cumsum([0, *[len(program.chains) for program, _ in own]])[which].tolist()
+    table = _join_tables([program for program, _ in programs], first_chains, maps.shape[1] - lanes)
     left_s = _run(table, maps, table.segment, lanes)
     starts = np.cumsum([0, *[program.calls for program, _ in programs[:-1]]])
     ends_s: list[float] = np.maximum(np.maximum.reduceat(left_s[1:].max(axis=1), starts), 0.0).tolist()
@@ -279,12 +286,11 @@ def _makespans_s(
     return ends_s, shifts_s
 
 
-def _join_tables(programs: Sequence[Program], inputs: int) -> CallTable:
+def _join_tables(programs: Sequence[Program], first_chains: Sequence[int], inputs: int) -> CallTable:
     """Return the calls of all programs as one table, whose segments are the chains of all, with so many *inputs*."""
     tables = [program.table for program in programs]
     sizes = [table.calls for table in tables]
     starts: IntArray = np.cumsum([0, *sizes[:-1]])
-    chains = np.cumsum([0, *[len(program.chains) for program in programs]]).tolist()
 
     def pad(part: IntArray) -> IntArray:
         missing = inputs - part.shape[1]
@@ -293,7 +299,7 @@ def _join_tables(programs: Sequence[Program], inputs: int) -> CallTable:
     sources = np.concatenate([pad(table.source_call) for table in tables])
     joined = CallTable(
         np.concatenate([[0], *[start + table.rank_start[1:] for start, table in zip(starts, tables, strict=True)]]),
-        np.concatenate([program.call_chains + first for program, first in zip(programs, chains, strict=False)]),
+        np.concatenate([program.call_chains + first for program, first in zip(programs, first_chains, strict=True)]),
         np.where(sources >= 0, sources + np.repeat(starts, sizes)[:, None], -1),
         np.concatenate([pad(table.source_port) for table in tables]),
     )

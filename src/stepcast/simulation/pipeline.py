@@ -9,7 +9,6 @@ schedule alone: it is a ``PipelineTemplate``, built once with array operations a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
-from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,7 +23,6 @@ from stepcast.simulation.messages import (
     CallFrame,
     Messages,
     MessageSignal,
-    Passage,
     Send,
     SlotKind,
     WireEnd,
@@ -75,7 +73,7 @@ class SlotCall(NamedTuple):
 
     def key(self, same: Sequence[int], chunks: int) -> object:
         """Return a key that is equal for calls that run the same; *same* numbers what each of *chunks* a stage runs."""
-        own = [(same[self.stage * chunks + slot.chunk], slot._replace(chunk=0)) for slot in self.slots]
+        own = [(same[self.stage * chunks + slot.chunk], *slot.of_any_chunk) for slot in self.slots]
         return self.frame, *own
 
 
@@ -172,6 +170,7 @@ class _SlotCalls(NamedTuple):
     kind: IntArray
     kind_stage: list[int]
     kind_slots: list[tuple[Slots, Slots, Slots]]  # for each kind its slots, and those of the calls before and after
+    kind_codes: list[tuple[int, int, int]]  # the same as numbers
     batches: IntArray  # calls x 2: the micro-batches of the slots; that of the first again where there is one
     is_used: BoolArray  # calls x 2: whether there is such a slot
 
@@ -180,9 +179,8 @@ def _find_calls(schedule: Schedule, mode: Send, representative: IntArray) -> _Sl
     """Return the calls of all slots. Blocking messages add an empty call at each end of a stage, in which the first
     receive is posted and the last send passes.
     """
-    slots, stage, code, batches, first = _number_slots(schedule, representative)
+    slots, stage, code, batches = _number_slots(schedule, representative)
     before = after = np.zeros_like(code)
-    kind = code - 1
     if mode is Send.BLOCKING:
         ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
         # Where one stage ends and the next begins, its own end comes first.
@@ -194,25 +192,19 @@ def _find_calls(schedule: Schedule, mode: Send, representative: IntArray) -> _Sl
         last = np.append(stage[1:] != stage[:-1], True)
         after = np.where(last, 0, np.roll(code, -1))
         before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
-        count = len(slots)
-        _, first, kind = distinct(((stage * count + before) * count + code) * count + after)
-    numbers = [part[first].tolist() for part in (code, before, after)]
-    kind_slots = [(slots[own], slots[earlier], slots[later]) for own, earlier, later in zip(*numbers, strict=True)]
+    _, first, kind = distinct(((stage * len(slots) + before) * len(slots) + code) * len(slots) + after)
+    codes = list(zip(*[part[first].tolist() for part in (code, before, after)], strict=True))
+    kind_slots = [(slots[own], slots[earlier], slots[later]) for own, earlier, later in codes]
     is_used = np.array([len(part) for part in slots], np.int64)[code, None] > np.arange(2)
-    return _SlotCalls(stage, kind, stage[first].tolist(), kind_slots, batches, is_used)
+    return _SlotCalls(stage, kind, stage[first].tolist(), kind_slots, codes, batches, is_used)
 
 
-def _number_slots(
-    schedule: Schedule, representative: IntArray
-) -> tuple[list[Slots], IntArray, IntArray, IntArray, IntArray]:
-    """Return the kinds of calls of all stages (the empty one first); for each call its stage, its kind and its
-    micro-batches; and the first call of each kind but the empty one.
+def _number_slots(schedule: Schedule, representative: IntArray) -> tuple[list[Slots], IntArray, IntArray, IntArray]:
+    """Return the kinds of calls of any stage (the empty one first), and for each call its stage, its kind and its
+    micro-batches.
     """
-    counts = [len(order) for order in schedule.orders]
-    every = chain.from_iterable(chain.from_iterable(schedule.orders))
-    flat = np.fromiter(every, np.int64, 4 * sum(counts))
-    action, batch, chunk, with_next = flat.reshape(-1, 4).T
-    stage = np.repeat(np.arange(schedule.stages), counts)
+    action, batch, chunk, with_next = np.ascontiguousarray(schedule.slots.T)
+    stage = np.repeat(np.arange(schedule.stages), schedule.counts)
     what = (stage * len(SlotAction) + action) * schedule.chunks + chunk
     first, last = np.zeros(len(action), bool), np.zeros(len(action), bool)
     first[distinct(what).first] = True
@@ -221,7 +213,7 @@ def _number_slots(
     ends = (stage * len(SlotAction) + ending) * schedule.chunks + chunk
     last[len(action) - 1 - distinct(ends[::-1]).first] = True
     different, _, which = distinct(representative - DEFAULT_MICRO_BATCH)
-    slot = 1 + ((what * 2 + first) * 2 + last) * len(different) + which[batch]
+    slot = 1 + (((action * schedule.chunks + chunk) * 2 + first) * 2 + last) * len(different) + which[batch]
     second = np.concatenate([[False], with_next[:-1] > 0])
     starts = np.flatnonzero(~second)
     paired = with_next[starts] > 0
@@ -238,7 +230,7 @@ def _number_slots(
 
     pairs = [range(start, start + 1 + int(with_next[start])) for start in starts[where].tolist()]
     kinds: list[Slots] = [(), *[tuple([describe(i) for i in pair]) for pair in pairs]]
-    return kinds, stage[starts], code + 1, batches, where
+    return kinds, stage[starts], code + 1, batches
 
 
 class _TemplateBuilder:
@@ -290,15 +282,16 @@ class _TemplateBuilder:
         """Add the calls of every stage: those of its slots, between those of the rounds."""
         calls = self.slot_calls = _find_calls(self.schedule, self.mode, np.array(representatives, np.int64))
         frames: dict[CallFrame, int] = {}
-        passages: dict[tuple[int, SlotAction, int], Passage] = {}
-        messages = template_messages(self.mode)
+        known: dict[tuple[object, ...], CallFrame] = {}
+        messages, last = template_messages(self.mode), self.schedule.stages - 1
         slot_kinds, frame_of_kind = [], []
-        for stage, near in zip(calls.kind_stage, calls.kind_slots, strict=True):
-            for slot in chain.from_iterable(near):
-                if (stage, slot.kind, slot.chunk) not in passages:
-                    passages[stage, slot.kind, slot.chunk] = find_passage(self.schedule, stage, slot, messages)
-            parts = [tuple([passages[stage, slot.kind, slot.chunk] for slot in part]) for part in near]
-            frame = frame_template(self.mode, CallContext(*parts))
+        for stage, near, codes in zip(calls.kind_stage, calls.kind_slots, calls.kind_codes, strict=True):
+            # Messages pass all stages between the first and the last in the same way.
+            key = (codes, stage == 0, stage == last)
+            if key not in known:
+                parts = [tuple([find_passage(self.schedule, stage, slot, messages) for slot in part]) for part in near]
+                known[key] = frame_template(self.mode, CallContext(*parts))
+            frame = known[key]
             slot_kinds.append(SlotCall(stage, *near, frame))
             frame_of_kind.append(frames.setdefault(frame, len(frames)))
         stages = np.arange(self.schedule.stages + 1)

@@ -232,7 +232,7 @@ def level_bounds(level: IntArray) -> list[int]:
     return bounds
 
 
-OF_SEGMENTS = ("inputs", "pieces", "ops_of", "chain_of", "chains", "shapes", "has_delays")
+OF_SEGMENTS = ("inputs", "pieces", "ops_of", "chain_of", "chains", "shapes", "has_delays", "fold")
 """The cached properties of a program that do not depend on its calls."""
 
 

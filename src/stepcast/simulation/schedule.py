@@ -4,11 +4,15 @@ A stage holds *chunks* pieces of the model. The placement says where the pieces 
 visits them in that order forward and in the opposite order backward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.check import require_counts
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.schedules import PiecePlacement
@@ -51,24 +55,51 @@ class ChunkPlace(NamedTuple):
     chunk: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
-    """The slots of every stage in the order in which the stage runs them."""
+    """The slots of every stage in the order in which the stage runs them: *slots* of all stages, one row for each with
+    the fields of a ``Slot``, stage by stage, and the number of each stage.
+    """
 
     name: str
     stages: int
     micro_batches: int
     chunks: int
     placement: PiecePlacement
-    orders: tuple[tuple[Slot, ...], ...]
+    slots: IntArray
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        stages: int,
+        micro_batches: int,
+        chunks: int,
+        placement: PiecePlacement,
+        orders: Sequence[Sequence[Slot]],
+    ) -> "Schedule":
+        """Return the schedule with the order of each stage."""
+        counts = tuple(map(len, orders))
+        flat = chain.from_iterable(chain.from_iterable(orders))
+        slots = np.fromiter(flat, np.int64, len(Slot._fields) * sum(counts)).reshape(-1, len(Slot._fields))
+        return cls(name, stages, micro_batches, chunks, placement, slots, counts)
 
     def __hash__(self) -> int:
         return hash((self.name, self.stages, self.micro_batches, self.chunks))
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Schedule)
+            and hash(self) == hash(other)
+            and (self.placement, self.counts) == (other.placement, other.counts)
+            and np.array_equal(self.slots, other.slots)
+        )
+
     def __post_init__(self) -> None:
         require_counts(self, 1, "stages", "micro_batches", "chunks")
-        if len(self.orders) != self.stages:
-            raise ScheduleError(f"{self.stages} stages but {len(self.orders)} orders")
+        if len(self.counts) != self.stages:
+            raise ScheduleError(f"{self.stages} stages but {len(self.counts)} orders")
         if self.placement is not PiecePlacement.LOOP and self.chunks != 2:
             raise ScheduleError(f"placement {self.placement} needs 2 chunks, not {self.chunks}")
         if self.placement is PiecePlacement.TWO_WAY and self.micro_batches % 2:
@@ -77,12 +108,20 @@ class Schedule:
     @cached_property
     def actions(self) -> frozenset[SlotAction]:
         """The actions of its slots."""
-        return frozenset(slot.kind for order in self.orders for slot in order)
+        return frozenset([action for action in SlotAction if (self.slots[:, 0] == action).any()])
 
     @cached_property
     def has_pairs(self) -> bool:
         """Whether some slots run interleaved with the next one."""
-        return any(slot.with_next for order in self.orders for slot in order)
+        return bool(self.slots[:, 3].any())
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Slot, ...], ...]:
+        """The slots of each stage."""
+        ends = np.cumsum([0, *self.counts]).tolist()
+        kinds = list(SlotAction)
+        slots = [Slot(kinds[kind], batch, chunk, bool(pair)) for kind, batch, chunk, pair in self.slots.tolist()]
+        return tuple([tuple(slots[first:end]) for first, end in pairwise(ends)])
 
     def previous(self, place: ChunkPlace) -> ChunkPlace | None:
         """Return where a micro-batch was before it came to *place*; None at the start of the model."""

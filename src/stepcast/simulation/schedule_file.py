@@ -174,7 +174,7 @@ def _build_schedule(head: dict[str, str], slots: dict[int, list[Slot]], name: st
         present = f"{len(slots)} stages, {min(slots)} to {max(slots)}" if slots else "none"
         raise ScheduleError(f"expected the slots of stages 0 to {stages - 1}, found those of {present}")
     orders = tuple(tuple(slots[stage]) for stage in range(stages))
-    schedule = Schedule(name, stages, micro_batches, chunks, PiecePlacement(head["placement"]), orders)
+    schedule = Schedule.of(name, stages, micro_batches, chunks, PiecePlacement(head["placement"]), orders)
     check_schedule(schedule)
     return schedule
 

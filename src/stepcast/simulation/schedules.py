@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+import numpy as np
+
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import (
     SCHEDULES,
@@ -27,9 +29,9 @@ def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     Source: Huang et al., GPipe (2019), figure 2c. With several chunks this is the breadth-first loop of Lamy-Poirier,
     Breadth-First Pipeline Parallelism (2023): a chunk takes all micro-batches before the next.
     """
-    forward = [Slot(F, batch, chunk) for chunk in range(chunks) for batch in range(micro_batches)]
-    order = (*forward, *(Slot(B, slot.micro_batch, slot.chunk) for slot in reversed(forward)))
-    return Schedule("gpipe", stages, micro_batches, chunks, PiecePlacement.LOOP, (order,) * stages)
+    forward = _list_slots(F, range(chunks), micro_batches, micro_batches)
+    order = np.concatenate([forward, forward[::-1] + _AS_BACKWARD])
+    return _join("gpipe", stages, micro_batches, chunks, [order] * stages)
 
 
 def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -37,9 +39,9 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2.
     """
-    forward, backward = ([Slot(action, batch) for batch in range(micro_batches)] for action in (F, B))
-    orders = (_alternate(forward, backward, stages - stage - 1) for stage in range(stages))
-    return Schedule("1f1b", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
+    forward, backward = (_list_slots(action, range(1), micro_batches, micro_batches) for action in (F, B))
+    orders = [_alternate(forward, backward, stages - stage - 1) for stage in range(stages)]
+    return _join("1f1b", stages, micro_batches, chunks, orders)
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
@@ -50,19 +52,11 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     the number of stages when it divides the micro-batches.
     """
     size = group_size(stages, micro_batches, group)
-
-    def list_slots(action: SlotAction, order: range) -> list[Slot]:
-        """Each group of micro-batches passes through every chunk before the next group starts."""
-        return [
-            Slot(action, batch, chunk)
-            for first in range(0, micro_batches, size)
-            for chunk in order
-            for batch in range(first, min(first + size, micro_batches))
-        ]
-
-    forward, backward = list_slots(F, range(chunks)), list_slots(B, range(chunks - 1, -1, -1))
-    orders = (_alternate(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * size) for stage in range(stages))
-    return Schedule("interleaved", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
+    forward = _list_slots(F, range(chunks), micro_batches, size)
+    backward = _list_slots(B, range(chunks - 1, -1, -1), micro_batches, size)
+    ahead = (chunks - 1) * size
+    orders = [_alternate(forward, backward, 2 * (stages - stage - 1) + ahead) for stage in range(stages)]
+    return _join("interleaved", stages, micro_batches, chunks, orders)
 
 
 def group_size(stages: int, micro_batches: int, group: int | None = None) -> int:
@@ -84,11 +78,33 @@ def group_size(stages: int, micro_batches: int, group: int | None = None) -> int
     return group
 
 
-def _alternate(forwards: list[Slot], backwards: list[Slot], warm_up: int) -> tuple[Slot, ...]:
+_AS_BACKWARD = np.array([B - F, 0, 0, 0])
+
+
+def _list_slots(action: SlotAction, chunks: range, micro_batches: int, size: int) -> IntArray:
+    """Return slots as rows: each group of *size* micro-batches passes through every chunk before the next starts."""
+    batch: IntArray = np.arange(micro_batches)
+    places = np.repeat(np.arange(len(chunks)), micro_batches)
+    batches = np.tile(batch, len(chunks))
+    slots = np.zeros((len(places), len(Slot._fields)), np.int64)
+    order = np.argsort(batches // size * len(chunks) + places, kind="stable")
+    slots[:, 0], slots[:, 1], slots[:, 2] = action, batches[order], np.array(chunks)[places[order]]
+    return slots
+
+
+def _alternate(forwards: IntArray, backwards: IntArray, warm_up: int) -> IntArray:
     """Return *warm_up* forwards, then forward and backward in turn, then the backwards that are left."""
-    warm_up = min(warm_up, len(forwards))
-    steady = [slot for pair in zip(forwards[warm_up:], backwards, strict=False) for slot in pair]
-    return (*forwards[:warm_up], *steady, *backwards[len(forwards) - warm_up :])
+    steady = max(0, len(forwards) - warm_up)
+    order = np.concatenate([forwards, backwards])
+    order[len(forwards) - steady : len(forwards) + steady : 2] = forwards[len(forwards) - steady :]
+    order[len(forwards) - steady + 1 : len(forwards) + steady : 2] = backwards[:steady]
+    return order
+
+
+def _join(name: str, stages: int, micro_batches: int, chunks: int, orders: Sequence[IntArray]) -> Schedule:
+    """Return the schedule with an order of rows for each stage."""
+    counts = tuple(map(len, orders))
+    return Schedule(name, stages, micro_batches, chunks, PiecePlacement.LOOP, np.concatenate(orders), counts)
 
 
 # Schedules that split the backward and fill the bubble with weight gradients. Sources: Qi et al., Zero Bubble Pipeline
@@ -99,7 +115,7 @@ def _alternate(forwards: list[Slot], backwards: list[Slot], warm_up: int) -> tup
 def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Run as many forwards ahead as 1F1B; stage s delays s weight gradients, so memory is that of 1F1B."""
     orders = (_split_backwards(micro_batches, stages - stage, stage) for stage in range(stages))
-    return Schedule("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
+    return Schedule.of("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -113,7 +129,7 @@ def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
         _split_backwards(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
         for stage in range(stages)
     )
-    return Schedule("zb-h2", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
+    return Schedule.of("zb-h2", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
 
 
 def _split_backwards(micro_batches: int, ahead: int, delay: int) -> tuple[Slot, ...]:
@@ -141,7 +157,7 @@ def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
         tuple(slot for slot in _order_vee(stages, full, stage) if slot.micro_batch < micro_batches)
         for stage in range(stages)
     )
-    return Schedule("zb-v", stages, micro_batches, chunks, PiecePlacement.V, tuple(orders))
+    return Schedule.of("zb-v", stages, micro_batches, chunks, PiecePlacement.V, tuple(orders))
 
 
 def _order_vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:
@@ -185,7 +201,7 @@ def vee(name: str, step: int, stages: int, micro_batches: int, chunks: int = 2) 
             for micro_batch in range(micro_batches)
         ]
         orders.append(tuple(slot for _, slot in sorted(units, key=lambda unit: unit[0])))
-    return Schedule(name, stages, micro_batches, chunks, PiecePlacement.V, tuple(orders))
+    return Schedule.of(name, stages, micro_batches, chunks, PiecePlacement.V, orders)
 
 
 def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -196,7 +212,7 @@ def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     github.com/deepseek-ai/DualPipe.
     """
     orders = (_DualPipeStage(stages, micro_batches, stage).order() for stage in range(stages))
-    return Schedule("dualpipe", stages, micro_batches, chunks, PiecePlacement.TWO_WAY, tuple(orders))
+    return Schedule.of("dualpipe", stages, micro_batches, chunks, PiecePlacement.TWO_WAY, tuple(orders))
 
 
 class _DualPipeStage:
@@ -326,7 +342,8 @@ def pair_slots(schedule: Schedule) -> Schedule:
     the warm-up and the backwards that are left at the end run alone. Source: Megatron-Core's combined_1f1b.py and, for
     the warm-up, schedules.py (overlap_moe_expert_parallel_comm).
     """
-    return replace(schedule, orders=tuple(_pair_order(order) for order in schedule.orders))
+    size = (schedule.name, schedule.stages, schedule.micro_batches, schedule.chunks)
+    return Schedule.of(*size, schedule.placement, [_pair_order(order) for order in schedule.orders])
 
 
 def _pair_order(order: tuple[Slot, ...]) -> tuple[Slot, ...]:

@@ -119,7 +119,7 @@ class ProgramPair:
         """Run both with *seconds*, one for each of their costs; None where the end of the long step does not follow."""
         longer = simulate(self.longer, seconds)
         shift_s = shift_s_of(longer, self.watched, _slack_s(longer.makespan_s))
-        short = simulate(self.short, seconds) if shift_s else None
+        short = simulate(self.short, seconds, longer.maps) if shift_s else None
         end_s = self.end_s(short.makespan_s, longer.makespan_s, shift_s) if short else None
         return None if short is None or end_s is None else PairRun(short, longer, end_s)
 
