@@ -73,11 +73,10 @@ def heap_loop(program: Program) -> tuple[float, float]:
                 elif node < lanes:
                     before = previous.get((rank, node), -1)
                 else:
-                    source = int(program.source_call[call, node - lanes])
+                    source = int(program.table.source_call[call, node - lanes])
                     outputs = program.segments[program.segment[source]].shape.outputs
-                    before = (
-                        starts[source] + int(outputs[program.source_port[call, node - lanes]]) if source >= 0 else -1
-                    )
+                    port = program.table.source_port[call, node - lanes]
+                    before = starts[source] + int(outputs[port]) if source >= 0 else -1
                 if before >= 0:
                     missing[task] += 1
                     children[before].append(task)

@@ -70,7 +70,7 @@ def test_rendezvous_waits_for_a_receiver_that_is_busy_but_the_sender_goes_on() -
         return uniform_segments(3.0 if stage else 1.0, 1.0, 1.0)(stage, phases)
 
     program = pipeline_program(make_schedule("gpipe", 2, 3, 1), LANES, segment_of, messages(Send.RENDEZVOUS, 0.5))
-    assert program.rank_names == ("stage 0", "stage 1", "activations 0 to 1", "gradients 1 to 0")
+    assert program.table.rank_names == ("stage 0", "stage 1", "activations 0 to 1", "gradients 1 to 0")
     found = spans(program)
     assert [found[0, "F", number] for number in range(3)] == [(0, 1), (1, 2), (2, 3)]
     assert found[2, "message", 0] == (1, 1.5)
@@ -188,11 +188,11 @@ def test_calls_carry_their_micro_batches(mode: Send) -> None:
     """In the order of the schedule, pairs with both; messages carry that of their sender."""
     schedule = make_schedule("1f1b" if mode is Send.BLOCKING else "dualpipe", 4, 8, 1 if mode is Send.BLOCKING else 2)
     program = uniform_program(schedule, 1, 1, 1, messages=messages(mode, 0.1))
-    assert program.micro_batches is not None
+    assert program.table.micro_batches is not None
     for stage, order in enumerate(schedule.orders):
-        calls = program.micro_batches[slice(*program.rank_start[stage : stage + 2])]
+        calls = program.table.micro_batches[slice(*program.table.rank_start[stage : stage + 2])]
         assert calls[calls >= 0].tolist() == [slot.micro_batch for slot in order]
-    for batches in np.split(program.micro_batches, program.rank_start[1:-1])[schedule.stages :]:
+    for batches in np.split(program.table.micro_batches, program.table.rank_start[1:-1])[schedule.stages :]:
         assert len(np.unique(batches[:, 0])) == len(batches)
         assert (batches[:, 1] == -1).all()
 

@@ -55,7 +55,7 @@ def spans_s(program: Program) -> FloatArray:
     lane = np.concatenate([program.segments[segment].shape.lane for segment in program.segment])
     found = []
     for rank in range(program.ranks):
-        tasks = slice(*program.task_start[program.rank_start[rank : rank + 2]])
+        tasks = slice(*program.task_start[program.table.rank_start[rank : rank + 2]])
         mine = lane[tasks] == 0
         found.append(times.end_s[tasks][mine].max() - times.start_s[tasks][mine].min())
     return np.array(found)

@@ -223,7 +223,7 @@ def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
 
 def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str, float]:
     """Return device time and messages by name, the host if only it is busy, and the rest as bubble."""
-    calls = slice(program.rank_start[stage], program.rank_start[stage + 1])
+    calls = slice(program.table.rank_start[stage], program.table.rank_start[stage + 1])
     tasks = slice(program.task_start[calls.start], program.task_start[calls.stop])
     start, end = times.start_s[tasks], times.end_s[tasks]
     names: list[str] = []

@@ -81,7 +81,7 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     busy = program.lane_busy_s(run.seconds)
     stages = []
     for stage in range(step.schedule.stages):
-        totals = per_call[program.rank_start[stage] : program.rank_start[stage + 1]].sum(axis=0)
+        totals = per_call[program.table.rank_start[stage] : program.table.rank_start[stage + 1]].sum(axis=0)
         communication = dict.fromkeys(groups, 0.0)
         for lane, seconds in enumerate(busy[stage][: len(lanes.lanes)].tolist()):
             group = lanes.group(lane)
@@ -248,14 +248,14 @@ def _message_waits_s(step: Step, run: Run) -> FloatArray:
         return waits_s
     lanes = len(program.lanes)
     # Calls that run a slot of the schedule: not the rounds of a stage, nor messages.
-    place = np.arange(program.calls) - program.rank_start[program.rank]
-    last = np.diff(program.rank_start)[program.rank] - step.plan.rounds[1]
+    place = np.arange(program.calls) - program.table.rank_start[program.rank]
+    last = np.diff(program.table.rank_start)[program.rank] - step.plan.rounds[1]
     is_slot = (program.rank < stages) & (place >= step.plan.rounds[0]) & (place < last)
     for port in range(program.inputs):
-        arrives = np.flatnonzero(is_slot & (program.source_call[:, port] >= 0))
+        arrives = np.flatnonzero(is_slot & (program.table.source_call[:, port] >= 0))
         waited = run.entry_s[arrives, lanes + port] - run.entry_s[arrives, COMPUTE]
         # Calls of the ranks after the stages are the messages themselves (rendezvous).
-        local = program.rank[program.source_call[arrives, port]] == program.rank[arrives]
+        local = program.rank[program.table.source_call[arrives, port]] == program.rank[arrives]
         taken = np.clip(np.minimum(waited, np.where(local, 0.0, step.message_s)), 0.0, None)
         waits_s[arrives] = np.maximum(waits_s[arrives], taken)
     return waits_s

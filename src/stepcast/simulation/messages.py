@@ -25,11 +25,6 @@ class SlotKind(NamedTuple):
     def backward(self) -> bool:
         return self.kind in (SlotAction.BACKWARD, SlotAction.INPUT)
 
-    @property
-    def of_any_chunk(self) -> tuple[object, ...]:
-        """The kind without its chunk."""
-        return self.kind, self.first, self.last, self.representative
-
 
 class Send(StrEnum):
     """When a message moves, and who waits for it."""

@@ -73,7 +73,7 @@ class SlotCall(NamedTuple):
 
     def key(self, same: Sequence[int], chunks: int) -> object:
         """Return a key that is equal for calls that run the same; *same* numbers what each of *chunks* a stage runs."""
-        own = [(same[self.stage * chunks + slot.chunk], *slot.of_any_chunk) for slot in self.slots]
+        own = [(same[self.stage * chunks + slot.chunk], slot.kind, *slot[2:]) for slot in self.slots]
         return self.frame, *own
 
 
@@ -169,8 +169,8 @@ class _SlotCalls(NamedTuple):
     stage: IntArray
     kind: IntArray
     kind_stage: list[int]
-    kind_slots: list[tuple[Slots, Slots, Slots]]  # for each kind its slots, and those of the calls before and after
-    kind_codes: list[tuple[int, int, int]]  # the same as numbers
+    slots: list[Slots]  # by their number
+    kind_codes: list[tuple[int, int, int]]  # for each kind its slots, and those of the calls before and after
     batches: IntArray  # calls x 2: the micro-batches of the slots; that of the first again where there is one
     is_used: BoolArray  # calls x 2: whether there is such a slot
 
@@ -194,9 +194,8 @@ def _find_calls(schedule: Schedule, mode: Send, representative: IntArray) -> _Sl
         before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
     _, first, kind = distinct(((stage * len(slots) + before) * len(slots) + code) * len(slots) + after)
     codes = list(zip(*[part[first].tolist() for part in (code, before, after)], strict=True))
-    kind_slots = [(slots[own], slots[earlier], slots[later]) for own, earlier, later in codes]
     is_used = np.array([len(part) for part in slots], np.int64)[code, None] > np.arange(2)
-    return _SlotCalls(stage, kind, stage[first].tolist(), kind_slots, codes, batches, is_used)
+    return _SlotCalls(stage, kind, stage[first].tolist(), slots, codes, batches, is_used)
 
 
 def _number_slots(schedule: Schedule, representative: IntArray) -> tuple[list[Slots], IntArray, IntArray, IntArray]:
@@ -285,14 +284,15 @@ class _TemplateBuilder:
         known: dict[tuple[object, ...], CallFrame] = {}
         messages, last = template_messages(self.mode), self.schedule.stages - 1
         slot_kinds, frame_of_kind = [], []
-        for stage, near, codes in zip(calls.kind_stage, calls.kind_slots, calls.kind_codes, strict=True):
+        for stage, codes in zip(calls.kind_stage, calls.kind_codes, strict=True):
+            slots, earlier, later = near = [calls.slots[code] for code in codes]
             # Messages pass all stages between the first and the last in the same way.
             key = (codes, stage == 0, stage == last)
             if key not in known:
                 parts = [tuple([find_passage(self.schedule, stage, slot, messages) for slot in part]) for part in near]
                 known[key] = frame_template(self.mode, CallContext(*parts))
             frame = known[key]
-            slot_kinds.append(SlotCall(stage, *near, frame))
+            slot_kinds.append(SlotCall(stage, slots, earlier, later, frame))
             frame_of_kind.append(frames.setdefault(frame, len(frames)))
         stages = np.arange(self.schedule.stages + 1)
         call_bounds, kind_bounds = (np.searchsorted(part, stages).tolist() for part in (calls.stage, calls.kind_stage))
@@ -309,7 +309,7 @@ class _TemplateBuilder:
             self.close_rank(f"stage {stage}")
         frame_of_call = np.array(frame_of_kind, np.int64)[calls.kind]
         self.members = [(frame, np.flatnonzero(frame_of_call == number)) for frame, number in frames.items()]
-        chunks = [(slots[0].chunk, slots[-1].chunk) if slots else (0, 0) for slots, _, _ in calls.kind_slots]
+        chunks = [(kind.slots[0].chunk, kind.slots[-1].chunk) if kind.slots else (0, 0) for kind in slot_kinds]
         self.places = calls.stage[:, None] * self.schedule.chunks + np.array(chunks, np.int64)[calls.kind]
 
     def give_signals(self) -> None:

@@ -27,6 +27,14 @@ TICK_S = 2.0**-46
 folded, unfolded or run event by event ends at the same bit."""
 
 
+class DeadlockError(ProgramError):
+    """Calls that wait for each other: one of them, and the one that it waits for."""
+
+    def __init__(self, words: str, call: int, blocker: int) -> None:
+        super().__init__(words)
+        self.call, self.blocker = call, blocker
+
+
 class ProgramBuilder:
     """Collects the calls of every rank in order, for programs that are no plain pipeline."""
 
@@ -162,7 +170,8 @@ class CallTable:
             entries[:lanes] = place[self.previous[order]] * rows + np.arange(lanes)[:, None]
             ports = lanes + self.source_port[order].T
             entries[lanes:] = np.where(sources >= 0, place[1 + sources] * rows + ports, 0)
-            bounds = pairwise(level_bounds(self.levels[order]))
+            begins = np.diff(self.levels[order], prepend=-1, append=self.calls + 1)
+            bounds = pairwise(np.flatnonzero(begins).tolist())
             levels = tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds)
             self._plans[lanes, outputs] = CallPlan(order, levels)
         return self._plans[lanes, outputs]
@@ -213,7 +222,8 @@ class CallTable:
             call = next(call for call, end in zip(position, stop, strict=True) if call < end)
             sources = self.source_call[call].tolist()
             blocker = next(source for source in sources if source >= 0 and source >= position[self.rank[source]])
-            raise ProgramError(f"deadlock: {self._name_call(call)} waits for {self._name_call(blocker)}")
+            words = f"deadlock: {self._name_call(call)} waits for {self._name_call(blocker)}"
+            raise DeadlockError(words, call, blocker)
         return np.array(level, np.int64)
 
     def _name_call(self, call: int) -> str:
@@ -224,12 +234,6 @@ class CallTable:
 
 
 _MANY = -2
-
-
-def level_bounds(level: IntArray) -> list[int]:
-    """Return where each level of rising ones begins, and the end."""
-    bounds: list[int] = np.flatnonzero(np.diff(level, prepend=-1, append=len(level) + 1)).tolist()
-    return bounds
 
 
 OF_SEGMENTS = ("inputs", "pieces", "ops_of", "chain_of", "chains", "shapes", "has_delays", "fold")
@@ -256,26 +260,6 @@ class Program:
             raise ProgramError(f"sources must be {self.calls} calls x {self.inputs} inputs")
         if (outputs[: len(needed)] < needed).any():
             raise ProgramError("an input is bound to an output that is not there")
-
-    @property
-    def rank_start(self) -> IntArray:
-        return self.table.rank_start
-
-    @property
-    def source_call(self) -> IntArray:
-        return self.table.source_call
-
-    @property
-    def source_port(self) -> IntArray:
-        return self.table.source_port
-
-    @property
-    def rank_names(self) -> tuple[str, ...]:
-        return self.table.rank_names
-
-    @property
-    def micro_batches(self) -> IntArray | None:
-        return self.table.micro_batches
 
     @property
     def rank(self) -> IntArray:
@@ -414,15 +398,16 @@ class Program:
             if segment.outputs:
                 row[: segment.outputs] = segment.output_places
         source_call, source_port = np.full((2, start[-1], self.inputs), -1, np.int64)
-        rows, ports = np.nonzero(self.source_call >= 0)
-        sources = self.source_call[rows, ports]
-        place = places[self.segment[sources], self.source_port[rows, ports]]
+        rows, ports = np.nonzero(self.table.source_call >= 0)
+        sources = self.table.source_call[rows, ports]
+        place = places[self.segment[sources], self.table.source_port[rows, ports]]
         source_call[start[rows], ports] = start[sources] + place[:, 0]
         source_port[start[rows], ports] = place[:, 1]
-        labels = None if self.micro_batches is None else np.repeat(self.micro_batches, np.diff(start), axis=0)
+        batches = self.table.micro_batches
+        labels = None if batches is None else np.repeat(batches, np.diff(start), axis=0)
         names = tuple(name for _, name in flat)
         sources_of = (self._spread(parts, start), source_call, source_port)
-        table = CallTable(start[self.rank_start], *sources_of, self.rank_names, labels, names)
+        table = CallTable(start[self.table.rank_start], *sources_of, self.table.rank_names, labels, names)
         return Program(self.lanes, tuple(Segment(name, ((piece, 1),)) for piece, name in flat), table)
 
     @property
@@ -463,8 +448,8 @@ class Program:
         output = np.zeros((len(self.segments), most), np.int64)
         for row, segment in zip(output, self.segments, strict=True):
             row[: segment.outputs] = segment.shape.outputs
-        op = output[self.segment[self.source_call], np.maximum(self.source_port, 0)]
-        return np.where(self.source_call >= 0, self.task_start[:-1][self.source_call] + op, -1)
+        op = output[self.segment[self.table.source_call], np.maximum(self.table.source_port, 0)]
+        return np.where(self.table.source_call >= 0, self.task_start[:-1][self.table.source_call] + op, -1)
 
     def segment_seconds(self, seconds: FloatArray) -> list[FloatArray]:
         """Return the duration of each op of each segment of one piece."""

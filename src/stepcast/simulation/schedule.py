@@ -4,10 +4,10 @@ A stage holds *chunks* pieces of the model. The placement says where the pieces 
 visits them in that order forward and in the opposite order backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -77,13 +77,11 @@ class Schedule:
         micro_batches: int,
         chunks: int,
         placement: PiecePlacement,
-        orders: Sequence[Sequence[Slot]],
+        orders: Sequence[Sequence[Slot] | IntArray],
     ) -> "Schedule":
-        """Return the schedule with the order of each stage."""
-        counts = tuple(map(len, orders))
-        flat = chain.from_iterable(chain.from_iterable(orders))
-        slots = np.fromiter(flat, np.int64, len(Slot._fields) * sum(counts)).reshape(-1, len(Slot._fields))
-        return cls(name, stages, micro_batches, chunks, placement, slots, counts)
+        """Return the schedule with the order of each stage, as slots or as rows."""
+        slots = np.concatenate([np.array(order, np.int64).reshape(-1, len(Slot._fields)) for order in orders])
+        return cls(name, stages, micro_batches, chunks, placement, slots, tuple(map(len, orders)))
 
     def __hash__(self) -> int:
         return hash((self.name, self.stages, self.micro_batches, self.chunks))
@@ -148,7 +146,3 @@ class Schedule:
             return range(self.micro_batches)
         half = self.micro_batches // 2
         return range(chunk * half, (chunk + 1) * half)
-
-
-MakeSchedule = Callable[[int, int, int], Schedule]
-"""(stages, micro_batches, chunks) -> Schedule."""

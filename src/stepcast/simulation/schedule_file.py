@@ -15,15 +15,18 @@ and the chunk: ``F3.1``. ``F3+B1`` are two slots that run interleaved. A stage m
 
 import re
 
+import numpy as np
+
 from stepcast.ir.limits import CHUNKS, MICRO_BATCHES
 from stepcast.ir.schedules import PiecePlacement
-from stepcast.simulation.schedule import ChunkPlace, Schedule, ScheduleError, Slot, SlotAction
+from stepcast.simulation.messages import Send
+from stepcast.simulation.pipeline import SlotCall, build_template
+from stepcast.simulation.program import DeadlockError
+from stepcast.simulation.schedule import Schedule, ScheduleError, Slot, SlotAction
 
 F, B, I, W = SlotAction  # noqa: E741 (the letters of the papers)
 LOCAL_BEFORE = {B: F, I: F, W: I}
 """The slot of the same micro-batch and chunk that must have run on the stage before."""
-PlacedSlot = tuple[int, SlotAction, int, int]
-"""A stage, and the action, micro-batch and chunk of a slot."""
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -41,17 +44,10 @@ def peak_in_flight(schedule: Schedule, until: SlotAction = W) -> tuple[int, ...]
     """
     if until not in (I, W):
         raise ValueError(f"a split backward releases at its input or weight gradient, not at {until.letter}")
-    peaks = []
-    for order in schedule.orders:
-        held = peak = 0
-        for slot in order:
-            if slot.kind is F:
-                held += 1
-                peak = max(peak, held)
-            elif slot.kind in (B, until):
-                held -= 1
-        peaks.append(peak)
-    return tuple(peaks)
+    action = schedule.slots[:, 0]
+    held = np.cumsum((action == F).astype(np.int64) - (action == B) - (action == until))
+    # A stage has released all of its own when the next one begins.
+    return tuple([int(part.max(initial=0)) for part in np.split(held, np.cumsum(schedule.counts)[:-1])])
 
 
 def _check_complete(schedule: Schedule, stage: int) -> None:
@@ -91,42 +87,21 @@ def _check_order(schedule: Schedule, stage: int) -> None:
 
 def _check_deadlock(schedule: Schedule) -> None:
     """Run the slots as soon as what they need has run; interleaved slots start only together."""
-    done: set[PlacedSlot] = set()
-    position = [0] * schedule.stages
+    calls = build_template(schedule, Send.EAGER, (), (), ())
 
-    def next_slots(stage: int) -> tuple[Slot, ...]:
-        order, index = schedule.orders[stage], position[stage]
-        return order[index : index + 1 + order[index].with_next]
+    def name_slot(call: int) -> Slot:
+        kind, batches = calls.kinds[calls.segment[call]], calls.micro_batches
+        assert batches is not None
+        assert isinstance(kind, SlotCall)
+        return Slot(kind.slots[0].kind, int(batches[call, 0]), kind.slots[0].chunk)
 
-    def find_missing(stage: int) -> PlacedSlot | None:
-        """Return the slot of another place that must run before the next slots of *stage*."""
-        for slot in next_slots(stage):
-            place = ChunkPlace(stage, slot.chunk)
-            source = schedule.previous(place) if slot.kind is F else schedule.following(place)
-            if source is not None and slot.kind is not W:
-                needed = (source.stage, F if slot.kind is F else B, slot.micro_batch, source.chunk)
-                if needed not in done:
-                    return needed
-        return None
-
-    waiting: dict[PlacedSlot, list[int]] = {}
-    ready = list(range(schedule.stages))
-    while ready:
-        stage = ready.pop()
-        while position[stage] < len(schedule.orders[stage]):
-            if missing := find_missing(stage):
-                waiting.setdefault(missing, []).append(stage)
-                break
-            for slot in next_slots(stage):
-                ended = (stage, B if slot.kind is I else slot.kind, slot.micro_batch, slot.chunk)
-                done.add(ended)
-                ready += waiting.pop(ended, ())
-                position[stage] += 1
-    for stage, order in enumerate(schedule.orders):
-        if position[stage] < len(order):
-            other, *needed = find_missing(stage) or (stage, *order[position[stage]][:3])
-            missing_slot, slot = Slot(*needed), order[position[stage]]  # type: ignore[arg-type]
-            raise ScheduleError(f"deadlock: stage {stage} waits at {slot} for {missing_slot} of stage {other}")
+    try:
+        _ = calls.levels
+    except DeadlockError as error:
+        stage, other = calls.rank[[error.call, error.blocker]]
+        raise ScheduleError(
+            f"deadlock: stage {stage} waits at {name_slot(error.call)} for {name_slot(error.blocker)} of stage {other}"
+        ) from None
 
 
 _SLOT = re.compile(r"([FBIW])(\d+)(?:\.(\d+))?")

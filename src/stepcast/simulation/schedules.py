@@ -1,7 +1,7 @@
 """Pipeline schedules by name: the functions that write their orders, the table that names them, and paired slots."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from stepcast.ir.schedules import (
     describe_misfit,
     vee_times,
 )
-from stepcast.simulation.schedule import MakeSchedule, Schedule, ScheduleError, Slot, SlotAction
+from stepcast.simulation.schedule import Schedule, ScheduleError, Slot, SlotAction
 
 F, B, I, W = SlotAction  # noqa: E741 (the letters of the papers)
 
@@ -30,8 +30,8 @@ def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     Breadth-First Pipeline Parallelism (2023): a chunk takes all micro-batches before the next.
     """
     forward = _list_slots(F, range(chunks), micro_batches, micro_batches)
-    order = np.concatenate([forward, forward[::-1] + _AS_BACKWARD])
-    return _join("gpipe", stages, micro_batches, chunks, [order] * stages)
+    order = np.concatenate([forward, _list_slots(B, range(chunks), micro_batches, micro_batches)[::-1]])
+    return Schedule.of("gpipe", stages, micro_batches, chunks, PiecePlacement.LOOP, [order] * stages)
 
 
 def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -41,7 +41,7 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """
     forward, backward = (_list_slots(action, range(1), micro_batches, micro_batches) for action in (F, B))
     orders = [_alternate(forward, backward, stages - stage - 1) for stage in range(stages)]
-    return _join("1f1b", stages, micro_batches, chunks, orders)
+    return Schedule.of("1f1b", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
@@ -56,7 +56,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     backward = _list_slots(B, range(chunks - 1, -1, -1), micro_batches, size)
     ahead = (chunks - 1) * size
     orders = [_alternate(forward, backward, 2 * (stages - stage - 1) + ahead) for stage in range(stages)]
-    return _join("interleaved", stages, micro_batches, chunks, orders)
+    return Schedule.of("interleaved", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
 
 
 def group_size(stages: int, micro_batches: int, group: int | None = None) -> int:
@@ -78,18 +78,23 @@ def group_size(stages: int, micro_batches: int, group: int | None = None) -> int
     return group
 
 
-_AS_BACKWARD = np.array([B - F, 0, 0, 0])
+Units = Sequence[tuple[SlotAction, int, IntArray, IntArray]]
+"""Slots of an action and a chunk: their micro-batches and times."""
+
+
+def _sort_slots(units: Units) -> IntArray:
+    """Return slots as rows in the order of their times."""
+    rows = [np.stack(np.broadcast_arrays(action, batches, chunk, 0), axis=1) for action, chunk, batches, _ in units]
+    times = np.concatenate([times for *_, times in units])
+    ordered: IntArray = np.concatenate(rows)[np.argsort(times, kind="stable")]
+    return ordered
 
 
 def _list_slots(action: SlotAction, chunks: range, micro_batches: int, size: int) -> IntArray:
     """Return slots as rows: each group of *size* micro-batches passes through every chunk before the next starts."""
-    batch: IntArray = np.arange(micro_batches)
-    places = np.repeat(np.arange(len(chunks)), micro_batches)
-    batches = np.tile(batch, len(chunks))
-    slots = np.zeros((len(places), len(Slot._fields)), np.int64)
-    order = np.argsort(batches // size * len(chunks) + places, kind="stable")
-    slots[:, 0], slots[:, 1], slots[:, 2] = action, batches[order], np.array(chunks)[places[order]]
-    return slots
+    batch = np.arange(micro_batches)
+    groups = batch // size * len(chunks)
+    return _sort_slots([(action, chunk, batch, groups + place) for place, chunk in enumerate(chunks)])
 
 
 def _alternate(forwards: IntArray, backwards: IntArray, warm_up: int) -> IntArray:
@@ -101,12 +106,6 @@ def _alternate(forwards: IntArray, backwards: IntArray, warm_up: int) -> IntArra
     return order
 
 
-def _join(name: str, stages: int, micro_batches: int, chunks: int, orders: Sequence[IntArray]) -> Schedule:
-    """Return the schedule with an order of rows for each stage."""
-    counts = tuple(map(len, orders))
-    return Schedule(name, stages, micro_batches, chunks, PiecePlacement.LOOP, np.concatenate(orders), counts)
-
-
 # Schedules that split the backward and fill the bubble with weight gradients. Sources: Qi et al., Zero Bubble Pipeline
 # Parallelism (2023), arXiv 2401.10241, sections 2 (ZB-H1, ZB-H2) and 6 (ZB-V); Qi et al., Pipeline Parallelism with
 # Controllable Memory (2024), arXiv 2405.15362.
@@ -114,8 +113,8 @@ def _join(name: str, stages: int, micro_batches: int, chunks: int, orders: Seque
 
 def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Run as many forwards ahead as 1F1B; stage s delays s weight gradients, so memory is that of 1F1B."""
-    orders = (_split_backwards(micro_batches, stages - stage, stage) for stage in range(stages))
-    return Schedule.of("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
+    orders = [_split_backwards(micro_batches, stages - stage, stage) for stage in range(stages)]
+    return Schedule.of("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
 
 
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -125,25 +124,19 @@ def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     over ZB-H1 is then what the micro-batches beyond one per stage allow.
     """
     spare = max(0, micro_batches - stages)
-    orders = (
+    orders = [
         _split_backwards(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
         for stage in range(stages)
-    )
-    return Schedule.of("zb-h2", stages, micro_batches, chunks, PiecePlacement.LOOP, tuple(orders))
+    ]
+    return Schedule.of("zb-h2", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
 
 
-def _split_backwards(micro_batches: int, ahead: int, delay: int) -> tuple[Slot, ...]:
+def _split_backwards(micro_batches: int, ahead: int, delay: int) -> IntArray:
     """Return *ahead* forwards before the first backward; a weight gradient runs *delay* backwards after its own."""
-    ahead = min(ahead, micro_batches)
-    slots = [Slot(F, batch) for batch in range(ahead)]
-    for batch in range(micro_batches):
-        slots.append(Slot(I, batch))
-        if batch >= delay:
-            slots.append(Slot(W, batch - delay))
-        if batch + ahead < micro_batches:
-            slots.append(Slot(F, batch + ahead))
-    slots.extend(Slot(W, batch) for batch in range(max(0, micro_batches - delay), micro_batches))
-    return tuple(slots)
+    batch = np.arange(micro_batches)
+    forwards = np.where(batch < ahead, -1, 3 * (batch - ahead) + 2)
+    weights = np.where(batch + delay < micro_batches, 3 * (batch + delay) + 1, 3 * micro_batches)
+    return _sort_slots([(F, 0, batch, forwards), (I, 0, batch, 3 * batch), (W, 0, batch, weights)])
 
 
 def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -191,16 +184,15 @@ def _order_vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:
 
 def vee(name: str, step: int, stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Return V-Half (*step* 2) or V-Min (1): the units of ``ir.schedules.vee_times`` in the order of their times."""
-    orders = []
+    batch, orders = np.arange(micro_batches), []
     for stage in range(stages):
-        times = vee_times(stages, stage, step)
+        starts = zip((F, I, W), vee_times(stages, stage, step), strict=True)
         units = [
-            (start + VEE_PERIOD * micro_batch, Slot(action, micro_batch, chunk))
-            for action, starts in zip((F, I, W), times, strict=True)
-            for chunk, start in enumerate(starts)
-            for micro_batch in range(micro_batches)
+            (action, chunk, batch, start + VEE_PERIOD * batch)
+            for action, own in starts
+            for chunk, start in enumerate(own)
         ]
-        orders.append(tuple(slot for _, slot in sorted(units, key=lambda unit: unit[0])))
+        orders.append(_sort_slots(units))
     return Schedule.of(name, stages, micro_batches, chunks, PiecePlacement.V, orders)
 
 
@@ -275,7 +267,7 @@ class _DualPipeStage:
 
 # The schedules by name.
 
-ORDERS: dict[ScheduleKind, MakeSchedule] = {
+ORDERS: dict[ScheduleKind, Callable[[int, int, int], Schedule]] = {
     ScheduleKind.GPIPE: gpipe,
     ScheduleKind.ONE_F_ONE_B: one_f_one_b,
     ScheduleKind.INTERLEAVED: interleaved,

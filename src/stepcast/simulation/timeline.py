@@ -33,7 +33,7 @@ def timeline_of(step: Step, times: Times, layout: Layout, place: int = 0) -> Tim
     used, _, lane_of = distinct(program.rank[calls] * len(program.lanes) + lanes)
     stages = range(step.schedule.stages)
     ranks = [layout.rank_of_stage(stage, place) for stage in stages]
-    micro_batches = program.micro_batches
+    micro_batches = program.table.micro_batches
     batch = np.full(len(shown), NONE) if micro_batches is None else micro_batches[calls, 0]
     return Timeline(
         names=tuple(names),
@@ -60,8 +60,8 @@ def _find_lane(program: Program, ranks: Sequence[int], number: int, lane: int) -
     """Return a lane of a stage; messages that wait for their receiver have one of their own on the sending rank."""
     if number < len(ranks):
         return Lane(ranks[number], program.lanes[lane])
-    sender = program.rank[program.source_call[program.rank_start[number], 0]]
-    return Lane(ranks[sender], program.rank_names[number])
+    sender = program.rank[program.table.source_call[program.table.rank_start[number], 0]]
+    return Lane(ranks[sender], program.table.rank_names[number])
 
 
 def _find_flows(folded: Program, shown: IntArray, lanes: IntArray) -> Int32Array:
@@ -78,7 +78,7 @@ def _find_flows(folded: Program, shown: IntArray, lanes: IntArray) -> Int32Array
     waits = np.where(computes, np.append(computing, -1)[index], -1)
     pairs = []
     for port in range(program.inputs):
-        sources = program.source_call[first, port]
+        sources = program.table.source_call[first, port]
         calls = np.flatnonzero((sources >= 0) & (waits >= 0))
         between = program.rank[first[calls]] != program.rank[sources[calls]]
         calls = calls[between]
@@ -155,9 +155,9 @@ class _OutsideTasks:
         if node < lanes:
             users = self.users[node]
             index = int(np.searchsorted(users, call)) - 1
-            if index < 0 or users[index] < program.rank_start[program.rank[call]]:
+            if index < 0 or users[index] < program.table.rank_start[program.rank[call]]:
                 return -1, -1
             return int(users[index]), int(self.last[users[index], node])
-        source = int(program.source_call[call, node - lanes])
+        source = int(program.table.source_call[call, node - lanes])
         task = int(program.source_tasks[call, node - lanes])
         return (source, task - int(program.task_start[source])) if source >= 0 else (-1, -1)

@@ -64,7 +64,7 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
         raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
     tables = _make_tables(program, per_task=duration_s is not None)
     scratch = UnfoldedScratch(
-        next_call=program.rank_start[:-1].copy(),
+        next_call=program.table.rank_start[:-1].copy(),
         lane_free_s=np.zeros(program.ranks * len(program.lanes)),
         first_waiting=np.full(program.calls, -1, np.int64),
         next_waiting=np.full(program.ranks, -1, np.int64),
@@ -102,12 +102,12 @@ def _make_tables(program: Program, per_task: bool) -> UnfoldedTables:
     return UnfoldedTables(
         lanes=len(program.lanes),
         inputs=program.inputs,
-        rank_start=program.rank_start,
+        rank_start=program.table.rank_start,
         rank=program.rank,
         shape=shape_of[program.segment],
         task_start=program.task_start,
         duration_start=program.task_start if per_task else (np.cumsum(ops) - ops)[program.segment],
-        source_call=program.source_call.reshape(-1),
+        source_call=program.table.source_call.reshape(-1),
         source_task=program.source_tasks.reshape(-1),
         first_op=np.cumsum([0, *(shape.ops for shape in shapes)]).astype(np.int64),
         before=np.concatenate([nothing, *[shape.before for shape in shapes]]),

@@ -218,7 +218,7 @@ def waits_of(program: Program) -> Pairs:
     shapes, shape_of = program.segment_shapes
     shape_of_call = shape_of[program.segment]
     lanes, tasks = len(program.lanes), program.task_start
-    first_of_rank = tasks[program.rank_start[:-1]][program.rank]
+    first_of_rank = tasks[program.table.rank_start[:-1]][program.rank]
     # For each lane and register that is waited for, and each call, the last task in it before, or -1.
     latest = {}
     for lane in sorted(set().union(*[shape.reads for shape in shapes])):

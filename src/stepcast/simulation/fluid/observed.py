@@ -42,7 +42,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
         ]
     )
     message_s = np.zeros(0) if lanes.receives else _message_waits_s(times, waits, rank_of, lane_of, step)
-    by_rank = np.split(np.arange(program.tasks), program.task_start[program.rank_start[1:-1]])
+    by_rank = np.split(np.arange(program.tasks), program.task_start[program.table.rank_start[1:-1]])
     stages = []
     for stage in range(step.schedule.stages):
         own = by_rank[stage]
