@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import stepcast
+from stepcast.cli.main import main
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import read
@@ -78,7 +79,7 @@ def test_an_option_that_is_not_modelled_is_reported(tmp_path: Path) -> None:
     assert set(config.unknown) == {"speed"}
 
 
-def test_networks() -> None:
+def test_networks(tmp_path: Path) -> None:
     astra, simai, calculon = (
         read(PEERS / name) for name in ("astra-network.yml", "simai-topology.txt", "calculon-system.json")
     )
@@ -86,6 +87,11 @@ def test_networks() -> None:
     assert (simai.gpu, simai.gpus, simai.nodes, simai.nics) == ("h100-sxm", 8, 2, 8)
     assert (simai.fabric_bytes_per_s, simai.nic_bytes_per_s) == (360e9, 50e9)
     assert (calculon.gpus, calculon.nic_bytes_per_s) == (8, 25e9)
+    text = (PEERS / "astra-network.yml").read_text()
+    for kind, reduces in (("Ring", False), ("Switch", True)):
+        (tmp_path / "network.yml").write_text(text.replace("[ Switch,", f"[ {kind},"))
+        assert main(["convert", str(tmp_path / "network.yml"), str(tmp_path / "it.toml"), "--gpu", "h100-sxm"]) == 0
+        assert stepcast.load_cluster(str(tmp_path / "it.toml")).node.fabric.in_switch_reduction is reduces
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def read_astra(source: Source) -> Wiring:
         raise FormatError("needs a topology, a count and a bandwidth above zero for each dimension", source.path)
     warnings = []
     if kinds[0] not in FABRICS:
-        warnings.append(f"the innermost dimension is a {kinds[0]}; taken for a switch of the same bandwidth")
+        warnings.append(f"the innermost dimension is a {kinds[0]}; taken for a switch of the same bandwidth without in-switch reduction")
     if len(kinds) > 2:
         warnings.append("dimensions beyond the second are joined: the slowest of them counts")
     nodes = 1
@@ -48,6 +48,7 @@ def read_astra(source: Source) -> Wiring:
         gpus=counts[0],
         fabric=FABRICS.get(kinds[0], "nvswitch"),
         fabric_bytes_per_s=rates[0],
+        in_switch_reduction=None if kinds[0] == "switch" else False,
         nics=counts[0] if len(rates) > 1 else None,
         nic_bytes_per_s=min(rates[1:]) if len(rates) > 1 else None,
         nodes=nodes,

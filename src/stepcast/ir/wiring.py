@@ -17,6 +17,7 @@ class Wiring:
     fabric: str | None = None
     fabric_links: float | None = None
     fabric_bytes_per_s: float | None = None
+    in_switch_reduction: bool | None = None
     sockets: int | None = None
     nics: int | None = None
     nic_bytes_per_s: float | None = None

@@ -52,10 +52,11 @@ def _describe_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str,
     if wiring.fabric != fabric.kind:
         table["kind"] = wiring.fabric
         if wiring.fabric != FabricKind.NVSWITCH:
-            table["in_switch_reduction"] = False if fabric.in_switch_reduction else None
             tables["network"]["scale_up_nodes"] = 1 if known.topology.scale_up_nodes > 1 else None
         if wiring.fabric == FabricKind.NVLINK_PAIRS and fabric.host_link is None:
             tables["node.fabric.host_link"] = dict(HOST_LINK)
+    if fabric.in_switch_reduction and (wiring.fabric != FabricKind.NVSWITCH or wiring.in_switch_reduction is False):
+        table["in_switch_reduction"] = False
     rate, usual = wiring.fabric_bytes_per_s, fabric.link.bandwidth_bytes_per_s
     if rate is not None and ("kind" in table or abs(rate - usual) > ROUNDING * usual):
         tables["node.fabric.link"]["bandwidth"] = _rate(rate)
