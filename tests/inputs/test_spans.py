@@ -23,6 +23,23 @@ def test_rocprof_names_the_slow_agent() -> None:
     assert facts["devices"][0]["communication_s"] == pytest.approx(4 * 250e-6)
 
 
+def test_rocprof_json_equals_csv(tmp_path: Path) -> None:
+    columns = [line.replace('"', "").split(",") for line in (SPANS / "rocprof-kernel-trace.csv").read_text().split("\n")[1:] if line]
+    tool = {"kernel_symbols": [{"kernel_id": number, "formatted_kernel_name": row[7]} for number, row in enumerate(columns)],
+            "buffer_records": {"kernel_dispatch": [{"start_timestamp": int(row[-2]), "end_timestamp": int(row[-1]), "thread_id": 3,
+                "dispatch_info": {"agent_id": {"handle": int(row[1][6:])}, "queue_id": {"handle": int(row[2])}, "kernel_id": number}} for number, row in enumerate(columns)]}}  # fmt: skip
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [tool]}))
+    facts, table = stepcast.analyze(path).facts(), stepcast.analyze(SPANS / "rocprof-kernel-trace.csv").facts()
+    assert facts["format"] == "rocprof"
+    assert {key: facts[key] for key in ("step_s", "devices", "stragglers")} == {
+        key: table[key] for key in ("step_s", "devices", "stragglers")
+    }
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{}]}}]}))
+    with pytest.raises(FormatError, match="no kernel trace of rocprofv3"):
+        read(path)
+
+
 def test_otlp_has_steps_and_spans() -> None:
     facts = stepcast.analyze(SPANS / "otlp-rl.json").facts()
     assert facts["step_s"] == pytest.approx(67.4)

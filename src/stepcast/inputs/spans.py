@@ -1,8 +1,9 @@
-"""Spans of other tools as timelines: kernel traces of rocprofv3 (CSV), OpenTelemetry spans (OTLP JSON, protobuf).
+"""Spans of other tools as timelines: kernel traces of rocprofv3 (CSV, JSON), OpenTelemetry spans (OTLP JSON, protobuf).
 
 Formats: rocm.docs.amd.com, rocprofv3, kernel trace; opentelemetry-proto, trace/v1/trace.proto.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -12,7 +13,7 @@ from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
 from stepcast.inputs.rows import csv_columns
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.facts import Facts
-from stepcast.ir.limits import RESULT
+from stepcast.ir.limits import RESULT, TRACE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.units import NS
 
@@ -21,15 +22,53 @@ ROLES = {EventRole.COMMUNICATION: SpanKind.COMMUNICATION, EventRole.COPY: SpanKi
 RANK_KEYS = ("dl.rank", "rl.rank", "rank", "process.rank", "torch.rank")
 
 
+class AgentHandle(msgspec.Struct):
+    handle: int
+
+
+class DispatchInfo(msgspec.Struct):
+    agent_id: AgentHandle
+    queue_id: AgentHandle
+    kernel_id: int
+
+
+class KernelDispatch(msgspec.Struct):
+    start_timestamp: int
+    end_timestamp: int
+    dispatch_info: DispatchInfo
+
+
+class KernelSymbol(msgspec.Struct):
+    kernel_id: int
+    formatted_kernel_name: str = ""
+
+
+class DispatchRecords(msgspec.Struct):
+    kernel_dispatch: list[KernelDispatch] = []
+
+
+class ProcessRecords(msgspec.Struct):
+    """One traced process in the JSON of rocprofv3."""
+
+    buffer_records: DispatchRecords
+    kernel_symbols: list[KernelSymbol] = []
+
+
+class RocprofDocument(msgspec.Struct):
+    processes: list[ProcessRecords] = msgspec.field(name="rocprofiler-sdk-tool")
+
+
 def looks_like_rocprof(head: str) -> bool:
     first = head.lstrip("\ufeff \r\n").partition("\n")[0]
-    return set(ROCPROF) <= {word.strip().strip('"') for word in first.split(",")}
+    is_csv = set(ROCPROF) <= {word.strip().strip('"') for word in first.split(",")}
+    return is_csv or re.match(r'\s*\{\s*"rocprofiler-sdk-tool"', head) is not None
 
 
 def read_rocprof(source: Source) -> Timeline:
     """Return the kernels of each agent, a lane per queue."""
     builder, agents = TimelineBuilder(), dict[str, int]()
-    for line, (agent, queue, name, start, end) in csv_columns(source, ROCPROF[1:]):
+    rows = _json_kernels(source) if source.head.lstrip()[:1] == "{" else csv_columns(source, ROCPROF[1:])
+    for line, (agent, queue, name, start, end) in rows:
         try:
             start_s, duration_s = int(start) * NS, (int(end) - int(start)) * NS
         except ValueError:
@@ -42,6 +81,20 @@ def read_rocprof(source: Source) -> Timeline:
     if not len(builder):
         raise FormatError("holds no kernel", source.path)
     return builder.build(measured=True, source=source.path, facts={"agents": list(agents)})
+
+
+def _json_kernels(source: Source) -> Iterator[tuple[None, list[str]]]:
+    """Yield the kernels of rocprofv3's JSON as its CSV has them; processes see their GPUs by the same handles."""
+    try:
+        document = msgspec.json.decode(source.data(TRACE), type=RocprofDocument)
+    except msgspec.DecodeError as error:
+        raise FormatError(f"is no kernel trace of rocprofv3: {error}", source.path) from None
+    for process in document.processes:
+        names = {symbol.kernel_id: symbol.formatted_kernel_name for symbol in process.kernel_symbols}
+        for row in process.buffer_records.kernel_dispatch:
+            place, name = row.dispatch_info, names.get(row.dispatch_info.kernel_id) or "unknown kernel"
+            words = place.agent_id.handle, place.queue_id.handle, name, row.start_timestamp, row.end_timestamp
+            yield None, [str(word) for word in words]
 
 
 # ---- OpenTelemetry --------------------------------------------------------------------------------------------

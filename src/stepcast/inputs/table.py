@@ -56,7 +56,7 @@ FORMATS: tuple[Format, ...] = (
         variant="flight_recorder",
     ),
     Format("otlp", "OpenTelemetry spans (OTLP JSON, protobuf)", "timeline", "spans", binary=True, variant="otlp"),
-    Format("rocprof", "rocprofv3 kernel trace (CSV)", "timeline", "spans", variant="rocprof"),
+    Format("rocprof", "rocprofv3 kernel trace (CSV, JSON)", "timeline", "spans", variant="rocprof"),
     Format("nccl-topo", "NCCL topology dump (XML)", "wiring", "topologies", variant="nccl"),
     Format("nvidia-smi-topo", "nvidia-smi topo -m", "wiring", "topologies", variant="matrix"),
     Format("slurm-topology", "Slurm topology.conf", "wiring", "topologies", variant="slurm"),

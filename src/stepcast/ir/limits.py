@@ -46,7 +46,7 @@ RESULT = _bytes("JSON result", 64 * MIB, "what a verb prints with --json, with t
 GROUPS = _bytes("list of communicators", 64 * MIB, "a comm_group.json of a hundred thousand ranks")
 LENGTHS = _bytes("list of lengths", 16 * MIB, "a million steps next to an OptimusPrime log")
 CAPTURED = _bytes("captured program", 256 * MIB, "a model of a thousand layers that all differ has some ten")
-TRACE = _bytes("Chakra trace", 8192 * MIB, "its nodes are decoded at once, in three times its size")
+TRACE = _bytes("trace that is read at once", 8192 * MIB, "its nodes are decoded at once, in three times its size")
 CHAKRA_SET = _bytes("set of Chakra files to be written", 2048 * MIB, "replicas beyond it add nothing")
 PIPE = _bytes("pipe or standard input", 512 * MIB, "it gives its bytes once, so they are kept; files may be larger")
 
