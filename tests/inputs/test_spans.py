@@ -127,6 +127,15 @@ def test_traces_of_xla(tmp_path: Path) -> None:
     assert facts["operations_s"]["element-wise"] == pytest.approx(20e-6)
     assert facts["exposed_comm_s"] == pytest.approx(30e-6)
     assert facts["compute_s"] == pytest.approx(120e-6)
+    # Devices of one process are ranks; on a GPU, operators repeat the work of streams.
+    gpus = [*(_name(n, None, f"/device:GPU:{n}") for n in (1, 2)), *(_name(n, t, text) for n in (1, 2) for t, text in ((5, "Stream #13(Compute)"), (6, "XLA Ops"), (7, "Steps")))]  # fmt: skip
+    work = [_span(n, t, "dot.5", 100.0 * step, 30.0 * n) for n in (1, 2) for t in (5, 6) for step in (0, 1)]
+    steps = [_span(n, 7, str(step), 100.0 * step, 90) for n in (1, 2) for step in (0, 1)]
+    path.write_text(json.dumps({**XLA, "traceEvents": [*gpus, *work, *steps]}))
+    facts = stepcast.analyze(path).facts()
+    assert [rank["steps"] for rank in facts["ranks"]] == [2, 2]
+    assert [rank["breakdown_s"]["compute"] for rank in facts["ranks"]] == pytest.approx([60e-6, 120e-6])
+    assert facts["operations_s"]["matmul"] == pytest.approx(45e-6)
 
 
 SCORES = """GPU relative performance:

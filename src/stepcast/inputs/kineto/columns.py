@@ -44,7 +44,7 @@ CORRELATED = DEVICE | {EventRole.CALL}
 
 # In lower case, as PyTorch 1.8 to 1.11 write capitals.
 CATEGORIES = {
-    EventRole.HOST: r"cpu_op|operator|user_annotation|python_function",
+    EventRole.HOST: r"cpu_op|operator|user_annotation(?: of steps)?|python_function",
     EventRole.CALL: r"(?:[a-z0-9]+_)?(?:runtime|driver)",
     EventRole.KERNEL: r"kernel|mtia_ccp_events",
     EventRole.COPY: r"(?:[a-z0-9]+_)?mem(?:cpy|set)",
@@ -212,11 +212,11 @@ def _list_text(split: str | list[int]) -> str:
     return "" if text == "[]" else text
 
 
-STEP_PREFIX = "ProfilerStep"
+STEP_PREFIX, XLA_STEP = "ProfilerStep", "user_annotation of steps"
 # Traces of JAX and XLA have no categories: processes and threads are named in events before them. GPUs have streams,
-# TPUs a thread of operators; others repeat their work by module, scope or source line.
-XLA_DEVICE = re.compile(r"/device:(?:GPU|TPU):\d+")
-XLA_WORK = re.compile(r"Stream #|XLA Ops$|Async XLA Ops$")
+# TPUs a thread of operators; others repeat their work by operator, module, scope or source line.
+XLA_DEVICE = re.compile(r"/device:(GPU|TPU):\d+")
+XLA_WORK = {"GPU": re.compile(r"Stream #"), "TPU": re.compile(r"XLA Ops$|Async XLA Ops$")}
 XLA_COLLECTIVE = re.compile(
     r"(?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|send|recv)[-.\d\w]*$"
 )
@@ -237,7 +237,7 @@ class RankColumns:
         self._names: dict[str, int] = {}
         # The kinds of each name: in a thread of the host, and in a stream.
         self._kinds: list[tuple[SpanKind, SpanKind]] = []
-        self._lanes: dict[str, int] = {}
+        self._lanes: dict[tuple[int, str], int] = {}  # by device, which is 0 but for traces of XLA, and name
         self._lane_of_key: dict[LaneKey, tuple[int, EventRole]] = {}
         self._device: int | str | None = None
         self._named: dict[tuple[int | str | None, int | str | None], str] = {}
@@ -278,7 +278,7 @@ class RankColumns:
                 lane, role = lane_of_key[key] = self._place(*key)
             if role is EventRole.FRAME:
                 continue
-            name = event.name
+            name = event.name if category != XLA_STEP else f"{STEP_PREFIX}#{event.name}"
             index = names.get(name)
             if index is None:
                 index = names[name] = len(names)
@@ -287,7 +287,7 @@ class RankColumns:
                 kind = kinds[index][0]
                 if kind is SpanKind.STEP:
                     self.steps += 1
-                    lane = self._lane("steps")
+                    lane = self._lane("steps", event.pid)
             elif role is EventRole.KERNEL:
                 kind = kinds[index][1]
                 if kind is SpanKind.COMPUTE and event.args and b'"Collective name"' in bytes(event.args):
@@ -320,12 +320,15 @@ class RankColumns:
         if (event.pid, None) not in self._named:
             return "cpu_op" if any(thread is None for _, thread in self._named) else ""
         thread = self._named.get((event.pid, event.tid), "")
-        if not XLA_WORK.match(thread):
-            return "user_annotation" if thread == "Steps" else "gpu_user_annotation"
+        device = XLA_DEVICE.match(self._named[event.pid, None])
+        if device is None or not XLA_WORK[device[1]].match(thread):
+            return XLA_STEP if thread == "Steps" else "gpu_user_annotation"
         return "collective_comm" if XLA_COLLECTIVE.match(event.name) else "kernel"
 
-    def _lane(self, name: str) -> int:
-        return self._lanes.setdefault(name, len(self._lanes))
+    def _lane(self, name: str, pid: int | str | None = None) -> int:
+        devices = [process for process, thread in self._named if thread is None]
+        device = devices.index(pid) if pid in devices else 0
+        return self._lanes.setdefault((device, name), len(self._lanes))
 
     def _place(self, category: str, pid: int | str | None, tid: int | str | None) -> tuple[int, EventRole]:
         """Return the lane of a category's events in one thread or stream, and their role."""
@@ -337,18 +340,22 @@ class RankColumns:
         elif role is EventRole.OVERHEAD:
             name = "profiler overhead"
         elif role in DEVICE:
-            self._device = pid if self._device is None else self._device
+            self._device = pid if self._device is None or (pid, None) in self._named else self._device
             name = f"stream {tid}" if pid == self._device else f"device {pid} stream {tid}"
         elif role is EventRole.ANNOTATION:
             name = f"annotations of stream {tid}"
         else:
             # Other programs' traces: one lane for each thread of each process.
             name = f"{category or 'events'} of process {pid} thread {tid}"
-        return self._lane(name), role
+        return self._lane(name, pid), role
 
     def add_to(self, builder: TimelineBuilder, communicators: Communicators, offset_s: float) -> None:
         """Append all rows as lanes of one rank, *offset_s* later than they state."""
-        lanes = np.array([builder.lane(communicators.rank, name) for name in self._lanes] or [0], dtype=np.int32)
+        devices = 1 + max((device for device, _ in self._lanes), default=0)
+        ranks = [communicators.rank * devices + device for device, _ in self._lanes]
+        lanes = np.array(
+            [builder.lane(rank, name) for rank, (_, name) in zip(ranks, self._lanes, strict=True)] or [0], np.int32
+        )
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
         lane_of = np.frombuffer(self._columns["lane"], dtype=np.int32)
         works: dict[Work, int] = {}
@@ -395,7 +402,7 @@ class RankColumns:
         """Return for each host event its caller: the innermost event around it in its thread."""
         parent_of = np.full(len(self), NONE, dtype=np.int32)
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
-        for name, lane in self._lanes.items():
+        for (_, name), lane in self._lanes.items():
             if not name.startswith("cpu thread"):
                 continue
             rows = np.flatnonzero(lane_of == lane)
