@@ -48,6 +48,7 @@ class Format:
 
 # Order matters where one format's text could pass for another's: the stricter recogniser first.
 FORMATS: tuple[Format, ...] = (
+    Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
     Format("nsys", "Nsight Systems export (SQLite)", "timeline", "nsys", binary=True),
     Format(
         *("flight-recorder", "NCCL flight-recorder dump (JSON, pickle)", "collectives", "collective_logs"),
@@ -80,7 +81,6 @@ FORMATS: tuple[Format, ...] = (
     Format("nccl-tests", "nccl-tests log", "sweep", "nccl_tests"),
     Format("optimus", "OptimusPrime training log", "run log", "optimus_log"),
     Format("captured", "captured PyTorch program (stepcast capture)", "captured", "captured"),
-    Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
     Format("huggingface", "Hugging Face config.json", "model", "huggingface.reader"),
     Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", joins=True, binary=True),
 )

@@ -1,51 +1,31 @@
 """A PyTorch profiler (Kineto) trace of one rank or many: kernels by class, matched collectives, stragglers."""
 
-import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import msgspec
 import numpy as np
 
+from stepcast.analyze.kineto.kernels import (
+    COMMUNICATION,
+    COPY,
+    FUSIBLE,
+    OTHER,
+    fuse,
+    is_fusible,
+    kernel_class,
+    rows_of_unfused,
+)
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait, match_collectives
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
 from stepcast.analyze.recorded import RecordedResult
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names
-from stepcast.hardware.catalog import load_data
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_seconds
 
 LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is reported
 TOP_KERNELS = 200
 
-MATMUL, ATTENTION, NORM, LOSS = "matmul", "attention", "norm", "softmax and loss"
-EMBEDDING, ELEMENTWISE, OTHER = "embedding and sort", "element-wise", "other"
-
-COPY, COMMUNICATION = "copy", "communication"
-
-PRODUCTS = (MATMUL, ATTENTION)
-FUSIBLE = (ELEMENTWISE, NORM, LOSS)
 LEAST_ADVICE = 0.01  # of the step
-
-
-@cache
-def _class_patterns() -> tuple[re.Pattern[str], re.Pattern[str], list[tuple[str, re.Pattern[str]]]]:
-    """Return the patterns of library names, of Inductor's kernels, and of each class (``data/analysis.toml``)."""
-    table = load_data("analysis")["kernels"]
-    classes = [(label, re.compile("|".join(words), re.IGNORECASE)) for label, *words in table["classes"]]
-    return re.compile(table["libraries"], re.IGNORECASE), re.compile(table["inductor"]), classes
-
-
-@cache
-def kernel_class(name: str) -> str:
-    """Return the class of work of a GPU kernel by its name."""
-    libraries, inductor_name, patterns = _class_patterns()
-    inductor = inductor_name.match(name)
-    if inductor is not None and inductor[1] in ("poi", "for"):
-        return ELEMENTWISE
-    words = libraries.sub("", name)
-    classes = (label for label, pattern in patterns if pattern.search(words))
-    return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
 
 
 class KernelRow(msgspec.Struct, frozen=True):
@@ -283,28 +263,20 @@ def _advise(
     return sorted(advice, key=lambda row: -row.saves_s)
 
 
-def is_fusible(name: str) -> bool:
-    """Return True for kernels that torch.compile fuses with their neighbours; those of Triton are fused already.
-
-    The gradients of embeddings, which eager code sorts, become additions in such a kernel too.
-    """
-    return kernel_class(name) in (*FUSIBLE, EMBEDDING) and not name.startswith("triton")
-
-
 def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
-    """Return what is saved if each run of fusible kernels takes as long as its longest."""
+    """Return the time of kernels that torch.compile saves."""
     timeline, saved_s = lanes.timeline, 0.0
     fusible = np.array([is_fusible(name) for name in timeline.names], dtype=bool)
+    is_set = np.array([name.startswith("Memset") for name in timeline.names], dtype=bool)
     for lane in lanes.streams(rank):
         rows = lanes.rows[lane]
-        rows = rows[timeline.kind_of[rows] <= SpanKind.COPY]
+        rows = rows[(timeline.kind_of[rows] <= SpanKind.COPY) & ~is_set[timeline.name_of[rows]]]
         rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
         if len(rows):
-            can_fuse, seconds = fusible[timeline.name_of[rows]], timeline.duration_s[rows]
-            starts = np.concatenate([[0], 1 + np.flatnonzero(np.diff(can_fuse.astype(np.int8)))])
-            rest_s = np.add.reduceat(seconds, starts) - np.maximum.reduceat(seconds, starts)
-            saved_s += float(rest_s[can_fuse[starts]].sum())
-    return saved_s
+            name_of, seconds = timeline.name_of[rows], timeline.duration_s[rows]
+            can_fuse = fusible[name_of] & ~rows_of_unfused(timeline, lanes.calls[rows])
+            saved_s += float(seconds.sum() - fuse(timeline.names, name_of, seconds, can_fuse)[1].sum())
+    return max(saved_s, 0.0)
 
 
 def _find_stragglers(ranks: list[RankTime], matching: MatchedCollectives) -> list[TraceStraggler]:

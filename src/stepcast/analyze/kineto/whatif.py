@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, is_fusible, kernel_class
+from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
+from stepcast.analyze.kineto.kernels import PRODUCTS, fuse, is_fusible, kernel_class, rows_of_unfused
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.whatif import WhatIfError, parse_factor, split_change
@@ -28,6 +29,8 @@ from stepcast.units import format_seconds
 GRAPH_GAP_S = 0.35e-6  # between two kernels of a CUDA graph
 EVENT_CALLS = 0.45  # what the profiler adds to the host for each event it records
 LAUNCH_CALLS, PARAMETER_CALLS = 2.7, 7.0  # of a compiled step: for each kernel it launches, each gradient it returns
+# Matmuls slow down at the GPU's power limit as their share of the time grows beyond a half.
+POWER_FREE, POWER_SLOPE = 0.5, 0.28
 OPTIMIZER, GRADIENT = "Optimizer.", "torch::autograd::AccumulateGrad"  # PyTorch's marks; the optimizer stays eager
 SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
 KNOWN = (
@@ -69,11 +72,13 @@ class RankScript:
     waits_for: IntArray  # the row of another stream; NONE
     gap_s: FloatArray  # between what it waited for and its start
     names: tuple[str, ...]  # of rows
+    can_fuse: BoolArray
     groups: tuple[str, ...]  # of communication; empty for other rows
     work_s: FloatArray  # of the host before each call
     call_s: FloatArray
     waits: BoolArray  # calls that wait for the device
     events: IntArray  # that the profiler recorded for each call and before it
+    stays_eager: BoolArray  # calls that torch.compile leaves as they are
     optimizer_s: FloatArray  # from the beginning of the optimizer to the call; 0 for calls of others
     usual_call_s: float
     gradients: int  # of parameters, in all steps
@@ -150,6 +155,8 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
     lag_s = float(lags_s[lags_s > 0].min()) if (lags_s > 0).any() else 0.0
     stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
     waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
+    fusible = np.array([is_fusible(name) for name in timeline.names], dtype=bool)
+    stays_eager = in_optimizer | rows_of_unfused(timeline, calls)
     works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
     is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
     groups = tuple(
@@ -167,11 +174,13 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
         waits_for=waits_for,
         gap_s=gap_s,
         names=tuple(timeline.names[name] for name in timeline.name_of[rows].tolist()),
+        can_fuse=fusible[timeline.name_of[rows]] & ~stays_eager[order_of[lanes.calls[rows]]],
         groups=groups,
         work_s=work_s,
         call_s=own_call_s,
         waits=waits,
         events=np.diff(events, prepend=0),
+        stays_eager=stays_eager,
         optimizer_s=np.where(in_optimizer, call_start_s - mark_start_s[mark], 0.0),
         usual_call_s=usual_s,
         gradients=sum(timeline.names[name] == GRADIENT for name in timeline.name_of[host].tolist()),
@@ -204,38 +213,44 @@ def _dependencies(
     return waits_for, gap_s
 
 
-def _fusible_runs(script: RankScript) -> list[IntArray]:
-    """Return the rows of each run of fusible kernels of a stream; memory sets between them do not end it."""
-    known = {name: is_fusible(name) for name in set(script.names)}
-    can_fuse = np.array([known[name] for name in script.names], dtype=bool) & (script.optimizer_s[script.call] == 0)
-    is_set = np.array([name.startswith("Memset") for name in script.names], dtype=bool)
-    runs: list[IntArray] = []
-    for number in np.unique(script.stream).tolist():
-        rows = np.flatnonzero((script.stream == number) & ~is_set).astype(np.int64)
-        edges = np.flatnonzero(np.diff(can_fuse[rows].astype(np.int8)))
-        runs += [run for run in np.split(rows, edges + 1) if len(run) > 1 and can_fuse[run[0]]]
-    return runs
-
-
 def _compile(script: RankScript, share: float) -> RankScript:
-    """Fuse runs of kernels; a fused kernel takes *share* of the longest of its run, and one launch.
+    """Fuse kernels, which then take *share* of their predicted time and one launch.
 
     The host of a compiled step launches what is left from generated code; the optimizer stays as it is.
     """
     duration_s, gap_s = script.duration_s.copy(), script.gap_s.copy()
     counts = np.bincount(script.call, minlength=len(script.work_s))
-    in_optimizer = script.optimizer_s > 0
-    launches = ~in_optimizer & ~script.waits
-    for run in _fusible_runs(script):
-        duration_s[run[0]] = share * float(duration_s[run].max())
-        rest = run[1:]
+    launches = (script.optimizer_s == 0) & ~script.waits
+    generated = np.zeros(len(script.work_s), dtype=bool)
+    table = {name: index for index, name in enumerate(dict.fromkeys(script.names))}
+    name_of = np.array([table[name] for name in script.names], np.int64)
+    is_set, is_product = (
+        np.array([test(name) for name in table], dtype=bool)[name_of]
+        for test in (lambda name: name.startswith("Memset"), lambda name: kernel_class(name) in PRODUCTS)
+    )
+    for number in np.unique(script.stream).tolist():
+        rows = np.flatnonzero((script.stream == number) & ~is_set)
+        if not len(rows):
+            continue
+        starts, seconds = fuse(tuple(table), name_of[rows], script.duration_s[rows], script.can_fuse[rows])
+        fused = script.can_fuse[rows[starts]]
+        duration_s[rows[starts[fused]]] = share * seconds[fused]
+        generated[script.call[rows[starts[fused]]]] = True
+        rest = np.delete(rows, starts)
         duration_s[rest] = gap_s[rest] = 0.0
         launches[script.call[rest][counts[script.call[rest]] == 1]] = False
+    before, after = (
+        float(seconds[is_product].sum() / max(seconds.sum(), 1e-12)) for seconds in (script.duration_s, duration_s)
+    )
+    duration_s[is_product] *= 1 + POWER_SLOPE * max(0.0, after - max(before, POWER_FREE))
     script = script.without_profiler()
-    gradient_calls = PARAMETER_CALLS * script.gradients / max(int(launches.sum()), 1)
-    launch_s = np.where(launches, (LAUNCH_CALLS + gradient_calls) * script.usual_call_s, 0.0)
-    work_s = np.where(in_optimizer, np.minimum(script.work_s, script.optimizer_s), launch_s)
-    call_s = np.where(in_optimizer, script.call_s, 0.0)
+    usual_s = LAUNCH_CALLS * script.usual_call_s
+    own_s = np.where(generated, usual_s, np.minimum(script.work_s + script.call_s, usual_s))
+    gradient_s = PARAMETER_CALLS * script.usual_call_s * script.gradients / max(int(launches.sum()), 1)
+    eager, begins = script.stays_eager, script.optimizer_s > 0
+    work_s = np.where(eager, script.work_s, own_s) + gradient_s
+    work_s = np.where(begins, np.minimum(script.work_s, script.optimizer_s), np.where(launches, work_s, 0.0))
+    call_s = np.where(eager, script.call_s, 0.0)
     return replace(script, duration_s=duration_s, gap_s=gap_s, work_s=work_s, call_s=call_s)
 
 

@@ -1,0 +1,98 @@
+"""GPU kernels by the class of their work, and how long those that torch.compile fuses take together.
+
+Element-wise kernels are limited by memory, so their times are the bytes they move. Neighbours become one kernel, which
+takes as long as the longest of them and a share of the others: what these read and write themselves. The constants
+come from steps of a diffusion transformer, a Llama, a ResNet and a T5 on an H200 (PyTorch 2.11).
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from stepcast.hardware.catalog import load_data
+from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
+from stepcast.ir.timeline import NONE, Timeline
+
+MATMUL, ATTENTION, NORM, LOSS = "matmul", "attention", "norm", "softmax and loss"
+EMBEDDING, ELEMENTWISE, OTHER = "embedding and sort", "element-wise", "other"
+
+COPY, COMMUNICATION = "copy", "communication"
+
+PRODUCTS = (MATMUL, ATTENTION)
+FUSIBLE = (ELEMENTWISE, NORM, LOSS)
+
+OWN_SHARE = 0.1  # of the other kernels' time: bytes that the longest does not move
+# Readers of these sums need all of them, so they start another kernel: norms over batches and groups.
+SUMS = re.compile(r"batch_norm_(?:collect_statistics|backward_reduce)|RowwiseMoments|ComputeInternalGradients")
+STATISTICS = re.compile(r"collect_statistics|RowwiseMoments")
+READ_SHARE = 0.6  # statistics read what the kernel after them reads and writes
+DROPOUT = re.compile(r"fused_dropout")
+DROPOUT_FACTOR = 2.5  # generated code draws a random number for each element, eager kernels four at once
+ALSO_FUSED = re.compile(r"^Memcpy DtoD|max_pool")
+# Operators that generated code calls as eager code does.
+UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero|multinomial)$")
+
+
+@cache
+def _class_patterns() -> tuple[re.Pattern[str], re.Pattern[str], list[tuple[str, re.Pattern[str]]]]:
+    """Return the patterns of library names, of Inductor's kernels, and of each class (``data/analysis.toml``)."""
+    table = load_data("analysis")["kernels"]
+    classes = [(label, re.compile("|".join(words), re.IGNORECASE)) for label, *words in table["classes"]]
+    return re.compile(table["libraries"], re.IGNORECASE), re.compile(table["inductor"]), classes
+
+
+@cache
+def kernel_class(name: str) -> str:
+    """Return the class of work of a GPU kernel by its name."""
+    libraries, inductor_name, patterns = _class_patterns()
+    inductor = inductor_name.match(name)
+    if inductor is not None and inductor[1] in ("poi", "for"):
+        return ELEMENTWISE
+    words = libraries.sub("", name)
+    classes = (label for label, pattern in patterns if pattern.search(words))
+    return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
+
+
+@cache
+def is_fusible(name: str) -> bool:
+    """Return True for kernels that torch.compile fuses with their neighbours; those of Triton are fused already.
+
+    The gradients of embeddings, which eager code sorts, become additions in such a kernel too.
+    """
+    return (kernel_class(name) in (*FUSIBLE, EMBEDDING) or bool(ALSO_FUSED.search(name))) and not name.startswith("triton")
+
+
+def rows_of_unfused(timeline: Timeline, calls: IntArray) -> BoolArray:
+    """Return which calls an operator made that torch.compile does not fuse."""
+    is_unfused = np.array([bool(UNFUSED.match(name)) for name in timeline.names], dtype=bool)
+    within: BoolArray = np.zeros(len(calls), dtype=bool)
+    callers = np.where(calls == NONE, NONE, timeline.parent_of[calls])
+    while (callers != NONE).any():
+        within |= (callers != NONE) & is_unfused[timeline.name_of[callers]]
+        callers = np.where(callers == NONE, NONE, timeline.parent_of[callers])
+    return within
+
+
+def fuse(
+    names: Sequence[str], name_of: Int32Array | IntArray, duration_s: FloatArray, can_fuse: BoolArray
+) -> tuple[IntArray, FloatArray]:
+    """Return the first row of each part of a stream, and the seconds of its kernel if it were compiled.
+
+    Rows are in the order of the stream. What cannot be fused is a part of its own, with its own time.
+    """
+    patterns = (SUMS, STATISTICS, DROPOUT)
+    ends, reads, drops = (
+        np.array([bool(pattern.search(name)) for name in names], dtype=bool)[name_of] for pattern in patterns
+    )
+    joins = can_fuse[1:] & can_fuse[:-1] & ~ends[:-1]
+    starts: IntArray = np.concatenate([[0], 1 + np.flatnonzero(~joins)]).astype(np.int64)
+    longest_s = np.maximum.reduceat(duration_s, starts)
+    part_of = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(duration_s))))
+    next_s = np.append(longest_s, np.inf)[1 + part_of]
+    seconds = np.where(reads & can_fuse, np.minimum(duration_s, READ_SHARE * next_s), duration_s)
+    longest_s = np.maximum.reduceat(seconds, starts)
+    others_s = np.add.reduceat(seconds, starts) - longest_s
+    dropout_s = DROPOUT_FACTOR * np.add.reduceat(np.where(drops & can_fuse, seconds, 0.0), starts)
+    return starts, np.maximum(longest_s, dropout_s) + OWN_SHARE * others_s
