@@ -62,7 +62,7 @@ def ask(code: str, paths: dict[int, str]) -> list:  # type: ignore[type-arg]
         if done.returncode:
             sys.exit(done.stderr[-2000:])
         answers.append(json.loads(done.stdout.splitlines()[-1]))
-    return min(answers, key=lambda answer: answer[0])  # type: ignore[no-any-return]
+    return min(answers, key=lambda answer: answer[0])
 
 
 def compare_run(folder: Path) -> bool:
@@ -73,7 +73,9 @@ def compare_run(folder: Path) -> bool:
     our_s, our_all_s, ours, kernels = ask(OURS, paths)
     apart = 0
     print(f"{folder.name}: HTA {hta_s:.2f} s, stepcast {our_s:.2f} s of CPU time: {hta_s / our_s:.1f} times")
-    print(f"  with the start of Python and imports {hta_all_s:.2f} and {our_all_s:.2f} s: {hta_all_s / our_all_s:.1f} times")
+    print(
+        f"  with the start of Python and imports {hta_all_s:.2f} and {our_all_s:.2f} s: {hta_all_s / our_all_s:.1f} times"
+    )
     totals: dict[str, float] = {}
     for rank, figures in theirs.items():
         for name, value in figures.items():

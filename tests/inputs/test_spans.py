@@ -24,7 +24,11 @@ def test_rocprof_names_the_slow_agent() -> None:
 
 
 def test_rocprof_json_equals_csv(tmp_path: Path) -> None:
-    columns = [line.replace('"', "").split(",") for line in (SPANS / "rocprof-kernel-trace.csv").read_text().split("\n")[1:] if line]
+    columns = [
+        line.replace('"', "").split(",")
+        for line in (SPANS / "rocprof-kernel-trace.csv").read_text().split("\n")[1:]
+        if line
+    ]
     tool = {"kernel_symbols": [{"kernel_id": number, "formatted_kernel_name": row[7]} for number, row in enumerate(columns)],
             "buffer_records": {"kernel_dispatch": [{"start_timestamp": int(row[-2]), "end_timestamp": int(row[-1]), "thread_id": 3,
                 "dispatch_info": {"agent_id": {"handle": int(row[1][6:])}, "queue_id": {"handle": int(row[2])}, "kernel_id": number}} for number, row in enumerate(columns)]}}  # fmt: skip

@@ -36,7 +36,9 @@ def read_astra(source: Source) -> Wiring:
         raise FormatError("needs a topology, a count and a bandwidth above zero for each dimension", source.path)
     warnings = []
     if kinds[0] not in FABRICS:
-        warnings.append(f"the innermost dimension is a {kinds[0]}; taken for a switch of the same bandwidth without in-switch reduction")
+        warnings.append(
+            f"the innermost dimension is a {kinds[0]}; taken for a switch of the same bandwidth without in-switch reduction"
+        )
     if len(kinds) > 2:
         warnings.append("dimensions beyond the second are joined: the slowest of them counts")
     nodes = 1

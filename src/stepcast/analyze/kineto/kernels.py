@@ -24,6 +24,9 @@ PRODUCTS = (MATMUL, ATTENTION)
 FUSIBLE = (ELEMENTWISE, NORM, LOSS)
 
 OWN_SHARE = 0.1  # of the other kernels' time: bytes that the longest does not move
+# Eager kernels of strided tensors move fewer bytes per second than generated code.
+STRIDED = re.compile(r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<|CatArrayBatchedCopy")
+STRIDED_SHARE = 0.7
 # Readers of these sums need all of them, so they start another kernel: norms over batches and groups.
 SUMS = re.compile(r"batch_norm_(?:collect_statistics|backward_reduce)|RowwiseMoments|ComputeInternalGradients")
 STATISTICS = re.compile(r"collect_statistics|RowwiseMoments")
@@ -31,6 +34,9 @@ READ_SHARE = 0.6  # statistics read what the kernel after them reads and writes
 DROPOUT = re.compile(r"fused_dropout")
 DROPOUT_FACTOR = 2.5  # generated code draws a random number for each element, eager kernels four at once
 ALSO_FUSED = re.compile(r"^Memcpy DtoD|max_pool")
+# Matmuls of 16 bits whose sides are not multiples of 8: generated code pads them.
+UNALIGNED = re.compile(r"f16_s\d+gemm_.*align1(?!\d)")
+PADDED_SHARE = 0.2
 # Operators that generated code calls as eager code does.
 UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero|multinomial)$")
 
@@ -61,7 +67,9 @@ def is_fusible(name: str) -> bool:
 
     The gradients of embeddings, which eager code sorts, become additions in such a kernel too.
     """
-    return (kernel_class(name) in (*FUSIBLE, EMBEDDING) or bool(ALSO_FUSED.search(name))) and not name.startswith("triton")
+    return (kernel_class(name) in (*FUSIBLE, EMBEDDING) or bool(ALSO_FUSED.search(name))) and not name.startswith(
+        "triton"
+    )
 
 
 def rows_of_unfused(timeline: Timeline, calls: IntArray) -> BoolArray:
@@ -82,10 +90,11 @@ def fuse(
 
     Rows are in the order of the stream. What cannot be fused is a part of its own, with its own time.
     """
-    patterns = (SUMS, STATISTICS, DROPOUT)
-    ends, reads, drops = (
+    patterns = (SUMS, STATISTICS, DROPOUT, STRIDED)
+    ends, reads, drops, strided = (
         np.array([bool(pattern.search(name)) for name in names], dtype=bool)[name_of] for pattern in patterns
     )
+    duration_s = np.where(strided & can_fuse, STRIDED_SHARE * duration_s, duration_s)
     joins = can_fuse[1:] & can_fuse[:-1] & ~ends[:-1]
     starts: IntArray = np.concatenate([[0], 1 + np.flatnonzero(~joins)]).astype(np.int64)
     longest_s = np.maximum.reduceat(duration_s, starts)

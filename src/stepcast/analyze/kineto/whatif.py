@@ -4,9 +4,9 @@ The host issues work in the order of the trace, with its own time between two ca
 the GPU. A kernel starts once it was issued, its stream is free, and the kernel of another stream has ended that it
 waited for in the trace. Ranks are replayed one by one: collectives take as long as in the trace, waits included.
 
-Constants of the host are shares of the median launch call in the trace, which says how fast its CPU is. They and the
-gap in graphs come from four eager and compiled training steps on an H200 (PyTorch 2.11); docs/kineto-analysis.md
-compares the predictions of other steps with measured ones.
+Constants of the host are shares of the median launch call in the trace, which says how fast its CPU is. They, the gap
+in graphs and the slope of power come from eager and compiled training steps on an H200 (PyTorch 2.11);
+docs/kineto-analysis.md compares the predictions of other steps with measured ones.
 """
 
 import re
@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
+from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.kernels import PRODUCTS, fuse, is_fusible, kernel_class, rows_of_unfused
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult
@@ -239,6 +240,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
         rest = np.delete(rows, starts)
         duration_s[rest] = gap_s[rest] = 0.0
         launches[script.call[rest][counts[script.call[rest]] == 1]] = False
+    duration_s[[bool(kernels.UNALIGNED.search(name)) for name in script.names]] *= kernels.PADDED_SHARE
     before, after = (
         float(seconds[is_product].sum() / max(seconds.sum(), 1e-12)) for seconds in (script.duration_s, duration_s)
     )
@@ -347,9 +349,11 @@ def _assumption(key: str, value: str) -> str:
         if value != "elementwise":
             raise WhatIfError(f"compile must be elementwise, not {value!r}")
         return (
-            "compile: a run of element-wise, norm and loss kernels becomes one kernel as long as its longest; the host "
-            f"needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, without "
-            "the profiler; the optimizer stays eager; the least is half of that kernel, with a host that never delays"
+            "compile: neighbouring element-wise, norm and loss kernels become one, as long as the longest and "
+            f"{kernels.OWN_SHARE:.0%} of the others; sums over batches, random numbers and padded matmuls apart; attention "
+            "stays as it is (transformers builds masks when it is compiled, which may cost flash attention); the host "
+            f"needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, without the "
+            "profiler; the optimizer stays eager; the least is half of fused kernels, with a host that never delays"
         )
     if key == "host":
         return "graphs: the host issues everything at once, synchronisation vanishes" if value == "graphs" else ""
