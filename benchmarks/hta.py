@@ -5,6 +5,7 @@ keeps nanoseconds here and counts the last step, as stepcast does. Two folders a
 Bar: figures within 0.1 % of the window, HTA takes at least five times as long.
 """
 
+# ruff: noqa: E501
 import json
 import os
 import subprocess

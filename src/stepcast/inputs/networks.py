@@ -37,7 +37,7 @@ def read_astra(source: Source) -> Wiring:
     warnings = []
     if kinds[0] not in FABRICS:
         warnings.append(
-            f"the innermost dimension is a {kinds[0]}; taken for a switch of the same bandwidth without in-switch reduction"
+            f"the innermost dimension is a {kinds[0]}; taken for a switch of its bandwidth that reduces nothing"
         )
     if len(kinds) > 2:
         warnings.append("dimensions beyond the second are joined: the slowest of them counts")

@@ -22,42 +22,6 @@ ROLES = {EventRole.COMMUNICATION: SpanKind.COMMUNICATION, EventRole.COPY: SpanKi
 RANK_KEYS = ("dl.rank", "rl.rank", "rank", "process.rank", "torch.rank")
 
 
-class AgentHandle(msgspec.Struct):
-    handle: int
-
-
-class DispatchInfo(msgspec.Struct):
-    agent_id: AgentHandle
-    queue_id: AgentHandle
-    kernel_id: int
-
-
-class KernelDispatch(msgspec.Struct):
-    start_timestamp: int
-    end_timestamp: int
-    dispatch_info: DispatchInfo
-
-
-class KernelSymbol(msgspec.Struct):
-    kernel_id: int
-    formatted_kernel_name: str = ""
-
-
-class DispatchRecords(msgspec.Struct):
-    kernel_dispatch: list[KernelDispatch] = []
-
-
-class ProcessRecords(msgspec.Struct):
-    """One traced process in the JSON of rocprofv3."""
-
-    buffer_records: DispatchRecords
-    kernel_symbols: list[KernelSymbol] = []
-
-
-class RocprofDocument(msgspec.Struct):
-    processes: list[ProcessRecords] = msgspec.field(name="rocprofiler-sdk-tool")
-
-
 def looks_like_rocprof(head: str) -> bool:
     first = head.lstrip("\ufeff \r\n").partition("\n")[0]
     is_csv = set(ROCPROF) <= {word.strip().strip('"') for word in first.split(",")}
@@ -84,17 +48,16 @@ def read_rocprof(source: Source) -> Timeline:
 
 
 def _json_kernels(source: Source) -> Iterator[tuple[None, list[str]]]:
-    """Yield the kernels of rocprofv3's JSON as its CSV has them; processes see their GPUs by the same handles."""
+    """Yield the kernels of rocprofv3's JSON as its CSV has them; all processes call a GPU by the same handle."""
     try:
-        document = msgspec.json.decode(source.data(TRACE), type=RocprofDocument)
-    except msgspec.DecodeError as error:
+        for process in msgspec.json.decode(source.data(TRACE))["rocprofiler-sdk-tool"]:
+            names = {symbol["kernel_id"]: symbol["formatted_kernel_name"] for symbol in process["kernel_symbols"]}
+            for row in process["buffer_records"]["kernel_dispatch"]:
+                place = row["dispatch_info"]
+                words = place["agent_id"]["handle"], place["queue_id"]["handle"], names[place["kernel_id"]]
+                yield None, [str(word) for word in (*words, row["start_timestamp"], row["end_timestamp"])]
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise FormatError(f"is no kernel trace of rocprofv3: {error}", source.path) from None
-    for process in document.processes:
-        names = {symbol.kernel_id: symbol.formatted_kernel_name for symbol in process.kernel_symbols}
-        for row in process.buffer_records.kernel_dispatch:
-            place, name = row.dispatch_info, names.get(row.dispatch_info.kernel_id) or "unknown kernel"
-            words = place.agent_id.handle, place.queue_id.handle, name, row.start_timestamp, row.end_timestamp
-            yield None, [str(word) for word in words]
 
 
 # ---- OpenTelemetry --------------------------------------------------------------------------------------------

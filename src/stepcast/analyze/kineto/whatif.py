@@ -15,9 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
 from stepcast.analyze.kineto import kernels
-from stepcast.analyze.kineto.kernels import PRODUCTS, fuse, is_fusible, kernel_class, rows_of_unfused
+from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.whatif import WhatIfError, parse_factor, split_change
@@ -156,8 +155,8 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
     lag_s = float(lags_s[lags_s > 0].min()) if (lags_s > 0).any() else 0.0
     stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
     waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
-    fusible = np.array([is_fusible(name) for name in timeline.names], dtype=bool)
-    stays_eager = in_optimizer | rows_of_unfused(timeline, calls)
+    fusible = np.array([kernels.is_fusible(name) for name in timeline.names], dtype=bool)
+    stays_eager = in_optimizer | kernels.rows_of_unfused(timeline, calls)
     works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
     is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
     groups = tuple(
@@ -223,24 +222,23 @@ def _compile(script: RankScript, share: float) -> RankScript:
     counts = np.bincount(script.call, minlength=len(script.work_s))
     launches = (script.optimizer_s == 0) & ~script.waits
     generated = np.zeros(len(script.work_s), dtype=bool)
-    table = {name: index for index, name in enumerate(dict.fromkeys(script.names))}
-    name_of = np.array([table[name] for name in script.names], np.int64)
-    is_set, is_product = (
-        np.array([test(name) for name in table], dtype=bool)[name_of]
-        for test in (lambda name: name.startswith("Memset"), lambda name: kernel_class(name) in PRODUCTS)
-    )
+    table, name_of = np.unique(script.names, return_inverse=True)
+    names: list[str] = table.tolist()
+    is_set = np.char.startswith(table, "Memset")[name_of]
+    is_product = np.array([kernels.kernel_class(name) in kernels.PRODUCTS for name in names])[name_of]
+    is_unaligned = np.array([bool(kernels.UNALIGNED.search(name)) for name in names])[name_of]
     for number in np.unique(script.stream).tolist():
         rows = np.flatnonzero((script.stream == number) & ~is_set)
         if not len(rows):
             continue
-        starts, seconds = fuse(tuple(table), name_of[rows], script.duration_s[rows], script.can_fuse[rows])
+        starts, seconds = kernels.fuse(names, name_of[rows], script.duration_s[rows], script.can_fuse[rows])
         fused = script.can_fuse[rows[starts]]
         duration_s[rows[starts[fused]]] = share * seconds[fused]
         generated[script.call[rows[starts[fused]]]] = True
         rest = np.delete(rows, starts)
         duration_s[rest] = gap_s[rest] = 0.0
         launches[script.call[rest][counts[script.call[rest]] == 1]] = False
-    duration_s[[bool(kernels.UNALIGNED.search(name)) for name in script.names]] *= kernels.PADDED_SHARE
+    duration_s[is_unaligned] *= kernels.PADDED_SHARE
     before, after = (
         float(seconds[is_product].sum() / max(seconds.sum(), 1e-12)) for seconds in (script.duration_s, duration_s)
     )
@@ -334,7 +332,7 @@ def _row_factors(script: RankScript, key: str, value: str) -> FloatArray:
     elif key.startswith("class."):
         label = key.removeprefix("class.")
         pairs = zip(script.names, script.groups, strict=True)
-        chosen = [not group and kernel_class(name).replace(" ", "-") == label for name, group in pairs]
+        chosen = [not group and kernels.kernel_class(name).replace(" ", "-") == label for name, group in pairs]
     else:
         group = key.partition(".")[2]
         chosen = [bool(other) and group in ("", other) for other in script.groups]
@@ -350,10 +348,10 @@ def _assumption(key: str, value: str) -> str:
             raise WhatIfError(f"compile must be elementwise, not {value!r}")
         return (
             "compile: neighbouring element-wise, norm and loss kernels become one, as long as the longest and "
-            f"{kernels.OWN_SHARE:.0%} of the others; sums over batches, random numbers and padded matmuls apart; attention "
-            "stays as it is (transformers builds masks when it is compiled, which may cost flash attention); the host "
-            f"needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, without the "
-            "profiler; the optimizer stays eager; the least is half of fused kernels, with a host that never delays"
+            f"{kernels.OWN_SHARE:.0%} of the others; sums over batches, random numbers and padded matmuls apart; "
+            "attention stays as it is (transformers builds masks when it is compiled, which may cost flash attention); "
+            f"the host needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, "
+            "without the profiler; the optimizer stays eager; the least is half of fused kernels, without a host"
         )
     if key == "host":
         return "graphs: the host issues everything at once, synchronisation vanishes" if value == "graphs" else ""
