@@ -19,6 +19,7 @@ from typing import Any
 from stepcast.cli.main import main
 from stepcast.outputs.configs import WRITERS
 from tests.megatron_parser import failed_checks, parse_script
+from tests.questions.test_emitting import FRAMEWORKS, SAME
 
 SEARCHES = (
     "llama-3.1-8b --cluster dgx-h100 --gpus 16 --global-batch 32 --seq 8192",
@@ -32,14 +33,6 @@ SEARCHES = (
     "llama-3.1-8b --cluster dgx-h100 --gpus 64 --global-batch 128 --seq 8192 --framework torchtitan",
     "llama-3.1-8b --cluster dgx-h100 --gpus 16 --global-batch 64 --framework deepspeed-transformers",
 )
-# The framework whose configuration each tool reads.
-FRAMEWORKS = {
-    "megatron": "megatron-core",
-    "nemo": "nemo",
-    "torchtitan": "torchtitan",
-    "deepspeed": "deepspeed-transformers",
-    "accelerate": "transformers",
-}
 FAMILY = ("gpus", "tp", "cp", "ep", "pp")
 
 
@@ -83,7 +76,7 @@ def emitted(command: str, gpus: int) -> str:
                 continue
             again = ["predict", "--config", file, "--cluster", cluster, *wanted["emitted"]["remaining"]]
             read = run_json(again)[1]
-            same = all(read.get(name) == wanted[name] for name in ("step_s", "memory_bytes"))
+            same = all(read.get(name) == wanted[name] for name in SAME)
             text = wanted["emitted"]["text"]
             failed = [*failed_checks(parse_script(text), gpus, text)] if tool == "megatron" else []
             results.append(tool if same and not failed else f"{tool} NOT ({', '.join(failed) or 'other bits'})")

@@ -382,8 +382,8 @@ def write_accelerate(run: EmittedRun) -> str:
     stage = 0 if is_fsdp else STAGES[strategy.sharding]
     several = "MULTI_GPU" if layout.gpus > 1 else "NO"
     narrow = strategy.precision in (DType.BF16, DType.FP16)
-    # Mixed precision of FSDP stores fp32 weights; without it the model keeps the precision it has.
-    is_mixed = not is_fsdp or run.framework.optimizer.master_weights or not narrow
+    # Mixed precision of FSDP stores fp32 weights, that of DDP is autocast; without it the model keeps its precision.
+    is_mixed = bool(stage) or not narrow or (run.framework.optimizer.master_weights if is_fsdp else strategy.autocast)
     table: Table = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if is_fsdp else "DEEPSPEED" if stage else several,

@@ -2,6 +2,8 @@
 
 from dataclasses import fields, replace
 
+from stepcast.frameworks.catalog import load_profile
+from stepcast.frameworks.profile import missing_features
 from stepcast.frameworks.words import overlap_words
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
@@ -19,7 +21,7 @@ from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_seconds
 from stepcast.version import __version__
 
-DEGREES = ("tp", "cp", "ep", "pp", "vpp", "expert_tp", "shard")
+DEGREES = ("gpus", "tp", "cp", "ep", "pp", "vpp", "expert_tp", "shard")
 BATCH = ("micro_batch", "global_batch", "seq")
 
 
@@ -71,6 +73,8 @@ def emit_config(
             f"--emit {tool} is a configuration of {written_for}, and the step was predicted for {framework.name}: "
             f"use --framework {written_for}"
         )
+    if missing := missing_features(load_profile(written_for), strategy, framework):
+        raise ValueError(f"--emit {tool}: {missing[0]}")
     needed: FactDict = {name: value for name, value in asked.items() if value}
     remaining: FactDict = {}
     if written_for != framework.name:
@@ -85,7 +89,7 @@ def emit_config(
     if replace(run.model, name=model.name, max_seq=model.max_seq, source=model.source) != model:
         remaining["model"] = asked["model"]
     lost: list[str] = []
-    for _ in range(2):  # the second time with what the first has found
+    for _ in range(3):  # again with what was found; an option may set another choice
         run = _ask(file, {**needed, **remaining})
         lost = []
         for name, value in _differences(run, strategy, framework):
@@ -104,10 +108,9 @@ def _ask(file: RunFile, choices: Facts) -> SettledRun:
 
 def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, object]]:
     """Return the choices in which *run* differs, each with its value; None where no option sets it."""
+    degrees = ((name, getattr(strategy.layout, name)) for name in DEGREES)
     pairs: list[tuple[str, object]] = [
-        (name, getattr(strategy.layout, name))
-        for name in DEGREES
-        if getattr(strategy.layout, name) != getattr(run.strategy.layout, name)
+        (name, degree) for name, degree in degrees if degree != getattr(run.strategy.layout, name)
     ]
     batch = ((name, getattr(strategy, name)) for name in BATCH)
     pairs += [(name, value) for name, value in batch if value != getattr(run.strategy, name)]
