@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stepcast.cli.main import main
 from stepcast.questions.choices import spell_choices
 from stepcast.sweep.spec import read_spec
 from tests.cli.test_main import EXAMPLES, run, run_json
@@ -240,6 +241,8 @@ def test_words_that_no_point_can_have(word: str, said: str, tmp_path: Path, caps
 
 def test_points_are_counted_before_they_are_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "sweep", SPEC, "--dry-run") == {"points": POINTS, "of": 48}
+    assert main(["sweep", SPEC, "--dry-run", "--engine", "ray", "--address", "127.0.0.1:9"]) == 2
+    assert "--address has no effect with --dry-run" in capsys.readouterr().err
 
 
 MANY = """

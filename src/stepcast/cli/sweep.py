@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
 
 # Options that matter for each kind of call.
-ASKING = ("html", "output", "engine", "workers", "address", "limit", "dry_run")
+RUNNING = ("html", "output", "engine", "workers", "address", "limit")
+ASKING = (*RUNNING, "dry_run")
 SEEING: dict[str, tuple[str, ...]] = {
     "status": (),
     "show": ("html", "where", "sort", "reverse", "top"),
@@ -103,6 +104,8 @@ def _ask(args: argparse.Namespace) -> int:
     spec = read_spec(Source(args.what).text(DESCRIPTION), args.what)
     check_words(spec)
     if args.dry_run:
+        for name in sorted(args.given.intersection(RUNNING)):
+            raise ValueError(f"{option_of(name)} has no effect with --dry-run")
         points, exact = spec.count_points()
         if not exact:
             print_notes([f"the count is estimated from a random sample of the {spec.size:,} points"])
