@@ -28,3 +28,24 @@ def test_each_rank_is_a_family_and_the_best_of_it() -> None:
     assert len({each.family for each in result.best}) == len(result.best) > 1
     for row in result.best:
         assert row.score <= min(each.score for each in result.simulated if each.family == row.family)
+
+
+def test_formats_and_offloading_are_searched_and_named() -> None:
+    formats = {"gradients": "fp32,bf16", "optimizer": "adamw,adamw:bf16", "offload": "none,optimizer=0.5"}
+    asked = settle_search(build_question(SearchQuestion, {**ASKED, **formats, "ep": 8, "cp": 1, "top": 1}))
+    result = asked.answer()
+    rows = [asked.facts(each) for each in result.simulated]
+    assert {(row["gradients"], row["optimizer"], row["offload"]) for row in rows} > {("bf16", "adamw:bf16", "none")}
+    assert "--gradients bf16 --optimizer adamw:bf16" in " ".join(map(asked.command, result.simulated))
+    for each in result.simulated:
+        assert each.step_s == predict(asked.model, asked.cluster, each.strategy, each.framework).step_s
+
+
+def test_the_layout_of_deepseek_v3_is_found() -> None:
+    """DualPipe with 16 stages and experts on 64 ranks, as its report says, leaves 5 % of an H800 free."""
+    given = {"model": "deepseek-v3", "cluster": "h800-node", "gpus": 2048, "global_batch": 15360, "seq": 4096}
+    given |= {"framework": "hai-llm", "fp8_params": "yes", "mtp_layers": 1, "memory_reserve": "5%", "workers": 1}
+    given |= {"tp": 1, "cp": 1, "pp": "8,16", "ep": "32,64", "micro_batch": 1, "schedule": "1f1b,dualpipe", "top": 2}
+    given |= {"recompute": "selective:norms+latent-up+expert-activation", "sharding": "zero-1"}
+    best = settle_search(build_question(SearchQuestion, given)).answer().best[0].strategy
+    assert (best.layout.ep, best.layout.pp, str(best.schedule)) == (64, 16, "dualpipe")

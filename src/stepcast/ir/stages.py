@@ -5,7 +5,7 @@ from itertools import accumulate, groupby, pairwise
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model import Model
-from stepcast.ir.schedules import SCHEDULES
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.strategy import Strategy, StrategyError
 
 
@@ -20,9 +20,8 @@ class StagePiece:
 
 def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     """Return the pipeline's pieces in model order, pp x vpp of them."""
-    return _pieces(
-        model.layers, strategy.layout.pp * strategy.layout.vpp, strategy.stage_layers, strategy.further_tokens
-    )
+    count, is_two_way = strategy.layout.pp * strategy.layout.vpp, strategy.schedule is ScheduleKind.DUALPIPE
+    return _pieces(model.layers, count, strategy.stage_layers, strategy.further_tokens, is_two_way)
 
 
 def describe_split(model: Model, strategy: Strategy) -> str:
@@ -41,13 +40,13 @@ def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
     return SCHEDULES[strategy.schedule].pieces_of_stage(stage, layout.pp, layout.vpp)
 
 
-def spread_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int, ...]:
+def spread_layers(layers: int, count: int, further_tokens: int = 0, two_way: bool = False) -> tuple[int, ...]:
     """Spread *layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
 
     So do Llama 3 (2024, section 3.3.2), torchtitan and Megatron-Core
     (account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split), where the loss, then the
     embedding too, may have a piece to itself. Each MTP layer has a block and a head
-    in the last piece.
+    in the last piece. In a *two_way* pipeline the rank of the embedding saves no more micro-batches than others.
     """
     if count == 1:
         return (layers,)
@@ -60,8 +59,9 @@ def spread_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int
         return (layers + 2 - count, *(1,) * (count - 2), 0)
     end = 1 + 2 * further_tokens
     share, rest = divmod(layers + 1 + end, count)
-    # What is left over goes to the first pieces after the one with the embedding.
-    wanted = [share + (1 <= piece <= rest) for piece in range(count)]
+    # What is left over goes to the first pieces, after the one with the embedding where that rank saves the most.
+    first = 0 if two_way else 1
+    wanted = [share + (first <= piece < first + rest) for piece in range(count)]
     wanted[0] -= 1
     wanted[-1] -= end
     if min(wanted) < 1:  # nearly even
@@ -71,11 +71,13 @@ def spread_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int
 
 
 @lru_cache(maxsize=4096)
-def _pieces(layers: int, count: int, given: tuple[int, ...], further_tokens: int) -> tuple[StagePiece, ...]:
+def _pieces(
+    layers: int, count: int, given: tuple[int, ...], further_tokens: int, two_way: bool
+) -> tuple[StagePiece, ...]:
     sizes = given
     if not sizes:
         even = layers % count == 0
-        sizes = (layers // count,) * count if even else spread_layers(layers, count, further_tokens)
+        sizes = (layers // count,) * count if even else spread_layers(layers, count, further_tokens, two_way)
     if sum(sizes) != layers:
         raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
     ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]

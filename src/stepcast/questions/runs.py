@@ -16,6 +16,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
+from stepcast.ir.optimizer import FORMATS, KNOWN_FORMATS, Optimizer
 from stepcast.ir.strategy import ScheduleKind, Strategy
 from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
@@ -259,6 +260,9 @@ def predict_choices(
 
 def choice_of_field(name: str, value: object) -> tuple[str, str | bool]:
     """Return the choice that sets the field *name* of a Strategy or a Framework, and its value there."""
+    if isinstance(value, Optimizer):
+        formats = [word for word in KNOWN_FORMATS[value.kind] if FORMATS[word] is value.moment_dtype]
+        return name, ":".join([value.kind, *formats])
     if name not in SETTERS or value is None or (name in ("stage_layers", "fp8_parameters") and not value):
         kind = "the framework" if name in DECISIONS else "the strategy"
         raise NoOptionError(f"no option sets {name} of {kind} to {value!r}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, missing_features
 from stepcast.frameworks.profile import settle as settle_profile
+from stepcast.frameworks.words import offload_of, offload_word
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -20,6 +21,7 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
+from stepcast.ir.optimizer import parse_optimizer
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import ContextKind, Recompute, Sharding, Strategy
 from stepcast.models.catalog import load_model
@@ -154,6 +156,16 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
         readers.read_dispatcher, CHOICES["dispatcher"].values, Dispatcher)] = None
     cp_comm: Annotated[Words, _axis("cp_comm", "exchange of context-parallel ranks (default: that of the framework)",
         readers.read_cp_comm, tuple(map(str, ContextKind)), ContextKind)] = None
+    gradients: Annotated[Words, _axis("gradients", "data types of gradients (default: that of the framework)",
+        readers.read_precision, CHOICES["gradients"].values, DType)] = None
+    optimizer: Annotated[Words, _axis("optimizer", "optimizers, NAME[:FORMAT] (default: that of the framework)",
+        plain_word)] = None
+    offload: Annotated[Words, _axis("offload", "what is stored in host memory, e.g. none,optimizer=0.5+activations "
+        "(default: none)", str, means=lambda word: offload_of(word.replace("+", ",")))] = None
+    fp8_params: Annotated[Words, _axis("fp8_params", "parameters stored in fp8 (default: no)", _read_yes,
+        ("yes", "no"), lambda word: word == "yes")] = None
+    mtp_layers: Annotated[Counts, _axis("mtp_layers", "multi-token prediction layers (default: that of the framework)",
+        CHOICES["mtp_layers"].read)] = None
     overlap: Annotated[Words, _axis("overlap", "overlapped communication (default: usual, what the "
         "framework overlaps)", plain_word, OVERLAPPING)] = None
     fix: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=VALUE", help="the same as --NAME VALUE")] = ()
@@ -220,7 +232,8 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
 }
 # Keys of [supports] in profiles.
 SUPPORTED = {"schedule": "schedules", "recompute": "recompute", "dispatcher": "dispatchers", "cp_comm": "contexts"}
-SOFTWARE_AXES = ("dispatcher", "cp_comm")  # choices that are settled with the software
+# Choices that are settled with the software.
+SOFTWARE_AXES = ("dispatcher", "cp_comm", "gradients", "optimizer", "offload", "fp8_params", "mtp_layers")
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
 FEW_COUNTS = 4  # numbers of GPUs that a message lists one by one
 # What decides whether software has all that a candidate uses, and how far degrees matter for that.
@@ -318,16 +331,20 @@ class SettledSearch:
         return guess_candidate(parts, self.cluster, self.question.objective, self.capacity_bytes, watch, most_s)
 
     def facts(self, candidate: "SimulatedCandidate") -> FactDict:
-        """Return the choices of a candidate, with its dispatcher and its exchange if several are searched."""
-        from stepcast.questions.runs import strategy_facts
+        """Return the choices of a candidate, with those of the software of which several are searched."""
+        from stepcast.questions.runs import choice_of_field, strategy_facts
 
-        layout = candidate.strategy.layout
-        dispatcher = str(candidate.framework.dispatcher) if layout.ep > 1 else ""
-        used = {"dispatcher": dispatcher, "cp_comm": str(candidate.strategy.context) if layout.cp > 1 else ""}
-        return {
-            **strategy_facts(candidate.strategy),
-            **{name: used[name] for name in SOFTWARE_AXES if name in self.axes},
+        strategy, framework, layout = candidate.strategy, candidate.framework, candidate.strategy.layout
+        used = {
+            "dispatcher": str(framework.dispatcher) if layout.ep > 1 else "",
+            "cp_comm": str(strategy.context) if layout.cp > 1 else "",
+            "gradients": str(framework.gradient_dtype),
+            "optimizer": choice_of_field("optimizer", framework.optimizer)[1],
+            "offload": offload_word(strategy.offload),
+            "fp8_params": strategy.fp8_parameters,
+            "mtp_layers": strategy.further_tokens,
         }
+        return {**strategy_facts(strategy), **{name: used[name] for name in SOFTWARE_AXES if len(self.axes.get(name, ())) > 1}}
 
     def command(self, candidate: "SimulatedCandidate") -> str:
         """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
@@ -373,31 +390,38 @@ class SettledSearch:
 
         from stepcast.searching.space import split_by_software
 
-        parts, ep, cp = [], space.columns["ep"] > 1, space.columns["cp"] > 1
-        pairs = list(product(*(self.axes.get(name) or (None,) for name in SOFTWARE_AXES)))
-        for number, (dispatcher, exchange) in enumerate(pairs):
-            # Without ranks that exchange tokens or context, all values are one candidate.
-            may = (ep | (dispatcher == pairs[0][0])) & (cp | (exchange == pairs[0][1]))
+        parts, may = [], {"dispatcher": space.columns["ep"] > 1, "cp_comm": space.columns["cp"] > 1}
+        axes = {name: self.axes[name] for name in SOFTWARE_AXES if name in self.axes}
+        for number, values in enumerate(product(*axes.values())):
+            chosen = dict(zip(axes, values, strict=True))
+            rows = np.arange(len(space))
+            for name in may.keys() & axes.keys():
+                # Without ranks that exchange tokens or context, all values are one candidate.
+                if chosen[name] != axes[name][0]:
+                    rows = rows[may[name][rows]]
             for has_context in (False, True):
-                rows = np.flatnonzero(may & (cp == has_context))
-                settle = partial(self._settle, dispatcher=dispatcher, exchange=exchange if has_context else None)
-                for part in split_by_software(space.only(rows), settle) if len(rows) else ():
-                    parts.append(replace(part, rows=number * len(space) + rows[part.rows]))
+                own = rows[may["cp_comm"][rows] == has_context]
+                stated = {name: value for name, value in chosen.items() if has_context or name != "cp_comm"}
+                for part in split_by_software(space.only(own), partial(self._settle, chosen=stated)) if len(own) else ():
+                    parts.append(replace(part, rows=number * len(space) + own[part.rows]))
         return parts
 
     def _settle(
-        self,
-        layout: Layout,
-        precision: DType,
-        dispatcher: Dispatcher | None = None,
-        exchange: ContextKind | None = None,
+        self, layout: Layout, precision: DType, chosen: Mapping[str, Any] | None = None
     ) -> tuple[Framework, FactDict]:
-        settled = settle_profile(self.profile, self.model, self.cluster.gpu.name, layout, {"precision": precision})
-        common = {name: value for name, value in settled.choices.items() if name not in SETTLED_ELSEWHERE}
-        framework = settled.framework
-        if dispatcher is not None and layout.ep > 1:
-            framework = replace(framework, dispatcher=dispatcher)
-        return framework, common if exchange is None else {**common, "context": exchange}
+        given: FactDict = {"precision": precision}
+        settle = partial(settle_profile, self.profile, self.model, self.cluster.gpu.name, layout)
+        for name, value in (chosen or {}).items():
+            if name == "optimizer":
+                usual = settle(given).framework.optimizer
+                named = parse_optimizer(value, usual.master_weights, usual.clips)
+                given["optimizer"] = replace(named, fused=usual.fused)
+            elif name != "dispatcher" or layout.ep > 1:
+                given[CHOICES[name].sets] = value
+        settled = settle(given)
+        return settled.framework, {
+            name: value for name, value in settled.choices.items() if name not in SETTLED_ELSEWHERE
+        }
 
 
 def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpace":
@@ -544,6 +568,11 @@ class SearchChoices(TypedDict, total=False):
     precision: str | Sequence[str] | None
     dispatcher: str | Sequence[str] | None
     cp_comm: str | Sequence[str] | None
+    gradients: str | Sequence[str] | None
+    optimizer: str | Sequence[str] | None
+    offload: str | Sequence[str] | None
+    fp8_params: bool | str | Sequence[str] | None
+    mtp_layers: int | str | Sequence[int] | None
     overlap: str | Sequence[str] | None
     fix: list[str] | tuple[str, ...] | str | None
     allow: list[str] | tuple[str, ...] | str | None

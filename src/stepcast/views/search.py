@@ -11,6 +11,9 @@ from stepcast.views.asked import asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
 
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
+# Choices that a row names where they were searched.
+CHOSEN = {"dispatcher": "{}", "cp_comm": "{}", "gradients": "gradients {}", "optimizer": "{}", "offload": "offload {}"}
+CHOSEN |= {"fp8_params": "fp8 parameters", "mtp_layers": "{} MTP layers"}
 LARGEST_PARTS = 4
 MOST_OF_FRONT = 8
 PARETO = "Pareto frontier: step time vs memory"
@@ -75,7 +78,7 @@ def strategy_words(row: Facts) -> str:
         words.append("no sp")
     if "experts" in row.get("overlap", "").split(","):
         words.append("experts overlap")
-    words += [row[name] for name in ("dispatcher", "cp_comm") if row.get(name)]
+    words += [shown.format(row[name]) for name, shown in CHOSEN.items() if row.get(name)]
     if row.get("stage_layers"):
         words.append(f"layers {split_words(row['stage_layers'])}")
     if row.get("place", "even") != "even":
