@@ -100,8 +100,9 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     store_write: Annotated[float | None, _how("RATE", "checkpoint bandwidth of the storage system (default: no limit)",
         _read_bandwidth)] = None
     blocking: Annotated[bool, Choice(group=OPERATION, help="training waits until a checkpoint is written")] = False
-    restart: Annotated[str | None, _how("in-job|detect=T,reschedule=T,warm-up=T", "time from a failure to the next "
-        "step; in-job restarts processes on hot spares (default: that of the failure profile)")] = None
+    restart: Annotated[str | None, _how("MODE|detect=T,reschedule=T,warm-up=T", "time from a failure to the next "
+        "step; MODE in-job restarts processes on hot spares, in-process calls the training function again (default: "
+        "that of the failure profile)")] = None
     spares: Annotated[int | None, _how("N", "number of spare nodes (default: one is always available)",
         count(0, 100_000))] = None
     shrink: Annotated[bool, Choice(group=OPERATION, help="without a spare node, continue with fewer replicas")] = False
@@ -160,10 +161,11 @@ class SettledPlan:
 
 
 YEAR_HOURS = 365.25 * 24
-# Restarts of processes on hot spares inside a job: a hang is noticed by the heartbeat, memory of the GPUs is reclaimed,
-# and the framework starts again (nvidia-resiliency-ext 2026: rank_heartbeat_timeout of the NeMo plugin 300 s,
-# gpu_memory_reclaim_timeout 50 s; the warm-up is that of MegaScale).
-IN_JOB = "detect=5m,reschedule=50s,warm-up=1m"
+# Restarts of nvidia-resiliency-ext (2026); the warm-up is that of MegaScale. In a job, processes start again on hot
+# spares: a hang is noticed by the heartbeat (300 s in the NeMo plugin), then memory of the GPUs is reclaimed
+# (gpu_memory_reclaim_timeout). In a process, the training function is called again (inprocess/wrap.py: soft_timeout of
+# 60 s without progress, then monitor_process_interval and last_call_wait of 1 s each).
+RESTARTS = {"in-job": "detect=5m,reschedule=50s,warm-up=1m", "in-process": "detect=1m,reschedule=2s,warm-up=1m"}
 MONTH_S = 30.44 * DAY
 
 
@@ -433,7 +435,7 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
         )
     if question.restart is not None:
         parts = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
-        times_s = _read_pairs("--restart", IN_JOB if question.restart == "in-job" else question.restart, parts)
+        times_s = _read_pairs("--restart", RESTARTS.get(question.restart, question.restart), parts)
         restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in times_s.items()})
     if question.spot:
         reclaimed_per_s = -math.log1p(-min(question.spot, 1 - 1e-9)) / MONTH_S

@@ -344,7 +344,8 @@ class SettledSearch:
             "fp8_params": strategy.fp8_parameters,
             "mtp_layers": strategy.further_tokens,
         }
-        return {**strategy_facts(strategy), **{name: used[name] for name in SOFTWARE_AXES if len(self.axes.get(name, ())) > 1}}
+        several = {name for name, values in self.axes.items() if len(values) > 1}
+        return {**strategy_facts(strategy), **{name: value for name, value in used.items() if name in several}}
 
     def command(self, candidate: "SimulatedCandidate") -> str:
         """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
@@ -402,7 +403,8 @@ class SettledSearch:
             for has_context in (False, True):
                 own = rows[may["cp_comm"][rows] == has_context]
                 stated = {name: value for name, value in chosen.items() if has_context or name != "cp_comm"}
-                for part in split_by_software(space.only(own), partial(self._settle, chosen=stated)) if len(own) else ():
+                settle = partial(self._settle, chosen=stated)
+                for part in split_by_software(space.only(own), settle) if len(own) else ():
                     parts.append(replace(part, rows=number * len(space) + own[part.rows]))
         return parts
 

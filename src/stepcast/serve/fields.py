@@ -87,6 +87,9 @@ PREDICT: tuple[Field, ...] = (
     BATCH,
     SEQ,
     *CHOSEN,
+    Field("lora_rank", "LoRA rank", limits=(0, 4096), default="0", note="default: all weights are trained"),
+    Field("base_weights", "Frozen weights", CHOICES["base_weights"].values, note="with LoRA"),
+    Field("task", "Task", CHOICES["task"].values, note="of fine-tuning"),
 )
 # The files that are dropped: the cluster that a measured run used, and choices for a config.json.
 DROPPED = (*PREDICT, Field("ran_on", "Cluster it ran on", cluster_names()))

@@ -186,7 +186,7 @@ def _bars(part: ui.Bars) -> Markup | None:
         return None
     rows, used = [], set()
     for bar in part.bars[: MOST_BARS if part.kinds else MOST_TIMES]:
-        start, pieces = 0.0, []
+        start, pieces = bar.start, []
         for kind, amount in bar.amounts.items():
             if amount > 0:
                 used.add(kind)

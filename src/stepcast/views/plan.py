@@ -1,5 +1,6 @@
 """The view of a planned run: how long, how much, and where the time goes."""
 
+from itertools import accumulate
 from math import sqrt
 
 from stepcast import units
@@ -36,7 +37,8 @@ def plan_view(facts: Facts) -> ui.View:
             _breakdown(facts),
             _lost(facts),
             _progress(facts),
-            _phases(facts),
+            _phases(facts, ui.Shown.PAGE),
+            _phases(facts, ui.Shown.ALWAYS),
             _choices(facts, ui.Shown.TEXT),
             _choices(facts, ui.Shown.PAGE),
         ],
@@ -208,20 +210,32 @@ def _choices(facts: Facts, shown: ui.Shown) -> ui.Table | None:
     return ui.table_of(title, rows, columns, caption="In closed form", sortable=True, shown=shown)
 
 
-def _phases(facts: Facts) -> ui.Table | None:
-    if len(facts["phases"]) < 2:
+def _phases(facts: Facts, shown: ui.Shown) -> ui.Part | None:
+    """Return the stages of the run: a Gantt chart on the page, a table everywhere."""
+    phases = facts["phases"]
+    if len(phases) < 2:
         return None
+    ends = list(accumulate(phase["days"] for phase in phases))
+    begins = [end - phase["days"] for end, phase in zip(ends, phases, strict=True)]
+    if shown is ui.Shown.PAGE:
+        bars = [
+            ui.Bar(f"stage {number}", {"compute": phase["days"]}, f"{phase['days']:.1f} days", start=begin)
+            for number, (begin, phase) in enumerate(zip(begins, phases, strict=True), 1)
+        ]
+        lead = "Mean run, with everything that is lost."
+        return ui.Bars("Gantt chart", bars, {}, ends[-1], show="{:g} d".format, lead=lead, wide=True, shown=shown)
     rows = [
         (
             number,
             f"{phase['gpus']:,}",
             f"{phase['steps']:,}",
             units.format_seconds(phase["step_s"]),
-            f"{phase['days']:.1f}",
+            f"{begin:.1f}",
+            f"{end:.1f}",
             f"{phase['interruptions']:,.0f}",
             memory_words(phase["memory_bytes"]) if phase["memory_bytes"] else "not checked",
         )
-        for number, phase in enumerate(facts["phases"], 1)
+        for number, (begin, end, phase) in enumerate(zip(begins, ends, phases, strict=True), 1)
     ]
-    heads = ("stage", "GPUs", "steps", "step", "days", "interruptions", "memory")
-    return ui.plain_table("Stages of the run", heads, rows, caption="One after the other")
+    heads = ("stage", "GPUs", "steps", "step", "from day", "to day", "interruptions", "memory")
+    return ui.plain_table("Stages of the run", heads, rows, caption="One after the other, mean run")

@@ -201,6 +201,7 @@ class Bar(NamedTuple):
     note: str = ""
     tip: str = ""
     strong: bool = False
+    start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
