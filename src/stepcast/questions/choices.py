@@ -17,6 +17,7 @@ import msgspec
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.numbers import ValueSpellingError
+from stepcast.units import format_short_count, parse_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +243,10 @@ def spell_option(name: str, value: object) -> list[str]:
     """Return the option that makes a choice, and its value unless it is a flag."""
     if isinstance(value, bool):
         return [option_of(name if value else f"no-{name}")]
-    return [option_of(name), f"{value:.15g}" if isinstance(value, float) else str(value)]
+    text = f"{value:.15g}" if isinstance(value, float) else str(value)
+    if name == "tokens" and isinstance(value, float) and parse_count(short := format_short_count(value)) == value:
+        text = short
+    return [option_of(name), text]
 
 
 def spell_choices(choices: Mapping[str, object]) -> list[str]:

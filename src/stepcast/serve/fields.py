@@ -6,6 +6,7 @@ of a request is used as a path or as an option.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stepcast.frameworks.catalog import framework_names
 from stepcast.goodput.operation import failure_names
@@ -42,6 +43,7 @@ class Field:
     unit: str = ""  # appended to a number, such as B for billions
     decimals: bool = False
     long: bool = False  # a list that is searched by typing
+    unset: str = "default"  # shown without a value
 
     def read(self, value: str) -> str:
         """Return *value* as a question reads it."""
@@ -103,9 +105,10 @@ SEARCH: tuple[Field, ...] = (
     Field("objective", "Minimise", OBJECTIVES, initial="step", default="step"),
     Field("top", "Strategies to rank", limits=(1, 50), initial="10", default="10"),
     # Restrictions: without them all values are searched.
-    *(Field(name, label, limits=(1, 4096)) for name, label in DEGREES.items()),
-    Field("micro_batch", "Micro-batch", limits=(1, 100_000)),
-    *CHOSEN,
+    *(Field(name, label, limits=(1, 4096), unset="any") for name, label in DEGREES.items()),
+    Field("micro_batch", "Micro-batch", limits=(1, 100_000), unset="any"),
+    CHOSEN[0],
+    *(replace(field, unset="any") for field in CHOSEN[1:]),
     Field("time", "Time limit", limits=(1, 3600), unit="s", note="seconds"),
 )
 PLAN: tuple[Field, ...] = (
@@ -122,7 +125,10 @@ OTHERS = {"cluster": ("Cluster", cluster_names()), "framework": ("Framework", fr
 
 def _with_others(field: Field) -> list[Field]:
     label, values = OTHERS.get(field.name, ("", ()))
-    return [field, *(Field(f"{field.name}_{number}", f"{label} {number}", values) for number in (2, 3) if label)]
+    return [
+        field,
+        *(Field(f"{field.name}_{number}", f"{label} {number}", values, unset="none") for number in (2, 3) if label),
+    ]
 
 
 COMPARE: tuple[Field, ...] = tuple(

@@ -71,7 +71,7 @@ def _field(verb: str, field: Field) -> Markup:
         entry = tag("input", id=key, name=field.name, **known)
         return tag("div", label, entry, choices, class_="field")
     if field.choices:
-        options = [] if field.initial else [tag("option", "default", value="")]
+        options = [] if field.initial else [tag("option", field.unset, value="")]
         options += [tag("option", each, value=each, selected=each == field.initial) for each in field.choices]
         return tag("div", label, tag("select", options, id=key, name=field.name), class_="field")
     low, high = field.limits
@@ -84,7 +84,7 @@ def _field(verb: str, field: Field) -> Markup:
         min=low,
         max=high,
         value=field.initial,
-        placeholder="default",
+        placeholder=field.unset,
         step="any" if field.decimals else None,
         inputmode="decimal" if field.decimals else "numeric",
     )

@@ -73,29 +73,30 @@ def _fit_words(row: Facts) -> str:
 
 def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     """Return all figures of each alternative; columns that no row fills are left out."""
-    columns: dict[str, ui.Source] = {"alternative": "name"}
-    on_page: dict[str, ui.Source] = {"GPUs": "gpus,", "layout": strategy_words}
-    interval: dict[str, ui.Source] = {
-        "90 % interval": ("high_s", lambda row: f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}")
-    }
-    columns |= on_page if shown is ui.Shown.PAGE else {}
-    columns |= {"step": "step_s", **(interval if shown is ui.Shown.PAGE else {})}
-    columns |= {
-        "tokens/s/GPU": ("tokens_per_s_per_gpu", lambda row: f"{row['tokens_per_s_per_gpu']:,.0f}"),
-        "MFU": "mfu",
-        "memory": ("memory_bytes", _fit_words),
-    }
     optional: dict[str, tuple[str, Callable[[Facts], str]]] = {
         "time": ("days", lambda row: format_duration(row["days"] * DAY)),
-        "GPU-hours": ("gpu_hours", lambda row: f"{row['gpu_hours']:,.0f}"),
-        "price": ("price", lambda row: format_money(row["price"], row["currency"])),
         "cost": ("cost", lambda row: format_money(row["cost"], row["currency"])),
         "energy": ("energy_mwh", lambda row: f"{row['energy_mwh']:,.0f} MWh"),
         "goodput": ("goodput", lambda row: format_percent(row["goodput"])),
     }
-    for head, (key, show) in optional.items():
-        if any(row[key] is not None for row in rows) and (head not in ("GPU-hours", "price") or shown is ui.Shown.PAGE):
-            columns[head] = (key, _or_dash(key, show))
+    columns: dict[str, ui.Source] = {
+        "alternative": "name",
+        "step": "step_s",
+        **{
+            head: (key, _or_dash(key, show))
+            for head, (key, show) in optional.items()
+            if any(row[key] is not None for row in rows)
+        },
+        "tokens/s/GPU": ("tokens_per_s_per_gpu", lambda row: f"{row['tokens_per_s_per_gpu']:,.0f}"),
+        "MFU": "mfu",
+        "memory": ("memory_bytes", _fit_words),
+    }
+    if shown is ui.Shown.PAGE:
+        columns["90 % interval"] = (
+            "high_s",
+            lambda row: f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}",
+        )
+        columns |= {"GPUs": "gpus,", "layout": strategy_words}
     return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))
 
 

@@ -39,8 +39,7 @@ def plan_view(facts: Facts) -> ui.View:
             _progress(facts),
             _phases(facts, ui.Shown.PAGE),
             _phases(facts, ui.Shown.ALWAYS),
-            _choices(facts, ui.Shown.TEXT),
-            _choices(facts, ui.Shown.PAGE),
+            _choices(facts),
         ],
         facts,
         asked=asked_pairs(facts),
@@ -52,7 +51,9 @@ def plan_view(facts: Facts) -> ui.View:
 def _about(facts: Facts) -> list[str]:
     last = facts["phases"][-1]
     tokens = f"{units.format_short_count(facts['tokens'])} tokens, " if facts["tokens"] else ""
-    words = f"{tokens}{facts['steps']:,} steps of {units.format_seconds(last['step_s'])} on {last['gpus']:,} GPUs"
+    stages = len(facts["phases"])
+    steps = f"in {stages} stages" if stages > 1 else f"of {units.format_seconds(last['step_s'])}"
+    words = f"{tokens}{facts['steps']:,} steps {steps} on {last['gpus']:,} GPUs"
     until = [f"until {facts['until']}"] if facts.get("until") else []
     return [words, f"failures: {facts['failures']}", *until]
 
@@ -75,10 +76,10 @@ def _figures(facts: Facts) -> list[ui.Figure]:
         low, high = (units.format_duration(band[name] * units.DAY) for name in ("low", "high"))
         figures.append(ui.text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
     hours = f"{facts['gpu_hours']:,.0f}"
-    figures += [_memory(facts), ui.Figure("GPU-hours", units.format_short_count(facts["gpu_hours"]), hours, line=hours)]
+    figures += [_memory(facts), _large("GPU-hours", units.format_short_count(facts["gpu_hours"]), hours)]
     if facts["cost"] is not None:
         short, cost = (units.format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
-        figures.append(ui.Figure("cost", short, cost, line=cost))
+        figures.append(_large("cost", short, cost))
     if facts["energy_mwh"]:
         figures.append(ui.Figure("energy", f"{facts['energy_mwh']:,.0f} MWh"))
     if facts.get("carbon_t") is not None:
@@ -98,6 +99,11 @@ def _figures(facts: Facts) -> list[ui.Figure]:
         line = f"{size} every {every}: a pause of {pause}, safe after {safe}"
         figures.append(ui.Figure("checkpoints", f"every {every}", f"{size}, a pause of {pause}", line=line))
     return figures
+
+
+def _large(name: str, short: str, full: str) -> ui.Figure:
+    """Return a figure in short with all its digits below, where it has more than six."""
+    return ui.Figure(name, full, line=full) if len(full) < len("$100,000") else ui.Figure(name, short, full, line=full)
 
 
 def _memory(facts: Facts) -> ui.Figure:
@@ -190,13 +196,11 @@ def _progress(facts: Facts) -> ui.Scatter:
     )
 
 
-def _choices(facts: Facts, shown: ui.Shown) -> ui.Table | None:
-    """Return other intervals and numbers of spares; text has the best of each and all of these spares."""
-    rows = [row for row in facts["choices"] if row["interval_s"]]
-    if not rows:
+def _choices(facts: Facts) -> ui.Table | None:
+    """Return the best interval with each number of spares, and other intervals with those that were asked for."""
+    if not any(row["interval_s"] for row in facts["choices"]):
         return None
-    if shown is ui.Shown.TEXT:
-        rows = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
+    rows = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
     columns: dict[str, ui.Source] = {
         "spare nodes": ("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
         "checkpoint every": (
@@ -206,8 +210,7 @@ def _choices(facts: Facts, shown: ui.Shown) -> ui.Table | None:
         "goodput": "goodput",
         "days": ("days", lambda row: "-" if row["days"] is None else f"{row['days']:.1f}"),
     }
-    title = "Other intervals and spares"
-    return ui.table_of(title, rows, columns, caption="In closed form", sortable=True, shown=shown)
+    return ui.table_of("Other intervals and spares", rows, columns, caption="In closed form", sortable=True)
 
 
 def _phases(facts: Facts, shown: ui.Shown) -> ui.Part | None:
@@ -238,4 +241,4 @@ def _phases(facts: Facts, shown: ui.Shown) -> ui.Part | None:
         for number, (begin, end, phase) in enumerate(zip(begins, ends, phases, strict=True), 1)
     ]
     heads = ("stage", "GPUs", "steps", "step", "from day", "to day", "interruptions", "memory")
-    return ui.plain_table("Stages of the run", heads, rows, caption="One after the other, mean run")
+    return ui.plain_table("Stages of the run", heads, rows, caption="One after the other, mean run", wide=True)
