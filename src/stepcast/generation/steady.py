@@ -13,7 +13,8 @@ from stepcast.generation.steps import StepTimes
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 
-BALANCED = 1.2  # demand over rate of prefill engines whose number is not stated: clients wait for them (fitted)
+BALANCED = 1.1  # demand over rate of prefill engines whose number is not stated: clients wait for them (fitted)
+SPLIT_WAVES = 5.0  # requests of a client in runs with engines apart (fitted; as EngineProfile.waves)
 QUEUE_ROUNDS = 40
 
 
@@ -78,7 +79,8 @@ def steady_serving(
     prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context)
     tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
     first_s = queue_s(running, output * tpot_s, prompt_s, dp) + decode_s / 2.0
-    return _serve(engine, concurrency, running, dp, output * tpot_s, first_s, prompt_s, tpot_s, decode_s, steps)
+    return _serve(engine, concurrency, running, dp, output * tpot_s, first_s, prompt_s, tpot_s, decode_s, steps,
+                  prompt_s / engine.waves)  # fmt: skip
 
 
 def split_serving(
@@ -92,8 +94,8 @@ def split_serving(
 ) -> SteadyServing:
     """Return the mean times where *workers* engines prefill and others decode (disaggregated serving).
 
-    Without a stated number of prefill engines the demand is BALANCED of what they can do, without one of
-    decode engines as many as hold the sequences of all clients.
+    Without a stated number of prefill engines the demand is BALANCED of what they can do (a fraction of an engine
+    counts), without one of decode engines as many as hold the sequences of all clients.
     A prompt's cache goes from one to the other over the network, a NIC of each GPU of the smaller engine.
     """
     most = _most_running(memory, decode.engine, prompt, output) * decode.layout.dp
@@ -102,15 +104,20 @@ def split_serving(
     batch, context = np.maximum(running / decoding / decode.layout.dp, 1.0), np.full(running.shape, prompt + output / 2)
     tpot_s = decode.decode_s(batch, context)
     prompt_s, _ = prefill_steps(prefill, prompt, np.zeros(running.shape), context)
-    busy = running * prompt_s / (output * tpot_s + prompt_s) / prefill.layout.dp
-    engines = np.maximum(np.ceil(busy / BALANCED), 1.0) if workers[0] is None else np.full(running.shape, workers[0])
+    # Short prompts that wait share a step.
+    together, none = max(1.0, prefill.engine.prefill_tokens // prompt), np.zeros(1)
+    filled_s = prefill.mixed_s(none, none, none + prompt, none, together) / together if together > 1.0 else prompt_s
+    busy = running * filled_s / (output * tpot_s + prompt_s) / prefill.layout.dp
+    engines = np.maximum(busy / BALANCED, 1.0) if workers[0] is None else np.full(running.shape, workers[0])
     ranks, nic = min(prefill.layout.tp, decode.layout.tp), prefill.cluster.node.nic
     moved_s = memory.held_bytes(prompt) * decode.layout.tp / ranks / nic.bandwidth_bytes_per_s if nic else 0.0
     servers = engines * prefill.layout.dp
-    first_s = queue_s(running, output * tpot_s + moved_s, prompt_s, servers) + moved_s
+    queued_s = queue_s(running, output * tpot_s + moved_s, filled_s, servers) - filled_s
+    first_s = queued_s + prompt_s + moved_s
     return _serve(
-        prefill.engine, concurrency, running, servers, output * tpot_s, first_s, prompt_s, tpot_s, tpot_s, decode
-    )
+        prefill.engine, concurrency, running, servers, output * tpot_s, first_s, prompt_s, tpot_s, tpot_s, decode,
+        filled_s / SPLIT_WAVES,
+    )  # fmt: skip
 
 
 def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float, output: float) -> float:
@@ -129,9 +136,12 @@ def _serve(
     tpot_s: FloatArray,
     decode_s: FloatArray,
     steps: StepTimes,
+    wave_s: FloatArray,
 ) -> SteadyServing:
-    """Return the times with what all clients wait for: the first wave of requests, and room in the cache."""
-    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * prompt_s / engine.waves
+    """Return the times with what all clients wait for: the first wave of requests, of which *wave_s* is the time of a
+    prompt over all waves, and room in the cache.
+    """
+    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * wave_s
     cycle_s, waiting = answer_s + first_s, concurrency - running
     ttft_s = engine.request_s + first_s + burst_s + waiting / running * cycle_s
     return SteadyServing(

@@ -223,13 +223,18 @@ class StepTimes:
             gpu_s = gpu_s + drafted * (self.tokens_s(batch) / self.model.layers + self.head_s(batch))
         return self._with_host(gpu_s, batch, tokens) / self.speculation.tokens_per_step
 
-    def mixed_s(self, batch: FloatArray, context: FloatArray, chunk: FloatArray, before: FloatArray) -> FloatArray:
-        """Return the seconds of a step that prefills *chunk* tokens and decodes *batch* sequences, which may be 0."""
+    def mixed_s(
+        self, batch: FloatArray, context: FloatArray, chunk: FloatArray, before: FloatArray, prompts: float = 1.0
+    ) -> FloatArray:
+        """Return the seconds of a step that prefills *chunk* tokens of each of *prompts* and decodes *batch* sequences,
+        which may be 0.
+        """
         batch, chunk = np.asarray(batch, np.float64), np.asarray(chunk, np.float64)
-        gpu_s = self.tokens_s(batch + chunk) + self.prefill_attention_s(chunk, before) + self.head_s(batch + 1.0)
+        tokens, sequences = batch + prompts * chunk, batch + prompts
+        gpu_s = self.tokens_s(tokens) + prompts * self.prefill_attention_s(chunk, before) + self.head_s(sequences)
         gpu_s = gpu_s * self.engine.prefill_pace
         gpu_s = gpu_s + np.where(batch > 0, self.attention_s(batch, np.asarray(context, np.float64)), 0.0)
-        return self._with_host(gpu_s, batch + 1.0, batch + chunk)
+        return self._with_host(gpu_s, sequences, tokens)
 
     def _with_host(self, gpu_s: FloatArray, sequences: FloatArray, tokens: FloatArray) -> FloatArray:
         """Return a step with the host's share; outside CUDA graphs the GPU may wait for launches."""
