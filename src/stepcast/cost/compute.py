@@ -1,7 +1,7 @@
 """The price of an operator on a GPU: the physical bound first, then what is fitted.
 
 Each kind of operator has its module, with a function that prices one work and one that takes columns of sizes, from
-the same formulas. The functions below list all kinds: a new kind of operator is added to each of them.
+the same formulas. COSTS lists them all.
 
 A ``Load`` describes what the operator is part of: ALONE for one measured by itself, SUSTAINED for endless matrix
 work, ``step_load(...)`` for a training step.
@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from stepcast.cost.attention import attention_work_bytes, price_attention
 from stepcast.cost.convolution import convolution_bytes, price_convolution
@@ -27,65 +28,51 @@ from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, Group
 COOL = (Elementwise, Scan, Recorded)
 """Work that takes as long in one step as in another, however hot that makes the GPU."""
 MOST_KNOWN = 65536
+PASSES, PRODUCTS = ("forward", "backward"), ("matmul", "bmm")
+
+
+class OperatorCost(NamedTuple):
+    """The price of a kind of operator, the bytes it moves, and the class under which it is calibrated."""
+
+    price: Callable[..., Price]
+    moved: Callable[..., float]
+    label: Callable[..., str]
+
+
+SCANNED = OperatorCost(price_scan, scanned_bytes, lambda work: f"{scan_kind(work)}.{PASSES[work.backward]}")
+COSTS: dict[type[Compute], OperatorCost] = {
+    Matmul: OperatorCost(price_matmul, matmul_bytes, lambda work: f"{PRODUCTS[work.batch > 1]}.{work.dtype}"),
+    GroupedMatmul: OperatorCost(price_matmul, matmul_bytes, lambda work: f"grouped.{work.dtype}"),
+    Convolution: OperatorCost(price_convolution, convolution_bytes, lambda work: f"convolution.{work.of}"),
+    Attention: OperatorCost(price_attention, attention_work_bytes, lambda work: f"attention.{PASSES[work.backward]}"),
+    Scan: SCANNED,
+    DeltaRule: SCANNED,
+    SelectiveScan: SCANNED,
+    RecurrentCells: OperatorCost(price_cells, cells_bytes, lambda work: "cells"),
+    Elementwise: OperatorCost(
+        price_stream, lambda work: work.read_bytes + work.write_bytes, lambda work: f"stream.{stream_key(work)}"
+    ),
+    Recorded: OperatorCost(
+        lambda work, *_: Price.spread(work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 0.0),
+        lambda work: 0.0,
+        lambda work: "recorded",
+    ),
+}
 
 
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
     """Return the price of one operator."""
-    match work:
-        case Matmul() | GroupedMatmul():
-            return price_matmul(work, gpu, fit, load)
-        case Convolution():
-            return price_convolution(work, gpu, fit, load)
-        case Attention():
-            return price_attention(work, gpu, fit, load)
-        case Scan() | DeltaRule() | SelectiveScan():
-            return price_scan(work, gpu, fit, load)
-        case RecurrentCells():
-            return price_cells(work, gpu, fit, load)
-        case Elementwise():
-            return price_stream(work, gpu, fit, load)
-        case Recorded():
-            return Price.spread(work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 0.0)
+    return COSTS[type(work)].price(work, gpu, fit, load)
 
 
 def moved_bytes(work: Compute) -> float:
     """Return the bytes that an operator must move through memory: operands and result, each once."""
-    match work:
-        case Matmul() | GroupedMatmul():
-            return matmul_bytes(work)
-        case Convolution():
-            return convolution_bytes(work)
-        case Attention():
-            return attention_work_bytes(work)
-        case Scan() | DeltaRule() | SelectiveScan():
-            return scanned_bytes(work)
-        case RecurrentCells():
-            return cells_bytes(work)
-        case Elementwise():
-            return work.read_bytes + work.write_bytes
-        case Recorded():
-            return 0.0
+    return COSTS[type(work)].moved(work)
 
 
 def work_class(work: Compute) -> str:
     """Return the class under which an operator is calibrated."""
-    match work:
-        case Matmul():
-            return f"{'bmm' if work.batch > 1 else 'matmul'}.{work.dtype}"
-        case GroupedMatmul():
-            return f"grouped.{work.dtype}"
-        case Convolution():
-            return f"convolution.{work.of}"
-        case Attention():
-            return "attention.backward" if work.backward else "attention.forward"
-        case Scan() | DeltaRule() | SelectiveScan():
-            return f"{scan_kind(work)}.{'backward' if work.backward else 'forward'}"
-        case RecurrentCells():
-            return "cells"
-        case Elementwise():
-            return f"stream.{stream_key(work)}"
-        case Recorded():
-            return "recorded"
+    return COSTS[type(work)].label(work)
 
 
 def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:

@@ -30,12 +30,6 @@ class RankLoad(NamedTuple):
     held: Number
 
 
-def describe_load(rows: FloatArray) -> RankLoad:
-    """Return the load of a rank whose experts get *rows*."""
-    padded = tuple(float((np.ceil(rows / tile) * tile).sum()) for tile in TILES)
-    return RankLoad(float(rows.sum()), float((rows > 0).sum()), padded, float(len(rows)))
-
-
 def balanced_load(tokens: float, experts: float, top_k: float, ranks: float) -> RankLoad:
     groups = max(1.0, experts / ranks)
     rows = max(1.0, tokens * top_k / ranks)
@@ -64,10 +58,10 @@ def power_law_load(tokens: float, experts: int, top_k: int, ranks: int, alpha: f
     for draw in range(DRAWS):
         shares = power_law_shares(experts, alpha, most, draw)[: groups * ranks]
         rows = np.round(np.minimum(shares * tokens * top_k, tokens)).reshape(ranks, groups)
-        loads.append(describe_load(rows[rows.sum(axis=1).argmax()]))
-    rows_mean, active = (float(np.mean([getattr(load, name) for load in loads])) for name in ("rows", "active"))
-    padded = tuple(np.mean([np.asarray(load.padded) for load in loads], axis=0).tolist())
-    return RankLoad(rows_mean, active, padded, float(groups))
+        busiest = rows[rows.sum(axis=1).argmax()]
+        loads.append([busiest.sum(), (busiest > 0).sum(), *(np.ceil(busiest / tile).sum() * tile for tile in TILES)])
+    total, active, *padded = np.mean(loads, axis=0).tolist()
+    return RankLoad(total, active, tuple(padded), float(groups))
 
 
 def busiest_share(shares: Sequence[float] | FloatArray, ranks: int, replicas: int = 0) -> float:

@@ -79,8 +79,8 @@ def generate_batch(
             offset_sum -= float(prompts[done]) - join_step[done]
     first, last, batch, offsets = np.array(bounds).T
     context = offsets / batch + (first + last) / 2.0
-    seconds = (last - first) * decode_interpolated(steps, batch, context)
-    prefill_s = _prefill_s(steps, np.array(fresh), float(np.mean(prompts)), batch, context)
+    seconds = (last - first) * _decode_s(steps, batch, context)
+    prefill_s = _prefill_s(steps, np.array(fresh), float(np.mean(prompts)))
     ends = np.cumsum(seconds + prefill_s)
     largest, spans = int(batch.max()), seconds + prefill_s
     return Rollout(
@@ -95,7 +95,7 @@ def generate_batch(
     )
 
 
-def decode_interpolated(steps: StepTimes, batch: FloatArray, context: FloatArray) -> FloatArray:
+def _decode_s(steps: StepTimes, batch: FloatArray, context: FloatArray) -> FloatArray:
     """Return decode steps; where there are many, everything but attention is interpolated over batch sizes."""
     if len(batch) <= KNOTS:
         return steps.decode_s(batch, context)
@@ -105,9 +105,7 @@ def decode_interpolated(steps: StepTimes, batch: FloatArray, context: FloatArray
     return np.interp(batch, knots, rest_s) + steps.attention_s(batch, context)
 
 
-def _prefill_s(
-    steps: StepTimes, tokens: FloatArray, prompt: float, batch: FloatArray, context: FloatArray
-) -> FloatArray:
+def _prefill_s(steps: StepTimes, tokens: FloatArray, prompt: float) -> FloatArray:
     """Return the seconds that prefilling *tokens* of new prompts adds to each interval."""
     seconds = np.zeros_like(tokens)
     some = np.flatnonzero(tokens)
@@ -116,9 +114,7 @@ def _prefill_s(
     limit = float(steps.engine.prefill_tokens)
     chunks = np.ceil(tokens[some] / limit)
     size = tokens[some] / chunks
-    # Attention sees the prompts of a chunk one by one: on average half of a prompt before each token.
-    alone = steps.mixed_s(np.zeros_like(size), np.zeros_like(size), size, np.zeros_like(size))
-    mixed = steps.prefill_attention_s(np.minimum(size, prompt), np.zeros_like(size)) * np.maximum(size / prompt, 1.0)
-    alone = alone - steps.prefill_attention_s(size, np.zeros_like(size)) + mixed
+    none = np.zeros_like(size)
+    alone = steps.mixed_s(none, none, np.minimum(size, prompt), none, np.maximum(size / prompt, 1.0))
     seconds[some] = chunks * alone
     return seconds

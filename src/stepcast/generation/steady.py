@@ -5,6 +5,8 @@ SGLang and TensorRT-LLM do with a concurrency limit. While one request decodes, 
 request on average, whose prefill delays it.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from stepcast.generation.engine import EngineProfile
@@ -31,6 +33,29 @@ class SteadyServing:
     prompt_s: FloatArray
     decode_step_s: FloatArray
     requests_per_s: FloatArray
+
+
+class Pools(NamedTuple):
+    """The clients of engines and the *servers* of their prompts; *wave_s* is the time of a prompt over all waves of
+    requests, of which the first comes at once.
+    """
+
+    engine: EngineProfile
+    concurrency: FloatArray
+    running: FloatArray
+    servers: FloatArray | float
+    prompt_s: FloatArray
+    wave_s: FloatArray
+    decode_s: FloatArray
+    replicas: int
+
+    def serve(self, first_s: FloatArray, tpot_s: FloatArray, output: float) -> SteadyServing:
+        """Return the times with what all clients wait for: the first wave of requests, and room in the cache."""
+        burst_s = np.maximum(self.running / self.servers - 1.0, 0.0) / 2.0 * self.wave_s
+        cycle_s, waiting = output * tpot_s + first_s, self.concurrency - self.running
+        ttft_s = self.engine.request_s + first_s + burst_s + waiting / self.running * cycle_s
+        rate = self.running / cycle_s * self.replicas
+        return SteadyServing(ttft_s, tpot_s, self.running, waiting, self.prompt_s, self.decode_s, rate)
 
 
 def prefill_steps(
@@ -79,8 +104,8 @@ def steady_serving(
     prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context)
     tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
     first_s = queue_s(running, output * tpot_s, prompt_s, dp) + decode_s / 2.0
-    return _serve(engine, concurrency, running, dp, output * tpot_s, first_s, prompt_s, tpot_s, decode_s, steps,
-                  prompt_s / engine.waves)  # fmt: skip
+    pools = Pools(engine, concurrency, running, dp, prompt_s, prompt_s / engine.waves, decode_s, steps.layout.replicas)
+    return pools.serve(first_s, tpot_s, output)
 
 
 def split_serving(
@@ -114,36 +139,11 @@ def split_serving(
     servers = engines * prefill.layout.dp
     queued_s = queue_s(running, output * tpot_s + moved_s, filled_s, servers) - filled_s
     first_s = queued_s + prompt_s + moved_s
-    return _serve(
-        prefill.engine, concurrency, running, servers, output * tpot_s, first_s, prompt_s, tpot_s, tpot_s, decode,
-        filled_s / SPLIT_WAVES,
-    )  # fmt: skip
+    wave_s = filled_s / SPLIT_WAVES
+    pools = Pools(prefill.engine, concurrency, running, servers, prompt_s, wave_s, tpot_s, decode.layout.replicas)
+    return pools.serve(first_s, tpot_s, output)
 
 
 def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float, output: float) -> float:
     """Return the sequences that one attention rank runs at most."""
     return max(min(memory.sequences_that_fit(prompt + output / 2.0), float(engine.sequences)), 1.0)
-
-
-def _serve(
-    engine: EngineProfile,
-    concurrency: FloatArray,
-    running: FloatArray,
-    servers: FloatArray | float,
-    answer_s: FloatArray,
-    first_s: FloatArray,
-    prompt_s: FloatArray,
-    tpot_s: FloatArray,
-    decode_s: FloatArray,
-    steps: StepTimes,
-    wave_s: FloatArray,
-) -> SteadyServing:
-    """Return the times with what all clients wait for: the first wave of requests, of which *wave_s* is the time of a
-    prompt over all waves, and room in the cache.
-    """
-    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * wave_s
-    cycle_s, waiting = answer_s + first_s, concurrency - running
-    ttft_s = engine.request_s + first_s + burst_s + waiting / running * cycle_s
-    return SteadyServing(
-        ttft_s, tpot_s, running, waiting, prompt_s, decode_s, running / cycle_s * steps.layout.replicas
-    )

@@ -15,6 +15,7 @@ from stepcast.cost.collectives.route import route_of
 from stepcast.cost.expert_loads import TILES, RankLoad
 from stepcast.cost.fused_experts import fused_experts_s, served_kernel
 from stepcast.cost.power import SUSTAINED
+from stepcast.cost.rates import Number
 from stepcast.generation.engine import EngineProfile
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, state_bytes
 from stepcast.hardware import Cluster, job_path
@@ -224,7 +225,7 @@ class StepTimes:
         return self._with_host(gpu_s, batch, tokens) / self.speculation.tokens_per_step
 
     def mixed_s(
-        self, batch: FloatArray, context: FloatArray, chunk: FloatArray, before: FloatArray, prompts: float = 1.0
+        self, batch: FloatArray, context: FloatArray, chunk: FloatArray, before: FloatArray, prompts: Number = 1.0
     ) -> FloatArray:
         """Return the seconds of a step that prefills *chunk* tokens of each of *prompts* and decodes *batch* sequences,
         which may be 0.
@@ -244,14 +245,4 @@ class StepTimes:
         return gpu_s + engine.step_s + engine.sequence_s * sequences
 
 
-@lru_cache(maxsize=512)
-def step_times(
-    model: Model,
-    cluster: Cluster,
-    layout: GenerationLayout,
-    formats: GenerationFormats,
-    engine: EngineProfile,
-    speculation: Speculation = NO_SPECULATION,
-) -> StepTimes:
-    """Return the step times of an engine, built once."""
-    return StepTimes(model, cluster, layout, formats, engine, speculation)
+step_times = lru_cache(maxsize=512)(StepTimes)  # of an engine, built once
