@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcast.validate.intervals import interval_figures
 from stepcast.validate.scoreboard import (
     MeasuredColumns,
     Measurements,
@@ -104,3 +105,19 @@ def test_coverage_counts_the_rows_with_a_band() -> None:
     assert board.summary.coverage == pytest.approx(2 / 3)
     assert board.groups["kind"]["b"].coverage == 1.0
     assert build_scoreboard(Measurements(columns_of(ROWS), {})).summary.coverage is None  # type: ignore[union-attr]
+
+
+def test_without_comparable_rows_there_are_no_interval_figures() -> None:
+    assert dict(interval_figures(columns_of([]))) == {}
+
+
+def test_a_kind_of_two_sources_is_as_uncertain_as_its_family() -> None:
+    """Two sources that are both 5 % too fast say little of a third, which others of the family put at either side."""
+    rng = np.random.default_rng(1)
+    fast = [("dense on new", name, 1.05) for name in ("a", "b") for _ in range(10)]
+    third = [("dense on new", "c", 0.93)] * 5
+    others = [("dense on old", f"s{at % 6}", float(np.exp(rng.normal(0.0, 0.1)))) for at in range(60)]
+    kinds, sources, ratios = map(np.array, zip(*fast, *third, *others, strict=True))
+    tags = {"kind": kinds, "source": sources}
+    figures = dict(interval_figures(MeasuredColumns(ratios, np.ones(len(ratios)), tags, str)))
+    assert figures["inside the 90 % interval of other sources, dense on new"] == 1.0

@@ -55,6 +55,8 @@ def family_of(kind: str) -> str:
 
 def interval_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
     """Yield how many rows are inside intervals learnt from the other sources' rows of their kind, and their width."""
+    if "kind" not in table.tags:  # no row could be compared
+        return
     kind, source = table.tags["kind"], table.tags["source"]
     logs, family = np.log(table.measured_s / table.predicted_s), np.array([family_of(name) for name in kind.tolist()])
     inside: dict[str, list[bool]] = defaultdict(list)
