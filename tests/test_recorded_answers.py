@@ -22,7 +22,7 @@ FILE = Path(__file__).parent / "data" / "recorded_answers.jsonl"
 # The keys of answers that hold figures, by verb; all numbers below them count, and some words.
 FIGURES = {
     "predict": ("step_s", "breakdown_s", "memory_bytes", "tflops_per_gpu"),
-    "plan": ("days", "gpu_hours", "cost", "energy_mwh", "goodput", "split_s", "interruptions", "choices"),
+    "plan": ("days", "gpu_hours", "cost", "energy_mwh", "goodput", "split_s", "interruptions", "choices", "phases"),
     "op": ("time_s", "efficiency", "flops", "bytes", "bound", "uncertainty"),
     "collective": ("time_s", "nodes", "algorithm", "protocol"),
 }

@@ -78,3 +78,10 @@ def test_products_of_a_batch_are_priced_together() -> None:
     one = compute_price(Matmul(2048, 2048, 2048), H200, FIT, ALONE).seconds
     eight = compute_price(Matmul(2048, 2048, 2048, 8), H200, FIT, ALONE).seconds
     assert 4 * one < eight < 9 * one
+
+
+def test_a_slower_gpu_is_less_efficient() -> None:
+    price = compute_price(Matmul(4096, 4096, 4096), load_gpu("h100-sxm"), default_fit())
+    slow = price.times(2.0)
+    assert (slow.seconds, slow.efficiency) == (2 * price.seconds, price.efficiency / 2)
+    assert (slow.low_s, slow.high_s) == (2 * price.low_s, 2 * price.high_s)

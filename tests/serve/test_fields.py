@@ -8,7 +8,18 @@ from stepcast.cli.served import Verbs
 from stepcast.questions.choices import build_question, choices_of
 from stepcast.questions.question import CHOICES, PredictQuestion
 from stepcast.questions.search import SearchQuestion
-from stepcast.serve.fields import GPUS, PLAN, PREDICT, SEARCH, Field, FieldError, form_command, join_others, read_form
+from stepcast.serve.fields import (
+    COMPARE,
+    GPUS,
+    PLAN,
+    PREDICT,
+    SEARCH,
+    Field,
+    FieldError,
+    form_command,
+    join_others,
+    read_form,
+)
 
 GIVEN = {
     "model": "llama-3.1-8b",
@@ -105,6 +116,9 @@ def test_limits_of_the_forms() -> None:
 
 
 def test_several_values_of_a_comparison_are_joined() -> None:
+    names = {field.name for field in COMPARE}
+    assert {"cluster", "cluster_2", "cluster_3", "framework_2", "framework_3", "tokens", "price"} <= names
+    assert not {"cluster_1", "cluster_4", "framework_4", "currency", "spares", "model_2"} & names
     given = (("model", "llama-3.1-8b"), ("cluster", "dgx-h100"), ("cluster_2", "dgx-h200"), ("cluster_3", "dgx-b200"))
     assert join_others(given) == {"model": "llama-3.1-8b", "cluster": "dgx-h100,dgx-h200,dgx-b200"}
 

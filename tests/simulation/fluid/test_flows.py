@@ -146,7 +146,7 @@ def test_without_patience_ends_are_near_and_it_is_told() -> None:
 
 def test_many_flows_end_the_same_in_whatever_order_they_are_told() -> None:
     pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
-    links, flows = crossing(5_000, 2048)
+    links, flows = crossing(1_000, 512)
     order = np.random.default_rng(3).permutation(len(flows))
     found = transfers(links, flows, compiled=True)
     mixed = transfers(links, flows.at(order), compiled=True)
