@@ -54,7 +54,10 @@ def answer(words: list[str]) -> tuple[int, list[float | str] | str]:
     """Return the exit status of a command, and its figures or its error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main([*words, "--json"])
+        try:
+            status = main([*words, "--json"])
+        except SystemExit as stop:  # a word that no option takes
+            status = int(str(stop.code))
     text = out.getvalue()
     return status, figures_of(json.loads(text), words[0]) if text else err.getvalue().strip()
 
