@@ -50,7 +50,10 @@ def main() -> None:
         fold = np.array([zlib.crc32((rows[0]["model_path"] + rows[0]["system"]).encode()) % 2 for rows in own])
         if args.folds:
             held = [logs(name, solve(name, pick(own, fold != half)), pick(own, fold == half)) for half in (0, 1)]
-            show(f"{name}, left out", {key: np.concatenate([part[key] for part in held]) for key in held[0]})
+            show(
+                f"{name}, left out",
+                {key: np.concatenate([part[key] for part in held if key in part]) for key in {**held[0], **held[1]}},
+            )
         values = solve(name, own)
         show(f"{name}, all", logs(name, values, own))
         print(values, flush=True)

@@ -12,6 +12,7 @@ from stepcast.generation.lengths import Lengths, parse_lengths
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory
 from stepcast.generation.rollout import generate_batch
 from stepcast.generation.steps import step_times
+from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from tests.cli.test_main import run, run_json
 
@@ -48,6 +49,33 @@ def test_windows_bound_the_cache() -> None:
     memory = generation_memory(model, GenerationLayout(tp=2), formats, gpu, load_engine("vllm"))
     row = 2 * 4 * 64 * 2 * 18
     assert memory.held_bytes(4096) == 4096 * row + 128 * row
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "gpu", "tp", "formats", "share", "gib"),
+    [
+        ("llama-3.1-70b", "vllm", "h100-sxm", 1, (DType.FP8, DType.FP8), 0.98, 6.74),  # vLLM pull request 12569
+        ("gpt-oss-20b", "vllm", "a100-sxm-80gb", 1, (DType.BF16, DType.FP4), 0.65, 36.56),  # vLLM 0.19
+        ("qwen3-235b-a22b", "sglang", "h100-sxm", 4, (DType.FP8, DType.FP8), 0.93, 16.46),  # vLLM issue 21348
+    ],
+)
+def test_the_cache_is_that_of_startup_logs(
+    model: str, engine: str, gpu: str, tp: int, formats: tuple[DType, DType], share: float, gib: float
+) -> None:
+    layout = GenerationLayout(tp=tp)
+    memory = generation_memory(
+        stepcast.load_model(model), layout, GenerationFormats(*formats), load_gpu(gpu), load_engine(engine), share
+    )
+    assert memory.cache_bytes / 2**30 == pytest.approx(gib, rel=0.05)
+
+
+def test_experts_of_their_own_ranks_get_tokens_by_low_latency_kernels() -> None:
+    cluster, model = stepcast.load_cluster("dgx-h100"), stepcast.load_model("deepseek-v3")
+    formats, batch, context = GenerationFormats(DType.FP8, DType.FP8), np.array([8.0]), np.array([2048.0])
+    apart, shared = (
+        step_times(model, cluster, GenerationLayout(dp=32, ep=ep), formats, load_engine("sglang")) for ep in (32, 16)
+    )
+    assert apart.decode_s(batch, context) < 0.8 * shared.decode_s(batch, context)
 
 
 @pytest.mark.parametrize("name", engine_names())

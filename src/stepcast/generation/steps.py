@@ -12,6 +12,7 @@ import numpy as np
 from stepcast.cost import serving
 from stepcast.cost.collectives import collective_s
 from stepcast.cost.collectives.route import route_of
+from stepcast.cost.exchange import TokenCopies, exchange_s
 from stepcast.cost.expert_loads import TILES, RankLoad
 from stepcast.cost.fused_experts import fused_experts_s, served_kernel
 from stepcast.cost.power import SUSTAINED
@@ -143,12 +144,30 @@ class StepTimes:
         size = tokens * model.hidden * DType.BF16.bytes
         if layout.dp > 1 and expert_layers:
             halves -= expert_layers
-            seconds += expert_layers * 2.0 * self._move_s(CollectiveKind.ALL_GATHER, size * layout.dp, layout.width)
+            gathered_s = 2.0 * self._move_s(CollectiveKind.ALL_GATHER, size * layout.dp, layout.width)
+            seconds += expert_layers * np.minimum(gathered_s, self._deepep_s(tokens))
         if layout.tp > 1:
             seconds += halves * self._move_s(CollectiveKind.ALL_REDUCE, size, layout.tp)
         if layout.pp > 1:
             seconds += (layout.pp - 1) * self._move_s(CollectiveKind.ALL_GATHER, size, 2)
         return seconds
+
+    def _deepep_s(self, tokens: FloatArray) -> FloatArray:
+        """Return the seconds of dispatch and combine by DeepEP's low-latency kernels, which send a token to each of its
+        experts; infinite where ranks share experts.
+        """
+        experts, layout, cluster = self.model.experts, self.layout, self.cluster
+        if experts is None or layout.ep < layout.width:
+            return np.full(tokens.shape, np.inf)
+        route = route_of(job_path(cluster, layout.width), cluster)
+        remote = experts.top_k * (route.nodes - 1) / route.nodes
+        sizes = tokens / layout.tp, float(experts.latent or self.model.hidden)
+        copies, width = TokenCopies(experts.top_k, remote, experts.count), self.formats.experts.bytes
+        rest = copies, route, 1.0, cluster.gpu.architecture
+        dispatch_s = exchange_s(
+            "deepep-low-latency", "dispatch", *sizes, 1.0 + 4.0 / 128.0 if width < 2 else 2.0, *rest
+        )
+        return np.asarray(dispatch_s + exchange_s("deepep-low-latency", "combine", *sizes, 2.0, *rest))
 
     def _move_s(self, kind: CollectiveKind, size: FloatArray, ranks: int) -> FloatArray:
         """Return the seconds of a collective: the engine's own kernels inside an NVLink domain, NCCL outside."""
