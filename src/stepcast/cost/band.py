@@ -37,10 +37,6 @@ class BandKind(Struct, frozen=True, forbid_unknown_fields=True):
         """Return low and high *factor* times as far from the middle, on a scale of ratios."""
         return (self.middle * (self.low / self.middle) ** factor, self.middle * (self.high / self.middle) ** factor)
 
-    def has_framework(self, name: str) -> bool:
-        """Return whether the framework was measured, or one with a longer name that builds on it."""
-        return any(seen == name or seen.startswith(f"{name}-") for seen in self.frameworks)
-
 
 class Bands(Struct, frozen=True):
     kinds: Mapping[str, BandKind]
@@ -70,9 +66,11 @@ def band_of(model: Model, cluster: Cluster, strategy: Strategy, framework: Frame
         name = f"{_model_kind(model)} {ELSEWHERE}"
     kind, gpus = bands.kinds[name], strategy.layout.gpus
     experts = " with experts" if model.experts else ""
+    # The framework was measured, or one with a longer name that builds on it.
+    run = any(seen == framework.name or seen.startswith(f"{framework.name}-") for seen in kind.frameworks)
     unseen = {
         "generation": "" if known else f"GPUs of {cluster.gpu.architecture}{experts}",
-        "framework": f"framework {framework.name}" if known and not kind.has_framework(framework.name) else "",
+        "framework": f"framework {framework.name}" if known and not run else "",
         "gpus": f"more than {kind.gpus:,} GPUs" if gpus > kind.gpus else "",
         "seq": f"sequences of more than {kind.seq:,} tokens" if strategy.seq > kind.seq else "",
     }

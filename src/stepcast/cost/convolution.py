@@ -35,11 +35,6 @@ def convolution_bytes(work: Convolution) -> float:
     return (work.data_elements + work.weights) * work.dtype.bytes
 
 
-def is_copied(work: Convolution) -> bool:
-    """Return True if data, weights and result are copied to another layout, which takes memory too."""
-    return not work.channels_last and not work.is_depthwise
-
-
 def _format(dtype: DType) -> str:
     return "half" if dtype.bytes < DType.FP32.bytes else str(dtype)
 
@@ -77,7 +72,7 @@ def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> floa
         flops = 2.0 * work.outputs * outer * inner * work.taps
         seconds = max(seconds, flops / (float(rates.peak_flops) * own.thin_share))
     seconds = float(limit_power(seconds, work.flops, gpu, work.dtype, fit, load))
-    if is_copied(work):
+    if not work.channels_last:  # data, weights and result are copied to another layout, which takes memory too
         data = work.data_elements / own.copy_efficiency + work.weights / own.weight_copy_efficiency
         seconds += 2.0 * size * data / float(rates.bandwidth_bytes_per_s) + 3 * fit.step_launch_s
     return seconds

@@ -243,7 +243,9 @@ def _rate_gib_per_s(collective: Collective, job: _Job) -> float:
     nvlink, network = job.system.nvlink_gib_per_s, job.system.nic_gib_per_s * nics
     size = collective.size_bytes
     if collective.kind is CollectiveKind.ALL_TO_ALL:
-        efficiency = _all_to_all_efficiency(collective, job)
+        spread, full = job.tp * job.ranks(collective.group), job.system.gpus_per_server
+        nodes: int | str = 1 if spread <= full else "servers" if job.tp >= full else spread // full
+        efficiency = _efficiency("all_to_all", nodes, size)
         if servers == 1:
             return nvlink * efficiency
         return network / gpus * (servers * gpus - 1) / ((servers - 1) * gpus) * efficiency
@@ -258,12 +260,6 @@ def _rate_gib_per_s(collective: Collective, job: _Job) -> float:
         return rate
     nodes = 1 if job.tp < job.system.gpus_per_server else job.tp // job.system.gpus_per_server
     return rate * _efficiency("nvlink" if over_nvlink else "network", nodes, size)
-
-
-def _all_to_all_efficiency(collective: Collective, job: _Job) -> float:
-    spread, gpus = job.tp * job.ranks(collective.group), job.system.gpus_per_server
-    nodes: int | str = 1 if spread <= gpus else "servers" if job.tp >= gpus else spread // gpus
-    return _efficiency("all_to_all", nodes, collective.size_bytes)
 
 
 def _efficiency(table: str, nodes: int | str, size_bytes: int) -> float:

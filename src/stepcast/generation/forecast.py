@@ -1,7 +1,6 @@
 """Forecasts of generation: serving at a steady concurrency, or a batch of requests to completion."""
 
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +12,12 @@ from stepcast.generation.steady import steady_serving
 from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 
 NOT_MODELLED = "preemption and prefix reuse between requests of different groups are not modelled"
 CURVE_POINTS = 60
+TIMES = ("ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "decode_step_s", "prefill_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class GenerationForecast:
     def tokens_per_s_per_gpu(self) -> float:
         return self.tokens_per_s / self.layout.gpus
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         """Return the answer as its JSON."""
         memory = self.memory
         return {
@@ -78,16 +79,9 @@ class GenerationForecast:
             "response": str(self.task.response),
             "concurrency": self.task.concurrency,
             "requests": self.task.requests,
-            "ttft_s": self.ttft_s,
-            "tpot_s": self.tpot_s,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-            "decode_step_s": self.decode_step_s,
-            "prefill_s": self.prefill_s,
+            **{name: getattr(self, name) for name in TIMES},
             "batch_s": self.seconds,
-            "tail_s": self.tail_s,
-            "mean_batch": self.mean_batch,
-            "waiting": self.waiting,
+            **{name: getattr(self, name) for name in ("tail_s", "mean_batch", "waiting")},
             "concurrency_that_fits": self.running_limit * self.layout.dp * self.layout.replicas,
             "memory_bytes": {
                 "weights": memory.weight_bytes,

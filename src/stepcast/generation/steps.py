@@ -12,7 +12,7 @@ import numpy as np
 from stepcast.cost import serving
 from stepcast.cost.collectives import collective_s
 from stepcast.cost.collectives.route import route_of
-from stepcast.cost.exchange import TokenCopies, exchange_s
+from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
 from stepcast.cost.expert_loads import TILES, RankLoad
 from stepcast.cost.fused_experts import fused_experts_s, served_kernel
 from stepcast.cost.power import SUSTAINED
@@ -28,6 +28,7 @@ from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.weights import UNQUANTISED, Weight, WeightPart
 from stepcast.ir.work import CollectiveKind
 
+FP8_TOKEN_BYTES = 1.0 + 4.0 / 128.0  # an element, with a scale for each 128
 BANDWIDTH = 0.9  # share of the memory bandwidth that norms, states and sampling reach
 
 
@@ -161,13 +162,12 @@ class StepTimes:
             return np.full(tokens.shape, np.inf)
         route = route_of(job_path(cluster, layout.width), cluster)
         remote = experts.top_k * (route.nodes - 1) / route.nodes
-        sizes = tokens / layout.tp, float(experts.latent or self.model.hidden)
-        copies, width = TokenCopies(experts.top_k, remote, experts.count), self.formats.experts.bytes
-        rest = copies, route, 1.0, cluster.gpu.architecture
-        dispatch_s = exchange_s(
-            "deepep-low-latency", "dispatch", *sizes, 1.0 + 4.0 / 128.0 if width < 2 else 2.0, *rest
-        )
-        return np.asarray(dispatch_s + exchange_s("deepep-low-latency", "combine", *sizes, 2.0, *rest))
+        copies, width = TokenCopies(experts.top_k, remote, experts.count), float(experts.latent or self.model.hidden)
+        seconds = np.zeros_like(tokens)
+        for phase, size in zip(PHASES, (FP8_TOKEN_BYTES if self.formats.experts.bytes < 2 else 2.0, 2.0), strict=True):
+            arguments = tokens / layout.tp, width, size, copies, route, 1.0, cluster.gpu.architecture
+            seconds += exchange_s("deepep-low-latency", phase, *arguments)
+        return seconds
 
     def _move_s(self, kind: CollectiveKind, size: FloatArray, ranks: int) -> FloatArray:
         """Return the seconds of a collective: the engine's own kernels inside an NVLink domain, NCCL outside."""
