@@ -5,7 +5,7 @@ SGLang and TensorRT-LLM do with a concurrency limit. While one request decodes, 
 request on average, whose prefill delays it.
 """
 
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,27 +35,13 @@ class SteadyServing:
     requests_per_s: FloatArray
 
 
-class Pools(NamedTuple):
-    """The clients of engines and the *servers* of their prompts; *wave_s* is the time of a prompt over all waves of
-    requests, of which the first comes at once.
-    """
-
-    engine: EngineProfile
-    concurrency: FloatArray
-    running: FloatArray
-    servers: FloatArray | float
-    prompt_s: FloatArray
-    wave_s: FloatArray
-    decode_s: FloatArray
-    replicas: int
-
-    def serve(self, first_s: FloatArray, tpot_s: FloatArray, output: float) -> SteadyServing:
-        """Return the times with what all clients wait for: the first wave of requests, and room in the cache."""
-        burst_s = np.maximum(self.running / self.servers - 1.0, 0.0) / 2.0 * self.wave_s
-        cycle_s, waiting = output * tpot_s + first_s, self.concurrency - self.running
-        ttft_s = self.engine.request_s + first_s + burst_s + waiting / self.running * cycle_s
-        rate = self.running / cycle_s * self.replicas
-        return SteadyServing(ttft_s, tpot_s, self.running, waiting, self.prompt_s, self.decode_s, rate)
+def serve(
+    served: SteadyServing, request_s: float, first_s: FloatArray, burst_s: FloatArray, output: float
+) -> SteadyServing:
+    """Return *served* with what all clients wait for: the first wave of requests, and room in the cache."""
+    cycle_s = output * served.tpot_s + first_s
+    ttft_s = request_s + first_s + burst_s + served.waiting / served.running * cycle_s
+    return replace(served, ttft_s=ttft_s, requests_per_s=served.requests_per_s * served.running / cycle_s)
 
 
 def prefill_steps(
@@ -104,8 +90,10 @@ def steady_serving(
     prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context)
     tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
     first_s = queue_s(running, output * tpot_s, prompt_s, dp) + decode_s / 2.0
-    pools = Pools(engine, concurrency, running, dp, prompt_s, prompt_s / engine.waves, decode_s, steps.layout.replicas)
-    return pools.serve(first_s, tpot_s, output)
+    replicas = np.asarray(float(steps.layout.replicas))
+    served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, decode_s, replicas)
+    burst_s = np.maximum(running / dp - 1.0, 0.0) / 2.0 * prompt_s / engine.waves
+    return serve(served, engine.request_s, first_s, burst_s, output)
 
 
 def split_serving(
@@ -139,9 +127,10 @@ def split_serving(
     servers = engines * prefill.layout.dp
     queued_s = queue_s(running, output * tpot_s + moved_s, filled_s, servers) - filled_s
     first_s = queued_s + prompt_s + moved_s
-    wave_s = filled_s / SPLIT_WAVES
-    pools = Pools(prefill.engine, concurrency, running, servers, prompt_s, wave_s, tpot_s, decode.layout.replicas)
-    return pools.serve(first_s, tpot_s, output)
+    replicas = np.asarray(float(decode.layout.replicas))
+    served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, tpot_s, replicas)
+    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * filled_s / SPLIT_WAVES
+    return serve(served, prefill.engine.request_s, first_s, burst_s, output)
 
 
 def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float, output: float) -> float:

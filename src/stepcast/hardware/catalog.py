@@ -205,7 +205,9 @@ def _build_gpu(name: str, entries: Entries, where: str) -> Gpu:
 def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
-    gpu_alone = _gpu_alone(name)
+    word, known = _normalise(name), _spellings()
+    described = _is_file(name) or word in _names("clusters") or word in known["clusters"]
+    gpu_alone = None if described else known["gpus"].get(word)  # a GPU that no cluster is named after
     entries = dict(_node_entries(gpu_alone) if gpu_alone else _read_entries("clusters", name))
     for text in (*own, *overrides):
         _override(entries, text)
@@ -374,14 +376,6 @@ def _catalogue_name(kind: str, name: str, where: str = "") -> str:
         raise CatalogError(where, "", problem)
     hint = nearest(word, table) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
     raise CatalogError(where, "", f"unknown {kind.removesuffix('s')} {name!r}{hint}")
-
-
-def _gpu_alone(name: str) -> str | None:
-    """Return the GPU that *name* means if no cluster has it."""
-    word = _normalise(name)
-    if _is_file(name) or word in _names("clusters") or word in _spellings()["clusters"]:
-        return None
-    return _spellings()["gpus"].get(word)
 
 
 def _node_entries(gpu: str) -> dict[str, Entry]:
