@@ -5,13 +5,14 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 
 import msgspec
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import DATA, FormatError, Source, read_toml
 from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer, StepLog
 from stepcast.units import GIB, MIB, MS
@@ -21,174 +22,59 @@ LINE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 
 
 Values = dict[str, float]
+UNITS = {"": 1.0, "%": 0.01, "ms": MS, "GiB": GIB}
+NAMED_NUMBERS = r"([^|]*):([^|:]*)"  # name: value | name: value
+# NeMo RL (nemo_rl/algorithms/grpo.py): a heading, then a line for the step and one for each phase.
+NEMO_RL_STEP = re.compile(r"=+ Step (\d{1,15})/(\d{1,15}) =+")
+NEMO_RL_PHASE = re.compile(r"\u2022 ([a-z_]{3,60}): (\d+\.?\d*)s \(")
 
 
-def _named_numbers(text: str) -> Values:
-    """Return the finite numbers of ``name: value | name: value``."""
+def _finite_numbers(texts: Iterable[tuple[str, str]]) -> Values:
     numbers = {}
-    for part in text.split("|"):
-        name, colon, value = part.rpartition(":")
-        number = _finite(value) if colon else None
-        if number is not None:
-            numbers[name.strip()] = number
+    for name, text in texts:
+        with suppress(ValueError):
+            if math.isfinite(number := float(text.replace(",", ""))):
+                numbers[name.strip()] = number
     return numbers
 
 
-def _matched_numbers(**patterns: str) -> Callable[[str], Values]:
-    """Return a function that finds the finite numbers of a line, each by its pattern."""
-    compiled = {name: re.compile(pattern) for name, pattern in patterns.items()}
-
-    def find(line: str) -> Values:
-        matches = {name: pattern.search(line) for name, pattern in compiled.items()}
-        numbers = {name: _finite(match[1].replace(",", "")) for name, match in matches.items() if match}
-        return {name: number for name, number in numbers.items() if number is not None}
-
-    return find
-
-
-def _finite(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
 class LogProgram(msgspec.Struct, frozen=True):
-    """The form in which a program prints a step.
+    """The form in which a program prints a step; ``data/step_logs.toml`` explains its fields."""
 
-    A line has a pattern with the step and often the number of steps, some words, and values with their names and units.
-    """
-
-    pattern: re.Pattern[str]
-    words: tuple[str, ...]
-    values: Callable[[str], Values]
-    fields: Mapping[str, tuple[str, float]]  # of a LoggedStep
-    facts: Mapping[str, tuple[str, float]] = {}  # of the run
-    head: tuple[str, ...] = ()  # further words in the beginning of its log
-    first: int = 1  # number of the first step
+    step: str
+    fields: Mapping[str, tuple[str, str]]
+    facts: Mapping[str, tuple[str, str]] = {}
+    words: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
+    pairs: str = ""
+    numbers: Mapping[str, str] = {}
+    first: int = 1
 
     def parse(self, line: str) -> tuple[LoggedStep, int, Values] | None:
         """Return the step of a line, the number of steps of the run (0: unknown), and facts of the run."""
-        matches = [*self.pattern.finditer(line)]  # progress bars overwrite each other: the last one counts
+        matches = [*re.finditer(self.step, line)]  # progress bars overwrite each other: the last one counts
         if not matches or any(word not in line for word in self.words):
             return None
-        values, known = self.values(line), FactDict()
-        for name, (keys, unit) in self.fields.items():
-            if key := next((key for key in keys.split("|") if key in values), ""):
-                known[name] = values[key] * unit
+        texts = [(name, text) for name, text in matches[-1].groupdict().items() if text]
+        texts += [(name, match[1]) for name, pattern in self.numbers.items() if (match := re.search(pattern, line))]
+        values = _finite_numbers([*texts, *(re.findall(self.pairs, line) if self.pairs else ())])
+        if values.get("steps_per_s"):
+            values["step"] = 1 / values["steps_per_s"]
+        known = FactDict(_pick_numbers(self.fields, values))
         if not known.get("seconds", 0.0) > 0:
             known.pop("seconds", None)
         if "samples" in known:
             known["samples"] = int(known["samples"])
-        step, total = (*map(int, matches[-1].groups()), 0, 0)[:2]
-        facts = {name: values[key] * unit for name, (key, unit) in self.facts.items() if key in values}
-        return LoggedStep(step, **known), total + 1 - self.first if total else 0, facts
+        step, total = (*map(int, matches[-1].groups()[:2]), 0, 0)[:2]
+        return LoggedStep(step, **known), total + 1 - self.first if total else 0, _pick_numbers(self.facts, values)
 
 
-# NeMo RL (nemo_rl/algorithms/grpo.py): a heading, then a line for the step and one for each phase.
-NEMO_RL_STEP = re.compile(r"=+ Step (\d{1,15})/(\d{1,15}) =+")
-NEMO_RL_PHASE = re.compile(r"\u2022 ([a-z_]{3,60}): (\d+\.?\d*)s \(")
-VERL_VALUE = re.compile(r"([\w/@.]+):(?:np\.float\d+\()?(-?\d[\d.]*(?:e[-+]?\d+)?)")
-VERL_PHASES = (
-    *("gen generation", "old_log_prob old_logprob", "ref reference", "values values", "reward reward"),
-    *("update_actor update", "update_weights weight_sync"),
-)
-# The progress bar of tqdm states the time per step, smoothed.
-BAR = r"\|\s*(\d{1,15})/(\d{1,15}) \[[\d:]+<[\d:?]+, +"
-BAR_TIME = re.compile(rf"{BAR}([0-9.]+)(s/it|it/s)")
+def _pick_numbers(wanted: Mapping[str, tuple[str, str]], values: Values) -> Values:
+    keys = {name: next((key for key in keys.split("|") if key in values), "") for name, (keys, _) in wanted.items()}
+    return {name: values[key] * UNITS[wanted[name][1]] for name, key in keys.items() if key}
 
 
-def _bar_seconds(line: str) -> Values:
-    _, _, text, unit = BAR_TIME.findall(line)[-1]
-    value = _finite(text)
-    return {"step": value if unit == "s/it" else 1 / value} if value else {}
-
-
-PROGRAMS: Mapping[str, LogProgram] = {
-    # megatron/training/training.py, training_log; megatron/core/timers.py
-    "Megatron-LM": LogProgram(
-        re.compile(r"iteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|"),
-        ("elapsed time per iteration",),
-        _named_numbers,
-        {
-            "seconds": ("elapsed time per iteration (ms)", MS),
-            "tflops_per_gpu": ("throughput per GPU (TFLOP/s/GPU)", 1),
-            "samples": ("global batch size", 1),
-            "loss": ("lm loss", 1),
-        },
-    ),
-    # torchtitan/components/metrics.py
-    "torchtitan": LogProgram(
-        re.compile(r"\bstep:\s*(\d{1,15})\s+loss:\s*[-0-9.einfa]+"),
-        (),
-        _matched_numbers(
-            memory=r"memory:\s*([0-9.]+)\s*GiB",
-            tps=r"\btps:\s*([0-9,.]+)",
-            tflops=r"\btflops:\s*([0-9,.]+)",
-            mfu=r"\bmfu:\s*([0-9.]+)%",
-            loss=r"\bstep:\s*\d{1,15}\s+loss:\s*([-0-9.einfa]+)",
-        ),
-        {
-            "tflops_per_gpu": ("tflops", 1),
-            "tokens_per_s_per_gpu": ("tps", 1),
-            "memory_bytes": ("memory", GIB),
-            "loss": ("loss", 1),
-        },
-        {"mfu": ("mfu", 0.01)},
-        head=("tps:", "memory:"),
-    ),
-    # nemo/lightning/pytorch/callbacks/progress_printer.py
-    "NeMo": LogProgram(
-        re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|"),
-        (),
-        _named_numbers,
-        {
-            "seconds": ("train_step_timing in s", 1),
-            "tflops_per_gpu": ("TFLOPS_per_GPU", 1),
-            "tokens_per_s_per_gpu": ("tokens_per_sec_per_gpu", 1),
-            "samples": ("global_batch_size", 1),
-            "memory_bytes": ("max_memory_allocated|peak_memory_usage", 1),
-            "loss": ("reduced_train_loss", 1),
-        },
-        head=("train_step_timing in s",),
-        first=0,
-    ),
-    # deepspeed/utils/timer.py, ThroughputTimer
-    "DeepSpeed": LogProgram(
-        re.compile(r"(?:global_step=|\b\d+/)(\d{1,15}), RunningAvgSamplesPerSec=[^,]+, CurrSamplesPerSec=[^,]+"),
-        (),
-        _matched_numbers(peak=r"MaxMemAllocated=(\d+\.?\d*)GB"),
-        {"memory_bytes": ("peak", GIB)},
-    ),
-    # Trainer of transformers
-    "Trainer": LogProgram(
-        re.compile(rf"{BAR}[0-9.]+(?:s/it|it/s)"), (), _bar_seconds, {"seconds": ("step", 1)}, head=("'loss':",)
-    ),
-    # verl/utils/logger, console: step:3 - actor/pg_loss:0.01 - timing_s/gen:35.2 - timing_s/step:64.8
-    "verl": LogProgram(
-        re.compile(r"\bstep:(\d{1,15}) - "),
-        ("timing_s/",),
-        lambda line: {name: float(value) for name, value in VERL_VALUE.findall(line)},
-        {
-            "seconds": ("timing_s/step", 1),
-            "tokens_per_s_per_gpu": ("perf/throughput", 1),
-            "memory_bytes": ("perf/max_memory_allocated_gb", GIB),
-            "loss": ("actor/pg_loss", 1),
-        },
-        {
-            **{f"{ours}_s": (f"timing_s/{theirs}", 1.0) for theirs, ours in map(str.split, VERL_PHASES)},
-            **{f"mean_{side}_tokens": (f"{side}_length/mean", 1.0) for side in ("response", "prompt")},
-        },
-    ),
-    "NeMo RL": LogProgram(
-        re.compile(r"Total step time: \d+\.?\d*s"),
-        (),
-        _matched_numbers(step=r"Total step time: (\d+\.?\d*)s"),
-        {"seconds": ("step", 1)},
-        head=("Total step time: ",),
-    ),
-}
+PROGRAMS = msgspec.convert(read_toml(DATA / "step_logs.toml"), dict[str, LogProgram])
 VARIANTS = {name.lower().replace("-lm", "").replace(" ", "_"): name for name in PROGRAMS}
 
 # Megatron-LM's memory and timers of ranks.
@@ -234,7 +120,7 @@ class StepLines:
         elif self._relative and (match := SCORE.search(text)):
             yield LoggedScore(int(match[1]), match[2], float(match[3]))
         elif match := RANK_MEMORY.search(text):
-            values = _named_numbers(match[2].lstrip(" |"))
+            values = _finite_numbers(re.findall(NAMED_NUMBERS, match[2].lstrip(" |")))
             rank = int(match[1])
             self.peaks[rank] = max(self.peaks.get(rank, 0.0), values.get("max allocated", 0.0) * MIB)
         elif match := NEMO_RL_STEP.search(text):
@@ -313,9 +199,8 @@ def read_lines(source: Source, program: str) -> StepLog:
 
 def looks_like(head: str, variant: str) -> bool:
     program, plain = PROGRAMS[VARIANTS[variant]], COLOUR.sub("", head)
-    pattern = NEMO_RL_STEP if variant == "nemo_rl" else program.pattern
-    words = (*program.words, *program.head)
-    return pattern.search(plain) is not None and all(word in plain for word in words)
+    pattern = NEMO_RL_STEP if variant == "nemo_rl" else program.step
+    return re.search(pattern, plain) is not None and all(word in plain for word in (*program.words, *program.head))
 
 
 def read(source: Source, variant: str) -> StepLog:
