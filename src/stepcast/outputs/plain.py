@@ -4,10 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 
-from stepcast.inputs.captured import FORMAT, VERSION
-from stepcast.ir.captured import Captured, LayerPart
-from stepcast.ir.work import Work
-from stepcast.ir.workload import Layer, Op, Phase
+from stepcast.ir.captured import Captured
 
 
 def write(document: object) -> bytes:
@@ -35,60 +32,16 @@ def to_plain(value: object) -> object:
     return [to_plain(item) for item in value]
 
 
-PLAIN_PART = 7  # numbers of a part that nothing splits
-
-
 def write_captured(captured: Captured) -> bytes:
     """Return a captured program: each distinct work and layer once, the repeats by their numbers."""
     import msgspec
 
-    works: dict[Work, int] = {}
-    layers: dict[Layer, int] = {}
-    rows: list[dict[str, object]] = []
+    from stepcast.inputs.captured import FORMAT, VERSION
+    from stepcast.inputs.chakra.record import record_workload
 
-    def op_row(op: Op) -> list[object]:
-        row = [op.name, works.setdefault(op.work, len(works))]
-        if op.host_reads:
-            return [*row, op.kernels, 1]
-        return [*row, op.kernels] if op.kernels != 1 else row
-
-    def number(layer: Layer) -> int:
-        if layer not in layers:
-            layers[layer] = len(layers)
-            rows.append({"name": layer.name, **{str(phase): list(map(op_row, layer.ops(phase))) for phase in Phase}})
-        return layers[layer]
-
-    body = [[list(map(number, block.layers)), block.repeat] for block in captured.stage.body]
-    epilogue = list(map(number, captured.stage.epilogue))
-    record = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": captured.name,
-        "parameters": captured.parameters,
-        "tokens": captured.tokens,
-        "batch": captured.batch,
-        "precision": str(captured.precision),
-        "compiled": captured.compiled,
-        "facts": dict(captured.facts),
-        "warnings": list(captured.warnings),
-        "memory": captured.memory,
-        "works": [[type(work).__name__.lower(), *_values(work)] for work in works],
-        "layers": rows,
-        "body": body,
-        "epilogue": epilogue,
-        "parts": [_part_row(part) for part in captured.parts],
-        "ties": [[list(tie.parts), tie.size_bytes, tie.split_bytes] for tie in captured.ties],
-    }
-    return msgspec.json.encode(record) + b"\n"
-
-
-def _part_row(part: LayerPart) -> list[object]:
-    row = _values(part)
-    return row if part.split_bytes or part.split else row[:PLAIN_PART]
-
-
-def _values(record: Work | LayerPart) -> list[object]:
-    return [getattr(record, field.name) for field in fields(record)]
+    record = {"format": FORMAT, "version": VERSION, "workload": record_workload(captured.workload)}
+    own = {name: getattr(captured, name) for name in captured.__slots__ if name != "workload"}
+    return msgspec.json.encode(record | own) + b"\n"
 
 
 def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[object]]) -> bytes:

@@ -4,12 +4,13 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stepcast.cost.collectives import (
@@ -293,20 +294,21 @@ def price_row(row: TableRow, route: Route) -> CollectivePrice:
 # values that the tables of the others give. A constant that only one machine tells of falls back to what was
 # published, so a machine that is left out is predicted as one that nobody measured.
 
-Change = Callable[[Route, Cluster, float], Route]
-HGX = ("H100", "H200", "B200", "B300")
-NVL72 = ("GB200", "GB300")
+# Those that ``tools/fit_nccl.py`` fits to the logs of one cluster, in its order.
+SWEEP_CONSTANTS = (
+    *("route.launch_overhead_s", "route.channel_overhead_s", "nic_latency", "link_efficiency", "nic_efficiency"),
+    *("tuning.start_s.ll", "tuning.start_s.ll128"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class TableConstant:
-    """*value* ships; *published* is a library's or a datasheet's; *scale* is the size of a usual change."""
+class TableConstant(msgspec.Struct, frozen=True):
+    """A constant of ``data/rows/collectives.toml``: *value* ships, *scale* is the size of a usual change."""
 
     name: str
     value: float
     published: float
     scale: float
-    change: Change
+    change: str
     gpus: tuple[str, ...] = ()  # none: all
     transport: str = ""
     library: str = ""
@@ -322,101 +324,40 @@ class TableConstant:
         )
 
 
-def _tuning(field: str, part: str = "", unit: float = 1.0) -> Change:
-    def change(route: Route, cluster: Cluster, value: float) -> Route:
-        new: object = value * unit
-        if part:
-            new = replace(getattr(route.tuning, field), **{part: new})
-        return replace(route, tuning=replace(route.tuning, **{field: new}))  # type: ignore[arg-type]
-
-    return change
+CONSTANTS = msgspec.convert(scoreboard.load_table("rows/collectives")["constants"], tuple[TableConstant, ...])
 
 
-def _field(name: str, unit: float = 1.0) -> Change:
-    return lambda route, cluster, value: replace(route, **{name: value * unit})  # type: ignore[arg-type]
-
-
-def _torch(route: Route, cluster: Cluster, value: float) -> Route:
-    return replace(route, call_overhead_s=value * US) if route.call_overhead_s else route
-
-
-def _link_efficiency(route: Route, cluster: Cluster, value: float) -> Route:
-    factor = value / cluster.node.fabric.link.efficiency
-    return replace(route, intra_bytes_per_s=route.intra_bytes_per_s * factor)
-
-
-def _nic_latency(route: Route, cluster: Cluster, value: float) -> Route:
-    if cluster.node.nic is None or route.nodes == 1:
-        return route
-    shift_s = value * US - cluster.node.nic.latency_s
-    return replace(route, inter_latency_s=max(0.0, route.inter_latency_s + shift_s))
-
-
-def _nic_efficiency(route: Route, cluster: Cluster, value: float) -> Route:
-    if cluster.node.nic is None or route.nodes == 1:
-        return route
-    factor = value / cluster.node.nic.efficiency
-    return replace(
-        route,
-        inter_bytes_per_s=route.inter_bytes_per_s * factor,
-        exchange_bytes_per_s=route.exchange_bytes_per_s * factor,
-    )
-
-
-BLACKWELL = ("B200", "B300", *NVL72)  # whose own were fitted to other tables (data/fits/collectives.toml)
-CONSTANTS = (
-    TableConstant(
-        "ring Simple start (us)", 30.0, 8.4, 10, _tuning("start_s", "simple", US), library="nccl", without=BLACKWELL
-    ),
-    TableConstant("LL128 share", 0.8, 0.92, 0.2, _tuning("share", "ll128"), library="nccl", without=BLACKWELL),
-    TableConstant("message (us)", 0.41, 0.0, 0.3, _tuning("message_s", "", US), library="nccl"),
-    TableConstant(
-        "exchange start (us)", 8.0, 8.4, 10, _tuning("exchange_start_s", "", US), library="nccl", without=BLACKWELL
-    ),
-    TableConstant("tree step (us)", 4.0, 0.0, 3, _tuning("tree_step_s", "", US), library="nccl"),
-    TableConstant("NVLS start (us a rank)", 3.45, 2.9, 1, _tuning("nvls_start_s", "", US)),
-    TableConstant("NVLS step (us a rank)", 0.7, 0.0, 0.4, _tuning("nvls_step_s", "", US)),
-    TableConstant("NVLS tree hop (us)", 10.0, 9.0, 5, _tuning("nvls_tree_hop_s", "", US)),
-    TableConstant("torch call (us)", 20.0, 0.0, 10, _torch),
-    TableConstant("launch (us)", 4.4, 6.6, 2, _field("launch_overhead_s", US)),
-    TableConstant("exchange share", 0.95, 1.0, 0.1, _field("exchange_share")),
-    TableConstant("A100 channel (us)", 1.56, 0.0, 1, _field("channel_overhead_s", US), ("A100", "A100-40", "A100-80")),
-    TableConstant("HGX reduction share", 0.89, 0.85, 0.1, _field("reduction_share"), HGX),
-    TableConstant("NVL72 reduction share", 0.75, 0.85, 0.1, _field("reduction_share"), NVL72),
-    TableConstant("HGX Blackwell hop (us)", 1.3, 0.6, 0.5, _field("intra_latency_s", US), ("B200", "B300")),
-    TableConstant("NVL72 hop (us)", 1.25, 0.6, 0.5, _field("intra_latency_s", US), NVL72),
-    TableConstant("NVLink 5 efficiency", 0.76, 0.802, 0.1, _link_efficiency, ("B200", "B300", *NVL72)),
-    TableConstant("MI300X link efficiency", 0.716, 0.75, 0.1, _link_efficiency, ("MI300X", "MI325X")),
-    TableConstant("MI355X link efficiency", 0.76, 0.75, 0.1, _link_efficiency, ("MI355X",)),
-    TableConstant("MI300X NIC latency (us)", 104.0, 5.0, 50, _nic_latency, ("MI300X",)),
-    TableConstant("MI300X NIC efficiency", 0.9, 0.97, 0.1, _nic_efficiency, ("MI300X",)),
-    TableConstant("RCCL LL128 share", 0.57, 0.92, 0.2, _tuning("share", "ll128"), library="rccl"),
-    TableConstant("RCCL LL128 hop (us)", 10.0, 3.5, 5, _tuning("network_hop_s", "ll128", US), library="rccl"),
-    TableConstant("roce latency (us)", 15.0, 5.0, 5, _nic_latency, transport="roce"),
-    TableConstant("roce efficiency", 0.93, 0.97, 0.1, _nic_efficiency, transport="roce"),
-    TableConstant("tcpxo latency (us)", 63.0, 5.0, 30, _nic_latency, transport="tcpxo"),
-    TableConstant("tcpxo efficiency", 0.95, 0.97, 0.1, _nic_efficiency, transport="tcpxo"),
-    TableConstant("tcpx latency (us)", 800.0, 5.0, 300, _nic_latency, transport="tcpx"),
-    TableConstant("tcpx efficiency", 0.8, 0.97, 0.1, _nic_efficiency, transport="tcpx"),
-)
-
-
-# Those that ``tools/fit_nccl.py`` fits to the logs of one cluster, in its order.
-SWEEP_CONSTANTS: tuple[Change, ...] = (
-    _field("launch_overhead_s", US),
-    _field("channel_overhead_s", US),
-    _nic_latency,
-    _link_efficiency,
-    _nic_efficiency,
-    _tuning("start_s", "ll", US),
-    _tuning("start_s", "ll128", US),
-)
+def change_constant(route: Route, cluster: Cluster, change: str, value: float) -> Route:
+    """Return *route* with another *value* (times in microseconds) of a field, or of what several fields follow from."""
+    nic, link = cluster.node.nic, cluster.node.fabric.link
+    match change.split("."):
+        case ["torch_call"]:
+            return replace(route, call_overhead_s=value * US) if route.call_overhead_s else route
+        case ["link_efficiency"]:
+            return replace(route, intra_bytes_per_s=route.intra_bytes_per_s * (value / link.efficiency))
+        case ["nic_latency" | "nic_efficiency"] if nic is None or route.nodes == 1:
+            return route
+        case ["nic_latency"] if nic:
+            latency_s = route.inter_latency_s + (value * US - nic.latency_s)
+            return replace(route, inter_latency_s=max(0.0, latency_s))
+        case ["nic_efficiency"] if nic:
+            rates = route.inter_bytes_per_s, route.exchange_bytes_per_s
+            inter, exchange = (rate * (value / nic.efficiency) for rate in rates)
+            return replace(route, inter_bytes_per_s=inter, exchange_bytes_per_s=exchange)
+        case ["tuning", field, *parts]:
+            new: object = value * US if field.endswith("_s") else value
+            if parts:
+                new = replace(getattr(route.tuning, field), **{parts[0]: new})
+            return replace(route, tuning=replace(route.tuning, **{field: new}))  # type: ignore[arg-type]
+        case ["route", field]:
+            return replace(route, **{field: value * US if field.endswith("_s") else value})  # type: ignore[arg-type]
+    raise ValueError(f"unknown constant {change!r}")
 
 
 def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
     """Return *route* with these SWEEP_CONSTANTS in place of those that ship."""
     for change, value in zip(SWEEP_CONSTANTS, constants, strict=True):
-        route = change(route, cluster, float(value))
+        route = change_constant(route, cluster, change, float(value))
     return route
 
 
@@ -428,7 +369,7 @@ def change_route(row: TableRow, values: Mapping[str, float], own_entry: bool = T
         return route  # a machine of its own, whose constants tools/fit_nccl.py fits
     for constant in CONSTANTS:
         if constant.name in values and constant.concerns(row, hardware):
-            route = constant.change(route, hardware.cluster, values[constant.name])
+            route = change_constant(route, hardware.cluster, constant.change, values[constant.name])
     return route
 
 

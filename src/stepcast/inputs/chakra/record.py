@@ -7,7 +7,7 @@ nodes are for other programs; the checksum shows when one of those changed them.
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, TypeVar, get_args
 
 import msgspec
@@ -88,8 +88,8 @@ class WorkloadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     shares: bool = False
 
 
-def encode_workload(workload: Workload) -> bytes:
-    """Return *workload* without its warnings as compressed JSON."""
+def record_workload(workload: Workload) -> WorkloadRecord:
+    """Return *workload* with every distinct work, op, layer and stage once."""
     works: dict[Work, int] = {}
     ops: dict[WorkloadOpRecord, int] = {}
     layers: dict[LayerRecord, int] = {}
@@ -123,8 +123,12 @@ def encode_workload(workload: Workload) -> bytes:
         layers=tuple(layers),
         stages=tuple(stages),
     )
-    record = _copy(WorkloadRecord, Workload, workload, version=RECORD_VERSION, tables=tables, stages=order, warnings=())
-    return zlib.compress(msgspec.json.encode(record), 9)
+    return _copy(WorkloadRecord, Workload, workload, version=RECORD_VERSION, tables=tables, stages=order)
+
+
+def encode_workload(workload: Workload) -> bytes:
+    """Return *workload* without its warnings as compressed JSON."""
+    return zlib.compress(msgspec.json.encode(record_workload(replace(workload, warnings=()))), 9)
 
 
 def _copy(build: Callable[..., Built], described: type, source: object, **changed: object) -> Built:
@@ -134,10 +138,7 @@ def _copy(build: Callable[..., Built], described: type, source: object, **change
 
 
 def decode_workload(packed: bytes) -> Workload:
-    """Return the workload that *packed* records; ValueError where it is damaged or too large.
-
-    Equal layers and stages are one object, as they were when they were written: a simulation folds those.
-    """
+    """Return the workload that *packed* records; ValueError where it is damaged or too large."""
     unpacker = zlib.decompressobj()
     try:
         content = unpacker.decompress(packed, UNPACKED.most)
@@ -146,9 +147,13 @@ def decode_workload(packed: bytes) -> Workload:
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.message}")
     try:
-        record = msgspec.json.decode(content, type=WorkloadRecord)
+        return build_workload(msgspec.json.decode(content, type=WorkloadRecord))
     except msgspec.MsgspecError as error:  # no ValueError in older versions of msgspec
         raise ValueError(str(error)) from None
+
+
+def build_workload(record: WorkloadRecord) -> Workload:
+    """Return the workload of a record; equal layers and stages are one object: a simulation folds those."""
     if record.version != RECORD_VERSION:
         raise ValueError(f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again")
     MICRO_BATCHES.check(record.micro_batches)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
@@ -35,25 +35,7 @@ from stepcast.validate.scoreboard import load_table
 
 # The cluster a published run was measured on, from the words of its row.
 
-# The first that the GPU's name contains decides; GB200 before B200, H100 before A100 does not matter.
-CLUSTERS: tuple[tuple[str, str], ...] = (
-    ("gb300", "gb300-nvl72"),
-    ("gb200", "gb200-nvl72"),
-    ("b300", "dgx-b300"),
-    ("b200", "dgx-b200"),
-    ("h200", "hgx-h200"),
-    ("h800", "h800-node"),
-    ("h100", "dgx-h100"),
-    ("a800", "a800-node"),
-    ("a100", "dgx-a100"),
-    ("a40", "a40-pcie"),
-    ("v100", "dgx-2"),
-    ("mi300x", "mi300x-node"),
-    ("mi325x", "mi300x-node"),
-    ("mi355x", "mi300x-node"),
-)
-# The same GPUs in nodes of AWS, whose network is EFA.
-EFA_NODES = {"dgx-a100": "aws-p4de", "dgx-h100": "aws-p5", "hgx-h200": "aws-p5en", "dgx-b200": "aws-p6-b200"}
+WORDS = load_table("rows/published")
 # H100 with HBM2e, 96 GB at 2.4 TB/s and 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
 HBM2E = ('gpu.memory="96 GB"', 'gpu.memory_bandwidth="2400 GB/s"')
 # A NIC on RoCE or Omni-Path whose rate is stated for the whole node.
@@ -72,12 +54,12 @@ HDR_GBIT = 200
 def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     """Return name and changes, as ``load_cluster`` and the command line take them."""
     word = run.gpu.lower()
-    name = next((cluster for part, cluster in CLUSTERS if part in word), None)
+    name = next((cluster for part, cluster in WORDS["clusters"] if part in word), None)
     if name is None:
         raise NotComparableError(f"GPU {run.gpu!r} is not known")
     changes: list[str] = []
-    if "efa" in run.network.lower() and name in EFA_NODES:
-        name = EFA_NODES[name]
+    if "efa" in run.network.lower():
+        name = str(WORDS["efa"].get(name, name))
     if name == "dgx-a100" and (run.gpu_memory_gb == 40 or "40gb" in word):
         changes.append("gpu=a100-sxm-40gb")
     if name == "mi300x-node" and word != "mi300x":
@@ -148,44 +130,9 @@ def _fits(entry: Mapping[str, Any], record: Record) -> bool:
 
 # How a published run was spread: what its row says, else what its framework does unless told otherwise.
 
-Meaning = TypeVar("Meaning")
-# Words of the column -> meaning; the first that the text contains decides.
-PRECISIONS: tuple[tuple[str, DType], ...] = (
-    ("nvfp4", DType.NVFP4),
-    ("mxfp8", DType.MXFP8),
-    ("fp8-mx", DType.MXFP8),
-    # One scale for each row (torchao): products in fp8 gain what quantising both ways costs; no format of ours.
-    ("rowwise", DType.BF16),
-    ("fp8", DType.FP8),
-    ("current-scaling", DType.FP8),
-    ("bf16", DType.BF16),
-    ("fp16", DType.FP16),
-    ("tf32", DType.TF32),
-    ("fp32", DType.FP32),
-)
 # How kernels are issued, by what the column of graphs says; whatever else it says are graphs.
 ISSUED = {"none": Execution.EAGER, "blocking": Execution.BLOCKING}
-SHARDINGS: tuple[tuple[str, Sharding], ...] = (
-    ("zero2", Sharding.ZERO_2),
-    ("fsdp", Sharding.FSDP),
-    ("zero3", Sharding.ZERO_3),
-    ("zero-3", Sharding.ZERO_3),
-    ("zero1", Sharding.ZERO_1),
-    ("zero0", Sharding.NONE),
-    ("none", Sharding.NONE),
-)
-# Megatron-Core's recompute_modules, and what tables shorten them to.
-MODULES: dict[str, RecomputeModule] = {
-    "attn": RecomputeModule.CORE,
-    "core_attn": RecomputeModule.CORE,
-    "mla_up_proj": RecomputeModule.LATENT_UP,
-    "layernorm": RecomputeModule.NORMS,
-    "norm": RecomputeModule.NORMS,
-    "mlp": RecomputeModule.MLP,
-    "moe_act": RecomputeModule.EXPERT_ACTIVATION,
-    "act": RecomputeModule.EXPERT_ACTIVATION,
-    "moe": RecomputeModule.EXPERTS,
-}
+MODULES = {word: RecomputeModule(module) for word, module in WORDS["modules"].items()}
 BLOCK = re.compile(r"full block (\d+) layers")
 DEFERRED = "wgrad_deferral_limit="
 WITHIN = re.compile(r"within (\d+)")
@@ -222,8 +169,8 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
 def _given(run: PublishedRun) -> dict[str, Any]:
     """Return the choices that the row itself states, by fields of a Strategy or a Framework."""
     stated: dict[str, Any] = {
-        "precision": _word(run.precision, PRECISIONS, "precision"),
-        "sharding": _word(run.sharding, SHARDINGS, "zero_fsdp"),
+        "precision": (word := _find_word(run.precision, "precision")) and DType(word),
+        "sharding": (word := _find_word(run.sharding, "sharding")) and Sharding(word),
         "recompute": _recompute(run),
         "sequence_parallel": run.sequence_parallel,
         "flash_attention": run.flash_attention,
@@ -326,15 +273,12 @@ def _recompute(run: PublishedRun) -> Recompute | None:
     return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
 
 
-def _word(text: str, words: tuple[tuple[str, Meaning], ...], column: str) -> Meaning | None:
-    if not text:
-        return None
-    for word, meaning in words:
-        if word in text.lower():
-            return meaning
-    if column == "zero_fsdp" and "optimizer" in text.lower():
-        return None
-    raise NotComparableError(f"{column} {text!r} is not known")
+def _find_word(text: str, column: str) -> str | None:
+    """Return the meaning of the first word of the table that *text* contains."""
+    meaning = next((meaning for word, meaning in WORDS[f"{column}s"] if word in text.lower()), None)
+    if meaning is None and text and not (column == "sharding" and "optimizer" in text.lower()):
+        raise NotComparableError(f"{'zero_fsdp' if column == 'sharding' else column} {text!r} is not known")
+    return meaning
 
 
 @dataclass(frozen=True, slots=True)
