@@ -1,28 +1,17 @@
 """Memory of OptimusPrime runs (github.com/ai-computing/aicomp): its tensors in PyTorch's allocator.
 
-A Hugging Face Llama in fp32, operator by operator as PyTorch's autograd runs it, in OptimusPrime's own 1F1B:
-
-- A received tuple stays until the step ends, and so do the gradients a stage receives and sends (``run_info.env``
-  and ``run_info.grads`` of opt_prime/schedule.py are cleared once per step). From stage 2 on a tuple of stage 0 comes
-  with each micro-batch.
-- Everything received requires a gradient, rotary tables and mask too: so the factors of the rotary embedding are
-  saved, except on stage 0.
-- A step ends with ``torch.cuda.empty_cache``; gradients are dropped when the next one begins.
-- The helper that ``core_backward`` defines calls itself, so outputs and their gradients are in a reference cycle until
-  Python collects it. On the last stage these are the logits of earlier micro-batches.
-- The tensor-parallel linears are DTensors: unsharded when they arrive on the GPU, then scattered; all-reduces copy.
-
-The memory that a GPU reports is dominated by the allocator's cache, and that by where the largest tensors find space:
-the gradient of an embedding or output projection is as large as all activations together, and gets a new segment
-whenever something small occupies the last one. No formula shows that.
+A Hugging Face Llama in fp32, operator by operator as PyTorch's autograd runs it, in OptimusPrime's own 1F1B;
+docs/optimus.md lists what stays allocated and why no formula shows it.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
 from stepcast.cost.memory import StageMemory
 from stepcast.cost.memory.allocator import CachingAllocator
+from stepcast.hardware.catalog import load_data
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import PositionKind
@@ -160,10 +149,7 @@ class StageTensors:
             self.gradients[name] = block
 
     def run(self, script: str, blocks: dict[str, int], part: BlockPart) -> None:
-        """Run the operators of a part: ``a=size`` allocates, ``-a`` frees, ``!a`` is the gradient of a weight.
-
-        ``!`` alone is the part's norm, and ``tp:a`` an all-reduce between tensor ranks, which copies.
-        """
+        """Run the operators of a part, in the words of ``data/optimus.toml``."""
         for word in script.split():
             condition, _, action = word.rpartition(":")
             if condition and not self.conditions[condition]:
@@ -192,48 +178,16 @@ class StageTensors:
         self.cycles, self.objects = [], 0.0
 
 
-# The operators of each part. A norm saves its root, the normalised value and its result.
-NORM = """square=wide mean=unit -square shifted=unit -mean root=unit -shifted normal=wide result=wide """
-NORM_BACKWARD = """
--result scaled=wide product=wide -gradient ! -product -normal direct=wide product=wide to-root=unit -product -scaled
--root double=wide to-square=wide -to-root -double back=wide -direct -to-square """
-RESIDUAL = "total=wide -back -skip "
-# x cos + rotate(x) sin; the factors are saved if the tables require gradients, which they do except on stage 0.
-ROTATE = """
-{0}-straight={1} {0}-half=half-{1} {0}-turned={1} -{0}-half {0}-crossed={1} first:-{0}-turned
-{0}-rotated={1} -{0}-straight -{0}-crossed first:-{0} """
-ROTATE_BACKWARD = """
-straight={1} later:table={1} later:-table later:table={1} later:-table crossed={1} turned={1} -crossed
-back-{0}={1} -straight -turned -to-{0} """
-FORWARD = {
-    "attention": NORM
-    + "q=query k=key v=key "
-    + ROTATE.format("q", "query")
-    + ROTATE.format("k", "key")
-    + """keys=query -k-rotated values=query -v queries=query -q-rotated odd:padded=mask attended=query sums=sums
-    output=wide tp:output residual=wide -output""",
-    "up": NORM + "gate=inner activated=inner up=inner",
-    "down": "product=inner output=wide tp:output",
-    "norm": NORM + "logits=logits",
-}
-BACKWARD = {
-    "attention": """to-attended=query !o to-q=query to-keys=query to-values=query later:scores=scores later:more=mask
-    later:-scores later:-more -to-attended -queries -keys -values odd:-padded -sums -attended
-    to-k=key -to-keys to-v=key -to-values """
-    + ROTATE_BACKWARD.format("q", "query")
-    + ROTATE_BACKWARD.format("k", "key")
-    + """later:-q later:-q-turned later:-k later:-k-turned by-v=wide !v -to-v tp:by-v by-k=wide !k -back-k tp:by-k
-    sum=wide -by-v -by-k by-q=wide !q -back-q tp:by-q gradient=wide -sum -by-q """
-    + NORM_BACKWARD
-    + RESIDUAL,
-    "up": """by-up=wide !up_proj -to-up tp:by-up to-gate=inner -to-activated -gate by-gate=wide !gate -to-gate
-    tp:by-gate gradient=wide -by-up -by-gate """
-    + NORM_BACKWARD
-    + RESIDUAL,
-    "down": "to-product=inner !down_proj -product to-activated=inner to-up=inner -to-product",
-    # Cross entropy and the output projection; logits and their gradient stay in a cycle.
-    "norm": "chances=logits picked=logits to-logits=logits -picked -chances gradient=wide !head " + NORM_BACKWARD,
-}
+@lru_cache(maxsize=1)
+def load_scripts() -> dict[str, dict[str, str]]:
+    """Return the operators of each part, forward and backward (``data/optimus.toml``)."""
+    table = load_data("optimus")
+    shared = {name: text for name, text in table.items() if isinstance(text, str)}
+    for name in ("rotate", "rotate_backward"):
+        shared |= {f"{name}_q": table[name].format("q", "query"), f"{name}_k": table[name].format("k", "key")}
+    return {way: {part: text.format(**shared) for part, text in table[way].items()} for way in ("forward", "backward")}
+
+
 NORM_PART: BlockPart = ("norm", -1)
 SavedBlocks = dict[BlockPart, dict[str, int]]
 """The bytes that the forward of a micro-batch saves, by part."""
@@ -364,7 +318,7 @@ def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
         residual = stage.new(wide)  # the sum of both tensors
     for part in shape.parts:
         blocks = saved[part] = dict(factors) if part[0] == "down" else {"input": residual}
-        stage.run(FORWARD[part[0]], blocks, part)
+        stage.run(load_scripts()["forward"][part[0]], blocks, part)
         if part[0] == "attention":
             residual = blocks["residual"]
         elif part[0] == "up":
@@ -374,7 +328,7 @@ def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
             stage.drop(blocks.pop("output"))
     if shape.last:
         saved[NORM_PART] = {"input": residual}
-        stage.run(FORWARD["norm"], saved[NORM_PART], NORM_PART)
+        stage.run(load_scripts()["forward"]["norm"], saved[NORM_PART], NORM_PART)
     return saved
 
 
@@ -384,7 +338,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
     received = {*messages}
     if shape.last:
         blocks = saved[NORM_PART]
-        stage.run(BACKWARD["norm"], blocks, NORM_PART)
+        stage.run(load_scripts()["backward"]["norm"], blocks, NORM_PART)
         stage.drop(blocks["input"])
         gradient, cycle = blocks["back"], [blocks["to-logits"], blocks["logits"]]
     else:
@@ -392,7 +346,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
     for position, part in reversed(list(enumerate(shape.parts))):
         blocks, is_end = saved[part], part == shape.parts[-1]
         if part[0] == "down":
-            stage.run(BACKWARD["down"], blocks, part)
+            stage.run(load_scripts()["backward"]["down"], blocks, part)
             factors = {name: blocks[name] for name in ("to-activated", "to-up")}
             stage.drop(*(blocks[name] for name in ("activated", "up") if blocks[name] not in received))
             if is_end and not shape.last:
@@ -405,7 +359,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
             gradient = stage.new(wide)
             stage.drop(blocks["activated"], blocks["up"])
         blocks |= {"skip": gradient, **factors}
-        stage.run(BACKWARD[part[0]], blocks, part)
+        stage.run(load_scripts()["backward"][part[0]], blocks, part)
         gradient = blocks["total"]
         if blocks["input"] not in received:
             stage.drop(blocks["input"])

@@ -1,11 +1,9 @@
 """The megatron-memory set: peak memory of Megatron-LM's functional tests."""
 
-import csv
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from stepcast.cost.memory import memory
@@ -24,7 +22,7 @@ from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, St
 from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.validate.published.setup import MODULES
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, read_records
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)")
@@ -88,7 +86,7 @@ class MemoryCase:
         kind = self.text("kind")
         if kind.startswith(OTHER_KINDS):
             raise LeftOutError(f"no training step of one language model: {kind.partition(' (')[0]}")
-        self.flags = dict(_flag(word) for word in self.text("other_flags").split())
+        self.flags = {word.partition("=")[0]: word.partition("=")[2] for word in self.text("other_flags").split()}
         self.cut_off = len(self.text("other_flags")) >= CUT_OFF
         for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):
             if not self.text(name):
@@ -296,11 +294,6 @@ class MemoryCase:
         return (first, *(share,) * (layout.pp - 2), last)
 
 
-def _flag(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    return name, value
-
-
 # The megatron-memory set: bytes allocated at the peak, against those that ``memory`` predicts.
 
 FILE = "megatron_memory.csv"
@@ -317,7 +310,8 @@ NOTES = (
 
 def measure_peak_memory(*folders: str) -> Measurements:
     """Compare the tests in ``megatron_memory.csv`` of *folders*, or in these files."""
-    records = (record for folder in folders for record in _records(Path(folder)))
+    needed = ("max_mem_bytes", "test", "kind")
+    records = (record for folder in folders for record in read_records(folder, FILE, needed=needed))
     rows, skipped = compare_each(records, lambda record: _row(MemoryCase(record)))
     table = columns_of(rows)
     large = {"hidden 2048 and more": table.tags["size"] == "large"} if rows else {}
@@ -366,14 +360,3 @@ def _said_model(model: Model) -> str:
         if replace(load_model(word), name=model.name, source=model.source) == model:
             return word
     raise NoOptionError("no model of the catalogue is like it; a config.json would have to say it")
-
-
-def _records(path: Path) -> Iterator[Record]:
-    file = path if path.is_file() else path / FILE
-    if not file.is_file():
-        raise ValueError(f"{path}: expected {FILE}, or a csv file with its columns")
-    with file.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(lines)
-        if not {"max_mem_bytes", "test", "kind"} <= set(reader.fieldnames or ()):
-            raise ValueError(f"{file}: expected the columns of {FILE}, such as test, kind, max_mem_bytes")
-        yield from reader
