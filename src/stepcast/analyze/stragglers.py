@@ -106,7 +106,14 @@ class WaitGraph:
             for way in ("send", "recv"):
                 self._add_messages(stage, f"{direction}-{way}", own)
         self._add_first_backward(stage, computes)
-        self._add_parameters(stage)
+        # The first forward of a chunk waits for the last of its parameters.
+        last = {self.operations[index].chunk: index for index in self._of.get((stage, GATHER), [])}
+        seen: set[int] = set()
+        for forward in self._of.get((stage, FORWARD), []):
+            chunk = self.operations[forward].chunk
+            if chunk not in seen and chunk in last:
+                self.before[forward].add(last[chunk])
+            seen.add(chunk)
         self._add_tail(stage, computes)
 
     def _add_messages(self, stage: int, kind: str, computes: list[int]) -> None:
@@ -150,16 +157,6 @@ class WaitGraph:
         for kind in ("backward-send", "backward-recv"):
             for message in self._pairs.get((stage, kind), [])[:1]:
                 self.before[message].add(earlier)
-
-    def _add_parameters(self, stage: int) -> None:
-        """Let the first forward of a chunk wait for the last of its parameters."""
-        last = {self.operations[index].chunk: index for index in self._of.get((stage, GATHER), [])}
-        seen: set[int] = set()
-        for forward in self._of.get((stage, FORWARD), []):
-            chunk = self.operations[forward].chunk
-            if chunk not in seen and chunk in last:
-                self.before[forward].add(last[chunk])
-            seen.add(chunk)
 
     def _add_tail(self, stage: int, computes: list[int]) -> None:
         """Order what follows the last compute: reductions that could not overlap, then the optimizer."""

@@ -237,7 +237,13 @@ def looks_like_framework(text: str) -> bool:
 
 def _load(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     if not name.endswith(".toml"):
-        return _load_catalogued(_resolve_name(name, named_at))
+        word = name.strip().lower().replace("_", "-").replace(" ", "-")
+        word = OTHER_NAMES.get(word, word)
+        if word not in framework_names():
+            known = list(framework_names())
+            hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
+            raise CatalogError(named_at, "", f"unknown framework {name!r}{hint}")
+        return _load_catalogued(word)
     path = Path(name)
     if str(path.resolve()) in chain:
         raise CatalogError(named_at, "extends", f"{path.name} extends itself")
@@ -263,16 +269,6 @@ OTHER_NAMES = {
     **dict.fromkeys(("olmo", "olmocore"), "olmo-core"),
     **dict.fromkeys(("mosaic", "composer", "llmfoundry"), "llm-foundry"),
 }
-
-
-def _resolve_name(name: str, named_at: str) -> str:
-    word = name.strip().lower().replace("_", "-").replace(" ", "-")
-    word = OTHER_NAMES.get(word, word)
-    if word not in framework_names():
-        known = list(framework_names())
-        hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
-        raise CatalogError(named_at, "", f"unknown framework {name!r}{hint}")
-    return word
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,10 @@ def recompute_of(text: str) -> Recompute:
     """Read ``none``, ``selective``, ``full``, ``block:N`` or ``selective:A,B``; the error starts with the word."""
     kind, colon, rest = text.partition(":")
     if kind == RecomputeKind.SELECTIVE and colon:
-        return Recompute(RecomputeKind.SELECTIVE, modules=_modules(rest))
+        words, known = dict.fromkeys(rest.split(",")), [str(module) for module in RecomputeModule]
+        if unknown := sorted(set(words) - set(known)):
+            raise ValueError(f"selective: {unknown[0]!r} is not a module; expected {', '.join(known)}")
+        return Recompute(RecomputeKind.SELECTIVE, modules=tuple(map(RecomputeModule, words)))
     if kind not in set(RecomputeKind) or (rest and not (rest.isascii() and rest.isdigit())):
         raise ValueError(f"{text!r}: expected none, selective, full, or block:N, or selective:A,B,...")
     return Recompute(RecomputeKind(kind), int(rest or 0))
@@ -54,11 +57,3 @@ def overlap_of(words: Iterable[str]) -> Overlap:
 
 def overlap_words(overlap: Overlap) -> tuple[str, ...]:
     return tuple(name for name in OVERLAPS if getattr(overlap, name.replace("-", "_")))
-
-
-def _modules(text: str) -> tuple[RecomputeModule, ...]:
-    """Read module names, each once."""
-    words, known = dict.fromkeys(text.split(",")), [str(module) for module in RecomputeModule]
-    if unknown := sorted(set(words) - set(known)):
-        raise ValueError(f"selective: {unknown[0]!r} is not a module; expected {', '.join(known)}")
-    return tuple(map(RecomputeModule, words))

@@ -33,7 +33,14 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
     members: dict[str, tuple[int, ...]] = {}
     ranks, warnings = [], []
     for place, source in enumerate(sources):
-        dump = _decode_dump(source)
+        data = source.raw(RESULT)
+        try:
+            dump = load_plain_pickle(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise FormatError(f"no dump of the flight recorder: {reason}", source.path) from None
+        if not isinstance(dump, dict):
+            raise FormatError("no dump of the flight recorder: expected an object", source.path)
         rank = dump.get("rank")
         if not isinstance(rank, int):
             named = re.search(r"(\d+)(?:\.(?:json|pkl|pickle))?$", source.path)  # as TORCH_FR_DUMP_TEMP_FILE ends
@@ -54,18 +61,6 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
     return CollectiveLog(
         tuple(calls), tuple(sorted(ranks)), members, sources[0].path, "NCCL flight recorder", tuple(warnings)
     )
-
-
-def _decode_dump(source: Source) -> dict[str, object]:
-    data = source.raw(RESULT)
-    try:
-        dump = load_plain_pickle(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise FormatError(f"no dump of the flight recorder: {reason}", source.path) from None
-    if not isinstance(dump, dict):
-        raise FormatError("no dump of the flight recorder: expected an object", source.path)
-    return dump
 
 
 def _group_members(config: object) -> dict[str, tuple[int, ...]]:

@@ -71,7 +71,14 @@ class Filter:
         if isinstance(node, ast.BinOp) and type(node.op) in _TWO:
             return self._read_binary(type(node.op), self._read(node.left), self._read(node.right))
         if isinstance(node, ast.Compare) and all(type(each) in _TWO for each in node.ops):
-            return self._read_comparison(node)
+            sides = [self._read(each) for each in (node.left, *node.comparators)]
+            kinds = [_TWO[type(each)] for each in node.ops]
+
+            def value(words: Facts) -> bool:
+                values = [side(words) for side in sides]
+                return all(two(values[at], values[at + 1]) for at, two in enumerate(kinds))
+
+            return value
         kind = type(node).__name__.lower()
         raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
 
@@ -89,16 +96,6 @@ class Filter:
             if kind in _NUMBERS_ALONE and not (_is_number(first) and _is_number(second)):
                 raise TypeError("text can only be compared")
             return two(first, second)
-
-        return value
-
-    def _read_comparison(self, node: ast.Compare) -> Value:
-        sides = [self._read(each) for each in (node.left, *node.comparators)]
-        kinds = [_TWO[type(each)] for each in node.ops]
-
-        def value(words: Facts) -> bool:
-            values = [side(words) for side in sides]
-            return all(two(values[at], values[at + 1]) for at, two in enumerate(kinds))
 
         return value
 

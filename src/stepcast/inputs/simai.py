@@ -9,7 +9,7 @@ The body between the once-per-step lines is written out for every micro-batch; i
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepcast.inputs.rows import parse_amount, parse_count, shorten
@@ -160,19 +160,7 @@ def read(source: Source) -> Workload:
     if count_line is None:
         raise FormatError("file ends after its header; expected the number of layer lines", line=1)
     declared = parse_count(count_line[1].strip(), "number of layer lines", 2)
-    layers = _parse_layers(lines, 13 if header.policy == "HYBRID_CUSTOMIZED" else 12)
-    if len(layers) != declared:
-        raise FormatError(f"declares {declared} layer lines but holds {len(layers)}", line=2)
-    if not layers:
-        raise FormatError("holds no layer lines; expected at least one", line=2)
-    for index in header.checkpoints + header.checkpoint_initiates:
-        if index >= len(layers):
-            raise FormatError(f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)
-    return _assemble(header, layers, header_line, source.path)
-
-
-def _parse_layers(lines: Iterable[tuple[int, str]], columns: int) -> list[Layer]:
-    """Return every layer line; equal lines become one object."""
+    columns = 13 if header.policy == "HYBRID_CUSTOMIZED" else 12
     known: dict[str, Layer] = {}
     ops: dict[OpsKey, tuple[Op, ...]] = {}
     layers: list[Layer] = []
@@ -184,7 +172,14 @@ def _parse_layers(lines: Iterable[tuple[int, str]], columns: int) -> list[Layer]
                 continue
             layer = known[line] = _parse_layer(tokens, columns, number, ops)
         layers.append(layer)
-    return layers
+    if len(layers) != declared:
+        raise FormatError(f"declares {declared} layer lines but holds {len(layers)}", line=2)
+    if not layers:
+        raise FormatError("holds no layer lines; expected at least one", line=2)
+    for index in header.checkpoints + header.checkpoint_initiates:
+        if index >= len(layers):
+            raise FormatError(f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)
+    return _assemble(header, layers, header_line, source.path)
 
 
 def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey, tuple[Op, ...]]) -> Layer:

@@ -85,7 +85,18 @@ class Source:
 
     def _open_stream(self, mode: int) -> BinaryIO:
         if stat.S_ISFIFO(mode):
-            return _open_pipe(self.path)
+            opened: list[BinaryIO] = []
+
+            def wait() -> None:
+                with contextlib.suppress(OSError):
+                    opened.append(open(self.path, "rb"))  # noqa: SIM115  # the caller closes it
+
+            waiting = threading.Thread(target=wait, daemon=True)
+            waiting.start()
+            waiting.join(WRITER_S)
+            if not opened:
+                raise FormatError(f"is a pipe that no program writes into (waited {WRITER_S:.0f} s)", self.path)
+            return opened[0]
         if stat.S_ISCHR(mode):
             file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
             if file.isatty():
@@ -129,10 +140,6 @@ class Source:
         if damage:
             raise FormatError(damage[0], self.path)
 
-    def _most_unpacked(self) -> int:
-        packed_bytes = len(self._data) if self._data is not None else os.stat(self.path).st_size
-        return max(UNPACKED.most, UNPACKED_TIMES * packed_bytes)
-
     def salvaged_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Yield chunks; where a gzip file is cut off or damaged, what comes before, and note the *damage*."""
         with self._translate_errors(), self._open_raw() as raw:
@@ -143,7 +150,8 @@ class Source:
                     packed = raw.read(chunk_bytes)
                 return
             member = zlib.decompressobj(wbits=31)
-            left = self._most_unpacked()
+            packed_bytes = len(self._data) if self._data is not None else os.stat(self.path).st_size
+            left = max(UNPACKED.most, UNPACKED_TIMES * packed_bytes)
             while packed or not member.eof:
                 try:
                     piece = member.decompress(packed, chunk_bytes)
@@ -258,22 +266,6 @@ def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
         if len(data) > limit.most:
             raise FormatError(limit.message, path)
     return bytes(data)
-
-
-def _open_pipe(path: str) -> BinaryIO:
-    """Open a pipe, once somebody has opened it to write into."""
-    opened: list[BinaryIO] = []
-
-    def wait() -> None:
-        with contextlib.suppress(OSError):
-            opened.append(open(path, "rb"))  # noqa: SIM115  # the caller closes it
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join(WRITER_S)
-    if not opened:
-        raise FormatError(f"is a pipe that no program writes into (waited {WRITER_S:.0f} s)", path)
-    return opened[0]
 
 
 class _WatchedFile(io.FileIO):

@@ -215,20 +215,17 @@ class _LayerCosts:
         return PassWork(self.forward_host_s * share, parts)
 
     def backward(self, share: float, accumulated: float, weights: float) -> PassWork:
-        parts = {
-            "compute": (self.constants.backward_factor * self.matmul_s + 2 * self.activation_s) * share,
-            "unhooked": BACKWARD_PASSES * self.untimed_s * share,
-            "tensor": self._backward_reduce_s() * share,
-            "accumulation": self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES),
-        }
-        return PassWork(self.backward_host_s * share, parts, weights)
-
-    def _backward_reduce_s(self) -> float:
-        """Return the exposed reductions: those of q, k, v, gate and up overlap the next of them."""
+        # Of the reductions, those of q, k, v, gate and up overlap the next of them.
         model, tp = self.plan.model, self.plan.layout.tp
         widths = (model.kv_heads * model.head_dim, model.heads * model.head_dim, model.ffn)
         hidden_s = [self.constants.backward_factor * self._matmul_s(model.hidden * width / tp) for width in widths]
-        return 2 * self.reduce_s + sum(max(0.0, self.reduce_s - behind_s) for behind_s in hidden_s)
+        parts = {
+            "compute": (self.constants.backward_factor * self.matmul_s + 2 * self.activation_s) * share,
+            "unhooked": BACKWARD_PASSES * self.untimed_s * share,
+            "tensor": (2 * self.reduce_s + sum(max(0.0, self.reduce_s - behind_s) for behind_s in hidden_s)) * share,
+            "accumulation": self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES),
+        }
+        return PassWork(self.backward_host_s * share, parts, weights)
 
     def optimizer(self, share: float, weights: float) -> PassWork:
         return PassWork(self.update_host_s * share, {"optimizer": _update_s(self.plan, self.machine, weights)})

@@ -81,7 +81,11 @@ def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> list
     for stage in plan.stages:
         segments += _stage_segments(plan, machine, stage_work(plan, stage, machine, constants))
     start = [TimedOp("fixed", constants.fixed_s, HOST), TimedOp("", 0.0, DEVICE, after=(0,))]
-    segments += [Segment.of("start", start, lanes=3), _post()]
+    # A side has come to a message when its host and its device are idle.
+    segments += [
+        Segment.of("start", start, lanes=3),
+        Segment.of("post", [TimedOp("", 0.0, HOST, lanes=(DEVICE,))], lanes=3, outputs=(0,)),
+    ]
     for hop in range(plan.layout.pp - 1):
         ranks = plan.layout.tp * plan.layout.dp
         tensors_s = FP32_BYTES * plan.boundary_elements() / machine.hop_bytes_per_s(hop * ranks, (hop + 1) * ranks)
@@ -139,11 +143,6 @@ def _reducing_ops(plan: OptimusPlan, machine: Machine, works: Sequence[PassWork]
     back_s = machine.move_s(BUCKET_PASSES * sum(work.gradients for work in works))
     ops.append(TimedOp("data", back_s, DEVICE, lanes=(NETWORK,)))
     return ops
-
-
-def _post() -> Segment:
-    """Return the arrival of a side at a message: its host and its device are idle."""
-    return Segment.of("post", [TimedOp("", 0.0, HOST, lanes=(DEVICE,))], lanes=3, outputs=(0,))
 
 
 def _message(seconds: float) -> Segment:

@@ -39,7 +39,14 @@ def write(wiring: Wiring) -> bytes:
     if known.nodes == 1 and wiring.nodes is None:
         tables[""]["nodes"] = 1
     _describe_fabric(wiring, known, tables)
-    _describe_network(wiring, known, tables)
+    network = tables["network"]  # no such file states whether the leaves of its tree are rails
+    network.setdefault("scale_up_nodes", wiring.scale_up_nodes)
+    if wiring.scale_up_nodes is None and wiring.leaf_nodes and known.topology.scale_up_nodes > wiring.leaf_nodes:
+        network["scale_up_nodes"] = 1
+    network["leaf_nodes"] = wiring.leaf_nodes
+    network["pod_nodes"] = wiring.pod_nodes
+    if wiring.leaf_nodes is not None and known.topology.kind is NetworkKind.TORUS:
+        network["kind"] = str(NetworkKind.FAT_TREE)
     given = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
     given["sources"] = {name: wiring.told_by for name, table in given.items() if name and table}
     return _write_toml(given).encode()
@@ -63,18 +70,6 @@ def _describe_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str,
     is_hosted = wiring.fabric in (FabricKind.PCIE, FabricKind.NVLINK_PAIRS)
     if is_hosted and wiring.sockets not in (None, fabric.sockets):
         table["sockets"] = wiring.sockets
-
-
-def _describe_network(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, object]]) -> None:
-    """Describe a tree of switches where one is stated; no such file states whether its leaves are rails."""
-    network = tables["network"]
-    network.setdefault("scale_up_nodes", wiring.scale_up_nodes)
-    if wiring.scale_up_nodes is None and wiring.leaf_nodes and known.topology.scale_up_nodes > wiring.leaf_nodes:
-        network["scale_up_nodes"] = 1
-    network["leaf_nodes"] = wiring.leaf_nodes
-    network["pod_nodes"] = wiring.pod_nodes
-    if wiring.leaf_nodes is not None and known.topology.kind is NetworkKind.TORUS:
-        network["kind"] = str(NetworkKind.FAT_TREE)
 
 
 def _rate(bytes_per_s: float | None) -> str | None:

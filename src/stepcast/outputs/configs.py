@@ -112,17 +112,13 @@ def _megatron_layout(run: EmittedRun) -> Table:
         arguments["cp-comm-type"] = kinds.get(strategy.context)
     layers = tuple(len(piece.layers) for piece in pieces(run.model, strategy))
     if strategy.stage_layers or len(set(layers)) > 1:  # Megatron splits only layers that divide by itself
-        arguments["pipeline-model-parallel-layout"] = _stage_layout(layers)
+        # E is the embedding, L the loss.
+        stages = ["t" * count for count in layers]
+        stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+        arguments["pipeline-model-parallel-layout"] = "|".join(stages)
     elif layout.vpp > 1:
         arguments["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     return arguments
-
-
-def _stage_layout(layers: tuple[int, ...]) -> str:
-    """Return stages as ``E|tt|...|L``: the embedding in the first, the loss in the last."""
-    stages = ["t" * count for count in layers]
-    stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
-    return "|".join(stages)
 
 
 def _megatron_execution(run: EmittedRun) -> Table:

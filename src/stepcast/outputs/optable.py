@@ -14,7 +14,10 @@ def write(workload: Workload) -> bytes:
     rows = ["\t".join(COLUMNS)]
     for stage in workload.stages:
         for layer in [*stage.prologue, *_body_rows(workload, stage), *stage.epilogue]:
-            rows.append("\t".join(_cells(layer)))
+            cells = [layer.name]
+            for phase in Phase:
+                cells += _phase_cells(layer, phase)
+            rows.append("\t".join([*cells, _milliseconds(layer.process_s)]))
     return ("\n".join(rows) + "\n").encode()
 
 
@@ -39,13 +42,6 @@ def _body_rows(workload: Workload, stage: Stage) -> list[Layer]:
     for index, block in enumerate(stage.body):
         rows += [*block.layers] * (1 if marked == str(index) else block.repeat)
     return rows
-
-
-def _cells(layer: Layer) -> list[str]:
-    cells = [layer.name]
-    for phase in Phase:
-        cells += _phase_cells(layer, phase)
-    return [*cells, _milliseconds(layer.process_s)]
 
 
 def _phase_cells(layer: Layer, phase: Phase) -> list[str]:

@@ -40,7 +40,10 @@ def measure_megatron_traces(folder: str) -> Measurements:
     figured: dict[str, list[ScoredRow]] = {"as recorded": [], "laid out anew": []}
 
     def compare(path: str) -> ScoredRow:
-        recording = _recording(path)
+        timeline = read(path)
+        if not isinstance(timeline, Timeline) or timeline.layout is None:
+            raise ValueError("is no Megatron-LM trace")
+        recording = record_megatron(timeline)
         row = _row(path, recording, from_durations(recording))
         figured["as recorded"].append(_row(path, recording, recording))
         if recording.is_complete:
@@ -64,13 +67,6 @@ def _runs(folder: str) -> list[str]:
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     runs = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
     return runs or [folder]
-
-
-def _recording(path: str) -> Recording:
-    timeline = read(path)
-    if not isinstance(timeline, Timeline) or timeline.layout is None:
-        raise ValueError("is no Megatron-LM trace")
-    return record_megatron(timeline)
 
 
 def _row(path: str, measured: Recording, replayed: Recording) -> ScoredRow:
