@@ -9,14 +9,15 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
-from stepcast.frameworks.profile import BALANCED, FILLED, Defaults, Preset, Profile
+from stepcast.frameworks.profile import Defaults, Preset, Profile, StageSpread
 from stepcast.frameworks.words import overlap_of, overlap_words, recompute_of
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Dispatcher, Framework, Overhead
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
@@ -28,34 +29,28 @@ AS_TRAINED = "as trained"
 # Bytes of one parameter, or shares of what is allocated: nothing comes near.
 MOST_PER_PARAMETER = 1000
 
-Read = Callable[[Any], Any]
+Read = Callable[[object], object]
+PLAIN = {bool: "true or false", int: "a whole number", str: "text"}
 
 
-def _kind(kind: type) -> Read:
-    names = {bool: "true or false", int: "a whole number", str: "text"}
+def _kind(*kinds: type) -> Read:
+    """Return a reader of plain values, or of the values of enumerations, which also read their former names."""
 
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ValueError(f"{value!r} is not {names[kind]}")
-        return value
-
-    return read
-
-
-def _one_of(*kinds: Any) -> Read:
-    """Return a reader of the values of enumerations; they also read their former names."""
-
-    def read(value: Any) -> Any:
+    def read(value: object) -> object:
+        if kinds[0] in PLAIN:
+            if type(value) is not kinds[0]:
+                raise ValueError(f"{value!r} is not {PLAIN[kinds[0]]}")
+            return value
         for kind in kinds:
             with suppress(ValueError, TypeError):
                 return kind(value)
-        known = ", ".join(str(word) for kind in kinds for word in kind)
+        known = ", ".join(str(word) for kind in kinds for word in getattr(kind, "__members__", {}).values())
         raise ValueError(f"{value!r} is not known; expected one of {known}")
 
     return read
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
     if not value <= MOST_PER_PARAMETER:
@@ -63,49 +58,28 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{value!r} is not a whole number above zero")
     return value
 
 
-def _size(value: Any) -> float:
+def _size(value: object) -> float:
     return parse_quantity(value, Dimension.SIZE)
 
 
-def _bucket(value: Any) -> int | None:
-    return None if value == "by ranks" else round(_size(value))
+def _format(value: object) -> object:
+    return AS_TRAINED if value == AS_TRAINED else _kind(DType)(value)
 
 
-def _format(value: Any) -> Any:
-    return AS_TRAINED if value == AS_TRAINED else _one_of(DType)(value)
-
-
-def _recompute(value: Any) -> Any:
-    return recompute_of(_kind(str)(value))
-
-
-def _words(value: Any) -> tuple[str, ...]:
+def _words(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise ValueError(f"{value!r} is not a list of words")
     return tuple(value)
 
 
-def _some_of(*kinds: Any) -> Read:
-    def read(value: Any) -> tuple[str, ...]:
-        return tuple(str(_one_of(*kinds)(word)) for word in _words(value)) if value else ()
-
-    return read
-
-
-def _overlap(value: Any) -> Any:
-    return overlap_of(_words(value))
-
-
-def _read_spread(value: Any) -> str:
-    if value not in (FILLED, BALANCED):
-        raise ValueError(f"{value!r} is not known; expected {FILLED!r} or {BALANCED!r}")
-    return str(value)
+def _some_of(*kinds: type) -> Read:
+    return lambda value: tuple(str(_kind(*kinds)(word)) for word in _words(value)) if value else ()
 
 
 def _software() -> dict[str, tuple[str, Read]]:
@@ -113,11 +87,11 @@ def _software() -> dict[str, tuple[str, Read]]:
     kinds = get_type_hints(Framework)
     special: dict[str, tuple[str, Read]] = {
         "gradient_dtype": ("gradients", _format),
-        "bucket_bytes": ("bucket", _bucket),
+        "bucket_bytes": ("bucket", lambda value: None if value == "by ranks" else round(_size(value))),
     }
     keys: dict[str, tuple[str, Read]] = {}
     for name in kinds.keys() - {"name", "optimizer", "overhead"}:
-        plain = _kind(kinds[name]) if kinds[name] in (bool, int) else _one_of(kinds[name])
+        plain = _kind(kinds[name])
         key, read = special.get(name, (name, plain))
         keys[key] = (name, read)
     return dict(sorted(keys.items()))
@@ -126,7 +100,7 @@ def _software() -> dict[str, tuple[str, Read]]:
 # Key -> the field it sets and how its value is read.
 SOFTWARE: Mapping[str, tuple[str, Read]] = _software()
 OPTIMIZER: Mapping[str, tuple[str, Read]] = {
-    "name": ("kind", _one_of(OptimizerKind)),
+    "name": ("kind", _kind(OptimizerKind)),
     "moment_format": ("moment_dtype", _format),
     "master_weights": ("master_weights", _kind(bool)),
     "fused": ("fused", _kind(bool)),
@@ -145,12 +119,12 @@ MEMORY: Mapping[str, tuple[str, Read]] = {
     "fitted": ("fitted", _kind(bool)),
 }
 CHOICES: Mapping[str, tuple[str, Read]] = {
-    "precision": ("precision", _one_of(DType)),
-    "sharding": ("sharding", _one_of(Sharding)),
+    "precision": ("precision", _kind(DType)),
+    "sharding": ("sharding", _kind(Sharding)),
     "sequence_parallel": ("sequence_parallel", _kind(bool)),
-    "recompute": ("recompute", _recompute),
-    "overlap": ("overlap", _overlap),
-    "context": ("context", _one_of(ContextKind)),
+    "recompute": ("recompute", lambda value: recompute_of(str(_kind(str)(value)))),
+    "overlap": ("overlap", lambda value: overlap_of(_words(value))),
+    "context": ("context", _kind(ContextKind)),
     "seq": ("seq", _count),
     "chunks": ("chunks", _count),
 }
@@ -160,12 +134,12 @@ SETTINGS: Mapping[str, tuple[str, Read]] = {
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
     "overlap_experts": ("overlap_experts", _kind(bool)),
     "further_tokens": ("further_tokens", _count),
-    "stage_layers": ("stage_layers", _read_spread),
+    "stage_layers": ("stage_layers", _kind(StageSpread)),
 }
 CONDITIONS: Mapping[str, Read] = {
     "model": _words,
     "gpu": _words,
-    "precision": lambda value: tuple(_one_of(DType)(word) for word in _words(value)),
+    "precision": lambda value: tuple(_kind(DType)(word) for word in _words(value)),
     "pp": lambda value: tuple(_count(each) for each in value) if isinstance(value, list) else (_count(value),),
     "spread": _kind(bool),
     "pairable": _kind(bool),
@@ -177,7 +151,7 @@ SUPPORTS: Mapping[str, tuple[str, Read]] = {
     "pipeline_shardings": ("pipeline_shardings", _some_of(Sharding)),
     "dispatchers": ("dispatchers", _some_of(Dispatcher)),
     "recompute": ("recompute", _some_of(RecomputeKind, RecomputeModule)),
-    "overlaps": ("overlaps", lambda value: overlap_words(_overlap(value)) if value else ()),
+    "overlaps": ("overlaps", lambda value: overlap_words(overlap_of(_words(value))) if value else ()),
     "contexts": ("contexts", _some_of(ContextKind)),
 }
 TABLES: Mapping[str, Mapping[str, tuple[str, Read]]] = {
@@ -285,7 +259,7 @@ def _read_profile(name: str, text: str, file: str, chain: tuple[str, ...], folde
     described.check_sources((*KEYS, "presets"), "profile")
     base = _load_base(described, entries.pop("extends", None), chain, folder)
     description = entries.pop("description", "")
-    values: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    values: dict[str, FactDict] = {table: {} for table in TABLES}
     for key, value in entries.items():
         part, _, own = key.partition(".")
         set_field, read = TABLES[part][own]
@@ -314,7 +288,7 @@ def _build(
     base: Profile,
     name: str,
     description: str,
-    values: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Facts],
     sources: Mapping[str, str],
     presets: tuple[Preset, ...],
 ) -> Profile:
@@ -339,12 +313,6 @@ def _build(
     )
 
 
-def _tables(described: Description, value: object, key: str) -> list[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        raise described.error(key, "is not a table")
-    return list(value.items())
-
-
 def _read_presets(described: Description, tables: object) -> tuple[Preset, ...]:
     lines = [
         number for number, line in enumerate(described.text.splitlines(), start=1) if line.strip() == "[[presets]]"
@@ -356,7 +324,7 @@ def _read_presets(described: Description, tables: object) -> tuple[Preset, ...]:
     return tuple(_read_preset(table, f"{described.file}:{line}") for table, line in zip(tables, lines, strict=True))
 
 
-def _read_preset(table: Mapping[str, Any], where: str) -> Preset:
+def _read_preset(table: Facts, where: str) -> Preset:
     conditions, settings = {}, {}
     for key, value in table.items():
         if key == "set" and isinstance(value, Mapping):
@@ -374,7 +342,7 @@ def _read_preset(table: Mapping[str, Any], where: str) -> Preset:
     return Preset(settings, **conditions)
 
 
-def _read_value(read: Read, value: object, where: str, key: str) -> Any:
+def _read_value(read: Read, value: object, where: str, key: str) -> object:
     try:
         return read(value)
     except (ValueError, TypeError) as error:

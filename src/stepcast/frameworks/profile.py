@@ -6,12 +6,14 @@ user.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field, fields, replace
+from enum import StrEnum
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepcast.frameworks.words import overlap_words, recompute_word
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
@@ -28,8 +30,13 @@ from stepcast.ir.strategy import (
 
 # Fields of the software that a user or a preset may set; all others are choices.
 DECISIONS = frozenset(each.name for each in fields(Framework)) - {"name"}
-# Ways in which recipes spread layers over stages.
-FILLED, BALANCED = "filled", "by-cost"
+
+
+class StageSpread(StrEnum):
+    """The ways in which recipes spread layers over stages."""
+
+    FILLED = "filled"
+    BALANCED = "by-cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Defaults:
 class Preset:
     """Settings of recipes, which apply if every condition holds; an empty condition always does."""
 
-    settings: Mapping[str, Any] = field(hash=False)
+    settings: Facts = field(hash=False)
     model: tuple[str, ...] = ()  # starts of the model's name
     gpu: tuple[str, ...] = ()  # the first word of the GPU's name
     precision: tuple[DType, ...] = ()
@@ -95,9 +102,9 @@ class Profile:
     def name(self) -> str:
         return self.framework.name
 
-    def settings(self, model: str, gpu: str, precision: DType, layout: Layout) -> dict[str, Any]:
+    def settings(self, model: str, gpu: str, precision: DType, layout: Layout) -> FactDict:
         """Return the settings of the presets that apply; later ones win."""
-        settings: dict[str, Any] = {}
+        settings: FactDict = {}
         for preset in self.presets:
             if preset.applies(model, gpu, precision, layout):
                 settings |= preset.settings
@@ -109,7 +116,7 @@ class Profile:
         return (chunks, True) if chunks else (self.defaults.chunks, False)
 
 
-def profile_facts(profile: Profile) -> dict[str, Any]:
+def profile_facts(profile: Profile) -> FactDict:
     """Return all of a profile as facts for ``show`` and ``list``."""
     framework, defaults = profile.framework, profile.defaults
     software = {
@@ -211,19 +218,19 @@ class Settled:
     """A framework, and the fields of a Strategy that do not follow from layout and batch."""
 
     framework: Framework
-    choices: Mapping[str, Any]
+    choices: Facts
 
     def strategy(self, layout: Layout, micro_batch: int, global_batch: int, seq: int) -> Strategy:
         return Strategy(layout, micro_batch, global_batch, seq, **self.choices)
 
 
-def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapping[str, Any] | None = None) -> Settled:
+def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Facts | None = None) -> Settled:
     """Return the run under *profile* with the fields of a Strategy or a Framework that are *given*."""
     given, defaults = given or {}, profile.defaults
     precision = given.get("precision", defaults.precision)
     settings = profile.settings(model.name, gpu, precision, layout)
     overlap = settings.pop("overlap", defaults.overlap)
-    choices: dict[str, Any] = {
+    choices: FactDict = {
         "precision": precision,
         "sharding": settings.pop("sharding", defaults.sharding),
         "sequence_parallel": defaults.sequence_parallel,
@@ -232,9 +239,9 @@ def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapp
         "context": defaults.context,
         "further_tokens": settings.pop("further_tokens", 0) if model.next_token_layers else 0,
     }
-    if spread := settings.pop("stage_layers", ""):
+    if spread := settings.pop("stage_layers", None):
         count = layout.pp * layout.vpp
-        by_word = filled_stages(model.layers, count) if spread == FILLED else balanced_stages(model, count)
+        by_word = filled_stages(model.layers, count) if spread is StageSpread.FILLED else balanced_stages(model, count)
         choices["stage_layers"] = by_word
     decisions = {name: value for name, value in settings.items() if name in DECISIONS}
     stored = DType.FP32 if given.get("autocast") else STORED_AS.get(precision, precision)

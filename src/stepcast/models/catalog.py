@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from stepcast.inputs.model_table import model_of
+from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
 
@@ -120,7 +120,7 @@ def _family(family: str) -> dict[str, dict[str, object]]:
     return tables
 
 
-def _toml(stem: str) -> dict[str, Any]:
+def _toml(stem: str) -> FactDict:
     with open(FOLDER / f"{stem}.toml", "rb") as file:
         return tomllib.load(file)
 
@@ -241,7 +241,7 @@ def _whole(key: str, value: object) -> int:
 
 def _with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
     """Return *model* with the row's own sizes."""
-    changes: dict[str, Any] = {key: sizes[key] for key in COLUMN_SIZES if key in sizes and key != "layers"}
+    changes: FactDict = {key: sizes[key] for key in COLUMN_SIZES if key in sizes and key != "layers"}
     if model.latent is not None:
         changes.pop("kv_heads", None)
     hidden, heads = changes.get("hidden", model.hidden), changes.get("heads", model.heads)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,6 +29,7 @@ from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
@@ -188,7 +188,7 @@ def read_rows(path: str) -> list[TableRow]:
 
 
 def _read_row(line: scoreboard.Record, where: str) -> TableRow:
-    values: dict[str, Any] = {}
+    values: FactDict = {}
     for (name, kind), column in zip(TableRow.__annotations__.items(), COLUMNS, strict=True):
         text = line[column]
         try:

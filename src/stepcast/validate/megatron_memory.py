@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from stepcast.cost.memory import memory
 from stepcast.cost.memory.stages import EXPERT_STREAMS, engine_workspace_bytes
@@ -13,6 +12,7 @@ from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.model_table import model_of
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import Dispatcher, Framework, LossKernel
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
@@ -126,13 +126,13 @@ class MemoryCase:
     def measured_bytes(self) -> float:
         return float(self.text("max_mem_bytes"))
 
-    def _architecture(self) -> dict[str, Any]:
+    def _architecture(self) -> FactDict:
         seq, bias = self.number("seq"), self.on("bias_linear")
         norm = {"RMSNorm": "rms", "LayerNorm": "layer+bias"}.get(self.text("normalization"))
         if norm is None:
             raise LeftOutError(f"normalization {self.text('normalization')!r} is not known")
         gated = self.on("swiglu")
-        table: dict[str, Any] = {
+        table: FactDict = {
             "hidden": self.number("hidden"),
             "heads": self.number("heads"),
             "kv_heads": self.number("kv_heads"),
@@ -173,13 +173,13 @@ class MemoryCase:
         pattern = self.flags.get("hybrid-layer-pattern") or self.flags.get("hybrid-override-pattern") or ""
         return pattern.partition("/")[0]
 
-    def _hybrid(self, letters: str) -> dict[str, Any]:
+    def _hybrid(self, letters: str) -> FactDict:
         hidden = self.number("hidden")
         found = {name: self.given(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
         return {"pattern": letters, **found}
 
-    def _experts(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def _experts(self) -> FactDict:
+        found: FactDict = {
             "count": self.number("moe_experts"),
             "top_k": self.number("moe_topk", 2),
             "ffn": self.number("moe_ffn") or self.number("ffn"),
@@ -215,12 +215,12 @@ class MemoryCase:
         strategy = replace(settled, choices=choices).strategy(layout, micro, batch, self.number("seq"))
         return strategy, settled.framework, profile
 
-    def _given(self) -> dict[str, Any]:
+    def _given(self) -> FactDict:
         precision = self.text("precision")
         engine = self.text("transformer_impl") == "transformer_engine"
         flash = engine and self.text("attention_backend") not in ("unfused", "local")
         said = [self.flags.get(f"{part}-dropout") for part in ("hidden", "attention")]
-        given: dict[str, Any] = {
+        given: FactDict = {
             "precision": PRECISIONS[precision],
             "sharding": self._sharding(),
             "sequence_parallel": self.on("sp"),

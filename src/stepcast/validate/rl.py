@@ -6,14 +6,13 @@ recipes, where they are at hand, add packing, recomputation, memory shares and t
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.configs.rl import read_rl_values
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, RlStep, load_profile, sync_seconds
@@ -54,7 +53,7 @@ def _cluster(gpu: str) -> Cluster:
     return load_cluster(name, changes)
 
 
-def read_recipes(path: Path) -> list[dict[str, Any]]:
+def read_recipes(path: Path) -> list[FactDict]:
     """Return the choices of each recipe."""
     recipes: dict[str, dict[str, object]] = {}
     for row in read_records(path) if path.is_file() else ():
@@ -62,7 +61,7 @@ def read_recipes(path: Path) -> list[dict[str, Any]]:
     return [{"recipe": name, **read_rl_values(keys).choices} for name, keys in recipes.items()]
 
 
-def find_recipe(row: Record, recipes: list[dict[str, Any]]) -> dict[str, Any]:
+def find_recipe(row: Record, recipes: list[FactDict]) -> FactDict:
     """Return the recipe of a run: the same model, GPUs, mode and formats; nothing where none is."""
     name = find_name(row["model"])
     for recipe in recipes:
@@ -85,7 +84,7 @@ def _model_of(recipe: str) -> str | None:
     return next(filter(None, names), None)
 
 
-def question_of(row: Record, recipe: Mapping[str, Any]) -> RlQuestion:
+def question_of(row: Record, recipe: Facts) -> RlQuestion:
     """Return the question that a row describes, with what its recipe adds."""
     model, cluster = load_model(row["model"]), _cluster(row["gpu"])
     gpus = int(row["num_gpus"])
@@ -97,7 +96,7 @@ def question_of(row: Record, recipe: Mapping[str, Any]) -> RlQuestion:
     if not row["rollout_batch"] and row["tokens_per_s_per_gpu"] and row["avg_seq"]:  # stated by the tokens of a step
         tokens = float(row["tokens_per_s_per_gpu"]) * gpus * float(row["step_time_s"])
         responses = round(tokens / float(row["avg_seq"]) / group) * group
-    choices: dict[str, Any] = {name: recipe[name] for name in TAKEN if name in recipe}
+    choices: FactDict = {name: recipe[name] for name in TAKEN if name in recipe}
     choices |= {
         "model": model,
         "cluster": cluster,

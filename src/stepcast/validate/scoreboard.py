@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from stepcast.inputs.rows import csv_records
 from stepcast.inputs.source import FormatError, Source, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 
@@ -143,7 +144,7 @@ class Scoreboard:
 
 
 @lru_cache(maxsize=8)
-def load_table(name: str) -> dict[str, Any]:
+def load_table(name: str) -> FactDict:
     """Return a table of the package's data, such as ``rows/sets``."""
     return read_toml(DATA / f"{name}.toml")
 

@@ -29,6 +29,7 @@ from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
@@ -87,11 +88,11 @@ class Setting:
         self.strategy: Strategy = replace(strategy, zero_gradients=zeros)
         self.profile_name = profile.name
 
-    def _given(self, usual: Optimizer) -> dict[str, Any]:
+    def _given(self, usual: Optimizer) -> FactDict:
         precision = DType.FP32 if "fp32" in self.words else DType.BF16
         stored = DType.FP32 if self.words & {"fp32", "autocast"} else DType.BF16
         fused = "fused" in self.words
-        given: dict[str, Any] = {
+        given: FactDict = {
             "precision": precision,
             "autocast": "autocast" in self.words,
             "recompute": Recompute(RecomputeKind.FULL) if "checkpoint" in self.words else Recompute(),

@@ -8,8 +8,8 @@ visits; the host was slower in each later one: rows 1 to 32, 33 to 63, 64 to 96 
 
 import shlex
 from pathlib import Path
-from typing import Any
 
+from stepcast.ir.facts import FactDict
 from stepcast.questions.choices import build_question, spell_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
@@ -20,7 +20,7 @@ NOTES = (
     "steps of transformers 5.17, peft 0.21 and bitsandbytes 0.50 in PyTorch 2.11 on one H200, over two seconds or more",
     "peaks are those of PyTorch's allocator, less what earlier steps still held",
 )
-FLAGS: dict[str, dict[str, Any]] = {
+FLAGS: dict[str, FactDict] = {
     "nf4": {"base_weights": "nf4"},
     "qv": {"lora_targets": "q_proj,v_proj"},
     "dropout": {"lora_dropout": 0.05},
@@ -38,10 +38,10 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def read_choices_of(record: scoreboard.Record, folder: Path) -> dict[str, Any]:
+def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
     """Return the choices of ``predict`` that a row's words mean."""
     words = record["setting"].split()
-    choices: dict[str, Any] = {"framework": "peft"}
+    choices: FactDict = {"framework": "peft"}
     for word in words:
         if word.startswith("lora"):
             choices["lora_rank"] = int(word.removeprefix("lora"))

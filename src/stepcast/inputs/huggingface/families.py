@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from stepcast.inputs.huggingface.keys import ConfigTable, shortest_period
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.architecture import MOST_LAYERS
+from stepcast.ir.facts import FactDict
 
 ROWS = Path(__file__).parents[2] / "data" / "configs" / "huggingface.toml"
 READERS = ("count", "number", "flag", "activation", "share", "window", "all")
 # The fields of a model as plain values; parts are tables of their own.
-Values = dict[str, Any]
-Row = dict[str, Any]
+Values = FactDict
+Row = FactDict
 
 
 @lru_cache(maxsize=1)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import lru_cache
-from typing import Any
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
@@ -115,7 +115,7 @@ def find_profile(record: Record) -> Profile:
     return load_profile(next(entry["profile"] for entry in entries if _fits(entry, record)))
 
 
-def _fits(entry: Mapping[str, Any], record: Record) -> bool:
+def _fits(entry: Facts, record: Record) -> bool:
     def column(name: str) -> str:
         return (record.get(name) or "").strip()
 
@@ -166,9 +166,9 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
     return strategy, settled.framework
 
 
-def _given(run: PublishedRun) -> dict[str, Any]:
+def _given(run: PublishedRun) -> FactDict:
     """Return the choices that the row itself states, by fields of a Strategy or a Framework."""
-    stated: dict[str, Any] = {
+    stated: FactDict = {
         "precision": (word := _find_word(run.precision, "precision")) and DType(word),
         "sharding": (word := _find_word(run.sharding, "sharding")) and Sharding(word),
         "recompute": _recompute(run),
