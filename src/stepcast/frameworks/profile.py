@@ -227,7 +227,7 @@ class Settled:
 def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Facts | None = None) -> Settled:
     """Return the run under *profile* with the fields of a Strategy or a Framework that are *given*."""
     given, defaults = given or {}, profile.defaults
-    precision = given.get("precision", defaults.precision)
+    precision: DType = given.get("precision", defaults.precision)
     settings = profile.settings(model.name, gpu, precision, layout)
     overlap = settings.pop("overlap", defaults.overlap)
     choices: FactDict = {
