@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from itertools import pairwise
 from typing import TypeGuard
 
+import msgspec
 import numpy as np
 
 from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
@@ -186,24 +187,23 @@ def place_times(script: ReplayScript, times: Times) -> PlayedStep:
     return PlayedStep(recording, tuple(starts), tuple(ends), meeting_start_s, meeting_end_s, times.makespan_s)
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalStep:
+class CriticalStep(msgspec.Struct, frozen=True):
     """A part of the critical path: one operation of one rank, or one meeting between ranks."""
 
     ranks: tuple[int, ...]
     operation: str
-    micro_batch: int
+    micro_batch: int | None
     start_s: float
     duration_s: float
 
 
-def critical_steps(recording: Recording) -> tuple[CriticalStep, ...]:
+def critical_steps(recording: Recording) -> list[CriticalStep]:
     """Return the chain of work and transfers that determines the step, with neighbours of one operation joined."""
     script = build_script(recording)
     run = simulate(script.program)
     path = critical_path(script.program, task_times(run))
     stage_of = {record.rank: record.stage for record in recording.ranks}
-    return tuple(_join_steps(_path_steps(script, path), stage_of))
+    return _join_steps(_path_steps(script, path), stage_of)
 
 
 def _path_steps(script: ReplayScript, path: CriticalPath) -> list[CriticalStep]:
@@ -215,15 +215,13 @@ def _path_steps(script: ReplayScript, path: CriticalPath) -> list[CriticalStep]:
         if rank >= script.real_ranks:
             meeting = recording.meetings[script.meeting_of_rank[rank - script.real_ranks]]
             name = f"{meeting.group} {meeting.name}"
-            steps.append(CriticalStep(meeting.members, name, -1, float(start_s), float(end_s - start_s)))
+            steps.append(CriticalStep(meeting.members, name, None, float(start_s), float(end_s - start_s)))
             continue
         index = int(script.piece_of_task[program.task_start[call] + op])
         if index >= 0:
             piece = pieces[rank][index]
-            ranks = (recording.ranks[rank].rank,)
-            steps.append(
-                CriticalStep(ranks, piece.operation, piece.micro_batch, float(start_s), float(end_s - start_s))
-            )
+            ranks, batch = (recording.ranks[rank].rank,), piece.micro_batch if piece.micro_batch >= 0 else None
+            steps.append(CriticalStep(ranks, piece.operation, batch, float(start_s), float(end_s - start_s)))
     return steps
 
 

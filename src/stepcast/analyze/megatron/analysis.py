@@ -18,6 +18,7 @@ from stepcast.analyze.megatron.stragglers import (
     stage_layers,
 )
 from stepcast.analyze.play import (
+    CriticalStep,
     RankParts,
     at_shortest,
     critical_steps,
@@ -72,16 +73,6 @@ class RankBreakdown(msgspec.Struct, frozen=True):
     waits_for_s: dict[str, float]  # by rank
 
 
-class PathOperation(msgspec.Struct, frozen=True):
-    """An operation of the critical path."""
-
-    ranks: list[int]
-    operation: str
-    micro_batch: int | None
-    start_s: float
-    duration_s: float
-
-
 class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     """A measured step; times without a rank are means over the ranks."""
 
@@ -111,7 +102,7 @@ class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     rank_times: list[RankBreakdown]
     stragglers: list[Straggler]
     straggler_cost_s: float | None
-    critical_path: list[PathOperation]
+    critical_path: list[CriticalStep]
     critical_path_s: float | None  # the longest chain of durations alone; None if ranks are missing
     warnings: list[str]
 
@@ -178,7 +169,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         rank_times=rank_times,
         stragglers=stragglers,
         straggler_cost_s=_straggler_cost_s(recording, [straggler.rank for straggler in stragglers]),
-        critical_path=[] if alone else _critical_path(recording),
+        critical_path=[] if alone else critical_steps(recording),
         critical_path_s=None if alone else play(at_shortest(recording)).step_s,
         warnings=_warnings(recording, alone),
     )
@@ -235,19 +226,6 @@ def _rank_breakdown(parts: RankParts, operations: Sequence[TraceOperation]) -> R
         waits_s=parts.waits_s,
         waits_for_s={str(rank): seconds for rank, seconds in parts.waits_for_s.items()},
     )
-
-
-def _critical_path(recording: Recording) -> list[PathOperation]:
-    return [
-        PathOperation(
-            list(step.ranks),
-            step.operation,
-            None if step.micro_batch < 0 else step.micro_batch,
-            step.start_s,
-            step.duration_s,
-        )
-        for step in critical_steps(recording)
-    ]
 
 
 def _straggler_cost_s(recording: Recording, slow: Sequence[int]) -> float | None:
