@@ -325,7 +325,7 @@ def _read_presets(described: Description, tables: object) -> tuple[Preset, ...]:
 
 
 def _read_preset(table: Facts, where: str) -> Preset:
-    conditions, settings = {}, {}
+    conditions, settings = FactDict(), FactDict()
     for key, value in table.items():
         if key == "set" and isinstance(value, Mapping):
             continue

@@ -9,28 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stepcast.inputs.rows import csv_rows, shorten
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import DATA, FormatError, Source, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
-# Names of the public tables -> names of ours, which a file may also have.
-PUBLIC_NAMES = {
-    "gemm_perf": "gemm",
-    "context_attention_perf": "attention_prefill",
-    "generation_attention_perf": "attention_decode",
-    "context_mla_perf": "mla_prefill",
-    "generation_mla_perf": "mla_decode",
-    "moe_perf": "experts",
-    "nccl_perf": "nccl",
-    "custom_allreduce_perf": "custom_allreduce",
-    "computescale_perf": "quantize_scale",
-    "scale_matrix_perf": "quantize_matrix",
-    "mamba2_perf": "mamba2",
-    "gdn_perf": "gated_delta_net",
-    "wideep_deepep_normal_perf": "deepep",
-    "wideep_deepep_ll_perf": "deepep_low_latency",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +81,7 @@ def read_operator_table(path: str) -> OperatorTable:
     for ending in ENDINGS:
         stem = stem.removesuffix(ending)
     columns = _read_parquet(path) if path.endswith(".parquet") else _read_csv(path)
-    return OperatorTable(PUBLIC_NAMES.get(stem, stem), columns)
+    return OperatorTable(read_toml(DATA / "rows" / "operators.toml").get(stem, stem), columns)
 
 
 def _read_csv(path: str) -> dict[str, TextArray]:

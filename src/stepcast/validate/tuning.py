@@ -20,22 +20,6 @@ NOTES = (
     "steps of transformers 5.17, peft 0.21 and bitsandbytes 0.50 in PyTorch 2.11 on one H200, over two seconds or more",
     "peaks are those of PyTorch's allocator, less what earlier steps still held",
 )
-FLAGS: dict[str, FactDict] = {
-    "nf4": {"base_weights": "nf4"},
-    "qv": {"lora_targets": "q_proj,v_proj"},
-    "dropout": {"lora_dropout": 0.05},
-    "adam8": {"optimizer": "adamw:8bit"},
-    "checkpoint": {"recompute": "full"},
-    "dpo": {"task": "dpo"},
-    "flash2": {"attention_kernel": "flash-2"},
-    "packed": {"attention_kernel": "flash-2", "batching": "packed"},
-    "bf16adapters": {"framework": "trainer"},
-    "full": {"framework": "trainer"},
-    "trainer": {},
-    "dora": {"dora": True},
-    "liger": {"liger": True},
-    "int8": {"base_weights": "int8"},
-}
 
 
 def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
@@ -48,7 +32,7 @@ def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
         elif word.startswith("freeze"):
             choices |= {"framework": "trainer", "train_layers": int(word.removeprefix("freeze"))}
         else:
-            choices |= FLAGS[word]
+            choices |= scoreboard.load_table("rows/tuning")[word]
     if {"full", "dpo"} <= set(words) and "trainer" not in words:
         choices["framework"] = "transformers"
     if "packed" in words:

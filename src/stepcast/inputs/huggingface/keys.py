@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from stepcast.inputs.source import FormatError
 from stepcast.ir.model_parts import Activation
@@ -20,6 +21,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": Activation.SQUARED_RELU,
 }
 
+KIND_WORDS: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "a JSON object"}
+Kind = TypeVar("Kind")
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
 
@@ -70,38 +73,24 @@ class ConfigTable:
             raise FormatError(f"{name} must be a number, zero or more, not {shown(value)}")
         return float(value)
 
-    def flag(self, *names: str, default: bool) -> bool:
+    def _value(self, names: Sequence[str], kind: type[Kind], default: Kind) -> Kind:
         name, value = self.find(*names)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise FormatError(f"{name} must be true or false, not {shown(value)}")
-        return value
+        if value is not None and not isinstance(value, kind):
+            raise FormatError(f"{name} must be {KIND_WORDS[kind]}, not {shown(value)}")
+        return default if value is None else value
+
+    def flag(self, *names: str, default: bool) -> bool:
+        return self._value(names, bool, default)
 
     def word(self, *names: str, default: str) -> str:
-        name, value = self.find(*names)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise FormatError(f"{name} must be text, not {shown(value)}")
-        return value
+        return self._value(names, str, default)
 
     def items(self, name: str) -> list[object]:
-        value = self.table.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise FormatError(f"{name} must be a list, not {shown(value)}")
-        return value
+        return self._value([name], list, [])
 
     def inner(self, name: str) -> "ConfigTable":
         """Return a nested table; an empty one if it is not there."""
-        value = self.table.get(name)
-        if value is None:
-            return ConfigTable({}, self.kind)
-        if not isinstance(value, dict):
-            raise FormatError(f"{name} must be a JSON object, not {shown(value)}")
-        return ConfigTable(value, self.kind)
+        return ConfigTable(self._value([name], dict, {}), self.kind)
 
     def activation(self, *names: str, default: str) -> Activation:
         word = self.word(*names, default=default)
