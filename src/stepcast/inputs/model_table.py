@@ -1,36 +1,20 @@
 """Models written as a table of plain values: the catalogue's TOML files, and what configurations are read to."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from typing import get_args
 
 from stepcast.ir.check import require
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import (
-    Activation,
-    Biases,
-    Experts,
-    Hybrid,
-    Latent,
-    Norm,
-    NormKind,
-    Position,
-    PositionKind,
-    QkNorm,
-    Window,
-)
-from stepcast.ir.recurrent import Delta, Selective
+from stepcast.ir.model_parts import Activation, Biases, Hybrid, Latent, Norm, NormKind, Position, PositionKind, QkNorm
 
 NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
 SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # of every model
-PARTS: Mapping[str, Callable[..., object]] = {
-    "window": Window,
-    "experts": Experts,
-    "latent": Latent,
-    "hybrid": Hybrid,
-    "delta": Delta,
-    "selective": Selective,
-}
 FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}
+# Parts that a model may have, each a table of its own.
+PARTS: Mapping[str, Callable[..., object]] = {
+    name: part for name, kind in FIELDS.items() for part in get_args(kind) if is_dataclass(part)
+}
 
 
 def model_of(name: str, table: Mapping[str, object]) -> Model:
