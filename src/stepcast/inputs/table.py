@@ -1,4 +1,4 @@
-"""Every format stepcast reads, in one plain table, and the function that reads any of them.
+"""Every format stepcast reads (``data/formats.toml``), and the function that reads any of them.
 
 A reader module has two functions: ``looks_like(head)`` says whether a file that begins so is of its format, and
 ``read(source)`` (or ``read_run(sources)``, where several files make one run) returns what it holds. In a module
@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import DATA, FormatError, Source, read_toml
 from stepcast.ir.dataclass import dataclass
 
 
@@ -27,9 +27,7 @@ class Format:
     title: str
     gives: str
     module: str
-    # Several files (one per rank) may make one run.
     joins: bool = False
-    # Recognised by its first bytes, not by text.
     binary: bool = False
     variant: str = ""
 
@@ -46,44 +44,7 @@ class Format:
         return bool(self.function("looks_like")(source.head_bytes if self.binary else source.head))
 
 
-# Order matters where one format's text could pass for another's: the stricter recogniser first.
-FORMATS: tuple[Format, ...] = (
-    Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
-    Format("nsys", "Nsight Systems export (SQLite)", "timeline", "nsys", binary=True),
-    Format(
-        *("flight-recorder", "NCCL flight-recorder dump (JSON, pickle)", "collectives", "collective_logs"),
-        joins=True,
-        binary=True,
-        variant="flight_recorder",
-    ),
-    Format("otlp", "OpenTelemetry spans (OTLP JSON, protobuf)", "timeline", "spans", binary=True, variant="otlp"),
-    Format("rocprof", "rocprofv3 kernel trace (CSV, JSON)", "timeline", "spans", variant="rocprof"),
-    Format("nccl-topo", "NCCL topology dump (XML)", "wiring", "topologies", variant="nccl"),
-    Format("nvidia-smi-topo", "nvidia-smi topo -m", "wiring", "topologies", variant="matrix"),
-    Format("slurm-topology", "Slurm topology.conf", "wiring", "topologies", variant="slurm"),
-    Format("astra-network", "ASTRA-sim network (YAML)", "wiring", "networks", variant="astra"),
-    Format("simai-topology", "SimAI topology for ns-3", "wiring", "networks", variant="simai"),
-    Format("calculon-system", "Calculon system (JSON)", "wiring", "networks", variant="calculon"),
-    Format("nccl-inspector", "NCCL Inspector JSON", "collectives", "collective_logs", joins=True, variant="inspector"),
-    Format("mlperf-log", "MLPerf Training result log", "step log", "step_logs", variant="mlperf"),
-    Format("megatron-log", "Megatron-LM standard output", "step log", "step_logs", variant="megatron"),
-    Format("torchtitan-log", "torchtitan standard output", "step log", "step_logs", variant="torchtitan"),
-    Format("nemo-log", "NeMo standard output", "step log", "step_logs", variant="nemo"),
-    Format("deepspeed-log", "DeepSpeed standard output", "step log", "step_logs", variant="deepspeed"),
-    Format("trainer-log", "Hugging Face Trainer output", "step log", "step_logs", variant="trainer"),
-    Format("verl-log", "verl console output", "step log", "step_logs", variant="verl"),
-    Format("nemo-rl-log", "NeMo RL standard output", "step log", "step_logs", variant="nemo_rl"),
-    Format("stragglers", "StragglerAnalysis trace (comma separated)", "worker steps", "stragglers"),
-    Format("simai", "SimAI / AICB workload text", "workload", "simai"),
-    Format("optable", "operator table (tab or comma separated)", "workload", "optable"),
-    Format("op-times", "measured operator times (tab or comma separated)", "operator times", "op_times"),
-    Format("megatron", "Megatron-LM per-rank trace", "timeline", "megatron.reader", joins=True),
-    Format("nccl-tests", "nccl-tests log", "sweep", "nccl_tests"),
-    Format("optimus", "OptimusPrime training log", "run log", "optimus_log"),
-    Format("captured", "captured PyTorch program (stepcast capture)", "captured", "captured"),
-    Format("huggingface", "Hugging Face config.json", "model", "huggingface.reader"),
-    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", joins=True, binary=True),
-)
+FORMATS = tuple(Format(name, **entry) for name, entry in read_toml(DATA / "formats.toml").items())
 
 
 def format_named(name: str) -> Format:
