@@ -13,7 +13,10 @@ SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # of every model
 FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}
 # Parts that a model may have, each a table of its own.
 PARTS: Mapping[str, Callable[..., object]] = {
-    name: part for name, kind in FIELDS.items() for part in get_args(kind) if is_dataclass(part)
+    name: part
+    for name, kind in FIELDS.items()
+    for part in get_args(kind)
+    if isinstance(part, type) and is_dataclass(part)
 }
 
 
