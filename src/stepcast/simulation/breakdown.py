@@ -139,15 +139,15 @@ class _CallTimes:
             piece: run.seconds[ops].tolist() for piece, ops in run.program.ops_of.items()
         }
         self.other_s = {
-            piece: sum(seconds)
-            - sum(op_s for op_s, lane in zip(seconds, piece.shape.lane.tolist(), strict=True) if lane == COMPUTE)
+            piece: sum(seconds) - sum([seconds[op] for op in piece.shape.lane_ops[COMPUTE]])
             for piece, seconds in self.seconds.items()
         }
         self.known: dict[tuple[Piece, bytes], tuple[FloatArray, float]] = {}
-        self.ops_of: dict[Piece, list[list[int]]] = {}
+        # A message in the sender's own lane holds nobody up here; see _message_waits_s.
         self.column = {
             lane: HOST if lane == lanes.host_lane else EXPOSED + groups.index(lanes.group(lane) or Group.PP)
             for lane in range(1, len(lanes.lanes))
+            if lanes.receives or lanes.group(lane) is not Group.PP
         }
 
     def non_compute_s(self, segment: Segment) -> float:
@@ -171,11 +171,13 @@ class _CallTimes:
                 after = np.maximum.reduce(matrix + state, 1)
                 passed_s = after[COMPUTE]
                 after -= passed_s
-                # How far behind a lane is that the piece does not touch makes no difference here; later it may.
-                before = state[: len(after)]
-                behind = (after == before - passed_s) & (before <= earliest_s)
-                times = left if (behind | (after == before)).all() else 1
-                after[behind] -= (times - 1) * passed_s
+                times = 1
+                if left > 1:
+                    # How far behind a lane is that the piece does not touch makes no difference here; later it may.
+                    before = state[: len(after)]
+                    behind = (after == before - passed_s) & (before <= earliest_s)
+                    times = left if (behind | (after == before)).all() else 1
+                    after[behind] -= (times - 1) * passed_s
                 columns += spent * times
                 idle_s += idle * times
                 left -= times
@@ -187,32 +189,25 @@ class _CallTimes:
         shape, seconds = piece.shape, self.seconds[piece]
         nodes, starts = list(begins), []
         for before, duration_s in zip(shape.waits, seconds, strict=True):
-            start = max(map(nodes.__getitem__, before))
+            start = nodes[before[0]] if len(before) == 1 else max([nodes[node] for node in before])
             starts.append(start)
             nodes.append(start + duration_s)
         ends = nodes[shape.first_op :]
-        if piece not in self.ops_of:
-            lane_of = shape.lane.tolist()
-            self.ops_of[piece] = [
-                [op for op, own in enumerate(lane_of) if own == lane] for lane in range(len(self.lanes.lanes))
-            ]
-        ops_of = self.ops_of[piece]
         columns = [0.0] * (EXPOSED + len(self.groups))
         waits, free = [], 0.0
-        for op in ops_of[COMPUTE]:
+        for op in shape.lane_ops[COMPUTE]:
             columns[OPTIMIZING if op in piece.optimizer_ops else COMPUTING] += seconds[op]
             if starts[op] > free:
                 waits.append([free, starts[op], starts[op] - free])
             free = ends[op]
-        for lane in range(1, len(self.lanes.lanes)) if waits else ():
-            # A message in the sender's own lane holds nobody up here; see _message_waits_s.
-            if self.lanes.group(lane) is Group.PP and not self.lanes.receives:
+        for lane, column in self.column.items() if waits else ():
+            if begins[lane] <= 0 and not shape.lane_ops[lane]:
                 continue
-            busy = _BusySpans(begins[lane], [(starts[op], ends[op]) for op in ops_of[lane]])
+            busy = _BusySpans(begins[lane], [(starts[op], ends[op]) for op in shape.lane_ops[lane]])
             for wait in waits:
                 if wait[2] > 0:
                     part = min(busy.overlap_s(wait[0], wait[1]), wait[2])
-                    columns[self.column[lane]] += part
+                    columns[column] += part
                     wait[2] -= part
         return np.array(columns), sum(wait[2] for wait in waits)
 

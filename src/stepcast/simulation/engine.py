@@ -55,11 +55,6 @@ def simulate(program: Program, seconds: FloatArray | None = None, maps: FloatArr
     return Run(program, prices, maps, left_s, float(left_s.max(initial=0.0)))
 
 
-def shift_s_of(run: Run, watched: IntArray, slack_s: float = 0.0) -> float:
-    """Return the shift of the *watched* calls of one run, as ``makespans_together`` does of many."""
-    return _shift_s(run.left_s, watched, run.maps, run.program.call_chains, run.program.fold.read, slack_s)
-
-
 def _run(table: CallTable, maps: FloatArray, chain: IntArray, lanes: int) -> FloatArray:
     """Return (1 + calls) x rows: what each call leaves behind, whose *chain* has one of the *maps*."""
     kernel = compile_function(_run_calls) if _is_worth_compiling(table.calls) else None
@@ -281,7 +276,7 @@ def _makespans_s(
     ends_s: list[float] = np.maximum(np.maximum.reduceat(left_s[1:].max(axis=1), starts), 0.0).tolist()
     shifts_s = {}
     for number, calls in watched.items():
-        if shift_s := _shift_s(left_s, starts[number] + calls, maps, table.segment, lanes):
+        if shift_s := find_shift_s(left_s, starts[number] + calls, maps, table.segment, lanes):
             shifts_s[number] = shift_s
     return ends_s, shifts_s
 
@@ -308,7 +303,7 @@ def _join_tables(programs: Sequence[Program], first_chains: Sequence[int], input
     return joined
 
 
-def _shift_s(
+def find_shift_s(
     left_s: FloatArray, watched: IntArray, maps: FloatArray, chain: IntArray, lanes: int, slack_s: float = 0.0
 ) -> float:
     """Return by how much later the second of the *watched* calls leave everything than the first; 0 if that is not one

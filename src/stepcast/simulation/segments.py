@@ -80,6 +80,14 @@ class Shape:
         return tuple(tuple(nodes[start:stop]) for start, stop in pairwise(bounds))
 
     @cached_property
+    def lane_ops(self) -> list[list[int]]:
+        """The ops of each lane, in order; those without one come last."""
+        ops: list[list[int]] = [[] for _ in range(self.lanes + 1)]
+        for op, lane in enumerate(self.lane.tolist()):
+            ops[lane].append(op)
+        return ops
+
+    @cached_property
     def reads(self) -> frozenset[int]:
         """Lanes and registers whose time before the piece is waited for."""
         return frozenset(node for node in self.before.tolist() if node < self.lanes)

@@ -21,7 +21,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.simulation.breakdown import StageTime, stage_times
-from stepcast.simulation.engine import Run, shift_s_of, simulate
+from stepcast.simulation.engine import Run, find_shift_s, simulate
 from stepcast.simulation.pipeline import reschedule
 from stepcast.simulation.program import TICK_S, CallTable, Program
 from stepcast.simulation.schedule import Schedule
@@ -118,7 +118,8 @@ class ProgramPair:
     def run(self, seconds: FloatArray) -> "PairRun | None":
         """Run both with *seconds*, one for each of their costs; None where the end of the long step does not follow."""
         longer = simulate(self.longer, seconds)
-        shift_s = shift_s_of(longer, self.watched, _slack_s(longer.makespan_s))
+        chain, lanes, slack_s = self.longer.call_chains, self.longer.fold.read, _slack_s(longer.makespan_s)
+        shift_s = find_shift_s(longer.left_s, self.watched, longer.maps, chain, lanes, slack_s)
         short = simulate(self.short, seconds, longer.maps) if shift_s else None
         end_s = self.end_s(short.makespan_s, longer.makespan_s, shift_s) if short else None
         return None if short is None or end_s is None else PairRun(short, longer, end_s)
