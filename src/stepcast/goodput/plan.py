@@ -12,7 +12,7 @@ from stepcast.goodput.process import RunProcess, TimeSplit, best_interval_s, dal
 from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import DaysFacts, Facts, PhaseFacts, PlanFacts
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -88,7 +88,7 @@ class PlannedPhase:
     def step_s(self) -> float:
         return self.process.work_s / self.phase.steps if self.phase.steps else self.phase.step_s
 
-    def facts(self) -> PhaseFacts:
+    def facts(self) -> FactDict:
         process = self.process
         return {
             "gpus": self.phase.gpus,
@@ -215,7 +215,7 @@ class Plan:
             "missing_replicas": float(simulated.shrunk_s.mean()),
         }
 
-    def _days(self) -> DaysFacts:
+    def _days(self) -> FactDict:
         p10, median, p90 = (float(np.quantile(self.simulated.total_s, at)) / DAY for at in QUANTILES)
         return {
             "mean": self.mean_s / DAY,
@@ -227,7 +227,7 @@ class Plan:
             "without_interruption": self.ideal_s / DAY,
         }
 
-    def facts(self) -> PlanFacts:
+    def facts(self) -> FactDict:
         """Return the plan with the keys of its JSON."""
         hours = self.gpu_hours
         return {

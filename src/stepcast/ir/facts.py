@@ -22,20 +22,6 @@ class BandFacts(TypedDict):
     widened: NotRequired[list[str]]
 
 
-class ExposureFacts(TypedDict):
-    total: float
-    exposed: float
-
-
-class StageFacts(TypedDict):
-    stage: int
-    busy_s: float
-    exposed_s: float
-    host_s: float
-    bubble_s: float
-    peak_in_flight: int
-
-
 class OperatorFacts(TypedDict):
     """All runs of one operator in a step, on an average GPU."""
 
@@ -82,75 +68,6 @@ class PointFacts(TypedDict):
     name: str
     measured: float
     predicted: float
-
-
-class StepFacts(TypedDict):
-    """A simulated step."""
-
-    step_s: float
-    breakdown_s: dict[str, float]
-    communication_s: dict[str, ExposureFacts]
-    stages: list[StageFacts]
-    run: dict[str, Any]
-    gpus: int
-    schedule: str
-    micro_batches: int
-    bubble_fraction: float
-    tokens_per_s: float | None
-    tflops_per_gpu: float | None
-    mfu: float | None
-    memory_bytes: Mapping[str, Any] | None
-    uncertainty: BandFacts
-    sources: dict[str, str]
-    warnings: list[str]
-    assumptions: list[str]
-
-
-class DaysFacts(TypedDict):
-    mean: float
-    p10: float
-    median: float
-    p90: float
-    standard_error: float
-    closed_form: float
-    without_interruption: float
-
-
-class PhaseFacts(TypedDict):
-    gpus: int
-    steps: int
-    step_s: float
-    tokens_per_step: float
-    interruptions: float
-    between_interruptions_s: float | None
-    interval_s: float | None
-    young_s: float | None
-    daly_s: float | None
-    checkpoints: int
-    checkpoint_pause_s: float
-    checkpoint_write_s: float
-    restart_s: float
-    days: float
-    memory_bytes: Mapping[str, Any] | None
-
-
-class PlanFacts(TypedDict):
-    """A complete training run."""
-
-    days: DaysFacts
-    steps: int
-    tokens: float
-    tokens_per_s: float | None
-    gpu_hours: float
-    cost: float | None
-    currency: str | None
-    energy_mwh: float | None
-    carbon_t: float | None
-    goodput: float
-    split_s: dict[str, float]
-    interruptions: float
-    runs: int
-    phases: list[PhaseFacts]
 
 
 class IntervalFacts(NamedTuple):

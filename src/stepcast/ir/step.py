@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, field
-from typing import Any, cast
+from typing import Any
 
 from stepcast.ir.band import LEVEL, Band
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
+from stepcast.ir.facts import BandFacts, FactDict
 
 # Parts of a step, in the order in which they are shown.
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")
@@ -35,8 +35,8 @@ class StageReport:
     bubble_s: float
     peak_in_flight: int
 
-    def facts(self) -> StageFacts:
-        return cast(StageFacts, asdict(self))
+    def facts(self) -> FactDict:
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class StepReport:
     def bubble_share(self) -> float:
         return self.breakdown_s["bubble"] / self.step_s if self.step_s else 0.0
 
-    def facts(self) -> StepFacts:
+    def facts(self) -> FactDict:
         """Return the step as the JSON contract spells it."""
         reached = self.throughput
         unmeasured: BandFacts = {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
