@@ -73,7 +73,7 @@ PREFILL: Free = {
     "memory_exposure": (1.0, 0.1, 8.0),
     "cache_write": (1.0, 0.1, 8.0),
     "tile_clocks": (3000.0, 10.0, 60000.0),
-    "window_margin": (1.0, 0.2, 8.0),
+    "window_margin": (1.0, 0.2, 512.0),  # tiles; a kernel that ignores windows has many
     "narrow": (1.0, 0.3, 4.0),
     "wide": (1.0, 0.3, 8.0),
     "widest": (1.0, 0.3, 20.0),
@@ -291,7 +291,7 @@ def computed_in(table: OperatorTable, follows: bool) -> str:
     return "fp8" if word == "fp8" else "bf16"
 
 
-FOLLOWS = ("hopper", "blackwell", "blackwell-ultra")
+FOLLOWS = ("hopper", "blackwell", "blackwell-ultra", "xe2")  # those of Intel run other kernels for a cache in fp8
 SOURCE = (
     "tools/fit_operators.py on half of the shapes of NVIDIA aiconfigurator's tables gemm, gemm_small, quantize_*, "
     "attention_*, mla_*, mamba2, gated_delta_net and custom_allreduce: TensorRT-LLM 1.3.0rc20 (A100: 1.0.0, and "
