@@ -155,12 +155,14 @@ def test_the_app_is_readable_at_400_pixels(app: str, opened: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_barrier_in_the_app(app: str, scheme: str, opened: Any) -> None:
+@pytest.mark.parametrize("view", ["predict", "search", "plan", "alternatives", "analyze", "saved"])
+def test_no_serious_barrier_in_the_app(app: str, view: str, scheme: str, opened: Any) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python: pip install 'stepcast[browser]'"
     )
-    page = opened(f"{app}#predict?{QUERY}", scheme=scheme, bypass_csp=True).page
-    page.wait_for_selector("#answer[data-answered]")
+    query = {"predict": QUERY, "plan": f"{QUERY}&tokens=100", "alternatives": f"{QUERY}&cluster_2=dgx-b200"}.get(view)
+    page = opened(f"{app}#{view}?{query}" if query else f"{app}#{view}", scheme=scheme, bypass_csp=True).page
+    page.wait_for_selector("#answer[data-answered]" if query else f"#panel-{view}:not([hidden])")
     found = axe.Axe().run(page).response["violations"]
     assert [
         (each["id"], each["nodes"][0]["html"][:200]) for each in found if each["impact"] in ("serious", "critical")

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.analyze.compare import compare, is_measured
+    from stepcast.analyze.play import timeline_of
 
     sides = [(path, read_facts(path)) for path in (args.predicted, args.measured)]
     sides.sort(key=lambda side: is_measured(side[1]))  # errors are those of the prediction
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     found: Any = {"sides": [_side(path, side) for path, side in sides], **compare(first, second).facts()}
     found["warnings"] += [f"{path}: {text}" for path, side in sides for text in side.get("warnings", ())]
     if args.trace:
-        _write_trace(args)
+        write_trace(timeline_of({"first": _play(args.predicted), "second": _play(args.measured)}), args.trace)
     judged = len(set(found["kinds"])) > 1
     status = NOT_THE_SAME if judged and not found["same_run"] else 0
     found["warnings"] = [*found["warnings"], *find_doubts(found)]
@@ -115,14 +116,6 @@ def _build_view(args: argparse.Namespace, found: FactDict) -> "View":
     except ValueError:  # only the facts of a side are known
         timeline = None
     return compare_view(found, names, timeline)
-
-
-def _write_trace(args: argparse.Namespace) -> None:
-    """Write both runs, each in lanes of its own."""
-    from stepcast.analyze.play import timeline_of
-
-    labelled = {"first": _play(args.predicted), "second": _play(args.measured)}
-    write_trace(timeline_of(labelled), args.trace)
 
 
 def _play(path: str) -> "PlayedStep":

@@ -135,7 +135,7 @@ def write_files(given: Iterable[tuple[str, bytes]], resumes: bool = False) -> di
         for name, data in given:
             if why := unwritable(name):
                 raise ValueError(f"{name}: {why}")
-            if not resumes and file_identity(name) in _read_identities():
+            if not resumes and file_identity(name) in set(filter(None, map(file_identity, _opened))):
                 raise ValueError(f"{name}: is a file that is read; use another name")
             names.append(name)
             yield name, data
@@ -187,11 +187,6 @@ def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
     elif event == "sqlite3.connect" and isinstance(arguments[0], str):  # sqlite opens its files itself
         name = arguments[0].removeprefix("file://").removeprefix("file:").partition("?")[0]
         _opened.add(re.sub("%([0-9a-fA-F]{2})", lambda match: chr(int(match[1], 16)), name))
-
-
-def _read_identities() -> set[tuple[int, int]]:
-    """Return the files that were read, as :func:`stepcast.outputs.files.file_identity` identifies them."""
-    return {identity for path in _opened if (identity := file_identity(path))}
 
 
 def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> None:

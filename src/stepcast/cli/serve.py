@@ -8,7 +8,6 @@ import secrets
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 from stepcast.cli.documents import load_lazily
@@ -88,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         while not server.started:
             await asyncio.sleep(0.02)
         port = server.servers[0].sockets[0].getsockname()[1]
-        guard.hosts = _hosts(args.host, args.name, port)
+        known = [*(LOOPBACK if args.host in LOOPBACK else (args.host,)), *args.name]
+        guard.hosts = frozenset(f"{f'[{name}]' if ':' in name else name}:{port}".lower() for name in known)
         shown = args.host if args.host in LOOPBACK else (args.name or [args.host])[0]
         print(f"open http://{f'[{shown}]' if ':' in shown else shown}:{port}/{token}/", flush=True)
         print("anyone with this URL can use the app; Ctrl-C stops it", file=sys.stderr)
@@ -103,9 +103,3 @@ def run(args: argparse.Namespace) -> int:
     except SystemExit:  # raised by uvicorn if the port is taken
         raise ValueError(f"cannot listen on port {args.port} of {args.host}; try --port 0") from None
     return 0
-
-
-def _hosts(host: str, names: Sequence[str], port: int) -> frozenset[str]:
-    """Return the host names that browsers may use."""
-    known = [*(LOOPBACK if host in LOOPBACK else (host,)), *names]
-    return frozenset(f"{f'[{name}]' if ':' in name else name}:{port}".lower() for name in known)

@@ -116,7 +116,8 @@ def _ask(args: argparse.Namespace) -> int:
         raise ValueError("--address has no effect with --engine local")
     if args.workers and args.address and args.engine in ("ray", "dask"):
         raise ValueError("--workers has no effect with --address: the cluster has its own workers")
-    workers = args.workers or _cores()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = args.workers or cores
     if args.limit is None:
         check_many(spec, workers)
     watching = _SweepWatch()
@@ -146,11 +147,6 @@ def _write_page(args: argparse.Namespace, folder: str) -> None:
     with Store(folder) as store:
         facts = {"folder": folder, **page_facts(store)}
     write_view(args, sweep_view(facts))
-
-
-def _cores() -> int:
-    """Return the cores that this process may use, fewer than the machine has in a container."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _SweepWatch:

@@ -47,7 +47,9 @@ class TrainingPhase:
 def build_process(phase: TrainingPhase, operation: Operation) -> RunProcess:
     """Return *phase* as a renewal process with the checkpoint interval of *operation*, or the best one."""
     nodes, saving, failures = phase.nodes, operation.saving, operation.failures
-    step_s = _step_s(phase, operation)
+    step_s = phase.step_s * operation.stragglers.factor(nodes)
+    if operation.pause:  # a share of the planned pauses
+        step_s += operation.pause.for_s / operation.pause.every_steps
     process = RunProcess(
         work_s=phase.steps * step_s,
         pause_s=saving.pause_s(nodes, phase.gpus),
@@ -66,12 +68,6 @@ def build_process(phase: TrainingPhase, operation: Operation) -> RunProcess:
     # A checkpoint begins after a step, and when the previous one is safe.
     steps = max(1, round(operation.interval_s / step_s), math.ceil(process.lag_s / step_s))
     return replace(process, interval_s=steps * step_s)
-
-
-def _step_s(phase: TrainingPhase, operation: Operation) -> float:
-    """Return the step time with stragglers and a share of the planned pauses."""
-    pause_s = operation.pause.for_s / operation.pause.every_steps if operation.pause else 0.0
-    return phase.step_s * operation.stragglers.factor(phase.nodes) + pause_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ class Alternatives:
         for objective, (key, less) in OBJECTIVES.items():
             if objective == "step time" and not self.has_one_batch:
                 continue
-            ranked = sorted((row for row in usable if row.get(key) is not None), key=lambda row: _score(row, key, less))
+            sign = 1.0 if less else -1.0
+            ranked = sorted((row for row in usable if row.get(key) is not None), key=lambda row: sign * row[key])
             if len(ranked) < 2:
                 continue
             best, second = ranked[:2]
@@ -126,10 +127,6 @@ class Alternatives:
         from stepcast.views.html import render_notebook
 
         return render_notebook(alternatives_view(self.facts()), self.verb)
-
-
-def _score(row: Facts, key: str, less: bool) -> float:
-    return float(row[key]) if less else -float(row[key])
 
 
 def answer_alternatives(question: Question, watching: Watching = nullcontext) -> Alternatives:

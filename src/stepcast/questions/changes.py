@@ -98,7 +98,7 @@ class _Remedies:
             ranges = [range(1, strongest[name] + 1) for name in names]
             for steps in sorted(product(*ranges), key=sum):
                 levels = dict(zip(names, steps, strict=True))
-                if any(_is_milder(other, levels) for other in (*known, *mildest)):
+                if any(all(step <= levels.get(name, 0) for name, step in each.items()) for each in (*known, *mildest)):
                     continue
                 answer = self._answer(levels)
                 if answer is not None and answer[1] is accepted:
@@ -165,10 +165,6 @@ def _doubles(ways: int, replicas: int, most: int) -> Iterator[int]:
     while ways * times <= most and replicas % times == 0:
         yield ways * times
         times *= 2
-
-
-def _is_milder(first: Levels, second: Levels) -> bool:
-    return all(level <= second.get(name, 0) for name, level in first.items())
 
 
 # ---- neighbours -------------------------------------------------------------------------------------------

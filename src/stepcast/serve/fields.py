@@ -61,10 +61,6 @@ class Field:
         return f"{int(value)}{self.unit}"
 
 
-def _ways(name: str, label: str, initial: str) -> Field:
-    return Field(name, label, limits=(1, 4096), initial=initial, powers=True, default="1")
-
-
 MODEL = Field("model", "Model", model_names(), initial="llama-3.1-70b", long=True)
 CLUSTER = Field("cluster", "Cluster", cluster_names(), initial="dgx-h100")
 FRAMEWORK = Field("framework", "Framework", framework_names(), initial="megatron-core")
@@ -83,7 +79,10 @@ PREDICT: tuple[Field, ...] = (
     CLUSTER,
     FRAMEWORK,
     GPUS,
-    *(_ways(name, label, {"tp": "8", "pp": "2"}.get(name, "1")) for name, label in DEGREES.items()),
+    *(
+        Field(name, label, limits=(1, 4096), initial={"tp": "8", "pp": "2"}.get(name, "1"), powers=True, default="1")
+        for name, label in DEGREES.items()
+    ),
     Field("vpp", "Virtual pipeline stages", limits=(1, 512), note="per rank (VPP)"),
     Field("micro_batch", "Micro-batch", limits=(1, 100_000), initial="1", powers=True, default="1"),
     BATCH,

@@ -39,7 +39,7 @@ def alternatives_view(facts: Facts) -> ui.View:
         [
             ui.text_line("answer", f"{best['name']}: {value}, {words.partition(': ')[2]}"),
             *(_winner_figure(winner, by_name) for winner in facts["winners"]),
-            *_failures(facts),
+            *(ui.Figure(name, "no answer", why, mood=ui.Mood.BAD) for name, why in facts["failed"].items()),
         ],
         [
             _table(rows, ui.Shown.TEXT),
@@ -59,10 +59,6 @@ def _winner_figure(winner: Facts, rows: Mapping[str, Facts]) -> ui.Figure:
     certain = "" if winner["clear"] else ", within our error"
     note = f"{winner['name']}, {format_percent(winner['advantage'])} ahead of {winner['second']}{certain}"
     return ui.Figure(f"best {winner['objective']}", value, note, mood=ui.Mood.GOOD)
-
-
-def _failures(facts: Facts) -> list[ui.Figure]:
-    return [ui.Figure(name, "no answer", problem, mood=ui.Mood.BAD) for name, problem in facts["failed"].items()]
 
 
 def _fit_words(row: Facts) -> str:

@@ -75,12 +75,6 @@ def _is_one_kind(facts: FactDict) -> bool:
     return len(set(facts["kinds"])) == 1
 
 
-def _difference_heads(facts: FactDict) -> tuple[str, ...]:
-    """Return the heads of the columns after the two sides: an error only where one can be stated."""
-    first, second = ("first - second", "of the second") if _is_one_kind(facts) else ("difference", "error")
-    return (first, second) if facts["same_run"] else (first,)
-
-
 def _headline(facts: FactDict, names: tuple[str, str]) -> ui.Headline:
     first_s, second_s = facts["step_s"], facts["measured_step_s"]
     about = (names[0], "vs", names[1])
@@ -164,5 +158,7 @@ def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, nam
         for row in rows
         if max(row["predicted_s"], row["measured_s"]) >= least_s
     ]
-    heads = (head, *side_names(facts), *_difference_heads(facts))
+    # An error only where one can be stated.
+    differences = ("first - second", "of the second") if _is_one_kind(facts) else ("difference", "error")
+    heads = (head, *side_names(facts), *differences[: 2 if facts["same_run"] else 1])
     return ui.PairTable(title, pairs, names, heads, most_bars=MOST_BARS)

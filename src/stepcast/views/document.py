@@ -78,7 +78,10 @@ def render(page: Page) -> bytes:
         tag("a", "Skip to the answer", class_="skip", href="#answer"),
         _bar(page),
         tag("main", body_of(page), id="answer", tabindex="-1"),
-        _foot(page.about),
+        tag(
+            "footer",
+            f"stepcast {page.about.version}: a forecast with its band, not a promise. This file needs no network.",
+        ),
         data_block("facts", page.facts),
         Markup(f"<script>{asset('page.js')}</script>"),
     )
@@ -191,11 +194,6 @@ def _command(about: About) -> Markup | None:
         class_="notes made",
         aria_label="Command",
     )
-
-
-def _foot(about: About) -> Markup:
-    words = f"stepcast {about.version}: a forecast with its band, not a promise. This file needs no network."
-    return tag("footer", words)
 
 
 # The style and the program that every page holds, and the digests by which its policy knows them.

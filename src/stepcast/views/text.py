@@ -16,7 +16,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int =
     """
     cells = [[visible(str(cell)) for cell in row] for row in rows]
     sizes = [max([len(head), *(len(row[index]) for row in cells)]) for index, head in enumerate(headers)]
-    numeric = [all(_numeric(row[index]) for row in cells) for index in range(len(headers))]
+    columns = ([row[index] for row in cells] for index in range(len(headers)))
+    numeric = [all(cell in ("", "-") or NUMBER.fullmatch(cell) for cell in column) for column in columns]
     _shrink(sizes, [right or index in whole for index, right in enumerate(numeric)], width)
 
     def line(row: Sequence[str]) -> str:
@@ -69,10 +70,6 @@ def bullet(text: str, mark: str, width: int = 100) -> str:
     """Return a wrapped paragraph after *mark*."""
     pieces = wrap(text, width - len(mark))
     return "\n".join([mark + pieces[0], *(" " * len(mark) + piece for piece in pieces[1:])])
-
-
-def _numeric(cell: str) -> bool:
-    return cell in ("", "-") or NUMBER.fullmatch(cell) is not None
 
 
 def _shrink(sizes: list[int], fixed: list[bool], width: int) -> None:

@@ -178,15 +178,11 @@ def _kinds(timeline: Timeline) -> Ints:
     if any(slotted):
         has = np.array([*slotted, False])[timeline.detail_of]
         kinds = np.where(computing & has, np.array([*phases, 0])[timeline.detail_of], kinds)
-    lanes = np.array([number.get(_lane_kind(lane.name), NONE) for lane in timeline.lanes])[timeline.lane_of]
+    words = [lane.name.partition(" ")[0] for lane in timeline.lanes]
+    lanes = np.array([number.get(PART_OF_GROUP.get(word, word), NONE) for word in words])[timeline.lane_of]
     kinds = np.where(~computing & (lanes != NONE), lanes, kinds)
     waits = np.array([name.startswith("wait") for name in timeline.names])[timeline.name_of]
     return np.where(waits & ~computing, number["bubble"], kinds)
-
-
-def _lane_kind(name: str) -> str:
-    word = name.partition(" ")[0]
-    return PART_OF_GROUP.get(word, word)
 
 
 def _shown(name: str) -> str:

@@ -273,7 +273,8 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     batch = f"{facts['micro_batches']} micro-batches of {facts['micro_batch']}"
     named = {title: breakdown_s.get(part, 0.0) for part, title in OPTIMUS_PARTS.items()}
     bubble, exposed = format_seconds(facts["bubble_s"]), format_seconds(facts["exposed_comm_s"])
-    predicted, error = format_seconds(facts["predicted_step_s"]), _signed(facts["error"])
+    predicted, error = format_seconds(facts["predicted_step_s"]), format_percent(facts["error"])
+    error = f"+{error}" if facts["error"] >= 0 else error
     figures = [
         ui.text_line("step", f"{format_seconds(facts['step_s'])} measured (median)"),
         *bottleneck_figures(named, facts["step_s"], [OPTIMUS_PARTS[part] for part in OPTIMUS_WORK]),
@@ -349,10 +350,6 @@ def _slow_stages(facts: Facts) -> list[ui.Figure]:
         figures.append(ui.Figure("straggler", stage, words, line=f"{stage}: {words}", mood=ui.Mood.BAD))
     unknown = "none" if len(facts["stages"]) > 2 else "not known from so few stages"
     return figures or [ui.Figure("straggler", unknown)]
-
-
-def _signed(error: float) -> str:
-    return ("+" if error >= 0 else "") + format_percent(error)
 
 
 # ---- sweeps of a collective --------------------------------------------------------------------------
