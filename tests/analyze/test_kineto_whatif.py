@@ -115,3 +115,11 @@ def test_two_traces_differ_by_kernel(tmp_path: Path, capsys: pytest.CaptureFixtu
     changes = {name: row["change"] for name, row in rows.items()}
     assert changes == {GEMM: "slower", ADD: "removed", "triton_poi_fused": "added", NORM: "same"}
     assert rows[GEMM]["difference_s"] == pytest.approx(50e-6)
+    # A side without work of a GPU, as in the traces that HTA's test compares; and more names than are shown.
+    host = [
+        span(name, "cpu_op", 10.0 * number, 5.0, 1) for number, name in enumerate([*map(str, range(300)), "aten::add"])
+    ]
+    after.write_text(json.dumps({"schemaVersion": 1, "traceEvents": host}))
+    assert main(["compare", str(before), str(after), "--json"]) == 0
+    rows = {row["name"]: row["change"] for row in json.loads(capsys.readouterr().out)["kernels"]}
+    assert (rows[GEMM], rows["aten::add"], rows["299"]) == ("removed", "added", "added")

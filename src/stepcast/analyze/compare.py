@@ -282,7 +282,7 @@ def _compare_kernels(first: Facts, second: Facts, key: str) -> list[ComparedKern
     sides = []
     for account in (first, second):
         ranks = account.get("ranks")
-        if account.get("format") != "kineto" or not account.get(key) or not isinstance(ranks, list):
+        if account.get("format") != "kineto" or key not in account or not isinstance(ranks, list):
             return []
         steps = sum(max(rank["steps"], 1) for rank in ranks)
         sides.append({row["name"]: (row["count"] / steps, row["total_s"] / steps) for row in account[key]})

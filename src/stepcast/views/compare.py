@@ -50,7 +50,7 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
 
 def _kernels(title: str, on: str, facts: FactDict) -> ui.Table | None:
     """Return the kernels of two traces that were added, removed, or changed their time."""
-    rows = [row for row in facts["kernels"] if row["on"] == on and row["change"] != "same"]
+    rows = [row for row in facts["kernels"] if row["on"] == on and row["change"] != "same"][:200]
     if not rows:
         return None
     columns: dict[str, ui.Source] = {

@@ -49,7 +49,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             ),
             ui.table_of(
                 "Kernels",
-                facts["kernels"],
+                facts["kernels"][:200],
                 {
                     "kernel": ("name", lambda row: _short_name(row["name"])),
                     "class": "class",

@@ -23,7 +23,7 @@ from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_seconds
 
 LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is reported
-TOP_KERNELS = 200
+TOP_KERNELS = 5_000  # by name; traces with Python stacks have far more names of the host
 
 LEAST_ADVICE = 0.01  # of the step
 
