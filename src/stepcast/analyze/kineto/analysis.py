@@ -5,16 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from stepcast.analyze.kineto.kernels import (
-    COMMUNICATION,
-    COPY,
-    FUSIBLE,
-    OTHER,
-    fuse,
-    is_fusible,
-    kernel_class,
-    rows_of_unfused,
-)
+from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait, match_collectives
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
 from stepcast.analyze.recorded import RecordedResult
@@ -184,7 +175,7 @@ def _class_seconds(
     timeline: Timeline, lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives
 ) -> dict[str, float]:
     """Return the time by class of kernel, per rank and step."""
-    by_name = tuple(map(kernel_class, timeline.names))
+    by_name = tuple(map(kernels.kernel_class, timeline.names))
     labels = tuple(dict.fromkeys(by_name))
     numbers = {name: index for index, name in enumerate(labels)}
     class_of = [numbers[name] for name in by_name]
@@ -194,14 +185,14 @@ def _class_seconds(
     classes_s = {name: float(seconds) for name, seconds in zip(labels, per_step, strict=True) if seconds > 0}
     count = sum(max(rank.steps, 1) for rank in ranks)
     for row in matching.rows:
-        name = f"{COMMUNICATION}: {row.kind}"
+        name = f"{kernels.COMMUNICATION}: {row.kind}"
         classes_s[name] = classes_s.get(name, 0.0) + row.total_s / count
     copies_s = float(timeline.duration_s[timeline.kind_of == SpanKind.COPY].sum())
     if copies_s:
-        classes_s[COPY] = copies_s / count
+        classes_s[kernels.COPY] = copies_s / count
     ordered = dict(sorted(classes_s.items(), key=lambda item: -item[1]))
-    if OTHER in ordered:
-        ordered[OTHER] = ordered.pop(OTHER)
+    if kernels.OTHER in ordered:
+        ordered[kernels.OTHER] = ordered.pop(kernels.OTHER)
     return ordered
 
 
@@ -211,12 +202,14 @@ def _top_kernels(timeline: Timeline) -> list[KernelRow]:
     kind_of[timeline.name_of[device]] = timeline.kind_of[device]
     total_s = float(np.bincount(timeline.name_of[device], weights=timeline.duration_s[device]).sum()) or 1.0
     # Communication and copies are recognised by their kind, not by their name.
-    labels = {int(SpanKind.COMMUNICATION): COMMUNICATION, int(SpanKind.COPY): COPY}
+    labels = {int(SpanKind.COMMUNICATION): kernels.COMMUNICATION, int(SpanKind.COPY): kernels.COPY}
     rows = []
     for index, count, seconds in longest_names(timeline, device, TOP_KERNELS):
         name = timeline.names[index]
         rows.append(
-            KernelRow(name, labels.get(int(kind_of[index])) or kernel_class(name), count, seconds, seconds / total_s)
+            KernelRow(
+                name, labels.get(int(kind_of[index])) or kernels.kernel_class(name), count, seconds, seconds / total_s
+            )
         )
     return rows
 
@@ -231,7 +224,7 @@ def _advise(
 ) -> list[TraceAdvice]:
     """Return what would make the step shorter, the most first; of the rank that sets the pace."""
     fused_s = slowest.per_step(_fusion_savings_s(lanes, slowest.rank))
-    kernels_s = sum(classes_s.get(name, 0.0) for name in FUSIBLE)
+    kernels_s = sum(classes_s.get(name, 0.0) for name in kernels.FUSIBLE)
     host_s = slowest.per_step(slowest.host_idle_s)
     entries: list[tuple[str, float, str, str | None]] = [
         (
@@ -266,7 +259,7 @@ def _advise(
 def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
     """Return the time of kernels that torch.compile saves."""
     timeline, saved_s = lanes.timeline, 0.0
-    fusible = np.array([is_fusible(name) for name in timeline.names], dtype=bool)
+    fusible = np.array([kernels.is_fusible(name) for name in timeline.names], dtype=bool)
     is_set = np.array([name.startswith("Memset") for name in timeline.names], dtype=bool)
     for lane in lanes.streams(rank):
         rows = lanes.rows[lane]
@@ -274,8 +267,8 @@ def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
         rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
         if len(rows):
             name_of, seconds = timeline.name_of[rows], timeline.duration_s[rows]
-            can_fuse = fusible[name_of] & ~rows_of_unfused(timeline, lanes.calls[rows])
-            saved_s += float(seconds.sum() - fuse(timeline.names, name_of, seconds, can_fuse)[1].sum())
+            can_fuse = fusible[name_of] & ~kernels.rows_of_unfused(timeline, lanes.calls[rows])
+            saved_s += float(seconds.sum() - kernels.fuse(timeline.names, name_of, seconds, can_fuse)[1].sum())
     return max(saved_s, 0.0)
 
 
