@@ -419,7 +419,7 @@
     const canvas = byId("canvas");
     if (canvas && !canvas.dataset.begun) {
       canvas.dataset.begun = "1";
-      begin(canvas).catch((error) => { byId("picked").textContent = `The timeline cannot be drawn: ${error.message}`; });
+      begin(canvas).catch((error) => { if (canvas.isConnected) byId("picked").textContent = `The timeline cannot be drawn: ${error.message}`; });
     }
   };
   window.stepcast = { start, showTip, hideTip, seconds };
