@@ -175,7 +175,7 @@ class StepEnd:
 
     held: Shard
     trained: Shard
-    norms: int  # parameters of the norms, which sequence parallelism leaves whole on every tensor rank
+    norms: int  # parameters of the norms, which sequence parallelism leaves unsharded on every tensor rank
     tied_embedding: int  # rows x width of a word embedding of which another stage has a copy
     matrices: tuple[Matrices, ...] = ()  # among what is trained, where the optimizer treats them apart
 

@@ -331,8 +331,8 @@ def _late_rewards_s(task: RlTask, rollout: GenerationForecast) -> float:
     """Return the seconds from the last response to the last reward, where each has a latency of its own."""
     if task.reward_latency is None:
         return 0.0
-    drawn = task.reward_latency.draw(max(rollout.task.requests or 1, len(rollout.finish_s))) * MS
-    latency_s = np.random.default_rng(REWARD_SEED).permutation(drawn)  # independent of the length of the response
+    latencies_s = task.reward_latency.draw(max(rollout.task.requests or 1, len(rollout.finish_s))) * MS
+    latency_s = np.random.default_rng(REWARD_SEED).permutation(latencies_s)  # independent of response lengths
     return float((np.resize(rollout.finish_s, len(latency_s)) + latency_s).max() - max(rollout.finish_s))
 
 

@@ -125,8 +125,8 @@ def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> dict
             route = with_constants(sweep_route(sweep, cluster), folds[sweep.ranks], cluster)
             timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
             sizes, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
-            found = np.abs(collective_s(kind_of(sweep), sizes, route) / times - 1)
-            errors += zip(sizes.tolist(), found.tolist(), strict=True)
+            off = np.abs(collective_s(kind_of(sweep), sizes, route) / times - 1)
+            errors += zip(sizes.tolist(), off.tolist(), strict=True)
     if not errors:
         return {}
     sizes, every = np.array(errors).T
@@ -291,7 +291,7 @@ def price_row(row: TableRow, route: Route) -> CollectivePrice:
 # The constants that were fitted to public tables of collectives, and their values without some of them.
 #
 # ``tools/fit_collectives.py`` fits them and writes ``data/fits/collective_folds.toml``: for each machine the
-# values that the tables of the others give. A constant that only one machine tells of falls back to what was
+# values that the tables of the others give. A constant that only one machine determines falls back to what was
 # published, so a machine that is left out is predicted as one that nobody measured.
 
 # Those that ``tools/fit_nccl.py`` fits to the logs of one cluster, in its order.
