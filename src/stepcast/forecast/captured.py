@@ -37,6 +37,7 @@ from stepcast.ir.workload import Layer, Stage, Workload, fold_units, unfold_bloc
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
 
+FITTED_PACE = 1.25  # of the host that captured programs were measured on (data/fits/captured.toml)
 LEAST_UNMEASURED = 0.01  # of the GPU's time: less is not worth a warning
 
 
@@ -103,7 +104,8 @@ def predict_captured(
         contention=True,
         send=Send.EAGER,
     )
-    prediction = simulate(workload, cluster, apply_host_pace(options, calibration), compute)
+    fitted = FITTED_PACE if framework.modules is Modules.CAPTURED else 1.0
+    prediction = simulate(workload, cluster, apply_host_pace(options, calibration, fitted), compute)
     memory = stage_memory(captured, spread, begins, cluster)
     return replace(
         prediction,

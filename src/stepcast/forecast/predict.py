@@ -187,12 +187,14 @@ def _stops_for_transfers(strategy: Strategy) -> bool:
     return stops and not strategy.overlap.transfers
 
 
-def apply_host_pace(options: Options, calibration: Calibration | None) -> Options:
-    """Return *options* with the host that *calibration* was measured on."""
+def apply_host_pace(options: Options, calibration: Calibration | None, fitted: float = 1.0) -> Options:
+    """Return *options* with the host that *calibration* was measured on; *fitted*: the pace of the host that the
+    seconds of *options* were fitted on.
+    """
     issue_s = options.issue_s
     if issue_s is None or calibration is None or calibration.pace == 1.0:
         return options
-    pace = calibration.pace
+    pace = calibration.pace / fitted
     return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward))
 
 

@@ -1,7 +1,7 @@
 """The fine-tuning set: steps of LoRA, QLoRA, 8-bit Adam, packing, checkpointing and DPO on one H200, measured by us.
 
-Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer). Four
-visits; the host was slower in each later one: rows 1 to 32, 33 to 63, 64 to 96 and the rest.
+Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer). Five
+visits, whose hosts differ in pace: rows 1 to 32, 33 to 63, 64 to 96, 97 to 120 and the rest.
 ``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted.
 ``before_*`` are forecasts made before measuring.
 """

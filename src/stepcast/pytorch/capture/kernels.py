@@ -367,7 +367,7 @@ def _describe_stream(call: OperatorCall) -> Works:
         return (*(_sort_keys(ids[0], SORTED_TWICE) if ids else ()), _describe_write_into(name, reads, out[0]))
     largest = max((*reads, *call.writes), key=lambda tensor: tensor.elements)
     read, written = bytes_of(*reads), bytes_of(*out)
-    if name in LOOKUPS:
+    if name in LOOKUPS or name == "nll_loss_forward":
         read = written + bytes_of(*reads[1:])
     elif name == "copy" or KINDS.get(name) is K.FILL:
         read = bytes_of(*reads[1:])  # the first operand only determines the size
