@@ -123,7 +123,7 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_older_captures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Version 2 has the memory of one moment alone, which sharding does not scale as a whole."""
     older = tmp_path / "older.json"
-    older.write_text(EXAMPLE.read_text().replace('"version":3', '"version":2', 1))
+    older.write_text(EXAMPLE.read_text().replace('"version":4', '"version":2', 1))
     assert main(["predict", "--captured", str(older), "--gpu", "h200"]) == 2
     assert "capture the program again" in capsys.readouterr().err
 
