@@ -205,9 +205,10 @@ def _build_gpu(name: str, entries: Entries, where: str) -> Gpu:
 def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
-    word, known = _normalise(name), _spellings()
-    described = _is_file(name) or word in _names("clusters") or word in known["clusters"]
-    gpu_alone = None if described else known["gpus"].get(word)  # a GPU that no cluster is named after
+    word = _normalise(name)
+    # Other spellings are read from all files, which takes longer than a prediction.
+    described = _is_file(name) or word in _names("clusters") or word in _spellings()["clusters"]
+    gpu_alone = None if described else _spellings()["gpus"].get(word)  # a GPU that no cluster is named after
     entries = dict(_node_entries(gpu_alone) if gpu_alone else _read_entries("clusters", name))
     for text in (*own, *overrides):
         _override(entries, text)
