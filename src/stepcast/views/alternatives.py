@@ -92,7 +92,9 @@ def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
             "high_s",
             lambda row: f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}",
         )
-        columns |= {"GPUs": "gpus,", "layout": strategy_words}
+        columns["GPUs"] = "gpus,"
+    if shown is ui.Shown.PAGE or len(set(map(strategy_words, rows))) > 1:
+        columns["layout"] = strategy_words
     return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))
 
 
