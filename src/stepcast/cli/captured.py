@@ -17,6 +17,7 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.workload import Workload
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import add_background, check_gpu, load_calibration
+from stepcast.units import MIB
 
 # Options of predict that apply to a captured program; the file has its computation and its software.
 ACTING = frozenset((
@@ -115,9 +116,11 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
             f"{dp} replicas; use a multiple of {captured.batch * dp}"
         )
     sharding = question.sharding or (own.get("sharding") if dp > 1 else None) or "none"
-    bucket_mb, schedule = question.bucket_mb, question.schedule
-    if bucket_mb is None and "bucket_mb" in own and dp > 1 and sharding == CapturedSharding.NONE:
-        bucket_mb = float(own["bucket_mb"])
+    bucket_mb, schedule, bucket_bytes = question.bucket_mb, question.schedule, None
+    if bucket_mb is not None:
+        bucket_bytes = round(bucket_mb * 1e6)
+    elif "bucket_mb" in own and dp > 1 and sharding == CapturedSharding.NONE:
+        bucket_bytes = int(float(own["bucket_mb"]) * MIB)  # as DDP reads it
     if sharding not in list(CapturedSharding):
         raise ValueError(f"--sharding {sharding}: choose none or fsdp for a captured program")
     if bucket_mb is not None and (dp == 1 or sharding == CapturedSharding.FSDP):
@@ -129,7 +132,6 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
             f"--schedule {schedule}: a captured program has one model chunk per stage; choose from "
             f"{', '.join(SCHEDULES)}"
         )
-    bucket_bytes = None if bucket_mb is None else round(bucket_mb * 1e6)
     return Spread(dp, pp, batches, CapturedSharding(sharding), schedule, tp, question.zero_gradients, bucket_bytes)
 
 

@@ -99,12 +99,12 @@ def reduce_gradients(
 ) -> Stage:
     """Return the stage with gradients summed in buckets during the backward of its last micro-batch.
 
-    Every bucket but the first, which DDP makes small, has *bucket_bytes*; 0 makes one bucket of all.
+    Buckets have *bucket_bytes*; 0 makes one bucket of all. DDP's own sizes have a small first one.
     """
     changed: dict[int, Layer] = {}
     names: list[str] = []
     later = BUCKET_BYTES if bucket_bytes is None else bucket_bytes or math.inf
-    size, limit = 0, min(FIRST_BUCKET_BYTES, later) if later < math.inf else later
+    size, limit = 0, FIRST_BUCKET_BYTES if bucket_bytes is None else later
     for index in reversed(range(len(layers))):
         size += parts[index].parameter_bytes
         if size >= limit or (index == 0 and size):
