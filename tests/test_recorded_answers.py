@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 FILE = Path(__file__).parent / "data" / "recorded_answers.jsonl"
 # The keys of answers that hold figures, by verb; all numbers below them count, and some words.
 FIGURES = {
-    "predict": ("step_s", "breakdown_s", "memory_bytes", "tflops_per_gpu"),
+    "predict": ("step_s", "breakdown_s", "communication_s", "memory_bytes", "tflops_per_gpu", "uncertainty"),
     "plan": ("days", "gpu_hours", "cost", "energy_mwh", "goodput", "split_s", "interruptions", "choices", "phases"),
     "op": ("time_s", "efficiency", "flops", "bytes", "bound", "uncertainty"),
     "collective": ("time_s", "nodes", "algorithm", "protocol"),
@@ -30,7 +30,7 @@ WORDS = ("algorithm", "protocol", "bound", "verdict")
 
 
 def figures_of(answer: dict[str, Any], verb: str) -> list[float | str]:
-    """Return the figures of *answer* in order, without those of each stage."""
+    """Return the figures of *answer* in order, of the stages those of the last."""
     keys = FIGURES.get(verb)
     chosen = {key: value for key, value in answer.items() if keys is None or key.startswith(keys)}
     return list(_leaves(chosen))
@@ -41,8 +41,8 @@ def _leaves(value: Any) -> Iterator[float | str]:
         for key, inner in value.items():
             if key in WORDS:
                 yield inner
-            elif key not in ("stages", "command", "version"):
-                yield from _leaves(inner)
+            elif key not in ("command", "version"):
+                yield from _leaves(inner[-1:] if key == "stages" else inner)
     elif isinstance(value, list):
         for inner in value[:4]:
             yield from _leaves(inner)
