@@ -110,7 +110,7 @@ def test_the_whole_run_of_the_seed() -> None:
     assert found["critical_path_s"] == pytest.approx(3.80, abs=0.005)
     assert sum(one["duration_s"] for one in found["critical_path"]) == pytest.approx(found["step_s"])
     ends = [step for step in found["critical_path"] if step["operation"] == "backward_step"]
-    assert ends[0]["ranks"] == [7]
+    assert list(ends[0]["ranks"]) == [7]
 
 
 @needs_data("megatron-traces")
