@@ -12,7 +12,7 @@ from stepcast.cost.compute import compute_price, moved_bytes
 from stepcast.cost.fits import default_fit
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.rates import matrix_rates, vector_rates
-from stepcast.cost.scan import cells_bytes, scan_kind, scan_s
+from stepcast.cost.scan import cells_bytes, chunk_steps, scan_kind, scan_s
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers.delta import rule_saved
@@ -119,3 +119,11 @@ def test_cells_move_their_weights_once_and_gates_and_states_each_step() -> None:
     step_bytes = cells_bytes(two) - cells_bytes(one)
     assert step_bytes == 2 * (4 + 1) * 8 * 256 * 4
     assert cells_bytes(one) - step_bytes == 4 * 256 * 128 * 4
+
+
+def test_states_of_a_delta_net_pass_its_chunks_one_by_one() -> None:
+    """Two blocks of 64 columns run on a multiprocessor at once: 4 heads of 128 columns are 8 blocks."""
+    work = DeltaRule(1, 1000, 4, 128, 128, 64, backward=False)
+    assert [chunk_steps(work, sms) for sms in (132, 4, 2)] == [16, 16, 32]
+    assert chunk_steps(replace(work, value_dim=32), 1) == 32
+    assert chunk_steps(SelectiveScan(1, 1000, 4, 128, backward=False), 4) == 0

@@ -100,6 +100,7 @@ def test_nccl_tells_the_rate_of_links(device: str, sm: str, gpu: str, rate: floa
     """All 18 links of a GPU together."""
     found = wired(nccl_topo(device=device, sm=sm))
     assert (found.gpu, found.fabric_bytes_per_s) == (gpu, 18 * rate)
+    assert wired(nccl_topo(device=device, sm="86")).fabric_bytes_per_s == 18 * 14.0625e9
     assert wired(nccl_topo(device=device, sm="70")).fabric_bytes_per_s == 18 * 25e9
 
 
