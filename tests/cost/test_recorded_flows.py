@@ -21,6 +21,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 
+pytestmark = pytest.mark.slow
 FILE = Path(__file__).parents[1] / "data" / "recorded_flows.jsonl"
 KIND = CollectiveKind
 CLUSTERS = {

@@ -18,6 +18,7 @@ import pytest
 
 from tests.fuzz.targets import Target, targets
 
+pytestmark = pytest.mark.slow
 FILE = Path(__file__).parents[1] / "data" / "recorded_readings.jsonl"
 NAMES = (
     "simai", "op-times", "nccl-tests", "stragglers", "flight-recorder", "nccl-inspector", "nccl-topo",
