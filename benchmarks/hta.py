@@ -54,7 +54,7 @@ print(json.dumps([time.process_time() - began, time.process_time(), figures, {ro
 
 
 def ask(code: str, paths: dict[int, str]) -> list:  # type: ignore[type-arg]
-    """Return what *code* prints; the quickest of three runs, the first of which may compile modules."""
+    """Run *code* three times and return the output of the fastest run; the first may compile modules."""
     environment = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1", "PYTHONDONTWRITEBYTECODE": ""}
     answers = []
     for _ in range(3):

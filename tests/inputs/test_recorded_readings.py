@@ -1,4 +1,4 @@
-"""What readers make of slightly wrong files is recorded, so that no rule of reading changes unnoticed.
+"""The results of reading slightly damaged files are recorded, so that no change of a reader goes unnoticed.
 
 They are not known to be right: the tests of each reader compare with known answers. Each line of
 ``tests/data/recorded_readings.jsonl`` holds a format, the number of a damaged file and its error, or a checksum of

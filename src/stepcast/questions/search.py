@@ -331,7 +331,7 @@ class SettledSearch:
         return guess_candidate(parts, self.cluster, self.question.objective, self.capacity_bytes, watch, most_s)
 
     def facts(self, candidate: "SimulatedCandidate") -> FactDict:
-        """Return the choices of a candidate, with those of the software of which several are searched."""
+        """Return the choices of a candidate, including framework settings if the search varies them."""
         from stepcast.questions.runs import choice_of_field, strategy_facts
 
         strategy, framework, layout = candidate.strategy, candidate.framework, candidate.strategy.layout

@@ -2,7 +2,8 @@
 
 Element-wise kernels are limited by memory, so their times are the bytes they move. Neighbours become one kernel, which
 takes as long as the longest of them and a share of the others: what these read and write themselves. The constants
-come from steps of a diffusion transformer, a Llama, a ResNet and a T5 on an H200 (PyTorch 2.11).
+come from ten steps on an H200 (PyTorch 2.11), which docs/kineto-analysis.md lists; the share of padded
+matmuls and the factor of dropout come from one step each.
 """
 
 import re
