@@ -145,7 +145,7 @@ class StageMaker:
         """
         key = (block, recomputed, on_host, wide)
         if key not in self._block_units:
-            view = replace(self._view, precision=self._view.stored) if wide else self._view
+            view = replace(self._view, precision=self._view.stored, fp8_parameters=False) if wide else self._view
             layers = block_layers(self.model, view, self.framework, block, recomputed)
             index = self.model.layers - 1 - self.model.blocks[::-1].index(block)  # the last, if any, is trained
             unit = self._unit(layers, StagePiece(range(index, index + 1), False, False))
