@@ -175,7 +175,8 @@ def test_choice_is_the_least(kind: CollectiveKind, size: float, route: Route) ->
 @given(st.sampled_from(KINDS), SIZES)
 def test_one_rank_costs_nothing(kind: CollectiveKind, size: float) -> None:
     route = Route(ranks=1, launch_overhead_s=1.0, channel_overhead_s=1.0, intra_latency_s=1.0)
-    assert price(kind, size, route).seconds == 0
+    free = price(kind, size, route)
+    assert (free.seconds, free.start_share, free.algbw_bytes_per_s, free.busbw_bytes_per_s) == (0, 0, 0, 0)
     assert collective_s(kind, np.array([size]), route)[0] == 0
     assert send_receive_price(size, route).seconds == 0
 

@@ -275,6 +275,20 @@ def test_a_price_checks_itself() -> None:
         Price(-1.0, PriceSource.FITTED, Bound.COMPUTE, 1.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="cannot be outside"):
         Price(1.0, PriceSource.FITTED, Bound.COMPUTE, 1.0, 2.0, 3.0)
+    assert Price.spread(3.0, PriceSource.FITTED, Bound.COMPUTE, 0.5).times(2.0) == Price(
+        6.0, PriceSource.FITTED, Bound.COMPUTE, 0.5, 4.0, 9.0
+    )
+
+
+def test_masks_and_dropout_slow_each_pass_by_its_own_factor() -> None:
+    forward = structs.replace(FIT.attention_forward, masked=2.0, dropping=3.0)
+    backward_fit = structs.replace(FIT.attention_backward, masked=1.0, dropping=1.0)
+    fit = structs.replace(FIT, attention_forward=forward, attention_backward=backward_fit)
+    for backward, masked, drops, factor in ((False, True, False, 2), (False, True, True, 6), (True, True, True, 1)):
+        work = Attention(8, 4096, 4096, 32, 32, 128, 128, backward=backward)
+        changed = replace(work, masked=masked, drops=drops)
+        plain_s, changed_s = (compute_price(each, H200, fit, ALONE).seconds for each in (work, changed))
+        assert changed_s == pytest.approx(factor * plain_s, rel=0.01)
 
 
 def test_element_wise_kernels_of_blackwell_wait_for_their_instructions() -> None:

@@ -33,6 +33,7 @@ CLUSTERS = {
         "dgx-h100",
         ["network.kind=torus", "network.shape=[8,8]", "node.gpus=1", "node.nics=6", "network.leaf_nodes=1"],
     ),
+    "cells": ("dgx-h100", ["network.kind=torus", "network.shape=[2,4,2]", "node.gpus=4", "node.nics=6"]),
     "mesh": ("mi300x-node", []),
     "domains": ("gb200-nvl72", []),
 }
@@ -45,12 +46,16 @@ CASES = ((None, 1e-3), (0, 1e3))
 
 
 def describe(network: Network, flows: FlowSet) -> list[float]:
-    """Return the number of flows and, for each tier, all bytes on its links and those of the fullest link."""
+    """Return the number of flows and, for each tier, all bytes on its links, those of the fullest link, how many links
+    carry any, and the bytes weighted by the number of the link, which tells which ones do.
+    """
     load = flows.on_links(len(network.links))
     found = [float(len(flows))]
     for tier in range(len(network.links.tiers)):
         here = load[network.links.tier == tier]
-        found += [float(f"{value:.9g}") for value in (here.sum(), here.max(initial=0.0), np.count_nonzero(here))]
+        weighted = here @ np.arange(1.0, len(here) + 1)
+        figures = here.sum(), here.max(initial=0.0), np.count_nonzero(here), weighted
+        found += [float(f"{value:.9g}") for value in figures]
     return found
 
 
@@ -59,13 +64,14 @@ def record(name: str) -> Iterator[tuple[str, list[float]]]:
     cluster = load_cluster(*CLUSTERS[name])
     between = (Algorithm.IN_NETWORK,) if cluster.topology.in_network_reduction else ()
     for layout in LAYOUTS:
-        grid, network = grid_of(layout), network_of(cluster, layout.gpus)
+        grid, network = grid_of(layout), network_of(cluster, -(-layout.gpus // cluster.node.gpus))
         seats = seats_of(cluster, layout)
         within = (Algorithm.NVLS, Algorithm.NVLS_TREE) if "port up" in network.blocks else ()
         works = [(KIND.ALL_REDUCE, group, SUMS + within + between) for group in (Group.TP, Group.DP)]
         works += [
             (KIND.ALL_GATHER, Group.DP, (Algorithm.RING, Algorithm.HIERARCHICAL)),
             (KIND.BROADCAST, Group.DP, SUMS[:2]),
+            (KIND.REDUCE, Group.DP, SUMS[:2]),
         ]
         works += [(KIND.GATHER, Group.DP, (Algorithm.DIRECT,)), (KIND.SCATTER, Group.TP, (Algorithm.DIRECT,))]
         works += [(KIND.ALL_TO_ALL, group, EXCHANGES) for group in (Group.DP, Group.EP)]

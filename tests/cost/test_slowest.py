@@ -7,11 +7,13 @@ import pytest
 
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
-from stepcast.cost.pace import VARIATION, apply_pace, least_pace, pace_of, slowest
+from stepcast.cost.pace import VARIATION, apply_pace, apply_pace_s, convert_for_kernel, least_pace, pace_of, slowest
 from stepcast.cost.power import Load
 from stepcast.cost.price import Price
 from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster, load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import AttentionKernel
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, Matmul
@@ -34,8 +36,17 @@ def test_it_paces_products_and_no_memory_bound_kernel() -> None:
 
     for work in (Matmul(8192, 8192, 8192), Attention(1, 8192, 8192, 32, 32, 128, 128)):
         assert apply_pace(price(work), work, 1.04).seconds == pytest.approx(1.04 * price(work).seconds)
+        assert apply_pace_s(2.0, work, 1.04) == pytest.approx(2.08)
     add = Elementwise(ElementwiseKind.ADD, 8192, 8192, 2.7e8, 1.4e8)
     assert apply_pace(price(add), add, 1.04) == price(add)
+    assert apply_pace_s(2.0, add, 1.04) == 2.0
+
+
+def test_old_kernels_widen_batched_products_off_the_boundaries() -> None:
+    for batch, k, dtype in ((8, 108, DType.FP32), (8, 128, DType.BF16), (1, 108, DType.BF16)):
+        work = Matmul(2048, 2048, k, batch, DType.BF16)
+        assert convert_for_kernel(work, AttentionKernel.CUDA_11) == replace(work, dtype=dtype)
+        assert convert_for_kernel(work, AttentionKernel.FLASH_2) is work
 
 
 def test_pipelines_fill_and_drain_at_the_pace_of_their_stages() -> None:

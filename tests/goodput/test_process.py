@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepcast.goodput.operation import Stragglers
 from stepcast.goodput.process import RunProcess, Shortage, best_interval_s, daly_s, erlang_b, expect_split, young_s
 from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.units import DAY, HOUR
@@ -149,3 +150,9 @@ def test_what_gets_nowhere_is_refused() -> None:
 def test_the_same_seed_gives_the_same_runs() -> None:
     assert (drawn(MONTHS, 50, 7).total_s == drawn(MONTHS, 50, 7).total_s).all()
     assert (drawn(MONTHS, 50, 7).total_s != drawn(MONTHS, 50, 8).total_s).any()
+
+
+def test_slow_periods_without_a_slowdown_cost_nothing() -> None:
+    assert Stragglers(per_node_day=1.0, spell_s=HOUR).factor(100) == 1.0
+    assert Stragglers(per_node_day=1.0, spell_s=HOUR, slowdown=0.5).factor(100) == pytest.approx(1.5, rel=0.01)
+    assert Stragglers(slowdown=0.5).factor(100) == 1.0

@@ -181,6 +181,8 @@ def test_nccl_inspector(tmp_path: Path) -> None:
     assert (row["kind"], row["calls"], row["size_bytes"]) == ("all_reduce", 4, 1024)
     assert row["median_s"] == pytest.approx(15e-6)
     assert row["busbw_bytes_per_s"] == pytest.approx(2e9)
+    path.write_text("\n".join(inspector(rank, turn, 0.5) for rank in (0, 1) for turn in (1, 2)))
+    assert analyze_collective_log(read(path)).facts()["collectives"][0]["median_s"] == pytest.approx(0.5e-6)
 
 
 def nsys(path: Path, more: tuple[tuple[int, ...], ...] = ()) -> None:

@@ -35,6 +35,10 @@ def test_a_header_without_degrees_is_one_way_each() -> None:
     assert (one.tp, one.pp, one.gpus) == (None, None, 1)
     with pytest.raises(FormatError, match="all_gpus is 3, fewer than tp x pp = 4"):
         parse_header("HYBRID_TRANSFORMER_FWD_IN_BCKWD pp: 4 all_gpus: 3")
+    for text in ("pp: 0 all_gpus: 1", "pp: 99999999999 all_gpus: 1", "pp:", "= 4", "pp_comm: x"):
+        with pytest.raises(FormatError) as refused:
+            parse_header(f"HYBRID_TRANSFORMER_FWD_IN_BCKWD {text}")
+        assert refused.value.line == 1, text
 
 
 def test_gpt_13b_known_answers() -> None:

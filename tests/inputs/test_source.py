@@ -51,6 +51,8 @@ def test_bad_files_are_one_clear_line(tmp_path: Path, data: bytes, expected: str
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
 def test_an_encoding_without_a_mark_is_recognised(encoding: str) -> None:
     assert Source("x", "some text of letters\n".encode(encoding)).encoding == (encoding, 0)
+    assert Source("x", "{} \n".encode(encoding)).encoding == (encoding, 0)
+    assert Source("x", "{}\n".encode(encoding)).encoding == ("utf-8", 0), "too short to tell"
 
 
 def test_a_plain_file_is_neither_packed_nor_given(tmp_path: Path) -> None:

@@ -104,6 +104,10 @@ def test_illegal_strategies_name_the_rule_and_a_legal_value(name: str, changes: 
             {"ep": 8, "dp": 32, "shard": 2, "sharding": Sharding.ZERO_1},
             "makes 16 copies .* 4 replicas of each expert: the nearest legal shard is 8",
         ),
+        (
+            {"ep": 4, "dp": 96, "shard": 3, "sharding": Sharding.ZERO_1, "global_batch": 96},
+            "makes 32 copies .* 24 replicas of each expert: the nearest legal shard is 4",
+        ),
     ],
 )
 def test_experts(changes: dict[str, Any], message: str) -> None:
