@@ -74,6 +74,7 @@ def record(name: str) -> Iterator[tuple[str, list[float]]]:
             (KIND.REDUCE, Group.DP, SUMS[:2]),
         ]
         works += [(KIND.GATHER, Group.DP, (Algorithm.DIRECT,)), (KIND.SCATTER, Group.TP, (Algorithm.DIRECT,))]
+        works += [(kind, Group.TP, within[:1]) for kind in (KIND.ALL_GATHER, KIND.REDUCE_SCATTER)]
         works += [(KIND.ALL_TO_ALL, group, EXCHANGES) for group in (Group.DP, Group.EP)]
         for kind, group, algorithms in works:
             for algorithm in algorithms:

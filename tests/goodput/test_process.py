@@ -125,6 +125,12 @@ def test_the_best_interval_is_a_minimum(
             continue  # so rarely saved that it makes no progress
 
 
+def test_no_checkpoint_begins_before_the_last_is_safe() -> None:
+    process = RunProcess(1e6, pause_s=0.1, lag_s=3000, failures_per_s=1e-4, restart_s=60)
+    assert best_interval_s(process, 1.0) >= 3000
+    assert best_interval_s(replace(process, lag_s=0), 1.0) < 3000
+
+
 def test_young_and_daly_are_near_the_best() -> None:
     process = RunProcess(1e7, pause_s=60, failures_per_s=1 / DAY, restart_s=300)
     best_s = best_interval_s(process, 1.0)

@@ -173,6 +173,17 @@ def test_collectives_that_do_not_match(tmp_path: Path) -> None:
     assert [row["turn"] for row in found["mismatched"]] == [1]
 
 
+@pytest.mark.parametrize(("began", "ended", "seconds"), [(0, 0, 0.0), (5, 2005, 2e-6), (5, None, 0.0), (None, 5, 0.0)])
+def test_calls_that_nobody_watched_have_no_duration(
+    tmp_path: Path, began: int | None, ended: int | None, seconds: float
+) -> None:
+    path = tmp_path / "trace_0"
+    times = {"time_discovered_started_ns": began, "time_discovered_completed_ns": ended}
+    path.write_text(json.dumps(dump([entry(1, **times)])))
+    row = analyze_collective_log(read(path)).facts()["collectives"][0]
+    assert (row.get("median_s") or 0.0) == pytest.approx(seconds)
+
+
 def test_nccl_inspector(tmp_path: Path) -> None:
     path = tmp_path / "host-pid1.log"
     path.write_text("\n".join(inspector(rank, turn, 10.0 * (1 + rank)) for rank in (0, 1) for turn in (1, 2)))

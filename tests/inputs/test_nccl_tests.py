@@ -49,6 +49,11 @@ def test_new_layout() -> None:
     assert not sweep.warnings
 
 
+def test_gpus_of_a_thread() -> None:
+    for shape, count in ((SHAPE.replace("nGpus 1", "nGpus 4"), 4), (SHAPE.replace("nGpus 1", "nGpus 99"), 8), ("#", 1)):
+        assert read_text(table(new_row()).replace(SHAPE, shape)).ranks_per_thread == count
+
+
 OLD = "#  size  count  type {} time  algbw  busbw  error  time  algbw  busbw  error"
 
 

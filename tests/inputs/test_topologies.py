@@ -53,6 +53,8 @@ def test_the_matrix_tells_nvlinks_sockets_and_nics_beside_gpus() -> None:
     plain = wired(gpu_matrix(8, "", 2))
     assert (plain.fabric, plain.sockets, plain.nics) == ("pcie", 2, 2)
     assert wired(gpu_matrix(2, "NV12", 1)).fabric == "nvlink-mesh"
+    far = wired(gpu_matrix().replace("PIX", "SYS").replace("PXB", "SYS"))
+    assert (far.nics, far.warnings) == (9, ())
 
 
 def test_bridges_between_pairs() -> None:
