@@ -21,12 +21,31 @@ pytestmark = pytest.mark.slow
 FILE = Path(__file__).parent / "data" / "recorded_answers.jsonl"
 # The keys of answers that hold figures, by verb; all numbers below them count, and some words.
 FIGURES = {
-    "predict": ("step_s", "breakdown_s", "communication_s", "memory_bytes", "tflops_per_gpu", "uncertainty"),
-    "plan": ("days", "gpu_hours", "cost", "energy_mwh", "goodput", "split_s", "interruptions", "choices", "phases"),
-    "op": ("time_s", "efficiency", "flops", "bytes", "bound", "uncertainty"),
-    "collective": ("time_s", "nodes", "algorithm", "protocol"),
+    "predict": (
+        "step_s",
+        "breakdown_s",
+        "communication_s",
+        "memory_bytes",
+        "tflops_per_gpu",
+        "uncertainty",
+        "warnings",
+    ),
+    "plan": (
+        "days",
+        "gpu_hours",
+        "cost",
+        "energy_mwh",
+        "goodput",
+        "split_s",
+        "interruptions",
+        "choices",
+        "phases",
+        "warnings",
+    ),
+    "op": ("time_s", "efficiency", "flops", "bytes", "bound", "uncertainty", "warnings"),
+    "collective": ("time_s", "nodes", "algorithm", "protocol", "warnings"),
 }
-WORDS = ("algorithm", "protocol", "bound", "verdict")
+WORDS = ("algorithm", "protocol", "bound", "verdict", "warnings")
 
 
 def figures_of(answer: dict[str, Any], verb: str) -> list[float | str]:
@@ -40,7 +59,7 @@ def _leaves(value: Any) -> Iterator[float | str]:
     if isinstance(value, dict):
         for key, inner in value.items():
             if key in WORDS:
-                yield inner
+                yield from inner if isinstance(inner, list) else [inner]
             elif key not in ("command", "version"):
                 yield from _leaves(inner[-1:] if key == "stages" else inner)
     elif isinstance(value, list):

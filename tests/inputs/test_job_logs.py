@@ -10,6 +10,7 @@ import pytest
 
 from stepcast.analyze.logs import analyze_collective_log, analyze_step_log, analyze_streams
 from stepcast.cli.main import main
+from stepcast.inputs.collective_logs import looks_like_flight_recorder
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, read_as_one, recognise
 from stepcast.views.jobs import collective_log_view
@@ -178,10 +179,22 @@ def test_calls_that_nobody_watched_have_no_duration(
     tmp_path: Path, began: int | None, ended: int | None, seconds: float
 ) -> None:
     path = tmp_path / "trace_0"
-    times = {"time_discovered_started_ns": began, "time_discovered_completed_ns": ended}
-    path.write_text(json.dumps(dump([entry(1, **times)])))
+    call = {**entry(1), "time_discovered_started_ns": began, "time_discovered_completed_ns": ended}
+    path.write_text(json.dumps(dump([call])))
     row = analyze_collective_log(read(path)).facts()["collectives"][0]
     assert (row.get("median_s") or 0.0) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("head", "known"),
+    [
+        (b"\x80\x02}entries", True), (b"\x80\x05}pg_config", True), (b"\x80\x06}entries", False),
+        (b"\x80\x02}other", False), (b'{"entries": [], "pg_config": {}}', True), (b'{"entries": []}', False),
+        (b' {"entries": [{"profiling_name": 1', True), (b'{"pg_config": {}}', False), (b'["entries", "pg_config"]', False),
+    ],
+)  # fmt: skip
+def test_dumps_of_the_flight_recorder_are_recognised(head: bytes, known: bool) -> None:
+    assert looks_like_flight_recorder(head) is known
 
 
 def test_nccl_inspector(tmp_path: Path) -> None:

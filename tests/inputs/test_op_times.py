@@ -22,6 +22,13 @@ def test_the_example_holds_a_time_for_every_row() -> None:
     assert all(row.seconds > 0 for row in times.operators)
 
 
+def test_unknown_operators_are_counted_and_an_empty_table_is_refused() -> None:
+    times = read(Source("ops.csv", b"op,dtype,ms\nteleport,bf16,1\nteleport,bf16,2\n"))
+    assert (times.operators, sum(times.left_out.values())) == ((), 2)
+    with pytest.raises(FormatError, match="no rows"):
+        read(Source("ops.csv", b"op,dtype,ms\n"))
+
+
 @pytest.mark.parametrize("word", ["-1", "nan", "1e400", "x"])
 def test_impossible_times_are_refused_with_their_line(word: str) -> None:
     lines = EXAMPLE.read_text().splitlines()

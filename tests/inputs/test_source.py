@@ -1,13 +1,16 @@
 """Files as they come: compressed, marked, cut off, huge, or not text at all."""
 
 import gzip
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stepcast.inputs import source
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import FORMATS, read, read_as_one
-from stepcast.ir.limits import LINE
+from stepcast.ir.limits import LINE, UNPACKED
 from tests.shared import ROOT
 
 GOOD = (ROOT / "examples" / "simai-gpt-13b.txt").read_bytes()
@@ -96,3 +99,35 @@ def test_progress_rises_to_the_size_of_the_file(tmp_path: Path, packed: bool) ->
     seen: list[int] = []
     assert read_as_one([Source(path, progress=seen.append)])[1] is not None
     assert seen[-1] == path.stat().st_size
+
+
+def test_what_a_compressed_file_may_unpack_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "UNPACKED", replace(UNPACKED, most=5000))
+    monkeypatch.setattr(source, "UNPACKED_TIMES", 2)
+    for size, fits in ((5000, True), (5001, False), (50_000, False)):
+        packed = Source("x.gz", gzip.compress(b"a" * size))
+        if fits:
+            assert b"".join(packed.chunks()) == b"a" * size
+        else:
+            with pytest.raises(FormatError, match="compressed file, unpacked"):
+                list(packed.chunks())
+    noise = random.Random(1).randbytes(9000)  # as large packed as unpacked
+    assert b"".join(Source("x.gz", gzip.compress(noise)).chunks()) == noise
+
+
+@pytest.mark.parametrize("kept", [20, 400, 3000, 8990])
+def test_what_is_left_of_a_cut_file_is_read(kept: int) -> None:
+    noise = random.Random(1).randbytes(9000)
+    damage: list[str] = []
+    found = b"".join(Source("x.gz", gzip.compress(noise)[:kept]).salvaged_chunks(damage, 64))
+    assert damage == ["the gzip file is cut off"]
+    assert noise.startswith(found)
+    assert len(found) >= kept - 600
+
+
+def test_members_of_a_compressed_file_follow_each_other() -> None:
+    packed = gzip.compress(b"one ") + gzip.compress(b"two ") + b"\0" * 100 + gzip.compress(b"three") + b"\0" * 9
+    for chunk_bytes in (7, 64, 4096):
+        damage: list[str] = []
+        assert b"".join(Source("x.gz", packed).salvaged_chunks(damage, chunk_bytes)) == b"one two three"
+        assert not damage

@@ -9,7 +9,7 @@ from stepcast.cli.main import main
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_sources, recognise
-from stepcast.inputs.topologies import expand_hostlist
+from stepcast.inputs.topologies import expand_hostlist, looks_like_nccl
 from stepcast.ir.wiring import Wiring
 from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, SLURM_TWO_TIERS, gpu_matrix, nccl_topo
 
@@ -210,3 +210,9 @@ def test_a_network_alone_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "does not say which GPUs its nodes have: add --gpu" in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "topology.conf"), str(tmp_path / "out.txt")]) == 2
     assert "use --to with one of" in capsys.readouterr().err
+
+
+def test_a_system_without_processors_is_no_topology() -> None:
+    assert not looks_like_nccl('<system version="1"><gpu/></system>')
+    assert not looks_like_nccl('<system name="1"><cpu/></system>')
+    assert looks_like_nccl('<system version="1"><cpu/></system>')

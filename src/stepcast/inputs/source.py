@@ -164,9 +164,10 @@ class Source:
                     yield piece
                 packed = member.unconsumed_tail or member.unused_data
                 if member.eof:
-                    packed = (packed or raw.read(chunk_bytes)).lstrip(b"\0")
-                    if not packed:
-                        return
+                    while not (packed := packed.lstrip(b"\0")):  # zeros may fill the space after a member
+                        packed = raw.read(chunk_bytes)
+                        if not packed:
+                            return
                     member = zlib.decompressobj(wbits=31)
                 elif not packed:
                     packed = raw.read(chunk_bytes)
