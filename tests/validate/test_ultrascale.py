@@ -1,14 +1,19 @@
 """The Ultra-Scale sweep: how strategies of one cell are ranked, and which failures count against memory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stepcast.cost.memory import memory
+from stepcast.cost.memory.stages import StageMemory
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import balanced_stages, settle
 from stepcast.ir.layout import Layout
+from stepcast.ir.strategy import StrategyError
 from stepcast.models.catalog import model_of_columns
+from stepcast.validate.published.setup import Setup, read_setup
 from stepcast.validate.ultrascale import measure_ultrascale, rank_cell
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
@@ -56,8 +61,26 @@ def test_stages_are_balanced_with_the_head() -> None:
     assert balanced_stages(model, 1) == ()
     assert balanced_stages(model, 2) == (11, 5)
     assert sum(balanced_stages(model, 8)) == 16
+    with pytest.raises(StrategyError, match="without any part of the model"):  # blocks end on the 15th stage
+        balanced_stages(model, 16)
     layout = Layout(pp=4, dp=2)
     assert settle(load_profile("nanotron"), model, "h100-sxm", layout).choices["stage_layers"] == (6, 5, 5, 0)
+
+
+def test_tensors_of_collectives_are_held_while_memory_is_free() -> None:
+    sizes = {"tp": "4", "sp": "1", "dp": "2", "memory_of": "first stage"}
+    holding, full = (read_setup({**RUN, **sizes, "micro_batch": number}) for number in ("4", "32"))
+
+    def peaks(setup: Setup, tensors: float = 2.0) -> StageMemory:
+        overhead = replace(setup.framework.overhead, exchanged_tensors=tensors)
+        framework = replace(setup.framework, overhead=overhead)
+        return memory(setup.model, setup.strategy, setup.cluster.gpu, framework)[0]
+
+    # Two tensors of all tokens for each of 16 layers, less the quarter that each rank saves anyway.
+    more = peaks(holding).allocated - peaks(holding, 0.0).allocated
+    assert more == 2 * 16 * 0.75 * 4 * 4096 * 2048 * 2
+    assert peaks(full).fits == peaks(full, 0.0).fits
+    assert peaks(full).allocated == peaks(full, 0.0).allocated
 
 
 def test_the_first_choice_is_measured_against_the_best() -> None:

@@ -115,6 +115,7 @@ MEMORY: Mapping[str, tuple[str, Read]] = {
     "buffers": ("buffer_bytes", _size),
     "step_bytes_per_parameter": ("step_bytes", _number),
     "gradient_bytes_per_parameter": ("gradient_bytes", _number),
+    "exchanged_tensors": ("exchanged_tensors", _number),
     "whole_master": ("whole_master", _kind(bool)),
     "fitted": ("fitted", _kind(bool)),
 }

@@ -7,7 +7,7 @@ user.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field, fields, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from stepcast.frameworks.words import overlap_words, recompute_word
@@ -26,6 +26,7 @@ from stepcast.ir.strategy import (
     Recompute,
     Sharding,
     Strategy,
+    StrategyError,
 )
 
 # Fields of the software that a user or a preset may set; all others are choices.
@@ -239,7 +240,8 @@ def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Fact
         "context": defaults.context,
         "further_tokens": settings.pop("further_tokens", 0) if model.next_token_layers else 0,
     }
-    if spread := settings.pop("stage_layers", None):
+    spread = settings.pop("stage_layers", None)
+    if spread and "stage_layers" not in given:
         count = layout.pp * layout.vpp
         by_word = filled_stages(model.layers, count) if spread is StageSpread.FILLED else balanced_stages(model, count)
         choices["stage_layers"] = by_word
@@ -272,16 +274,21 @@ def filled_stages(layers: int, pieces: int) -> tuple[int, ...]:
 def balanced_stages(model: Model, count: int) -> tuple[int, ...]:
     """Return the layers of stages that end where the matmuls so far exceed their share, the head's included.
 
-    So does nanotron (models/base.py, build_model). The head is in the last stage even where it alone exceeds a share:
-    nanotron then leaves that stage the loss, and sends it the logits.
+    So does nanotron (models/base.py, build_model), block after block: layers, the last norm, the head, a cast to fp32
+    and the loss. The head is in the last stage here even where it alone exceeds a share: nanotron then leaves later
+    stages the cast and the loss, and fails where one of them is left with nothing.
     """
     if count == 1:
         return ()
     layer_cost = 4 * model.hidden * model.heads * model.head_dim + 3 * model.hidden * model.ffn
-    total_cost = model.layers * layer_cost + model.vocab * model.hidden
+    costs = [layer_cost] * model.layers + [0, model.vocab * model.hidden, 0, 0]
     ends: list[int] = []
-    for layer in range(1, model.layers + 1):
-        if len(ends) < count - 1 and layer * layer_cost > total_cost * (len(ends) + 1) / count:
-            ends.append(layer)
-    ends += [model.layers] * (count - len(ends))
-    return tuple(end - start for start, end in pairwise([0, *ends]))
+    for block, cost in enumerate(accumulate(costs[:-1]), 1):
+        if len(ends) < count - 1 and cost > sum(costs) * (len(ends) + 1) / count:
+            ends.append(min(block, model.layers))
+    if len(ends) < count - 1:
+        raise StrategyError(
+            f"pp {count} leaves a stage of {model.layers} layers without any part of the model, since the software "
+            "splits them by cost: use a smaller pp or --stage-layers"
+        )
+    return tuple(end - start for start, end in pairwise([0, *ends, model.layers]))

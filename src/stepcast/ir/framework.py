@@ -120,9 +120,11 @@ class Overhead:
     temporaries of their update, which take the blocks of freed activations. *expandable_segments*: the
     allocator grows segments in place (PyTorch's expandable_segments:True). *step_bytes*: per parameter whose
     states a rank keeps, what the optimizer copies for its step in large pieces, for which no freed activation
-    is large enough. *gradient_bytes*: per parameter a rank holds, more copies of its gradient. *whole_master*:
-    each rank keeps the fp32 weights of all its parameters and updates a part of them. *fitted*: some of these
-    figures were learnt from peaks of published runs, which are then no test of them.
+    is large enough. *gradient_bytes*: per parameter a rank holds, more copies of its gradient. *exchanged_tensors*:
+    of each layer and micro-batch in flight, the tensors of tensor-parallel collectives whose memory an eager host that
+    runs ahead cannot use again yet (PyTorch's record_stream); short of memory, the allocator waits for them.
+    *whole_master*: each rank keeps the fp32 weights of all its parameters and updates a part of them. *fitted*: some of
+    these figures were learnt from peaks of published runs, which are then no test of them.
     """
 
     context_bytes: float = 0.8e9
@@ -133,13 +135,14 @@ class Overhead:
     buffer_bytes: float = 0.0
     step_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    exchanged_tensors: float = 0.0
     whole_master: bool = False
     fitted: bool = False
 
     def __post_init__(self) -> None:
         for name in ("context", "communicator", "buffer", "step", "gradient"):
             require(getattr(self, f"{name}_bytes") >= 0, f"memory overhead: {name}_bytes is below 0")
-        for name in ("fragmentation", "displaced"):
+        for name in ("fragmentation", "displaced", "exchanged_tensors"):
             require(getattr(self, name) >= 0, f"memory overhead: {name} is below 0")
 
 

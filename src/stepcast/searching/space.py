@@ -355,7 +355,11 @@ def split_by_software(space: CandidateSpace, settle: SettleSoftware) -> list[Spa
     setting_of = np.zeros(len(distinct), dtype=np.int64)
     for number, row in enumerate(distinct.tolist()):
         values = space.values(row)
-        setting = settle(Layout(pp=values["pp"], vpp=values["vpp"], ep=values["ep"]), values["precision"])
+        try:
+            setting = settle(Layout(pp=values["pp"], vpp=values["vpp"], ep=values["ep"]), values["precision"])
+        except StrategyError:
+            setting_of[number] = -1  # in no part: the software refuses these degrees
+            continue
         if setting not in settings:
             settings.append(setting)
         setting_of[number] = settings.index(setting)

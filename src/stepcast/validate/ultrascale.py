@@ -25,8 +25,8 @@ WITHIN = 0.1
 FAILED = "failed"
 NOTES = (
     "times are single iterations: below 20 % of MFU they are noisy, and many took about a second per micro-batch",
-    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches, and some "
-    "strategies ran with larger tensors",
+    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches and stages "
+    "without a part of the model, and some strategies ran with larger tensors",
 )
 
 

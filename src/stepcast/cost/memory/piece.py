@@ -34,6 +34,7 @@ class PieceTotals:
     largest_layer: float
     first_layer_gradients: float
     collected: Collected
+    layers: int
     embedding: bool
     head: bool
 
@@ -95,6 +96,7 @@ def piece_totals(
         largest_layer=max((saved.saved + saved.again for saved in kinds.values()), default=0.0),
         first_layer_gradients=_first_layer_gradients(model, strategy, framework, piece),
         collected=collected_bytes(model, strategy, framework, piece, orientations),
+        layers=len(piece.layers),
         embedding=piece.embedding,
         head=piece.head,
     )

@@ -55,6 +55,9 @@ EXPANDABLE_SHARE = 0.4
 # Of logits that a training loop copies to fp32, what stays reserved: 32 steps under Trainer on an H200
 # (data/transformers/tuning.csv), 0.2 to 0.6.
 OUTPUT_SHARE = 0.35
+# Tensor-parallel ranks from which stages of a pipeline are on nodes of their own: the host then waits for messages
+# between them and does not run ahead.
+NODE_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +293,17 @@ class _Shared:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.plan = plan_of(strategy, framework)
         self.flat = framework.kernels is Kernels.FUSED
-        # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
-        self.early = self.flat or strategy.micro_batches > 1 or self.plan.splits_gradients
+        # Flat buffers exist all the time, and so do accumulators wider than the gradients; PyTorch's own gradients from
+        # the first backward of a step on.
+        wider = framework.overhead.gradient_bytes > 0
+        self.early = self.flat or wider or strategy.micro_batches > 1 or self.plan.splits_gradients
         full = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = full / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * full if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
+        runs_ahead = layout.pp == 1 or layout.tp < NODE_RANKS
+        held = framework.overhead.exchanged_tensors if strategy.sequence_parallel and runs_ahead else 0.0
+        self.held_by_layer = held * (full - outer)
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communicators = communicators(strategy)
         self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)
@@ -369,7 +377,7 @@ class _Held:
             logits = shared.strategy.local_tokens * shared.model.padded_vocab(shared.strategy.layout.tp)
             fragmentation += OUTPUT_SHARE * FP32_BYTES * logits / shared.strategy.layout.tp
         copies = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
-        return StageMemory(
+        stage_memory = StageMemory(
             stage=stage,
             parameters=states.parameters,
             gradients=moment.gradients + overhead.gradient_bytes * self.trained,
@@ -383,6 +391,13 @@ class _Held:
             host=states.host + on_host,
             band=shared.band,
         )
+        if not shared.held_by_layer:
+            return stage_memory
+        layers = sum([count * piece.layers for piece, count in zip(self.pieces, counts, strict=True)])
+        # Nothing is held that would not be free otherwise, also at the upper end of the interval.
+        spare = max(0.0, gpu.memory_bytes - stage_memory.high) / shared.band.high
+        held = min(layers * shared.held_by_layer, spare)
+        return replace(stage_memory, temporary=moment.temporary + held)
 
     def _moments(self, activations: float, counts: Sequence[int], before_input: Sequence[int]) -> list[_Moment]:
         """Return the moments of a step before the optimizer's."""
