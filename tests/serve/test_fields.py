@@ -109,7 +109,8 @@ def test_limits_of_the_forms() -> None:
     known = {
         "tp": (1, 4096), "pp": (1, 4096), "cp": (1, 4096), "ep": (1, 4096), "micro_batch": (1, 100_000),
         "global_batch": (1, 10_000_000), "seq": (1, 10_000_000), "top": (1, 50), "time": (1, 3600),
-        "tokens": (1, 1_000_000), "price": (0, 100_000), "spares": (0, 100_000),
+        "tokens": (1, 1_000_000), "price": (0, 100_000), "spares": (0, 100_000), "vpp": (1, 512), "lora_rank": (0, 4096),
+        "gpus": (1, 2**24),
     }  # fmt: skip
     for form in (PREDICT, SEARCH, PLAN):
         found = {field.name: field.limits for field in form if field.name in known}

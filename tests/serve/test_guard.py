@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the extra web: pip install 'stepcast[web]'")
 
-from stepcast.serve.guard import MOST_QUERY_BYTES, Guard, RefusedError
+from stepcast.serve.guard import MOST_QUERY_BYTES, Guard, ImpatientProtocol, RefusedError
 
 HOST, TOKEN, MOST_BYTES = "127.0.0.1:8321", "t" * 32, 2 * 2**20
 OWN = (b"host", HOST.encode())
@@ -132,3 +132,18 @@ def test_an_error_of_the_app_after_it_began_is_its_own() -> None:
     scope = {"type": "http", "headers": [OWN], "method": "GET", "path": f"/{TOKEN}/", "query_string": b""}
     with pytest.raises(RefusedError):
         asyncio.run(Guard(app, TOKEN, frozenset({HOST}), 1)(scope, send, send))  # type: ignore[arg-type]
+
+
+class Transport:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("cycle", [None, object()], ids=["silent", "asking"])
+def test_only_a_connection_that_asked_nothing_is_closed(cycle: object) -> None:
+    protocol, transport = ImpatientProtocol.__new__(ImpatientProtocol), Transport()
+    protocol.cycle, protocol.transport = cycle, transport
+    protocol._close_without_request()
+    assert transport.closed is (cycle is None)
