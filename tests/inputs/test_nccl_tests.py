@@ -141,7 +141,11 @@ def test_what_else_a_log_may_hold() -> None:
     assert "1 more tables" in " ".join(read_text(text + text).warnings)
     wrong = text.replace("values : 0 OK", "values : 3 FAILED")
     assert "3 wrong values" in " ".join(read_text(wrong).warnings)
-    assert "lists no devices" in read_text(table(new_row(), listed="#")).warnings[0]
+    unlisted = table(new_row(), listed="#")
+    assert "lists no devices" in read_text(unlisted).warnings[0]
+    for shape, ranks in (("# nThread 2 nGpus 4 minBytes 8 maxBytes 64", 8), ("#", 1)):
+        found = read_text(unlisted.replace(SHAPE, shape))
+        assert (found.ranks, found.nodes, found.device) == (ranks, 1, "")
 
 
 @pytest.mark.parametrize(

@@ -42,3 +42,20 @@ def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
 def test_other_values_are_refused(value: object) -> None:
     with pytest.raises(FormatError):
         load_plain_pickle(pickle.dumps(value, 4))
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "message"),
+    [
+        (b"]K\x01K\x02s.", "no list or dictionary"),
+        (b"}K\x01a.", "no list or dictionary"),
+        (b"K\x05K\x01a.", "no list or dictionary"),
+        (b"}(K\x01u.", "keys are not text"),
+        (b"}(NK\x01u.", "keys are not text"),
+        (b"h\x05.", "refers to value 5"),
+        (b"cos\nsystem\n.", "only plain values are read, no code"),
+    ],
+)
+def test_opcodes_that_make_no_plain_value_are_refused(opcodes: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_plain_pickle(b"\x80\x02" + opcodes)

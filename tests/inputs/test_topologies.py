@@ -53,6 +53,7 @@ def test_the_matrix_tells_nvlinks_sockets_and_nics_beside_gpus() -> None:
     plain = wired(gpu_matrix(8, "", 2))
     assert (plain.fabric, plain.sockets, plain.nics) == ("pcie", 2, 2)
     assert wired(gpu_matrix(2, "NV12", 1)).fabric == "nvlink-mesh"
+    assert wired(gpu_matrix().replace("SYS", "NODE")).sockets == 1
     far = wired(gpu_matrix().replace("PIX", "SYS").replace("PXB", "SYS"))
     assert (far.nics, far.warnings) == (9, ())
 
