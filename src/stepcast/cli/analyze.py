@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepcast.ir.measured import CollectiveSweep, RunLog
     from stepcast.views.view import View
 
-Analyze = Callable[[Any, AnalyzeQuestion], "AnalysisResult"]
+Analyze = Callable[..., "AnalysisResult"]
 BuildView = Callable[..., "View"]
 # Formats whose text has details that --verbose adds.
 DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
@@ -92,7 +92,10 @@ def analyze_files(
     analyze, build_view = ANALYSES[entry.name]
     result = replace(analyze(document, question), format=entry.name)
     if trace:
-        _write_waits(document, trace)
+        from stepcast.analyze.megatron.record import record_megatron
+        from stepcast.analyze.play import measured, timeline_of
+
+        write_trace(timeline_of({"measured": measured(record_megatron(document))}), trace)
     facts = result.facts()
     result = replace(result, warnings=[*facts["warnings"], *find_doubts(facts)])
     if entry.name == "kineto" and (recorded := _read_recorded(files, facts)):
@@ -146,13 +149,6 @@ def _analyze_megatron(timeline: Timeline, question: AnalyzeQuestion) -> "Analysi
     from stepcast.analyze.megatron.analysis import analyze_megatron
 
     return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).result
-
-
-def _write_waits(timeline: Timeline, path: str) -> None:
-    from stepcast.analyze.megatron.record import record_megatron
-    from stepcast.analyze.play import measured, timeline_of
-
-    write_trace(timeline_of({"measured": measured(record_megatron(timeline))}), path)
 
 
 def _estimate_busbw(question: AnalyzeQuestion) -> "BusBandwidth":

@@ -45,17 +45,6 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.views.costs import fit_view
 
     paths = expand(args.runs)
-    source = _find_source(paths)
-    check_applicable(args, source=source)
-    facts, text = CALIBRATIONS[source](paths, args)
-    if args.output:
-        write_file(args.output, text.encode())
-    show_view(args, fit_view(facts))
-    return 0
-
-
-def _find_source(paths: Sequence[str]) -> str:
-    """Return the one kind of run among *paths* that can be calibrated on."""
     kinds: dict[str, str] = {}
     for path in paths:
         try:
@@ -70,7 +59,13 @@ def _find_source(paths: Sequence[str]) -> str:
     if not usable:
         what = " and ".join(kinds) or "no known format"
         raise ValueError(f"{paths[0]}: found {what}; calibrate needs runs of one of: {', '.join(CALIBRATIONS)}")
-    return usable[0]
+    source = usable[0]
+    check_applicable(args, source=source)
+    facts, text = CALIBRATIONS[source](paths, args)
+    if args.output:
+        write_file(args.output, text.encode())
+    show_view(args, fit_view(facts))
+    return 0
 
 
 def _select(paths: Sequence[str], kind: str) -> list[str]:
@@ -150,9 +145,25 @@ def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[
     lengths = _read_lengths(args.sequence) if args.sequence else lengths_of(logs[0])
     model = load_model(args.model) if args.model else None
     observations = [observed(log, machine, lengths, model) for log in logs]
-    facts = {"cluster": cluster.name, "gpu": cluster.gpu.name}
-    facts = _optimus_facts(fit(observations, machine), observations, facts, skipped)
-    return facts, _write_optimus(facts, [run.name for run in observations], lengths)
+    place = {"cluster": cluster.name, "gpu": cluster.gpu.name}
+    facts = _optimus_facts(fit(observations, machine), observations, place, skipped)
+    names = [run.name for run in observations]
+    lines = [
+        f'gpu = "{facts["gpu"]}"',
+        f'source = "stepcast calibrate on {len(names)} {facts["source"]} runs, cluster {facts["cluster"]}"',
+        f"mean_abs_error = {facts['mean_abs_error']:.4f}",
+        f"sequences = [{', '.join(f'{length:g}' for length in lengths)}]",
+        "runs = [",
+        *(f'    "{name}",' for name in names),
+        "]",
+        "",
+        "[constants]",
+        *(f"{name} = {value:.6g}" for name, value in facts["constants"].items()),
+        "",
+        "[spread]  # standard deviation of the logarithm",
+        *(f"{name} = {value:.3g}" for name, value in facts["spread"].items()),
+    ]
+    return facts, "\n".join(lines) + "\n"
 
 
 def _read_lengths(text: str) -> tuple[float, ...]:
@@ -190,25 +201,6 @@ def _optimus_facts(
         ],
         "warnings": [*fitted.warnings, *skipped],
     }
-
-
-def _write_optimus(facts: FactDict, names: Sequence[str], lengths: Sequence[float]) -> str:
-    lines = [
-        f'gpu = "{facts["gpu"]}"',
-        f'source = "stepcast calibrate on {len(names)} {facts["source"]} runs, cluster {facts["cluster"]}"',
-        f"mean_abs_error = {facts['mean_abs_error']:.4f}",
-        f"sequences = [{', '.join(f'{length:g}' for length in lengths)}]",
-        "runs = [",
-        *(f'    "{name}",' for name in names),
-        "]",
-        "",
-        "[constants]",
-        *(f"{name} = {value:.6g}" for name, value in facts["constants"].items()),
-        "",
-        "[spread]  # standard deviation of the logarithm",
-        *(f"{name} = {value:.3g}" for name, value in facts["spread"].items()),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 # ---- collectives ------------------------------------------------------------------------------------------

@@ -73,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
     route = _route(args, cluster)
     sizes = [args.size or 0]
     if args.sweep:
-        sizes = _sweep_sizes(LARGEST_OF_SWEEP if args.size is None else args.size)
+        largest = LARGEST_OF_SWEEP if args.size is None else args.size
+        if largest < SMALLEST_OF_SWEEP:
+            raise ValueError(f"a sweep starts at {SMALLEST_OF_SWEEP} bytes; --size must be at least that")
+        sizes = [2**power for power in range(3, largest.bit_length())]
     if args.engine == "fluid":
         return _run_fluid(args, sizes, cluster)
     prices = [_price(args, size, route) for size in sizes]
@@ -147,12 +150,6 @@ def _size(text: str) -> int:
         return parse_size_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _sweep_sizes(largest: int) -> list[int]:
-    if largest < SMALLEST_OF_SWEEP:
-        raise ValueError(f"a sweep starts at {SMALLEST_OF_SWEEP} bytes; --size must be at least that")
-    return [2**power for power in range(3, largest.bit_length())]
 
 
 def _record(price: "CollectivePrice") -> dict[str, object]:

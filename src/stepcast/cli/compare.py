@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.options import add_options
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     sides = [(path, read_facts(path)) for path in (args.predicted, args.measured)]
     sides.sort(key=lambda side: is_measured(side[1]))  # errors are those of the prediction
     (args.predicted, first), (args.measured, second) = sides
-    found: Any = {"sides": [_side(path, side) for path, side in sides], **compare(first, second).facts()}
+    found: FactDict = {"sides": [_side(path, side) for path, side in sides], **compare(first, second).facts()}
     found["warnings"] += [f"{path}: {text}" for path, side in sides for text in side.get("warnings", ())]
     if args.trace:
         write_trace(timeline_of({"first": _play(args.predicted), "second": _play(args.measured)}), args.trace)

@@ -13,12 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(SCRIPTS[args.shell](_words_by_verb()), end="")
-    return 0
-
-
-def _words_by_verb() -> dict[str, list[str]]:
-    """For each verb its options and the fixed values of its arguments."""
     parser = build_parser()
     chooser = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     words = {}
@@ -28,7 +22,8 @@ def _words_by_verb() -> dict[str, list[str]]:
             str(choice) for action in sub._actions if not action.option_strings for choice in action.choices or ()
         ]
         words[verb] = listed
-    return words
+    print(SCRIPTS[args.shell](words), end="")
+    return 0
 
 
 def _bash(words: dict[str, list[str]]) -> str:

@@ -74,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
         print(heading("A forecast: how long does a training step take, and does it fit?"))
         print(f"\n$ {forecast.command}\n{forecast.printed.rstrip()}\n", flush=True)
     documents = [_describe_document(path) for path in sorted(folder.iterdir()) if path.is_file()]
-    trace = _write_trace(folder, output)
+    source = Source(folder / "megatron-rank7.txt")
+    timeline = read_sources([source], recognise(source))
+    trace = output / "megatron-rank7.perfetto.json"
+    write_trace(timeline, str(trace))
     index = _write_pages(forecast, documents, output)
     if args.json:
         print_json({"documents": documents, "written": [str(trace), str(index)]})
@@ -114,14 +117,6 @@ def _describe_document(path: Path) -> FactDict:
     return {"file": str(path), "format": entry.name, **facts_of(document), "warnings": warnings_of(document)}
 
 
-def _write_trace(folder: Path, output: Path) -> Path:
-    source = Source(folder / "megatron-rank7.txt")
-    timeline = read_sources([source], recognise(source))
-    path = output / "megatron-rank7.perfetto.json"
-    write_trace(timeline, str(path))
-    return path
-
-
 def _row(document: FactDict) -> tuple[str, str, str, str]:
     layout = " ".join(f"{name}{document[name]}" for name in ("tp", "pp", "dp") if document.get(name)) or "-"
     return Path(document["file"]).name, document["format"], layout, _summarise(document)
@@ -154,7 +149,18 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
             path = output / f"{name.split('.')[0]}.html"
             pages.append(_write_page((verb, document["file"], *options), name, path))
     index = output / "index.html"
-    write_file(str(index), _render_index(pages))
+    from stepcast.views.document import About, Page, Section, render
+    from stepcast.views.markup import join, tag
+
+    rows = [
+        tag("li", tag("a", tag("strong", page.title), href=f"./{page.file}"), tag("code", page.command))
+        for page in pages
+    ]
+    count = tag("h1", tag("span", str(len(pages)), class_="number"), " ", tag("span", "pages", class_="unit"))
+    lead = "Each page is self-contained HTML and works offline. The command below its title reproduces it."
+    head = join((tag("p", tag("strong", "stepcast demo"), class_="about"), count, tag("p", lead, class_="lead")))
+    sections = [Section("Pages", tag("ul", rows, class_="links"), wide=True)]
+    write_file(str(index), render(Page("The demo", head, sections, About("demo", "stepcast demo", __version__))))
     return index
 
 
@@ -169,18 +175,3 @@ def _write_page(words: tuple[str, ...], title: str, path: Path) -> DemoPage:
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
         import_module(f"stepcast.cli.{words[0]}").run(args)
     return DemoPage(title, path.name, command, printed.getvalue())
-
-
-def _render_index(pages: list[DemoPage]) -> bytes:
-    from stepcast.views.document import About, Page, Section, render
-    from stepcast.views.markup import join, tag
-
-    rows = [
-        tag("li", tag("a", tag("strong", page.title), href=f"./{page.file}"), tag("code", page.command))
-        for page in pages
-    ]
-    count = tag("h1", tag("span", str(len(pages)), class_="number"), " ", tag("span", "pages", class_="unit"))
-    lead = "Each page is self-contained HTML and works offline. The command below its title reproduces it."
-    head = join((tag("p", tag("strong", "stepcast demo"), class_="about"), count, tag("p", lead, class_="lead")))
-    sections = [Section("Pages", tag("ul", rows, class_="links"), wide=True)]
-    return render(Page("The demo", head, sections, About("demo", "stepcast demo", __version__)))

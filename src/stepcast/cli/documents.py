@@ -21,11 +21,7 @@ MOST_NAMED = 5
 def load_lazily(name: str) -> Callable[..., Any]:
     """Return the function that ``package.module:function`` names; its module is loaded when it is called."""
     module, _, function = name.partition(":")
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return getattr(import_module(f"stepcast.{module}"), function)(*arguments, **keywords)
-
-    return call
+    return lambda *given, **named: getattr(import_module(f"stepcast.{module}"), function)(*given, **named)
 
 
 def add_edit_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.cli.streams import (
@@ -24,6 +24,9 @@ from stepcast.cli.verbs import VERBS as VERBS
 from stepcast.version import __version__
 from stepcast.views.text import message as one_line
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
 FEW_OPTIONS = 8
 DESCRIPTION = "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
 
@@ -36,11 +39,13 @@ class Parser(argparse.ArgumentParser):
         end = "" if shown.endswith("?") else ";"
         self.exit(2, f"stepcast: {shown}{end} usage: {self.prog} --help\n")
 
-    def _print_message(self, message: str, file: Any = None) -> None:
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
         """Print without hiding that the output cannot be written, as argparse does."""
         (file or sys.stderr).write(message)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(  # type: ignore[override]  # no parser of ours is given another kind of namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Also accept other words for options, and set *given*, the options that differ from their defaults."""
         words = list(sys.argv[1:] if args is None else args)
         known = [option for action in self._actions for option in action.option_strings]

@@ -12,13 +12,17 @@ import threading
 import time
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options
 from stepcast.ir.children import block_interrupts
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.numbers import count
 from stepcast.version import __version__
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 MOST_MESSAGE_BYTES = 2**20
@@ -60,8 +64,7 @@ class AgentServer:
         self._calls: SimpleQueue[FactDict | None] = SimpleQueue()
         self._waiting: dict[str, threading.Event] = {}  # calls that are not answered; set: cancelled
         self._lock = threading.Lock()
-        self._process: Any = None
-        self._pipe: Any = None
+        self._process: tuple[SpawnProcess, Connection] | None = None
 
     def serve(self) -> None:
         """Answer until standard input ends."""
@@ -150,9 +153,9 @@ class AgentServer:
         """Return the result of a call; None if it was cancelled."""
         began = reported = time.monotonic()
         try:
-            self._start_process()
-            self._pipe.send(call["words"])
-            while not self._pipe.poll(0.02):
+            pipe = self._start_process()
+            pipe.send(call["words"])
+            while not pipe.poll(0.02):
                 now = time.monotonic()
                 if cancelled.is_set():
                     self._end_process()
@@ -164,30 +167,34 @@ class AgentServer:
                     reported = now
                     progress = {"progressToken": call["token"], "progress": now - began, "message": "computing"}
                     self._send({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
-            return _result(*self._pipe.recv())
+            return _result(*pipe.recv())
         except (EOFError, OSError):
             self._end_process()
             return _result(False, "the process that answers ended; it may have run out of memory")
 
-    def _start_process(self) -> None:
-        if self._process is not None and self._process.is_alive():
-            return
+    def _start_process(self) -> "Connection":
+        """Return the pipe to the process that answers, which is started where none is alive."""
+        if self._process is not None and self._process[0].is_alive():
+            return self._process[1]
         import multiprocessing
 
         from stepcast.cli.mcp_tools import answer_calls
 
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=answer_calls, args=(theirs, self.folder, MOST_BYTES), daemon=True)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=answer_calls, args=(theirs, self.folder, MOST_BYTES), daemon=True)
+        self._process = process, ours
         with block_interrupts():
-            self._process.start()
+            process.start()
         theirs.close()
+        return ours
 
     def _end_process(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.join(5)
-            self._pipe.close()
+            process, pipe = self._process
+            process.kill()
+            process.join(5)
+            pipe.close()
             self._process = None
 
     def _answer(self, number: object, result: Facts) -> None:

@@ -130,7 +130,7 @@ def confine(folder: str | None) -> None:
     sys.dont_write_bytecode = True
     os.chdir(own or package)
 
-    def check(event: str, given: tuple[Any, ...]) -> None:
+    def check(event: str, given: tuple[object, ...]) -> None:
         if event in REFUSED:
             raise PermissionError(f"{event} is not allowed in a tool")
         if event not in ("open", "os.listdir", "os.scandir", "sqlite3.connect"):

@@ -14,7 +14,6 @@ from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
-    from stepcast.hardware import Cluster
 
 MOST_LINKS = 1000
 # Options that a workload file leaves open.
@@ -45,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     prediction, fast_s, asked = _simulate_workload(args) if has_workload else _simulate_model(args)
     shared = prediction.fluid
     assert shared is not None, "the fluid engine was asked for"
+    topology = prediction.cluster.topology
+    pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} per connection"
     found: FactDict = {
         **asked,
         "command": args.command,
@@ -53,7 +54,13 @@ def run(args: argparse.Namespace) -> int:
         "engine": "fluid",
         "alone_step_s": prediction.run.makespan_s,
         "fast_step_s": fast_s,
-        "routing": _routing(prediction.cluster),
+        "routing": (
+            {
+                "spray": "packets sprayed evenly over all paths",
+                "ecmp": f"ECMP by hash, {pairs}",
+                "adaptive": f"adaptive routing, {pairs}",
+            }[topology.routing]
+        ),
         **shared.observed.facts(args.top),
         "assumptions": list(prediction.report.assumptions),
         "warnings": list(prediction.report.warnings),
@@ -94,14 +101,3 @@ def _simulate_workload(args: argparse.Namespace) -> "tuple[Prediction, float, Fa
     options = add_background(options, cluster_question(args), cluster, fast.workload.layout.gpus)
     shared = simulate(workload, cluster, replace(options, engine=Engine.FLUID))
     return shared, fast.simulated_s, asked_facts([args.model], fast)
-
-
-def _routing(cluster: "Cluster") -> str:
-    """Return the routing of messages in words."""
-    topology = cluster.topology
-    pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} per connection"
-    return {
-        "spray": "packets sprayed evenly over all paths",
-        "ecmp": f"ECMP by hash, {pairs}",
-        "adaptive": f"adaptive routing, {pairs}",
-    }[topology.routing]

@@ -88,7 +88,18 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.views.costs import operator_view
 
     if args.table is not None:
-        return _compare_table(args)
+        from stepcast.cli import validate
+
+        without_effect = [
+            option_of(name) for name in args.given if name not in ("table", "output", "html", "json", "plain")
+        ]
+        if args.kind or without_effect:
+            unused = ", ".join([*filter(None, [args.kind]), *without_effect])
+            raise ValueError(
+                f"{unused}: has no effect with --table, whose rows name operators, sizes, formats and GPUs"
+            )
+        choices = {"set": ["operators"], "data": args.table, "cluster": None, "calibration": None, "verb": "validate"}
+        return validate.run(argparse.Namespace(**{**vars(args), **choices, "given": ["data"]}))
     if args.kind is None or args.output:
         raise ValueError(
             "-o needs --table PLACE" if args.kind else "no operator given: name a KIND, or use --table PLACE"
@@ -113,20 +124,6 @@ def run(args: argparse.Namespace) -> int:
     answer = {"rows": records} if args.sweep else records[0]
     show_view(args, operator_view({**about, **answer, "warnings": warnings}))
     return 0
-
-
-def _compare_table(args: argparse.Namespace) -> int:
-    """Show the rows of measured tables with their estimates, as ``validate`` shows its sets."""
-    from stepcast.cli import validate
-
-    without_effect = [
-        option_of(name) for name in args.given if name not in ("table", "output", "html", "json", "plain")
-    ]
-    if args.kind or without_effect:
-        unused = ", ".join([*filter(None, [args.kind]), *without_effect])
-        raise ValueError(f"{unused}: has no effect with --table, whose rows name operators, sizes, formats and GPUs")
-    choices = {"set": ["operators"], "data": args.table, "cluster": None, "calibration": None, "verb": "validate"}
-    return validate.run(argparse.Namespace(**{**vars(args), **choices, "given": ["data"]}))
 
 
 def _format_warnings(work: Operator, gpu: "Gpu") -> list[str]:
@@ -179,7 +176,10 @@ def _work(args: argparse.Namespace) -> Operator:
     if args.kind == "attention":
         return _attention(args, dtype)
     if args.kind not in MATRIX_KINDS:
-        return _elementwise(args, dtype)
+        kind = ElementwiseKind(args.kind)
+        if kind is ElementwiseKind.CAST:
+            return cast(args.rows, args.columns, dtype, DType(args.to or "fp32"), args.backward)
+        return usual_kernel(kind, args.rows, args.columns, dtype, args.backward)
     if args.kind == "grouped":
         return GroupedMatmul(args.m, args.n, args.k, args.groups, dtype)
     return Matmul(args.m, args.n, args.k, args.batch or 1, dtype)
@@ -202,13 +202,6 @@ def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
         backward=args.backward,
         dtype=dtype,
     )
-
-
-def _elementwise(args: argparse.Namespace, dtype: DType) -> Elementwise:
-    kind = ElementwiseKind(args.kind)
-    if kind is ElementwiseKind.CAST:
-        return cast(args.rows, args.columns, dtype, DType(args.to or "fp32"), args.backward)
-    return usual_kernel(kind, args.rows, args.columns, dtype, args.backward)
 
 
 def _record(work: Operator, price: "Price") -> FactDict:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepcast.questions.runs import RunFile
 
 ROW = re.compile(r"(?P<names>-\S+(?:, -\S+)*|[a-z_]+)(?: (?P<word>\S+))?(?P<often> \.\.\.)?(?:  +(?P<help>.+))?")
-TYPES: Mapping[str, Callable[[str], Any]] = {
+TYPES: Mapping[str, Callable[[str], object]] = {
     **{name.replace("_", "-"): choice.read for name, choice in CHOICES.items() if choice.read is not str},
     **{
         name: kind
@@ -82,9 +82,11 @@ def add_question(
         add_choice(groups[choice.group], name, choice, defaults_of(kind)[name], default=argparse.SUPPRESS)
 
 
-def add_choice(parser: Any, name: str, choice: Choice, usual: object, **known: Any) -> None:
-    """Add the option of a choice whose default is *usual*; *known* are more arguments for argparse."""
-    known = {"help": choice.help.replace("%", "%%") or None, "default": usual, **known}
+def add_choice(
+    parser: argparse._ActionsContainer, name: str, choice: Choice, usual: object, default: object = None
+) -> None:
+    """Add the option of a choice whose default is *usual*, or to argparse *default*."""
+    known: FactDict = {"help": choice.help.replace("%", "%%") or None, "default": default or usual}
     if choice.deniable:
         known["action"] = argparse.BooleanOptionalAction
     elif usual is False:
@@ -159,7 +161,7 @@ def cluster_question(args: argparse.Namespace) -> PredictQuestion:
     return PredictQuestion(**{**values, "set": tuple(values["set"])})
 
 
-def add_options(parser: Any, table: str, **settings: Any) -> None:
+def add_options(parser: argparse._ActionsContainer, table: str, **settings: object) -> None:
     """Add the rows of *table*; *settings* by name are a default, the choices in a tuple, another type, or a mapping of
     arguments for argparse.
     """
@@ -186,7 +188,7 @@ def add_options(parser: Any, table: str, **settings: Any) -> None:
     assert not settings, f"no such options: {', '.join(settings)}"
 
 
-def _settings(given: Any) -> FactDict:
+def _settings(given: object) -> FactDict:
     if isinstance(given, Mapping):
         return dict(given)
     name = "type" if callable(given) else "choices" if isinstance(given, tuple | list) else "default"

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.cli.streams import unpainted, waiting_notes
@@ -179,10 +179,10 @@ def _watch_reads() -> None:
     _opened.clear()
 
 
-def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+def _note_open(event: str, arguments: tuple[object, ...]) -> None:
     if event == "open":
         path, _, flags = arguments
-        if isinstance(path, str | bytes) and not flags & (os.O_WRONLY | os.O_RDWR):
+        if isinstance(path, str | bytes) and isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_RDWR):
             _opened.add(os.fsdecode(path))
     elif event == "sqlite3.connect" and isinstance(arguments[0], str):  # sqlite opens its files itself
         name = arguments[0].removeprefix("file://").removeprefix("file:").partition("?")[0]

@@ -18,7 +18,6 @@ SAME_STEP = 0.01  # of a step: an exported workload that differs by more is repo
 
 if TYPE_CHECKING:
     from stepcast.ir.work import Work
-    from stepcast.ir.workload import Workload
     from stepcast.questions.settle import SettledRun
 
 
@@ -126,11 +125,6 @@ def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
     except StrategyError as error:
         raise ValueError(f"{path}: {error}; a name that ends in .et writes Chakra, which may work") from None
     write_file(str(path), data)
-    return _compare_aicb(path, written, settled)
-
-
-def _compare_aicb(path: Path, written: "Workload", settled: "SettledRun") -> list[str]:
-    """Return a warning if the step changes in AICB's format, which cannot describe all of it."""
     from stepcast.forecast.simulate import simulate
 
     step_s, predicted_s = simulate(written, settled.cluster).step_s, settled.prediction.step_s

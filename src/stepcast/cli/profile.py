@@ -3,11 +3,12 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
@@ -74,12 +75,17 @@ def run(args: argparse.Namespace) -> int:
     every |= {case.name: case for case in kept_up}
     fit = Calibration(gpu.name, {}, power=power).adapt_fit(gpu, default_fit())
     fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
+    from stepcast.cost.calibration import LOOKS
+
+    before = int(paces[0].get(LOOKS, 1))
+    names = [name for name in paces[0] if name != LOOKS]
+    seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
     document = replace(
         document,
         points=points,
         power=power,
         corrections={entry.kind: entry.correction for entry in fitted},
-        launch=_typical(paces),
+        launch=({name: mean(values) for name, values in seen.items()} | {LOOKS: before + len(paces) - 1}),
     )
     document = _with_collectives(document, torch)
     _write(args.output, document)
@@ -105,16 +111,6 @@ def _import_tables(args: argparse.Namespace) -> int:
     _show(args, document, fitted)
     print_warnings(f"{count:,} rows were not taken: {why}" for why, count in rows.skipped.items())
     return 0
-
-
-def _typical(paces: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of the CPU launch times, which jump on a shared CPU; the first may summarise an earlier run."""
-    from stepcast.cost.calibration import LOOKS
-
-    before = int(paces[0].get(LOOKS, 1))
-    names = [name for name in paces[0] if name != LOOKS]
-    seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
-    return {name: mean(values) for name, values in seen.items()} | {LOOKS: before + len(paces) - 1}
 
 
 def _gpu(name: str | None, device: str) -> "Gpu":
@@ -145,7 +141,7 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     return document
 
 
-def _with_collectives(document: "Document", torch: Any) -> "Document":
+def _with_collectives(document: "Document", torch: ModuleType) -> "Document":
     """Measure all-reduce over the GPUs of this machine, unless an earlier run did."""
     from stepcast.pytorch.profile.backend import all_reduce_points
 
@@ -172,21 +168,17 @@ class _Keeper:
         self._path, self._document, self._written_s, self._look = path, document, 0.0, look
 
     def __call__(self, progress: "MeasuringProgress") -> None:
-        _show_progress(progress)
+        took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
+        line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
+        if sys.stderr.isatty():
+            show_status(line)
+        elif progress.done % 25 == 0 or progress.done == progress.total:
+            print(line, file=sys.stderr, flush=True)
         if progress.done % LOOK_EVERY == 0:
             self._look()  # at the CPU, whose speed varies from second to second
         if progress.elapsed_s - self._written_s >= KEEP_EVERY_S:
             self._written_s = progress.elapsed_s
             _write(self._path, replace(self._document, points=progress.points))
-
-
-def _show_progress(progress: "MeasuringProgress") -> None:
-    took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
-    line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
-    if sys.stderr.isatty():
-        show_status(line)
-    elif progress.done % 25 == 0 or progress.done == progress.total:
-        print(line, file=sys.stderr, flush=True)
 
 
 def _show(args: argparse.Namespace, document: "Document", fitted: Sequence["FittedClass"]) -> None:

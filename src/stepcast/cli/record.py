@@ -48,7 +48,27 @@ def run(args: argparse.Namespace) -> int:
     _check_pytorch(words)
     status = subprocess.run(words, env=_environment(folder, args), check=False).returncode
     taken = [*_taken(args.flight_recorder, folder, FLIGHT), *_taken(args.inspector, folder, INSPECTOR)]
-    found = _found(folder, args, status)
+    from stepcast.inputs.recorded import read_steps
+
+    ranks = read_steps(os.path.join(folder, STEPS))
+    traces = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if ranks else []
+    warnings = []
+    if status:
+        warnings.append(f"the job ended with status {status}")
+    if not ranks:
+        warnings.append("nothing was recorded: no process finished an optimizer step of PyTorch within this job")
+    elif len(traces) < len(ranks):
+        warnings.append(
+            f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "
+            f"{args.skip + args.steps + 1}: no trace of them; lower --skip"
+        )
+    found = {
+        "folder": args.output_folder,
+        "status": status,
+        "ranks": [rank.facts() for rank in ranks],
+        "traces": traces,
+        "warnings": warnings,
+    }
     found["warnings"] += taken
     if args.json:
         print_json(found)
@@ -122,30 +142,6 @@ def _taken(given: str | None, folder: str, name: str) -> list[str]:
         if os.path.isfile(path):
             write_file(os.path.join(folder, name, file), Source(path).raw(RESULT))
     return []
-
-
-def _found(folder: str, args: argparse.Namespace, status: int) -> FactDict:
-    from stepcast.inputs.recorded import read_steps
-
-    ranks = read_steps(os.path.join(folder, STEPS))
-    traces = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if ranks else []
-    warnings = []
-    if status:
-        warnings.append(f"the job ended with status {status}")
-    if not ranks:
-        warnings.append("nothing was recorded: no process finished an optimizer step of PyTorch within this job")
-    elif len(traces) < len(ranks):
-        warnings.append(
-            f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "
-            f"{args.skip + args.steps + 1}: no trace of them; lower --skip"
-        )
-    return {
-        "folder": args.output_folder,
-        "status": status,
-        "ranks": [rank.facts() for rank in ranks],
-        "traces": traces,
-        "warnings": warnings,
-    }
 
 
 def _show(found: FactDict) -> None:

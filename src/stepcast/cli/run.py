@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import read_document
 from stepcast.cli.options import add_options, add_question
@@ -131,7 +132,7 @@ def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
     return RunPlan(workload.stages, workload.layout, orders, workload.boundary_bytes or 4, steps)
 
 
-def _execute(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[OpRecord] | None":
+def _execute(plan: "RunPlan", rank: int | None, device: str, torch: ModuleType) -> "list[OpRecord] | None":
     from stepcast.pytorch.run.launch import run_alone, run_as_rank, run_here
 
     if rank is not None:

@@ -2,9 +2,9 @@
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.options import add_options, add_question
@@ -141,7 +141,7 @@ class _Watching:
         self.stopped, self.last, self.began = False, 0.0, time.monotonic()
         self.streamed = streamed
         self.best: SimulatedCandidate | None = None
-        self.before: Any = None
+        self.before: Callable[[int, FrameType | None], object] | int | None = None
 
     def __enter__(self) -> "_Watching":
         return self
@@ -154,7 +154,13 @@ class _Watching:
 
     def __call__(self, counts: "SearchCounts", best: "SimulatedCandidate | None") -> None:
         if self.before is None:
-            self._catch()
+            import signal
+            import threading
+
+            if threading.current_thread() is threading.main_thread():
+                self.before = signal.getsignal(signal.SIGINT)
+                if self.before is not signal.SIG_IGN:
+                    signal.signal(signal.SIGINT, self._stop)
         if self.stopped:
             raise KeyboardInterrupt
         now = time.monotonic()
@@ -173,15 +179,6 @@ class _Watching:
                     f"best {format_seconds(best.step_s)}: {describe_candidate(best)}"
                 )
             show_status(moving_text("search", round((now - self.began) / EVERY_S), text))
-
-    def _catch(self) -> None:
-        import signal
-        import threading
-
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.getsignal(signal.SIGINT)
-            if self.before is not signal.SIG_IGN:
-                signal.signal(signal.SIGINT, self._stop)
 
     def _stop(self, number: int, frame: "FrameType | None") -> None:
         import signal

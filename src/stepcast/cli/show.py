@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import add_edit_arguments, apply_edits, load_lazily, open_sources
 from stepcast.cli.options import add_options, check_applicable
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
+def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]:
     """Yield each document that the arguments name; rank files of one format are one document."""
     runs: dict[tuple[str, str], list[Source]] = {}
     found = {} if args.format else {file: _find_cluster(file) for file in args.files}
@@ -87,7 +87,9 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     for source in open_sources(files, args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
         if entry in (CLUSTER, CALIBRATION, FRAMEWORK):
-            yield source.path, entry, _load_described(source.path, entry)
+            if not source.path.endswith(".toml"):
+                raise ValueError(f"{source.path}: is a {entry.title}; save it as NAME.toml to show it")
+            yield source.path, entry, DESCRIBED[entry.name](source.path)
         elif entry.joins:
             run_of = getattr(entry.load(), "run_of", None)
             runs.setdefault((entry.name, run_of(source.path) if run_of else ""), []).append(source)
@@ -111,13 +113,6 @@ def _find_cluster(name: str) -> "Cluster | None":
         return load_cluster(name)
     except CatalogError:
         return None
-
-
-def _load_described(path: str, entry: Format) -> Any:
-    """Load the hardware or the software that a TOML file describes."""
-    if not path.endswith(".toml"):
-        raise ValueError(f"{path}: is a {entry.title}; save it as NAME.toml to show it")
-    return DESCRIBED[entry.name](path)
 
 
 def _recognise(source: Source) -> Format:
@@ -160,13 +155,13 @@ def _calibration_facts(calibration: "Calibration") -> FactDict:
     }
 
 
-def _analyze_log(kind: str, analyze: str) -> Callable[[Any], FactDict]:
+def _analyze_log(kind: str, analyze: str) -> Callable[[object], FactDict]:
     """Return a function that analyzes a log."""
     return lambda document: {"kind": kind, **load_lazily(analyze)(document).facts()}
 
 
 # The facts of each noun.
-FACTS: Mapping[str, Callable[[Any], Any]] = {
+FACTS: Mapping[str, Callable[..., FactDict]] = {
     "Workload": load_lazily("inputs.documents:workload_facts"),
     "Timeline": load_lazily("inputs.documents:timeline_facts"),
     "RunLog": load_lazily("inputs.documents:run_log_facts"),

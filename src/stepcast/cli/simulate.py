@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks
@@ -23,6 +23,7 @@ from stepcast.views.text import table
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options
     from stepcast.forecast.prediction import Prediction
+    from stepcast.simulation.schedule import Schedule
 
 ENGINES = (*STEP_ENGINES, "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
@@ -125,7 +126,15 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
     """Check that each option has an effect on this workload."""
     exchanges: set[Collective | Transfer] = set()
     if args.given & {"slow_group", "overlap", "all_reduce"}:  # a large workload takes a while to search
-        exchanges = _exchanges(workload, args.gpus)
+        layout = workload.layout
+        if args.gpus is not None:
+            layout = replace(layout, dp=max(1, args.gpus // (layout.tp * layout.cp * layout.pp)))
+        messages: set[Collective | Transfer] = {Transfer(Direction.SEND, 0, Group.PP)}
+        for stage in workload.stages:
+            for layer, _ in stage.counted_layers(workload.micro_batches):
+                ops = layer.all_ops
+                messages |= {op.work for op in ops if isinstance(op.work, Collective | Transfer)}
+        exchanges = {work for work in messages if layout.size(work.group) > 1}
     groups = {work.group for work in exchanges}
     reductions = [work for work in exchanges if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_REDUCE]
     named = {entry.partition("=")[0].replace("dp_ep", Group.EXPERT_DP) for entry in args.slow_group + args.overlap}
@@ -138,19 +147,6 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
         stages=workload.layout.pp,
         racks=has_racks(args),
     )
-
-
-def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfer]:
-    """Return the communication of a step; groups of one rank have none."""
-    layout = workload.layout
-    if gpus is not None:
-        layout = replace(layout, dp=max(1, gpus // (layout.tp * layout.cp * layout.pp)))
-    messages: set[Collective | Transfer] = {Transfer(Direction.SEND, 0, Group.PP)}
-    for stage in workload.stages:
-        for layer, _ in stage.counted_layers(workload.micro_batches):
-            ops = layer.all_ops
-            messages |= {op.work for op in ops if isinstance(op.work, Collective | Transfer)}
-    return {work for work in messages if layout.size(work.group) > 1}
 
 
 def _options(args: argparse.Namespace) -> "Options":
@@ -177,7 +173,7 @@ def _options(args: argparse.Namespace) -> "Options":
     )
 
 
-def _schedule(name: str | None) -> Any:
+def _schedule(name: str | None) -> "Schedule | str | None":
     """Return the name of a schedule, or the schedule of a file."""
     if name is None or name in SCHEDULES:
         return name

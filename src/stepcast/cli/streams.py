@@ -47,7 +47,8 @@ class SafeStream:
     def __init__(self, stream: TextIO, plain: bool = False) -> None:
         self._stream = stream
         # False while a document is printed, which has no colours.
-        self.paints = wants_colour(stream, plain)
+        refused = plain or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        self.paints = not refused and stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -74,12 +75,6 @@ class SafeStream:
             if self.paints:
                 text = paint(text, to_encoding(FULL_BLOCK, self._stream.encoding) == FULL_BLOCK)
         return to_encoding(text, self._stream.encoding)
-
-
-def wants_colour(stream: TextIO, plain: bool) -> bool:
-    """Return True if *stream* is a terminal and nothing asks for plain text."""
-    refused = plain or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return not refused and stream.isatty()
 
 
 def paint(text: str, blocks: bool) -> str:

@@ -60,16 +60,6 @@ def check_many(spec: Spec, workers: int) -> None:
     limit = UNASKED if spec.ask == "predict" else SEARCHES
     if spec.size <= limit.most or (points := spec.count_points()[0]) <= limit.most:
         return
-    each_s = _trial_s(spec)
-    took = f"{format_seconds(each_s)} each in a trial, {each_s * points / workers / DAY:,.1f} days"
-    raise ValueError(
-        f"{points:,} points take about {took} with {workers} workers; --limit N asks N of them, spread "
-        f"evenly, and --limit {spec.size} all"
-    )
-
-
-def _trial_s(spec: Spec) -> float:
-    """Return the seconds of a point, measured on a few in the middle; predictions are warmed up by others."""
     import time
     from itertools import islice
 
@@ -81,7 +71,12 @@ def _trial_s(spec: Spec) -> float:
     answers(spec.ask, some[:-few])
     began = time.perf_counter()
     answers(spec.ask, some[-few:])
-    return (time.perf_counter() - began) / len(some[-few:])
+    each_s = (time.perf_counter() - began) / len(some[-few:])
+    took = f"{format_seconds(each_s)} each in a trial, {each_s * points / workers / DAY:,.1f} days"
+    raise ValueError(
+        f"{points:,} points take about {took} with {workers} workers; --limit N asks N of them, spread "
+        f"evenly, and --limit {spec.size} all"
+    )
 
 
 def digest(name: str, value: object) -> str:

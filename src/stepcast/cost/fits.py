@@ -5,12 +5,13 @@ The physics is in the functions that take them; msgspec checks every number of a
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from stepcast.hardware.catalog import load_fit
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 
@@ -239,7 +240,7 @@ class ComputeFit(Struct, frozen=True, eq=False):
         return own.get(dtype, self.matrix_efficiency.get(dtype, 1.0))
 
 
-def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
+def compute_fit(table: Facts) -> ComputeFit:
     """Return a parsed fit file as a ComputeFit; a FitError names what is missing or unknown."""
     try:
         values = {**table, "streams": table["stream"], "scans": {kind: table[kind] for kind in SCANS if kind in table}}
@@ -263,7 +264,7 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
     return fit
 
 
-def _complete_batched(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _complete_batched(entry: Facts) -> FactDict:
     """Return *entry* with all constants of batched products, of which it holds the differences."""
     single = {name: value for name, value in entry.items() if name != "batched"}
     return single | {"batched": single | entry["batched"]} if entry.get("batched") else single
@@ -316,7 +317,7 @@ def neusight_fit() -> tuple[ComputeFit, dict[str, float], dict[str, float]]:
     return compute_fit(merge_tables(load_fit("compute"), changes)), own["added_s"], own["least_s"]
 
 
-def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: Facts, changes: Facts) -> FactDict:
     """Return *base* with the values of *changes*, table by table."""
     result = dict(base)
     for key, value in changes.items():

@@ -33,6 +33,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.tables import Amount, Positive, Share, convert_table
 
 TRAINING_GPU = "h200"  # on which operators of training were measured
@@ -164,13 +165,13 @@ class ServingFit(Struct, frozen=True, eq=False):
 
 
 @lru_cache(maxsize=1)
-def operator_fits() -> tuple[dict[str, Any], dict[str, ServingFit]]:
+def operator_fits() -> tuple[FactDict, dict[str, ServingFit]]:
     """Return the file of fits, and the constants of each measured architecture."""
     table = load_fit("operators")
     return table, {name: serving_fit(entry) for name, entry in table["architecture"].items()}
 
 
-def serving_fit(entry: Mapping[str, Any]) -> ServingFit:
+def serving_fit(entry: Facts) -> ServingFit:
     """Return one architecture's table as constants; what a product does not name is as in training."""
     common = {**to_builtins(default_fit().tensor), "batched": None}
     linear = {name: {**values, "product": common | values["product"]} for name, values in entry["linear"].items()}
@@ -470,7 +471,7 @@ def custom_reduce_s(
     return own.start_s + own.rank_s * ranks + np.minimum(once_s, twice_s)
 
 
-def _of_format(known: Mapping[str, Any], dtype: str, gpu: Gpu) -> Any:
+def _of_format(known: Facts, dtype: str, gpu: Gpu) -> Any:
     if not known:
         raise ValueError(f"this attention was not measured on {stand_in(gpu.architecture)}")
     return known.get(dtype) or known["bf16"]

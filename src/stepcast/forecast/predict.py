@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any
 
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
@@ -25,6 +24,7 @@ from stepcast.forecast.simulate import PacedCompute, prepare, simulate, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster, Gpu
+from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
@@ -366,7 +366,7 @@ def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float
 
 
 def _find_warnings(
-    report: StepReport, host: dict[str, Any], model: Model, cluster: Cluster, strategy: Strategy, framework: Framework
+    report: StepReport, host: FactDict, model: Model, cluster: Cluster, strategy: Strategy, framework: Framework
 ) -> list[str]:
     warnings, gpu, precision = [], cluster.gpu, str(strategy.precision)
     used = gpu.runs_as(precision)
@@ -428,7 +428,7 @@ def _scan_assumptions(model: Model, framework: Framework) -> list[str]:
     return [text]
 
 
-def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
+def memory_facts(stages: Sequence[StageMemory]) -> FactDict:
     """Return the fullest stage in the words of the JSON contract, with every stage."""
     fullest = max(stages, key=lambda stage: stage.total)
     return {
@@ -448,7 +448,7 @@ def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
     }
 
 
-def _host_facts(stages: Sequence[StageMemory], cluster: Cluster, strategy: Strategy) -> dict[str, Any]:
+def _host_facts(stages: Sequence[StageMemory], cluster: Cluster, strategy: Strategy) -> FactDict:
     """Return what is offloaded to the hosts, for the GPU and the node that need the most there."""
     most, node = max(stage.host for stage in stages), cluster.node
     if not most or node.host is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from stepcast.forecast.options import Engine, Options, ScheduleSize, write_sched
 from stepcast.hardware import Cluster
 from stepcast.ir.band import Band
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import OperatorFacts, RooflineFacts, find_doubts
+from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.group import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
@@ -53,7 +53,7 @@ ASKED = ("model", "parameters", "cluster", "gpu", "framework")
 REACHED = ("step_s", "tokens_per_s", "tflops_per_gpu", "mfu", "bubble_fraction")
 
 
-def row_of(facts: Mapping[str, Any]) -> dict[str, Cell]:
+def row_of(facts: Facts) -> dict[str, Cell]:
     """Return the facts of a prediction as one row of a table; what a workload file does not state is None."""
     row: dict[str, Cell] = {name: facts.get(name) for name in ASKED}
     row |= facts.get("strategy") or {"gpus": facts["gpus"], "schedule": facts["schedule"]}
@@ -412,7 +412,7 @@ class Prediction:
     finish: Finish | None = None
     band: Band | None = None  # of measured steps of its kind around their predictions; None where no model is known
     end_s: float | None = None  # where it was simulated together with others
-    asked: Mapping[str, Any] = field(default_factory=dict)  # the question, in the words of the JSON contract
+    asked: Facts = field(default_factory=dict)  # the question, in the words of the JSON contract
 
     def __repr__(self) -> str:
         layout, where = self.workload.layout, self.cluster.name
@@ -494,11 +494,11 @@ class Prediction:
 
         return replace(self, finish=finish)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         """Return what the command line prints with ``--json``."""
         return {**self.asked, **self.report.facts()}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> FactDict:
         """Return the answer as ``stepcast predict --json`` prints it."""
         return self.facts()
 
@@ -534,7 +534,7 @@ class Prediction:
         return self.report.breakdown_s
 
     @property
-    def memory_bytes(self) -> Mapping[str, Any] | None:
+    def memory_bytes(self) -> Facts | None:
         """The memory breakdown of the fullest stage; None for workloads without a model."""
         return self.report.memory_bytes
 
@@ -565,7 +565,7 @@ class Prediction:
         return critical_path(self.step.program, self.times)
 
 
-def _unpickle(result: tuple[Step, Run] | None, fields: Mapping[str, Any], known: Mapping[str, object]) -> Prediction:
+def _unpickle(result: tuple[Step, Run] | None, fields: Facts, known: Mapping[str, object]) -> Prediction:
     prediction = Prediction(PickledStep(result), **fields)
     # They are computed when first asked for, and were.
     prediction.__dict__.update(known)

@@ -14,13 +14,14 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.tables import TableError, convert_table
 from stepcast.units import GB, NS, US
@@ -150,14 +151,14 @@ def clusters_of(gpu: str) -> list[str]:
     return sorted(names, key=lambda name: (not name.startswith(PLAIN_STARTS), name))
 
 
-def load_fit(name: str, starts: tuple[str, ...] = ()) -> dict[str, Any]:
+def load_fit(name: str, starts: tuple[str, ...] = ()) -> FactDict:
     """Return the parsed file of fitted constants *name* (``compute``), for the cost model that knows its keys; of a
     large one only tables whose headers begin with one of *starts*.
     """
     return load_data(f"fits/{name}", starts)
 
 
-def load_data(name: str, starts: tuple[str, ...] = ()) -> dict[str, Any]:
+def load_data(name: str, starts: tuple[str, ...] = ()) -> FactDict:
     """Return the parsed file *name* of the package's data, such as ``analysis``."""
     text = (DATA / f"{name}.toml").read_text(encoding="utf-8")
     if starts:
@@ -166,7 +167,7 @@ def load_data(name: str, starts: tuple[str, ...] = ()) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def convert_units(table: Mapping[str, Any]) -> dict[str, Any]:
+def convert_units(table: Facts) -> FactDict:
     """Return *table* in SI: keys that end in a unit, such as start_us, have numbers, lists or tables of it."""
     values = {}
     for key, value in table.items():
@@ -229,7 +230,7 @@ def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
 
 def _build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
     own = {key: entry for key, entry in entries.items() if not key.startswith("gpu.")}
-    values: dict[str, Any] = {"node": {}, "topology": {}, "communication": {}} | _nest(own, CLUSTER_KEYS)
+    values: FactDict = {"node": {}, "topology": {}, "communication": {}} | _nest(own, CLUSTER_KEYS)
     values["node"]["gpu"] = gpu
     sources = {f"gpu.{key}": source for key, source in gpu.sources.items()} | _sources(entries, CLUSTER_KEYS)
     if any(key.startswith("node.nic.") for key in own):
@@ -262,10 +263,10 @@ def _other_kind(entries: Entries, where: str) -> Cluster | None:
     return cluster
 
 
-def _nest(entries: Entries, keys: Mapping[str, DescriptionKey]) -> dict[str, Any]:
+def _nest(entries: Entries, keys: Mapping[str, DescriptionKey]) -> FactDict:
     """Return the values in SI as nested tables of fields."""
     _check_keys(entries, keys)
-    nested: dict[str, Any] = {}
+    nested: FactDict = {}
     for key, entry in entries.items():
         path, dimension, _ = keys[key]
         if not path:
@@ -290,7 +291,7 @@ def _check_keys(entries: Entries, keys: Mapping[str, DescriptionKey]) -> None:
 
 
 def _build(
-    kind: type[Built], values: dict[str, Any], entries: Entries, keys: Mapping[str, DescriptionKey], where: str
+    kind: type[Built], values: FactDict, entries: Entries, keys: Mapping[str, DescriptionKey], where: str
 ) -> Built:
     """Return a *kind* of *values*; a CatalogError names the file, line and key of what does not fit."""
     try:

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 
 
 class CatalogError(ValueError):
@@ -41,7 +41,7 @@ class Description:
 
     text: str
     file: str
-    table: dict[str, Any]
+    table: FactDict
     sources: Mapping[str, object]
 
     @classmethod

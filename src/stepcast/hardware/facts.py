@@ -1,14 +1,13 @@
 """GPUs and clusters as facts for JSON and reports; and how a description of one begins."""
 
 from dataclasses import asdict
-from typing import Any
 
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, NetworkRouting, Topology
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.source import FormatError, parse_toml
+from stepcast.ir.facts import FactDict
 
-Facts = dict[str, Any]
 CLUSTER_TABLES = {"base", "node", "gpu", "network", "communication"}
 GPU_FACTS = (
     "name", "vendor", "architecture", "matrix_flops", "vector_flops", "memory_bytes", "memory_bandwidth_bytes_per_s",
@@ -25,7 +24,7 @@ def looks_like_cluster(head: str) -> bool:
         return any(line.strip().startswith(("[node", "[gpu", "[network", 'base = "')) for line in head.splitlines())
 
 
-def cluster_facts(cluster: Cluster) -> Facts:
+def cluster_facts(cluster: Cluster) -> FactDict:
     node, topology = cluster.node, cluster.topology
     return {
         "kind": "cluster",
@@ -65,14 +64,14 @@ def _describe_routes(topology: Topology) -> list[str]:
     return texts + [f"{len(links)} named as {word}" for word, links in faults if links]
 
 
-def gpu_facts(gpu: Gpu) -> Facts:
+def gpu_facts(gpu: Gpu) -> FactDict:
     facts = asdict(gpu)
     return {name: facts[name] for name in GPU_FACTS}
 
 
-def all_gpus() -> list[Facts]:
+def all_gpus() -> list[FactDict]:
     return [{"gpu": name, **gpu_facts(load_gpu(name))} for name in gpu_names()]
 
 
-def all_clusters() -> list[Facts]:
+def all_clusters() -> list[FactDict]:
     return [{"cluster": name, **cluster_facts(load_cluster(name))} for name in cluster_names()]

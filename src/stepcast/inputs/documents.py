@@ -84,6 +84,12 @@ def timeline_facts(timeline: Timeline) -> FactDict:
     Times are those of top-level spans, summed over the ranks present; parts of spans are in *communication*.
     """
     operations = operation_rows(timeline)
+    ranks, end_s = timeline.rank_of, timeline.end_s
+    spans = {}
+    for rank in timeline.ranks:
+        rows = ranks == rank
+        if rows.any():
+            spans[str(rank)] = float(end_s[rows].max() - timeline.start_s[rows].min())
     facts: FactDict = {
         "kind": "timeline",
         "measured": timeline.measured,
@@ -91,7 +97,7 @@ def timeline_facts(timeline: Timeline) -> FactDict:
         "spans": len(timeline),
         "lanes": len(timeline.lanes),
         "span_s": timeline.span_s,
-        "rank_span_s": _rank_spans_s(timeline),
+        "rank_span_s": spans,
         **(timeline.layout.facts() if timeline.layout is not None else {}),
         **timeline.facts,
     }
@@ -101,17 +107,6 @@ def timeline_facts(timeline: Timeline) -> FactDict:
     facts["operations"] = operations
     facts["communication"] = communication_rows(timeline)
     return facts
-
-
-def _rank_spans_s(timeline: Timeline) -> dict[str, float]:
-    """Return first start to last end of each rank. Clocks of two hosts may differ; a rank's own does not."""
-    ranks, end_s = timeline.rank_of, timeline.end_s
-    spans = {}
-    for rank in timeline.ranks:
-        rows = ranks == rank
-        if rows.any():
-            spans[str(rank)] = float(end_s[rows].max() - timeline.start_s[rows].min())
-    return spans
 
 
 def operation_rows(timeline: Timeline) -> list[FactDict]:

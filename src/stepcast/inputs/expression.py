@@ -3,14 +3,13 @@
 import ast
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from stepcast.inputs.source import FormatError
 from stepcast.ir.facts import Facts
 from stepcast.ir.limits import EXPRESSION
 
 # No power and no shift: a few characters of them would be numbers of any size.
-_TWO: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+_TWO: dict[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -26,11 +25,11 @@ _TWO: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.In: lambda value, several: value in several,
     ast.NotIn: lambda value, several: value not in several,
 }
-_ONE: dict[type[ast.AST], Callable[[Any], Any]] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_ONE: dict[type[ast.AST], Callable[..., object]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 _NUMBERS_ALONE = (ast.Mult, ast.Mod)
 EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
 
-Value = Callable[[Facts], Any]
+Value = Callable[[Facts], object]
 
 
 class Filter:
@@ -91,14 +90,10 @@ class Filter:
     def _read_binary(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
         two = _TWO[kind]
 
-        def value(words: Facts) -> Any:
+        def value(words: Facts) -> object:
             first, second = left(words), right(words)
-            if kind in _NUMBERS_ALONE and not (_is_number(first) and _is_number(second)):
+            if kind in _NUMBERS_ALONE and not all(isinstance(side, int | float) for side in (first, second)):
                 raise TypeError("text can only be compared")
             return two(first, second)
 
         return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from math import inf
-from typing import Any
 
 import msgspec
 
@@ -119,8 +118,10 @@ def looks_like_calculon(head: str) -> bool:
 
 def read_calculon(source: Source) -> Wiring:
     try:
-        table: Any = msgspec.json.decode(source.data(CONFIG))
-        networks = [(int(network["size"]), float(network["bandwidth"]) * GB) for network in table["networks"]]
+        networks = [
+            (int(network["size"]), float(network["bandwidth"]) * GB)
+            for network in msgspec.json.decode(source.data(CONFIG))["networks"]
+        ]
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"is no system of Calculon: {error}", source.path) from None
     if not networks or not all(0 < size < inf and 0 < rate < inf for size, rate in networks):

@@ -93,7 +93,23 @@ def read(source: Source) -> RunLog:
             "layer[...] records, or '| epoch ... | ms/batch ...' lines",
             source.path,
         )
-    attribution = _attribute_records(tokens)
+    headers = np.flatnonzero(tokens.sign < 0)
+    # After another header, records may be the other's.
+    is_separate: BoolArray = np.diff(headers, prepend=-2) > 1
+    signatures = _learn_signatures(tokens, headers, is_separate)
+    report_of = np.full(len(tokens.sign), NO_REPORT, dtype=np.int64)
+    taken = np.zeros(len(tokens.sign), dtype=bool)
+    for stage, signature in signatures.items():
+        starts = headers[is_separate & (tokens.stages == stage)]
+        starts = starts[starts + len(signature) < len(tokens.sign)]
+        places = starts[:, None] + 1 + np.arange(len(signature))
+        complete = (tokens.sign[places] == np.array(signature)).all(axis=1)
+        starts, places = starts[complete], places[complete]
+        report_of[places] = tokens.header_of[starts][:, None]
+        taken[places] = True
+        taken[starts] = True
+    ambiguous, orphans = _attribute_glued(tokens, signatures, report_of, np.flatnonzero(~taken))
+    attribution = _Attribution(report_of, signatures, ambiguous, orphans)
     warnings = [f"{count} damaged {name} left out" for name, count in scan.damaged().items()]
     warnings += _attribution_warnings(tokens, attribution)
     layout, sizes = _read_settings(scan.once, tokens, warnings)
@@ -243,26 +259,6 @@ class _OpenReport:
     rank: int
     expected: tuple[int, ...]
     next: int = 0
-
-
-def _attribute_records(tokens: _LogTokens) -> _Attribution:
-    headers = np.flatnonzero(tokens.sign < 0)
-    # After another header, records may be the other's.
-    is_separate: BoolArray = np.diff(headers, prepend=-2) > 1
-    signatures = _learn_signatures(tokens, headers, is_separate)
-    report_of = np.full(len(tokens.sign), NO_REPORT, dtype=np.int64)
-    taken = np.zeros(len(tokens.sign), dtype=bool)
-    for stage, signature in signatures.items():
-        starts = headers[is_separate & (tokens.stages == stage)]
-        starts = starts[starts + len(signature) < len(tokens.sign)]
-        places = starts[:, None] + 1 + np.arange(len(signature))
-        complete = (tokens.sign[places] == np.array(signature)).all(axis=1)
-        starts, places = starts[complete], places[complete]
-        report_of[places] = tokens.header_of[starts][:, None]
-        taken[places] = True
-        taken[starts] = True
-    ambiguous, orphans = _attribute_glued(tokens, signatures, report_of, np.flatnonzero(~taken))
-    return _Attribution(report_of, signatures, ambiguous, orphans)
 
 
 def _learn_signatures(tokens: _LogTokens, headers: IntArray, is_separate: BoolArray) -> dict[int, tuple[int, ...]]:

@@ -170,7 +170,28 @@ def read(source: Source) -> Workload:
             tokens = line.split()
             if not tokens:
                 continue
-            layer = known[line] = _parse_layer(tokens, columns, number, ops)
+            if len(tokens) != columns:
+                raise FormatError(f"has {len(tokens)} columns; expected {columns}", line=number)
+            phases = []
+            for column, bare_group in enumerate(BARE_GROUPS):
+                compute, word, size = tokens[2 + 3 * column : 5 + 3 * column]
+                key = (compute, word, size, column)
+                if key not in ops:
+                    ops[key] = _parse_ops(compute, word, size, bare_group, line=number, column=COLUMNS[column])
+                phases.append(ops[key])
+            notes = []
+            if tokens[1] != "-1":
+                notes.append(("depends", tokens[1]))
+            if columns == 13:
+                if tokens[12] not in POLICIES:
+                    raise FormatError(
+                        f"unknown layer policy {shorten(tokens[12])}; expected one of {', '.join(POLICIES)}",
+                        line=number,
+                    )
+                notes.append(("policy", tokens[12]))
+            process_s = parse_amount(tokens[11], "process time", number) * NS
+            role = Role.OPTIMIZER if tokens[0] in OPTIMIZER_NAMES else None
+            layer = known[line] = Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes), role=role)
         layers.append(layer)
     if len(layers) != declared:
         raise FormatError(f"declares {declared} layer lines but holds {len(layers)}", line=2)
@@ -180,30 +201,6 @@ def read(source: Source) -> Workload:
         if index >= len(layers):
             raise FormatError(f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)
     return _assemble(header, layers, header_line, source.path)
-
-
-def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey, tuple[Op, ...]]) -> Layer:
-    if len(tokens) != columns:
-        raise FormatError(f"has {len(tokens)} columns; expected {columns}", line=line)
-    phases = []
-    for column, bare_group in enumerate(BARE_GROUPS):
-        compute, word, size = tokens[2 + 3 * column : 5 + 3 * column]
-        key = (compute, word, size, column)
-        if key not in known:
-            known[key] = _parse_ops(compute, word, size, bare_group, line=line, column=COLUMNS[column])
-        phases.append(known[key])
-    notes = []
-    if tokens[1] != "-1":
-        notes.append(("depends", tokens[1]))
-    if columns == 13:
-        if tokens[12] not in POLICIES:
-            raise FormatError(
-                f"unknown layer policy {shorten(tokens[12])}; expected one of {', '.join(POLICIES)}", line=line
-            )
-        notes.append(("policy", tokens[12]))
-    process_s = parse_amount(tokens[11], "process time", line) * NS
-    role = Role.OPTIMIZER if tokens[0] in OPTIMIZER_NAMES else None
-    return Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes), role=role)
 
 
 def _parse_ops(compute: str, word: str, size: str, bare_group: Group, *, line: int, column: str) -> tuple[Op, ...]:

@@ -174,8 +174,15 @@ class StepLines:
             yield LoggedStep(max(samples, 0) // self._batch, self._batch / rate, samples=self._batch)
 
 
-def read_lines(source: Source, program: str) -> StepLog:
-    """Return the steps of a finished log."""
+def looks_like(head: str, variant: str) -> bool:
+    program, plain = PROGRAMS[VARIANTS[variant]], COLOUR.sub("", head)
+    pattern = NEMO_RL_STEP if variant == "nemo_rl" else program.step
+    return re.search(pattern, plain) is not None and all(word in plain for word in (*program.words, *program.head))
+
+
+def read(source: Source, variant: str) -> StepLog:
+    """Return the steps of a finished log of one of PROGRAMS."""
+    program = VARIANTS[variant]
     lines, steps, scores = StepLines(program), [], dict[int, LoggedScore]()
     for line in source.each_line(errors="replace"):
         for event in lines.feed(line):
@@ -195,17 +202,6 @@ def read_lines(source: Source, program: str) -> StepLog:
         facts |= {"iterations": lines.total, "memory_bytes_by_rank": {k: v for k, v in lines.peaks.items() if v}}
     peaks = [step.memory_bytes for step in steps if step.memory_bytes is not None] + [*lines.peaks.values()]
     return StepLog(tuple(steps), source.path, program, max(filter(None, peaks), default=None), facts)
-
-
-def looks_like(head: str, variant: str) -> bool:
-    program, plain = PROGRAMS[VARIANTS[variant]], COLOUR.sub("", head)
-    pattern = NEMO_RL_STEP if variant == "nemo_rl" else program.step
-    return re.search(pattern, plain) is not None and all(word in plain for word in (*program.words, *program.head))
-
-
-def read(source: Source, variant: str) -> StepLog:
-    """Return the steps of a finished log of one of PROGRAMS."""
-    return read_lines(source, VARIANTS[variant])
 
 
 # MLPerf Training: lines of ``:::MLLOG`` and a JSON object (mlcommons/logging).

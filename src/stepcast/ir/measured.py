@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.check import require, require_amounts, require_counts
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import CollectiveKind, Compute
 
@@ -53,7 +54,7 @@ class StepLog:
     source: str = ""
     program: str = ""
     peak_bytes: float | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -290,7 +291,7 @@ class RunLog:
     # The last module of each stage, in stage order: where the model was cut.
     stage_ends: tuple[str, ...] = ()
     source: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, field
-from typing import Any
 
 from stepcast.ir.band import LEVEL, Band
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import BandFacts, FactDict
+from stepcast.ir.facts import BandFacts, FactDict, Facts
 
 # Parts of a step, in the order in which they are shown.
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")
@@ -72,10 +71,10 @@ class StepReport:
     # The runs that *low_s* and *high_s* come from; None: every cost estimate at the end of its own range.
     band: Band | None = None
     # The run, for comparisons with another one.
-    run: Mapping[str, Any] = field(default_factory=dict)
+    run: Facts = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     throughput: Throughput | None = None
-    memory_bytes: Mapping[str, Any] | None = None
+    memory_bytes: Facts | None = None
     warnings: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 

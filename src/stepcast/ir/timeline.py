@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work
 
@@ -81,7 +81,7 @@ class Timeline:
     origin_s: float = 0.0
     layout: Layout | None = None
     stage_of_rank: Mapping[int, int] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     # flows x 2: a row that sends or launches something, and the row that waits for it.
     flows: Int32Array = field(default_factory=lambda: np.zeros((0, 2), np.int32))
@@ -259,7 +259,7 @@ class TimelineBuilder:
         source: str = "",
         layout: Layout | None = None,
         stage_of_rank: Mapping[int, int] | None = None,
-        facts: Mapping[str, Any] | None = None,
+        facts: Facts | None = None,
         warnings: Sequence[str] = (),
         rebase: bool = True,
     ) -> Timeline:

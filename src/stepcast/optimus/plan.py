@@ -102,7 +102,12 @@ def plan_of_log(log: RunLog, model: Model, sequences: Sequence[float]) -> Optimu
     """Return the plan of *log*; *sequences* are the padded lengths of steps 1, 2, ..."""
     if log.parameters and log.parameters != model.parameters:
         raise ValueError(f"{log.source}: has {log.parameters:,} parameters, but {model.name} has {model.parameters:,}")
-    return plan(model, log.layout, log.micro_batch, log.micro_batches, median_sequence(log, sequences), log.stage_ends)
+    batch_s(log)  # says so where there is none
+    indices = sorted({batch.index for batch in log.batches if batch.index >= FIRST_WARM_STEP})
+    used = [sequences[index] for index in indices if index < len(sequences)]
+    if not used:
+        raise ValueError(f"{log.source}: no sequence length is known for its batches")
+    return plan(model, log.layout, log.micro_batch, log.micro_batches, float(median(used)), log.stage_ends)
 
 
 def batch_s(log: RunLog) -> float:
@@ -111,16 +116,6 @@ def batch_s(log: RunLog) -> float:
     if batch is None:
         raise ValueError(f"{log.source}: no batch after the first is printed; expected '| ms/batch' lines")
     return batch.seconds
-
-
-def median_sequence(log: RunLog, sequences: Sequence[float]) -> float:
-    """Batch i is step i + 1; the median over the batches whose median time is reported."""
-    batch_s(log)  # says so where there is none
-    indices = sorted({batch.index for batch in log.batches if batch.index >= FIRST_WARM_STEP})
-    used = [sequences[index] for index in indices if index < len(sequences)]
-    if not used:
-        raise ValueError(f"{log.source}: no sequence length is known for its batches")
-    return float(median(used))
 
 
 def plan(

@@ -59,28 +59,24 @@ def _arrange(timeline: Timeline) -> _TraceLayout:
         rows = order[bounds[lane] : bounds[lane + 1]]
         if (start_ns[rows[1:]] >= np.maximum.accumulate(end_ns[rows])[:-1]).all():
             continue
-        level_of = _levels(start_ns[rows].tolist(), end_ns[rows].tolist())
+        starts = start_ns[rows].tolist()
+        ends = end_ns[rows].tolist()
+        open_until: list[list[int]] = []  # by thread: the ends of the slices around this point, outermost first
+        level_of = []
+        for start, end in zip(starts, ends, strict=True):
+            for around in open_until:
+                while around and around[-1] <= start:
+                    around.pop()
+            level = next((i for i, around in enumerate(open_until) if not around or around[-1] >= end), None)
+            if level is None:
+                level = len(open_until)
+                open_until.append([])
+            open_until[level].append(end)
+            level_of.append(level)
         threads = np.array([lane, *range(len(lanes), len(lanes) + max(level_of))], np.int64)
         lanes += [lane] * max(level_of)
         thread_of[rows] = threads[level_of]
     return _TraceLayout(timeline, start_ns, end_ns, thread_of, tuple(lanes))
-
-
-def _levels(starts: list[int], ends: list[int]) -> list[int]:
-    """Return for each slice, outer ones first, the first thread in which it nests or overlaps no other."""
-    open_until: list[list[int]] = []  # by thread: the ends of the slices around this point, outermost first
-    level_of = []
-    for start, end in zip(starts, ends, strict=True):
-        for around in open_until:
-            while around and around[-1] <= start:
-                around.pop()
-        level = next((i for i, around in enumerate(open_until) if not around or around[-1] >= end), None)
-        if level is None:
-            level = len(open_until)
-            open_until.append([])
-        open_until[level].append(end)
-        level_of.append(level)
-    return level_of
 
 
 def _metadata(layout: _TraceLayout) -> Iterator[dict[str, object]]:

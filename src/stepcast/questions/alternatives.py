@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
@@ -132,7 +132,7 @@ class Alternatives:
 def answer_alternatives(question: Question, watching: Watching = nullcontext) -> Alternatives:
     """Answer *question* for each combination of its several values; the reasons of those that cannot run are kept."""
     questions = split_question(question)
-    rows: list[Any] = []
+    rows: list[FactDict] = []
     failed: dict[str, str] = {}
     assumptions: dict[str, None] = {}
     answer = _ANSWERS[type(question)]
@@ -237,7 +237,7 @@ def _money(training: Facts, question: Question) -> FactDict:
     return {**known, "price": getattr(question, "price", None), "energy_mwh": None, "goodput": None}
 
 
-_ANSWERS: Mapping[type[Question], Callable[[Any, Watching], Row]] = {
+_ANSWERS: Mapping[type[Question], Callable[..., Row]] = {
     PredictQuestion: _predict_row,
     SearchQuestion: _search_row,
     PlanQuestion: _plan_row,

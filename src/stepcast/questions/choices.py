@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import cache
 from inspect import get_annotations
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ class Choice:
     # The heading under which the help lists it.
     group: str = ""
     metavar: str = ""
-    read: Callable[[str], Any] = str
+    read: Callable[[str], object] = str
     values: tuple[str, ...] = ()
     # A flag with a negation: --NAME and --no-NAME.
     deniable: bool = False
@@ -39,12 +39,12 @@ class Choice:
     # The field of a Strategy, a Framework or the axes of a search that it sets, the value there for a value of the
     # choice, and the text for that value.
     sets: str = ""
-    means: Callable[[Any], object] = lambda value: value
-    write: Callable[[Any], str] = str
+    means: Callable[..., object] = lambda value: value
+    write: Callable[..., str] = str
     # Several values, separated by commas, ask for one answer each.
     several: bool = False
 
-    def parse(self, text: str) -> Any:
+    def parse(self, text: str) -> object:
         """Read the text of a value, or of several values as a tuple."""
         if self.several and "," in text and not os.path.exists(text):
             return tuple(self.read(word.strip()) for word in text.split(","))
@@ -159,7 +159,7 @@ def read_choices(kind: type[Question], given: Mapping[str, object]) -> FactDict:
     return values
 
 
-def read_choice(name: str, choice: Choice, default: object, value: object) -> Any:
+def read_choice(name: str, choice: Choice, default: object, value: object) -> object:
     """Return *value*, text or a Python value, as the question holds it; raise a ValueError that names it."""
     if choice.deniable or default is False:
         if isinstance(value, bool):

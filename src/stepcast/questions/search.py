@@ -73,12 +73,15 @@ def read_gpu_counts(text: str) -> tuple[int, ...]:
     return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
 
 
+AxisValues = tuple[Any, ...]  # enums, numbers or words, as a choice has them
+
+
 def _axis(
     name: str,
     help_text: str,
     read: Callable[[str], int | str],
     values: Sequence[str] = (),
-    means: Callable[[Any], object] = lambda value: value,
+    means: Callable[..., object] = lambda value: value,
 ) -> Choice:
     """Return the choice of the values that a search may try of the choice *name* of a prediction."""
 
@@ -191,7 +194,7 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     # fmt: on
 
     @property
-    def axes(self) -> dict[str, tuple[Any, ...]]:
+    def axes(self) -> dict[str, AxisValues]:
         """Return the values that each restricted choice may take, with those of ``--fix`` and ``--allow``."""
         words = {name: getattr(self, name) for name in AXES if getattr(self, name) is not None}
         for option, entries in (("--fix", self.fix), ("--allow", self.allow)):
@@ -206,7 +209,7 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
 AXES = {name: choice for name, choice in choices_of(SearchQuestion).items() if choice.sets == "axis"}
 
 
-def _read_axis(option: str, entry: str) -> tuple[str, tuple[int | str, ...]]:
+def _read_axis(option: str, entry: str) -> tuple[str, AxisValues]:
     """Read ``tp=8`` or ``tp=4,8``."""
     word, equals, values = entry.partition("=")
     name = word.replace("-", "_")
@@ -216,13 +219,14 @@ def _read_axis(option: str, entry: str) -> tuple[str, tuple[int | str, ...]]:
     if option == "--fix" and "," in values:
         raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
     try:
-        return name, AXES[name].read(values)
+        several: Callable[[str], AxisValues] = AXES[name].read  # type: ignore[assignment]  # of an axis
+        return name, several(values)
     except ValueSpellingError as error:
         raise ValueError(f"{option} {entry!r}: {error}") from None
 
 
 # Layouts that experts try first: one sequence at a time, the usual schedules, everything else as the software has it.
-USUAL: Mapping[str, tuple[Any, ...]] = {
+USUAL: Mapping[str, AxisValues] = {
     "cp": (1,),
     "expert_tp": (1,),
     "vpp": (1, 2, 4),
@@ -253,7 +257,7 @@ class SettledSearch:
     gpus: tuple[int, ...]
     global_batch: int
     seq: int
-    axes: Mapping[str, tuple[Any, ...]]
+    axes: Mapping[str, AxisValues]
     max_bytes: float | None
     reserve: float | None = None  # share of a GPU's memory that stays free
     assumptions: tuple[str, ...] = ()
@@ -375,7 +379,8 @@ class SettledSearch:
 
         precision = self.profile.defaults.precision
         framework, _ = self._settle(Layout(), precision)
-        usual = {"precision": (precision,), "recompute": useful_recomputes(self.model, framework)}
+        usual: dict[str, AxisValues] = {"precision": (precision,)}
+        usual["recompute"] = useful_recomputes(self.model, framework)
         named = {name: values for name, values in self.axes.items() if name not in SOFTWARE_AXES}
         axes = SearchAxes(gpus=self.gpus, **(usual | named))
         space = build_space(self.model, axes, self.global_batch, self.seq, self.cluster.domain_gpus)
@@ -408,9 +413,7 @@ class SettledSearch:
                     parts.append(replace(part, rows=number * len(space) + own[part.rows]))
         return parts
 
-    def _settle(
-        self, layout: Layout, precision: DType, chosen: Mapping[str, Any] | None = None
-    ) -> tuple[Framework, FactDict]:
+    def _settle(self, layout: Layout, precision: DType, chosen: FactDict | None = None) -> tuple[Framework, FactDict]:
         given: FactDict = {"precision": precision}
         settle = partial(settle_profile, self.profile, self.model, self.cluster.gpu.name, layout)
         for name, value in (chosen or {}).items():
@@ -510,7 +513,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     return settled
 
 
-def _supported_values(name: str, values: tuple[Any, ...], profile: Profile, assumptions: list[str]) -> tuple[Any, ...]:
+def _supported_values(name: str, values: AxisValues, profile: Profile, assumptions: list[str]) -> AxisValues:
     """Return those of the *values* of a choice that the software has; raise a ValueError if it has none of them."""
     known = profile.supports.get(SUPPORTED.get(name, ""))
     if known is None:

@@ -193,7 +193,21 @@ def lay_out(question: PredictQuestion, profile: Profile, model: Model, gpu: str)
     """Return how the GPUs are split; interleaved schedules take the framework's chunks if none are given."""
     assert question.gpus is not None
     model_gpus = question.tp * question.cp * question.pp
-    check_multiple(question.gpus, model_gpus, _other_ways(question, model), model.heads % question.tp == 0)
+    gpus = question.gpus or 1
+    options = []
+    ways = {"tp": question.tp, "cp": question.cp, "pp": question.pp}
+    most = {"tp": model.heads, "cp": gpus, "pp": model.layers}
+    for name, wanted in ways.items():
+        rest = prod(ways.values()) // wanted
+        if wanted == 1 or gpus % rest:
+            continue
+        ranks = gcd(gpus // rest, most[name]) if name == "tp" else gpus // rest
+        legal = [number for number in range(1, min(ranks, most[name]) + 1) if ranks % number == 0]
+        below = [number for number in legal if number < wanted]
+        above = [number for number in legal if number > wanted]
+        if near := [*below[-1:], *above[:1]]:
+            options.append(f"--{name} {' or '.join(map(str, near))}")
+    check_multiple(question.gpus, model_gpus, options, model.heads % question.tp == 0)
     layout = Layout(
         tp=question.tp,
         cp=question.cp,
@@ -254,49 +268,24 @@ def suggest_larger(cluster: Cluster) -> str:
     return f"{described}; clusters of any size: --cluster {' or '.join(others[:2])}" if others else described
 
 
-def _other_ways(question: PredictQuestion, model: Model) -> list[str]:
-    """Return options near the given ones that divide the GPUs."""
-    gpus = question.gpus or 1
-    options = []
-    ways = {"tp": question.tp, "cp": question.cp, "pp": question.pp}
-    most = {"tp": model.heads, "cp": gpus, "pp": model.layers}
-    for name, wanted in ways.items():
-        rest = prod(ways.values()) // wanted
-        if wanted == 1 or gpus % rest:
-            continue
-        ranks = gcd(gpus // rest, most[name]) if name == "tp" else gpus // rest
-        legal = [number for number in range(1, min(ranks, most[name]) + 1) if ranks % number == 0]
-        below = [number for number in legal if number < wanted]
-        above = [number for number in legal if number > wanted]
-        if near := [*below[-1:], *above[:1]]:
-            options.append(f"--{name} {' or '.join(map(str, near))}")
-    return options
-
-
 # ---- the framework and the strategy --------------------------------------------------------------------
 
 
 def settle_framework(question: PredictQuestion, profile: Profile, model: Model, gpu: str, layout: Layout) -> Settled:
     """Return the framework and the choices of the strategy that the profile and the question make."""
-    given = choose_fields(question)
-    # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
-    formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
-    trained = settle_profile(profile, model, gpu, layout, formats).framework
-    given |= choose_optimizer(question, trained.optimizer)
-    return settle_profile(profile, model, gpu, layout, given)
-
-
-def choose_fields(question: PredictQuestion) -> FactDict:
-    """Return the fields of a Strategy or a Framework that the question itself sets."""
-    fields = {
+    given = {
         choice.sets: choice.means(getattr(question, name))
         for name, choice in CHOICES.items()
         if choice.sets and getattr(question, name) != DEFAULTS[name]
     }
     if question.precision is not None:
-        fields["precision"] = DType(question.precision.removeprefix("autocast-"))
-        fields["autocast"] = question.precision in AUTOCASTS
-    return fields
+        given["precision"] = DType(question.precision.removeprefix("autocast-"))
+        given["autocast"] = question.precision in AUTOCASTS
+    # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
+    formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
+    trained = settle_profile(profile, model, gpu, layout, formats).framework
+    given |= choose_optimizer(question, trained.optimizer)
+    return settle_profile(profile, model, gpu, layout, given)
 
 
 def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, assumptions: list[str]) -> Strategy:

@@ -9,6 +9,7 @@ from stepcast.generation.lengths import DEFAULT_CV, Lengths, parse_lengths
 from stepcast.generation.placement import GenerationLayout
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_config
+from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.questions.choices import Choice, Question, build_question, choices_of
 from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine
@@ -183,7 +184,7 @@ class RlChoices(TypedDict, total=False):
     currency: str | None
 
 
-def read_config_choices(choices: Mapping[str, object]) -> dict[str, Any]:
+def read_config_choices(choices: Mapping[str, object]) -> FactDict:
     """Return the choices of a configuration in the words of a question.
 
     Configurations state the longest lengths alone: a response is taken as half of the limit on average, lognormal.
@@ -275,10 +276,10 @@ def answer_rl(question: RlQuestion) -> RlStep:
     return forecast_step(model, cluster, profile, engine, read_task(question), read_placement(question))
 
 
-def rl_facts(step: RlStep, question: RlQuestion) -> dict[str, Any]:
+def rl_facts(step: RlStep, question: RlQuestion) -> FactDict:
     """Return the answer as its JSON."""
     training, generation, place = step.training, step.generation, step.placement
-    run: dict[str, Any] | None = None
+    run: FactDict | None = None
     if question.steps is not None:
         hours = question.steps * step.step_s / 3600.0
         cost = None if question.price is None else hours * place.gpus * question.price
@@ -330,9 +331,7 @@ def build_rl(choices: Mapping[str, object]) -> RlQuestion:
     return build_question(RlQuestion, {**DEFAULTS, **choices})
 
 
-def ask_rl(
-    given: Mapping[str, object], model: object = None, config: str | None = None
-) -> tuple[RlQuestion, dict[str, Any]]:
+def ask_rl(given: Mapping[str, object], model: object = None, config: str | None = None) -> tuple[RlQuestion, FactDict]:
     """Return the question of *given* choices, a configuration filling those left open, and what became of its keys."""
     choices = {**given, **({} if model is None else {"model": model})}
     if config is None:

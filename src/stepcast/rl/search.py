@@ -5,9 +5,9 @@ mode is composed of one of each, so that thousands of combinations take as long 
 """
 
 from itertools import product
-from typing import Any
 
 from stepcast.generation.placement import GenerationLayout
+from stepcast.ir.facts import FactDict
 from stepcast.ir.progress import report_progress
 from stepcast.questions.generation import formats_of
 from stepcast.rl.question import RlQuestion, read_nouns, read_task
@@ -47,7 +47,7 @@ def _rollout_layouts(question: RlQuestion, gpus: int) -> list[GenerationLayout]:
     return [GenerationLayout(tp=tp, replicas=gpus // tp) for tp in fits]
 
 
-def search_rl(question: RlQuestion) -> dict[str, Any]:
+def search_rl(question: RlQuestion) -> FactDict:
     """Return the best uses of ``question.gpus`` as facts, the fastest step first."""
     if not question.gpus:
         raise ValueError("no GPUs given: use --gpus N, all GPUs of the search")
@@ -115,7 +115,7 @@ def search_rl(question: RlQuestion) -> dict[str, Any]:
     }
 
 
-def _row(step: RlStep, question: RlQuestion) -> dict[str, Any]:
+def _row(step: RlStep, question: RlQuestion) -> FactDict:
     place, rollout = step.placement, step.placement.rollout
     words = {name: value for name, value in place.training if value not in (1, None)}
     options = [f"--mode {place.mode}", f"--gpus {place.train_gpus}"]

@@ -12,7 +12,6 @@ from enum import StrEnum
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Struct, structs
@@ -25,6 +24,7 @@ from stepcast.generation.lengths import Lengths
 from stepcast.generation.placement import GenerationFormats, GenerationLayout
 from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.strategy import RecomputeKind
@@ -154,7 +154,7 @@ class TrainingForecast:
     imbalance: float  # of the slowest data-parallel rank, over the mean
 
     @property
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> FactDict:
         return dict(self.prediction.memory_bytes or {})
 
     @property
@@ -222,7 +222,7 @@ def forecast_training(
     held = max(int(pack // length), 1)
     accumulation = max(ceil(task.train_batch / (dp * held)), 1)
     held = max(ceil(task.train_batch / (dp * accumulation)), 1)
-    defaults: dict[str, Any] = {"framework": profile.framework, "sharding": profile.sharding}
+    defaults: FactDict = {"framework": profile.framework, "sharding": profile.sharding}
     question = PredictQuestion(
         model=model,
         cluster=cluster,

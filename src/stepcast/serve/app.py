@@ -80,7 +80,7 @@ class Workers:
     """Daemon threads that do their work in turn; the program ends without waiting for them."""
 
     def __init__(self, count: int) -> None:
-        self.given: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self.given: SimpleQueue[tuple[Future[object], Callable[[], object]]] = SimpleQueue()
         for _ in range(count):
             Thread(target=self._work, daemon=True).start()
 
@@ -227,7 +227,24 @@ class _Routes:
         def answer() -> bytes:
             report({})
             choices = read_form(DROPPED, request.query_params)
-            return _encode(self.answers.analyze(_read_files(header, data), choices, report))
+            try:
+                listed = json.loads(header)
+                sizes = [int(entry["size"]) for entry in listed]
+                names = [str(entry["name"]) for entry in listed]
+            except (ValueError, KeyError, TypeError):
+                raise FieldError("the request does not list its files") from None
+            if not 1 <= len(sizes) <= MOST_FILES or min(sizes) < 0 or sum(sizes) != len(data):
+                raise FieldError(
+                    f"the request has no files, more than {MOST_FILES}, or files of other sizes than it lists"
+                )
+            files, start = [], 0
+            for name, size in zip(names, sizes, strict=True):
+                last = name.replace("\\", "/").rpartition("/")[2]
+                files.append(
+                    ((NOT_IN_NAMES.sub("_", last).strip(". ")[-LONGEST_NAME:] or "file"), data[start : start + size])
+                )
+                start += size
+            return _encode(self.answers.analyze(files, choices, report))
 
         async def leave() -> None:
             nonlocal gone
@@ -258,7 +275,7 @@ class _Routes:
         return StreamingResponse(self._search(choices), media_type="text/event-stream")
 
     async def _search(self, choices: FormChoices) -> AsyncIterator[str]:
-        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), False
+        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, object]](), False
 
         def report(progress: dict[str, str]) -> None:
             if gone:
@@ -302,29 +319,6 @@ def _read_predict(query: Mapping[str, str]) -> FormChoices:
 def _read_pairs(text: str) -> dict[str, str]:
     """Read ``a=1&b=2``; values are names and numbers without escapes."""
     return {name: value for name, _, value in (pair.partition("=") for pair in text.split("&") if pair)}
-
-
-def _read_files(header: str, data: bytes) -> list[tuple[str, bytes]]:
-    """Return the files of a request, which holds one after the other; their names are shown, never opened."""
-    try:
-        listed = json.loads(header)
-        sizes = [int(entry["size"]) for entry in listed]
-        names = [str(entry["name"]) for entry in listed]
-    except (ValueError, KeyError, TypeError):
-        raise FieldError("the request does not list its files") from None
-    if not 1 <= len(sizes) <= MOST_FILES or min(sizes) < 0 or sum(sizes) != len(data):
-        raise FieldError(f"the request has no files, more than {MOST_FILES}, or files of other sizes than it lists")
-    files, start = [], 0
-    for name, size in zip(names, sizes, strict=True):
-        files.append((shown_name(name), data[start : start + size]))
-        start += size
-    return files
-
-
-def shown_name(name: str) -> str:
-    """Return the last part of a file name, in characters without a special meaning."""
-    last = name.replace("\\", "/").rpartition("/")[2]
-    return NOT_IN_NAMES.sub("_", last).strip(". ")[-LONGEST_NAME:] or "file"
 
 
 def _mistake(error: BaseException) -> Response:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, nullcontext, suppress
 from dataclasses import field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.dataclass import dataclass
@@ -293,7 +293,7 @@ def _serve(pipe: "Connection", answer: Answer, site: WorkSite, driver: int) -> N
 def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks as Dask tasks on a cluster, or on this machine without an address."""
     import dask
-    from distributed import Client, KilledWorker, wait
+    from distributed import Client, Future, KilledWorker, wait
 
     dask.config.set({"distributed.scheduler.allowed-failures": 1})  # of a cluster of our own; usually 3
     where: FactDict = {"n_workers": setting.workers, "threads_per_worker": 1, "dashboard_address": None}
@@ -304,7 +304,7 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     except (OSError, ValueError) as error:
         raise ValueError(f"--address {setting.address}: no Dask scheduler answers there ({error})") from None
     with client:
-        given: dict[Any, PointChunk] = {}
+        given: dict[Future, PointChunk] = {}
 
         def submit(chunk: PointChunk) -> None:
             future = client.submit(answer_chunk, answer, chunk, setting.site, pure=False)

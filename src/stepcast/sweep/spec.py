@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd, prod
 from random import Random
-from typing import Any
 
 from stepcast.inputs.expression import Filter
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import POINTS
 
-Words = dict[str, Any]
+Words = FactDict
 """One point: options of the command line and their values."""
 
 # Characters of the filter times points, to count those it lets through: some seconds.

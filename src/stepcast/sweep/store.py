@@ -10,7 +10,6 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import MIB
@@ -179,7 +178,7 @@ class Store:
             yield from rows
             last = rows[-1][0]
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[FactDict]:
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[FactDict]:
         """Return the rows of *query* over ``points``, ``answers`` and ``results``; it cannot change them."""
         with self._explain_errors():
             self.base.set_authorizer(_allow_reading)

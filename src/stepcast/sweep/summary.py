@@ -40,7 +40,10 @@ def rows_of(
 
 def page_facts(store: Store) -> FactDict:
     """Return the facts of a sweep's page: the fastest rows, their scaling, and the fastest settings."""
-    words = _varying(store)
+    names = [name for name in store.columns() if name not in (*COLUMNS, "position")]
+    counts = ", ".join(f'count(DISTINCT "{name}") + max("{name}" IS NULL) AS "{name}"' for name in names)
+    distinct = store.rows(f"SELECT {counts} FROM points")[0] if names else {}
+    words = [name for name in names if distinct[name] > 1]
     kinds = [name for name in ("model", "cluster") if name in words]
     return {
         **status_facts(store),
@@ -50,14 +53,6 @@ def page_facts(store: Store) -> FactDict:
         "scaling": _fastest(store, [*kinds, "gpus"]) if "gpus" in words else [],
         "heat": _heat(store, kinds, [name for name in words if name not in (*kinds, *NOT_MAPPED)]),
     }
-
-
-def _varying(store: Store) -> list[str]:
-    """Return the names with more than one value."""
-    names = [name for name in store.columns() if name not in (*COLUMNS, "position")]
-    counts = ", ".join(f'count(DISTINCT "{name}") + max("{name}" IS NULL) AS "{name}"' for name in names)
-    distinct = store.rows(f"SELECT {counts} FROM points")[0] if names else {}
-    return [name for name in names if distinct[name] > 1]
 
 
 def _fastest(store: Store, names: Sequence[str]) -> list[FactDict]:

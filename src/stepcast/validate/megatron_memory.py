@@ -150,7 +150,10 @@ class MemoryCase:
         if "qk-layernorm" in self.flags and "multi-latent-attention" not in self.flags:
             table["qk_norm"] = "head"
         if pattern := self._pattern:
-            table["hybrid"] = self._hybrid(pattern.replace("|", ""))
+            letters = pattern.replace("|", "")
+            hidden = self.number("hidden")
+            found = {name: self.given(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
+            table["hybrid"] = {"pattern": letters, **found}
         else:
             table["layers"] = self.number("layers")
         if "multi-latent-attention" in self.flags:
@@ -172,11 +175,6 @@ class MemoryCase:
         """The letters of a hybrid's layers, with a bar between those of different stages and chunks."""
         pattern = self.flags.get("hybrid-layer-pattern") or self.flags.get("hybrid-override-pattern") or ""
         return pattern.partition("/")[0]
-
-    def _hybrid(self, letters: str) -> FactDict:
-        hidden = self.number("hidden")
-        found = {name: self.given(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
-        return {"pattern": letters, **found}
 
     def _experts(self) -> FactDict:
         found: FactDict = {

@@ -15,7 +15,7 @@ from stepcast.inputs.configs.rl import read_rl_values
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
-from stepcast.rl.step import RlMode, RlPlacement, RlStep, load_profile, sync_seconds
+from stepcast.rl.step import RlMode, RlPlacement, load_profile, sync_seconds
 from stepcast.validate.scoreboard import Measurements, Record, ScoredRow, columns_of, compare_each, read_records
 
 FILE, RECIPES = "rl_runs.csv", "nemo_rl_recipes.csv"
@@ -133,18 +133,6 @@ def question_of(row: Record, recipe: Facts) -> RlQuestion:
     return build_rl(choices)
 
 
-def predict_quantities(step: RlStep) -> dict[str, float]:
-    """Return the quantities of a set from a forecast."""
-    phases = step.phases_s
-    return {
-        "step": step.step_s,
-        "generation": phases["generation"],
-        "logprob": phases.get("old log-probabilities", 0.0),
-        "update": phases["update"],
-        "sync": phases["weight sync"],
-    }
-
-
 def measure_rl(folder: str) -> Measurements:
     """Return measured and predicted times of the steps in *folder*."""
     place = Path(folder)
@@ -159,7 +147,15 @@ def measure_rl(folder: str) -> Measurements:
         if set(measured) == {"sync"}:
             predicted = {"sync": _sync_alone(row)}
         else:
-            predicted = predict_quantities(answer_rl(question_of(row, find_recipe(row, recipes))))
+            step = answer_rl(question_of(row, find_recipe(row, recipes)))
+            phases = step.phases_s
+            predicted = {
+                "step": step.step_s,
+                "generation": phases["generation"],
+                "logprob": phases.get("old log-probabilities", 0.0),
+                "update": phases["update"],
+                "sync": phases["weight sync"],
+            }
         tags = {
             "software": row["framework"],
             "mode": "async" if "async" in row["mode"] else row["mode"].split()[0],

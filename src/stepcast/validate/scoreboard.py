@@ -257,7 +257,7 @@ def build_scoreboard(measurements: Measurements) -> Scoreboard:
         if tag not in measurements.details
     }
     if measurements.unit == "s":
-        groups["time"] = summarise_group(time_labels(measured_s), TIME_NAMES)
+        groups["time"] = summarise_group(np.array(TIME_NAMES)[np.digitize(measured_s, TIME_EDGES_S)], TIME_NAMES)
     worst = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
     return Scoreboard(
         summary=summarise(measured_s, predicted_s, inside),
@@ -271,11 +271,6 @@ def build_scoreboard(measurements: Measurements) -> Scoreboard:
         notes=measurements.notes,
         unit=measurements.unit,
     )
-
-
-def time_labels(measured_s: FloatArray) -> TextArray:
-    """Return the class of each measured time."""
-    return np.array(TIME_NAMES)[np.digitize(measured_s, TIME_EDGES_S)]
 
 
 def _sort_numbers(label: str) -> list[tuple[int, int, str]]:

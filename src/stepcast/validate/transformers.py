@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cost.band import kind_of
 from stepcast.cost.calibration import calibration as calibration_of
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import CaptureOptions
 
 CLUSTER, GPU = "hgx-h200", "h200"
+CapturedRows = tuple[list[scoreboard.ScoredRow], list[scoreboard.Pair], str]  # steps, peaks, why there are none
 ROW = ("model", "layers", "batch", "seq", "setting")
 NEEDED = ("model", "batch", "seq", "setting", "step_ms")
 WORDS = {
@@ -250,7 +251,7 @@ def measure_captured(*folders: str) -> scoreboard.Measurements:
 
 
 @contextmanager
-def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
+def _workers(rows: int) -> Iterator[Callable[..., Iterable[CapturedRows]]]:
     """Yield ``map`` over processes that load PyTorch once each; for a few rows the plain ``map``."""
     count = min(MOST_WORKERS, os.cpu_count() or 1, rows // ROWS_OF_A_WORKER)
     if count < 2:
@@ -262,7 +263,7 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield pool.map
 
 
-def _compared(asked: tuple[Path, scoreboard.Record]) -> tuple[list[scoreboard.ScoredRow], list[scoreboard.Pair], str]:
+def _compared(asked: tuple[Path, scoreboard.Record]) -> CapturedRows:
     """Return the rows of one step and its peak; or why there are none."""
     file, record = asked
     peaks: list[scoreboard.Pair] = []

@@ -139,26 +139,23 @@ def calibration_view(facts: Facts) -> ui.View:
         columns: dict[str, ui.Source] = {"constant": "title", "value": "text", "points": "points", "known": "known"}
         parts.append(ui.table_of("Constants", facts["constants"].values(), columns))
     elif facts["classes"]:
-        parts.append(_classes(facts["classes"]))
+        classes = facts["classes"]
+        heads = ("class", "points", "error before", "after", "left out", "factor", "slope", "least")
+        rows = [
+            (
+                name,
+                row["points"],
+                format_percent(row["before"]),
+                format_percent(row["after"]),
+                "-" if row["left_out"] is None else format_percent(row["left_out"]),
+                f"{row['factor']:.3f}" if row["used"] else "not used",
+                "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
+                "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
+            )
+            for name, row in classes.items()
+        ]
+        parts.append(ui.plain_table("Classes", heads, rows))
     return _fit_view(facts, facts["after"], pairs, parts)
-
-
-def _classes(classes: Mapping[str, Facts]) -> ui.Table:
-    heads = ("class", "points", "error before", "after", "left out", "factor", "slope", "least")
-    rows = [
-        (
-            name,
-            row["points"],
-            format_percent(row["before"]),
-            format_percent(row["after"]),
-            "-" if row["left_out"] is None else format_percent(row["left_out"]),
-            f"{row['factor']:.3f}" if row["used"] else "not used",
-            "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
-            "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
-        )
-        for name, row in classes.items()
-    ]
-    return ui.plain_table("Classes", heads, rows)
 
 
 def collective_calibration_view(facts: Facts) -> ui.View:

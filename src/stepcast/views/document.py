@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 import msgspec
 
@@ -120,7 +119,7 @@ def data_block(key: str, value: object) -> Markup:
     return Markup(f'<script type="application/json" id="{text(key)}">{data}</script>')
 
 
-def plain_json(value: Any) -> Any:
+def plain_json(value: object) -> object:
     """Return a value as JSON can hold it: valid text, and lists instead of arrays."""
     if isinstance(value, Mapping):
         return {visible(str(key)): plain_json(item) for key, item in value.items()}

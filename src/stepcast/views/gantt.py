@@ -35,17 +35,13 @@ def gantt(timeline: Timeline, width: int) -> str:
         lines.append(name.ljust(label) + " " + _row(timeline, rows, columns, span_s))
     if len(ranks) > LONGEST_ROW_LIST:
         lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more")
-    return "\n".join([*lines, "", *wrap(_legend("".join(line[label:] for line in lines)), width)])
-
-
-def _legend(drawn: str) -> str:
-    """Return the meaning of the marks; those of short phases only where there are any."""
+    drawn = "".join(line[label:] for line in lines)
     parts = [LEGEND]
     if any(mark in drawn for mark in "fbw"):
         parts.append(SHORT)
     if SEVERAL_MARK in drawn:
         parts.append(SEVERAL)
-    return "; ".join(parts)
+    return "\n".join([*lines, "", *wrap("; ".join(parts), width)])
 
 
 def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:

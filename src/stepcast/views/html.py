@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
@@ -357,7 +356,7 @@ def _columns(part: ui.Columns) -> Markup | None:
     return tag("div", [tag("div", side) for side in sides], class_="halves") if any(sides) else None
 
 
-DRAWERS: dict[type[ui.Part], Callable[[Any], Child]] = {
+DRAWERS: dict[type[ui.Part], Callable[..., Child]] = {
     ui.Table: _table,
     ui.Breakdown: _breakdown,
     ui.Bars: _bars,

@@ -393,7 +393,12 @@ def _replay_figures(facts: Facts, layout: str) -> list[ui.Figure]:
         sequences = f"for {facts['work_factor']:.3g}x the sequences"
         figures.append(ui.text_line("then", f"{step} ({facts['step_factor']:.2f}x as long, {change}) {sequences}"))
     if facts["speedup"] is not None:
-        line = _throughput(facts)
+        rates = facts["sequences_per_s"]
+        line = f"{facts['speedup']:.2f}x"
+        if rates["before"] and rates["after"]:
+            line += f", {rates['after']:.4g} sequences/s in place of {rates['before']:.4g}"
+        if facts["speedup_per_gpu"] != facts["speedup"]:
+            line += f"; of each GPU {facts['speedup_per_gpu']:.2f}x"
         shown = ui.Shown.PAGE if facts["work_factor"] == 1 else ui.Shown.ALWAYS
         mood = ui.Mood.GOOD if facts["speedup"] >= 1 else ui.Mood.BAD
         figures.append(ui.Figure("throughput", f"{facts['speedup']:.2f}x", line=line, mood=mood, shown=shown))
@@ -403,16 +408,6 @@ def _replay_figures(facts: Facts, layout: str) -> list[ui.Figure]:
         words = f"{layers['after']} layers in place of {layers['before']}: not the same work"
         figures.append(ui.text_line("model", words))
     return [*figures, ui.text_line("layout", layout)]
-
-
-def _throughput(facts: Facts) -> str:
-    rates = facts["sequences_per_s"]
-    words = f"{facts['speedup']:.2f}x"
-    if rates["before"] and rates["after"]:
-        words += f", {rates['after']:.4g} sequences/s in place of {rates['before']:.4g}"
-    if facts["speedup_per_gpu"] != facts["speedup"]:
-        words += f"; of each GPU {facts['speedup_per_gpu']:.2f}x"
-    return words
 
 
 SIDES = ("before", "after")

@@ -40,7 +40,7 @@ RESULTS: Mapping[str, tuple[str, ui.Source]] = {
 }
 HIDDEN_IN_TEXT = ("position", "low_s", "high_s", "gpu_hours", "found", "currency")
 HIDDEN_ON_PAGE = ("bubble", "exposed", "fits", "error")
-COUNTS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+COUNTS: Mapping[str, tuple[str, Callable[..., str]]] = {
     "folder": ("folder", str),
     "of": ("combinations", _whole),
     "points": ("points", _whole),

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from stepcast.units import format_percent, format_seconds
 from stepcast.views import view as ui
@@ -152,7 +151,7 @@ def _columns(part: ui.Columns, width: int) -> str:
     return "\n\n".join(text for text in (heading, *(render_part(child, width) for child in shown)) if text)
 
 
-WRITERS: dict[type[ui.Part], Callable[[Any, int], str]] = {
+WRITERS: dict[type[ui.Part], Callable[..., str]] = {
     ui.Table: _table,
     ui.Breakdown: _breakdown,
     ui.Bars: _bars,

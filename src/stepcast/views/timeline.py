@@ -71,7 +71,12 @@ def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> FactDict:
     """Return the data from which the program of a page draws a timeline."""
     depth = _depths(timeline)
     used, row_of = np.unique(timeline.lane_of.astype(np.int64) * DEEPEST + depth, return_inverse=True)
-    order = _row_order(timeline, used)
+
+    def key(index: int) -> tuple[int, bool, int]:
+        lane = timeline.lanes[int(used[index]) // DEEPEST]
+        return lane.rank, not lane.name.startswith(FIRST), int(used[index])
+
+    order = np.array(sorted(range(len(used)), key=key), np.int64)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     rows = place[row_of]
@@ -143,16 +148,6 @@ def _depths(timeline: Timeline) -> Ints:
         depth += inside
         parent = np.where(inside, timeline.parent_of[parent], NONE)
     return depth
-
-
-def _row_order(timeline: Timeline, used: Ints) -> Ints:
-    """Return the rows by rank, computation first, then in the order of the lanes."""
-
-    def key(index: int) -> tuple[int, bool, int]:
-        lane = timeline.lanes[int(used[index]) // DEEPEST]
-        return lane.rank, not lane.name.startswith(FIRST), int(used[index])
-
-    return np.array(sorted(range(len(used)), key=key), np.int64)
 
 
 def _row(timeline: Timeline, key: int) -> FactDict:

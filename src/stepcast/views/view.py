@@ -14,7 +14,7 @@ Show = Callable[[float], str]
 """A formatter of ``stepcast.units``."""
 
 # The first ending of a name that fits decides the unit; a comma after a name separates the thousands of a count.
-FORMATS: Mapping[str, Callable[[Any], str]] = {
+FORMATS: Mapping[str, Callable[..., str]] = {
     "_bytes_per_s": format_rate,
     "_s": format_seconds,
     "bytes": format_bytes,
@@ -27,7 +27,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def format_by_name(name: str, value: Any) -> str:
+def format_by_name(name: str, value: object) -> str:
     """Return a value in the unit that its name ends in, and ``-`` for none."""
     if value is None:
         return "-"

@@ -26,22 +26,6 @@ UNKNOWN_EP = (
 )
 
 
-def possible_sizes(ranks: Sequence[RankEvidence], tp: int, dp: int) -> list[int]:
-    """Return the sizes of expert-parallel groups, neighbours along dp, within which as many tokens come back as
-    go out; nothing where no group was given completely. Rising: a multiple of a group that fits does too."""
-    sent = {rank.rank: rank.exchanges for rank in ranks if rank.exchanges}
-    sizes = []
-    for size in (size for size in range(1, dp + 1) if dp % size == 0):
-        layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
-        groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        for rank, rows in sent.items():
-            groups.setdefault(members(rank, Group.EP, layout), []).append(rows)
-        complete = [group for group in groups.values() if len(group) == size]
-        if complete and all(map(_returns_tokens, complete)):
-            sizes.append(size)
-    return sizes
-
-
 def _returns_tokens(group: Sequence[tuple[int, ...]]) -> bool:
     """Return whether exchanges come in equal pairs: out to the experts, and back."""
     if len({len(rows) for rows in group}) > 1 or len(group[0]) % 2:
@@ -57,7 +41,17 @@ def expert_size(ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[
         hint = None
     if all(rank.exchanges is None for rank in ranks):
         return (hint or 1), ("file name" if hint else "read: no rank communicates between experts")
-    sizes = possible_sizes(ranks, tp, dp)
+    # go out; nothing where no group was given completely. Rising: a multiple of a group that fits does too.
+    sent = {rank.rank: rank.exchanges for rank in ranks if rank.exchanges}
+    sizes = []
+    for size in (size for size in range(1, dp + 1) if dp % size == 0):
+        layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
+        groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for rank, rows in sent.items():
+            groups.setdefault(members(rank, Group.EP, layout), []).append(rows)
+        complete = [group for group in groups.values() if len(group) == size]
+        if complete and all(map(_returns_tokens, complete)):
+            sizes.append(size)
     # Where every rank hands in the same each time, any size would fit.
     is_even = len({rows for rank in ranks if rank.exchanges for rows in rank.exchanges}) < 2
     if hint is not None and (hint in sizes or not sizes or is_even):

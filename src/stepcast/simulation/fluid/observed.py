@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.flows import Links
 from stepcast.ir.group import Channel, Group
 from stepcast.simulation.breakdown import StageTime, round_bubble_s
@@ -425,7 +426,7 @@ class Observed:
             "busiest_over_time": self.tier_busiest[at].tolist(),
         }
 
-    def facts(self, most: int = 10) -> dict[str, Any]:
+    def facts(self, most: int = 10) -> FactDict:
         """Return plain values, as the command line prints with ``--json``."""
         return {
             "step_s": self.step_s,
