@@ -79,7 +79,7 @@ def print_view(args: argparse.Namespace, view: "View", verbose: bool = True, bel
         print(f"\n{more}")
     if args.html:
         print(f"\n{told_page(args)}")
-    print_warnings(view.warnings)
+    print_warnings(view.shown_warnings)
 
 
 def told_page(args: argparse.Namespace) -> str:

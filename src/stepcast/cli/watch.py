@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     print(render_text(view, terminal_width(), True))
     if args.html:
         print(f"\n{told_page(args)}")
-    print_warnings(view.warnings)
+    print_warnings(view.shown_warnings)
     return 0
 
 

@@ -50,7 +50,6 @@ def alternatives_view(facts: Facts) -> ui.View:
         ],
         facts,
         assumptions=facts["assumptions"],
-        warnings=facts["warnings"],
     )
 
 

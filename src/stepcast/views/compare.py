@@ -44,7 +44,6 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
             ui.timeline_chart(timeline, "both runs, aligned at their start"),
         ],
         facts,
-        warnings=facts["warnings"],
     )
 
 

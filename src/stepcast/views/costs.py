@@ -22,10 +22,7 @@ def _interval(row: Facts) -> str:
 
 
 OPERATOR_COLUMNS: Mapping[str, ui.Source] = {
-    "time": "time_s",
-    "bound": "bound",
-    "efficiency": ("efficiency", lambda row: format_percent(row["efficiency"])),
-    "rate": _rate,
+    **ui.columns("time=time_s bound efficiency=efficiency:% rate", rate=_rate),
     "90 % interval": _interval,
     "source": "source",
 }
@@ -55,7 +52,7 @@ def _single_view(
     words = [str(value) for value in about.values()]
     headline = ui.Headline.of_seconds(facts["time_s"], "", words)
     title = f"{format_seconds(facts['time_s'])}: {', '.join(words)}"
-    return ui.View(title, headline, figures, parts, facts, warnings=facts["warnings"])
+    return ui.View(title, headline, figures, parts, facts)
 
 
 def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str, ui.Source]) -> ui.View:
@@ -78,9 +75,7 @@ def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str,
     figures = [ui.Figure(name, str(value)) for name, value in about.items()]
     table = ui.table_of("Sizes", rows, columns, sortable=True, wide=True)
     headline = ui.Headline(f"{len(rows)}", "sizes", words)
-    return ui.View(
-        f"{len(rows)} sizes: {', '.join(words)}", headline, figures, [table, curve], facts, warnings=facts["warnings"]
-    )
+    return ui.View(f"{len(rows)} sizes: {', '.join(words)}", headline, figures, [table, curve], facts)
 
 
 # ---- collectives --------------------------------------------------------------------------------------
@@ -125,7 +120,7 @@ def _fit_view(
     headline = ui.Headline(number, f"{unit} mean error of the fit", about)
     figures = [ui.text_line(name, str(value)) for name, value in pairs]
     title = f"{number} {unit} mean error: {about[0]}"
-    return ui.View(title, headline, figures, parts, facts, warnings=facts["warnings"])
+    return ui.View(title, headline, figures, parts, facts)
 
 
 def calibration_view(facts: Facts) -> ui.View:
@@ -136,25 +131,17 @@ def calibration_view(facts: Facts) -> ui.View:
         pairs.append(("mean error", _errors_words(facts, "points")))
     parts: list[ui.Part] = []
     if facts.get("constants"):
-        columns: dict[str, ui.Source] = {"constant": "title", "value": "text", "points": "points", "known": "known"}
+        columns = ui.columns("constant=title value=text points known")
         parts.append(ui.table_of("Constants", facts["constants"].values(), columns))
     elif facts["classes"]:
-        classes = facts["classes"]
-        heads = ("class", "points", "error before", "after", "left out", "factor", "slope", "least")
-        rows = [
-            (
-                name,
-                row["points"],
-                format_percent(row["before"]),
-                format_percent(row["after"]),
-                "-" if row["left_out"] is None else format_percent(row["left_out"]),
-                f"{row['factor']:.3f}" if row["used"] else "not used",
-                "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
-                "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
-            )
-            for name, row in classes.items()
-        ]
-        parts.append(ui.plain_table("Classes", heads, rows))
+        columns = ui.columns(
+            "class=name points error_before=before:% after=after:% left_out=left_out:% factor slope least",
+            factor=lambda row: f"{row['factor']:.3f}" if row["used"] else "not used",
+            slope=lambda row: "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
+            least=lambda row: "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
+        )
+        classes = [{"name": name, **row} for name, row in facts["classes"].items()]
+        parts.append(ui.table_of("Classes", classes, columns))
     return _fit_view(facts, facts["after"], pairs, parts)
 
 
@@ -182,10 +169,7 @@ def optimus_calibration_view(facts: Facts) -> ui.View:
         shown = format_seconds(value) if name.endswith("_s") else f"{value:.3f}"
         known = "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
         rows.append((facts["titles"][name], shown, known))
-    columns: dict[str, ui.Source] = {
-        **ui.columns("run=file measured=measured_s fitted=predicted_s"),
-        "error": ("error", lambda row: ui.signed_percent(row["error"])),
-    }
+    columns = ui.columns("run=file measured=measured_s fitted=predicted_s error=error:+%")
     error = format_percent(facts["mean_abs_error"])
     parts = [
         ui.plain_table("Constants", ("constant", "value", "known"), rows),
@@ -230,5 +214,4 @@ def run_view(facts: Facts) -> ui.View:
         [ui.Figure(name, value) for name, value in pairs.items()],
         [ui.table_of("Kinds of ops", facts["kinds"], columns, sortable=True, wide=True)],
         facts,
-        warnings=facts["warnings"],
     )

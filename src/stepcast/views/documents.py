@@ -37,7 +37,7 @@ def documents_view(documents: Sequence[Facts]) -> ui.View:
     for document, view in zip(documents, views, strict=True):
         figures = ui.FactList("Key figures", [(figure.name, figure.text) for figure in view.figures])
         parts += [replace(part, title=f"{document['file']}: {part.title}") for part in (figures, *view.parts) if part]
-    warnings = [warning for view in views for warning in view.warnings]
+    warnings = [warning for view in views for warning in view.shown_warnings]
     headline = ui.Headline(f"{len(views):,}", "documents", [document["file"] for document in documents])
     return ui.View(f"{len(views)} documents", headline, (), parts, {"documents": list(documents)}, warnings=warnings)
 
@@ -137,10 +137,9 @@ def _collective_sweep(facts: Facts) -> Contents:
         ("device", facts["device"] or "not stated"),
         ("element", facts["dtype"] or "not stated"),
     ]
-    columns: dict[str, ui.Source] = {
-        **ui.columns("size=size_bytes out_of_place=out_of_place_s in_place=in_place_s"),
-        "size / time": "algbw_bytes_per_s",
-    }
+    columns = ui.columns(
+        "size=size_bytes out_of_place=out_of_place_s in_place=in_place_s size_/_time=algbw_bytes_per_s"
+    )
     return pairs, ui.table_of("Sizes", facts["rows"], columns, sortable=True)
 
 
@@ -162,12 +161,8 @@ def _run_log(facts: Facts) -> Contents:
         ("batches", f"{facts['batches']} lines"),
         ("median batch", format_seconds(facts["median_batch_s"]) if facts["median_batch_s"] else "not known"),
     ]
-    columns: dict[str, ui.Source] = {
-        "stage": "stage",
-        "ends with": lambda row: row["ends_with"] or "-",
-        "layers": "layers",
-        "forward per micro-batch": "median_forward_s",
-    }
+    spec = "stage ends_with layers forward_per_micro-batch=median_forward_s"
+    columns = ui.columns(spec, ends_with=lambda row: row["ends_with"] or "-")
     return pairs, ui.table_of("Stages", facts["stages"], columns)
 
 
@@ -356,13 +351,9 @@ def _short_evidence(text: str) -> str:
 
 
 CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
-    "formats": {
-        "format": "format",
-        "holds": "holds",
-        "read": _yes_no("read"),
-        "written": _yes_no("written"),
-        "what it is": "title",
-    },
+    "formats": ui.columns(
+        "format holds read written what_it_is=title", read=_yes_no("read"), written=_yes_no("written")
+    ),
     "gpus": {
         "gpu": "name",
         "architecture": "architecture",
@@ -387,15 +378,11 @@ CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
         "transport": "transport",
         "network": "network",
     },
-    "models": {
-        "model": "model",
-        "parameters": ("parameters", _parameter_words),
-        "layers": "layers",
-        "hidden": "hidden",
-        "heads": "heads",
-        "kv": "kv_heads",
-        "experts": ("experts", lambda row: row["experts"] or "-"),
-    },
+    "models": ui.columns(
+        "model parameters layers hidden heads kv=kv_heads experts",
+        parameters=("parameters", _parameter_words),
+        experts=("experts", lambda row: row["experts"] or "-"),
+    ),
     "frameworks": {
         "framework": "name",
         "kernels": lambda row: row["software"]["kernels"],

@@ -24,14 +24,12 @@ def gate_view(facts: Facts) -> ui.View:
         )
     rows = sorted(facts["measures"], key=lambda row: -abs(row["value"] - row["baseline"]))
     rows.sort(key=lambda row: row["name"] != "step")
-    columns: dict[str, ui.Source] = {
-        "measure": "name",
-        "run": ("value", lambda row: _show(row, "value")),
-        "baseline": ("baseline", lambda row: _show(row, "baseline")),
-        "change": ("change", lambda row: ui.signed_percent(row["change"])),
-        "noise": ("noise", lambda row: f"{row['noise'] * 100:.1f} %"),
-        "status": "status",
-    }
+    columns = ui.columns(
+        "measure=name run baseline change=change:+% noise status",
+        run=("value", lambda row: _show(row, "value")),
+        baseline=("baseline", lambda row: _show(row, "baseline")),
+        noise=("noise", lambda row: f"{row['noise'] * 100:.1f} %"),
+    )
     return ui.View(
         f"{facts['status']}: {facts['name']}",
         ui.Headline.of_seconds(step_s, "per step, measured", (facts["name"], facts["verdict"])),
@@ -41,7 +39,6 @@ def gate_view(facts: Facts) -> ui.View:
             _trend(facts) if len(facts["trend"]) > 1 else None,
         ],
         facts,
-        warnings=facts["warnings"],
     )
 
 

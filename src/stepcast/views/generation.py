@@ -59,7 +59,6 @@ def generation_view(facts: Facts) -> ui.View:
         [*parts, ui.FactList("Requests", [*asked, ("KV cache", facts["kv_cache"])])],
         facts,
         assumptions=facts["assumptions"],
-        warnings=facts["warnings"],
     )
 
 

@@ -40,7 +40,6 @@ def _view(
         figures,
         [*parts, ui.timeline_chart(timeline)],
         facts,
-        warnings=facts["warnings"],
     )
 
 
@@ -184,10 +183,7 @@ def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         ui.Figure("due to the slowest workers", format_percent(facts["worst_workers_share"])),
         ui.text_line("layout", f"dp {facts['dp']} x pp {facts['pp']}, {facts['steps']} steps"),
     ]  # fmt: skip
-    columns: dict[str, ui.Source] = {
-        **ui.columns("slow_rank=rank replica=dp_rank stage"),
-        "slowdown": ("factor", lambda row: f"{row['factor']:.3f}"),
-    }
+    columns = ui.columns("slow_rank=rank replica=dp_rank stage slowdown=factor:.3f")
     alone = [
         *((f"stage {stage}", f"{value:.3f}") for stage, value in enumerate(facts["by_stage"])),
         *((f"replica {replica}", f"{value:.3f}") for replica, value in enumerate(facts["by_dp_rank"])),
@@ -238,4 +234,4 @@ def watch_view(facts: Facts, steps: Sequence[tuple[int, float]]) -> ui.View:
         parts.append(ui.Scatter("Steps", x, y, [line, *dots], label, legend=(("tp", "alert"),), shown=ui.Shown.PAGE))
     number, unit = format_seconds(step_s).split(" ") if step_s else ("no", "steps")
     headline = ui.Headline(number, f"{unit} per step, measured" if step_s else unit, ("watched job",))
-    return ui.View("watched job", headline, figures, parts, facts, warnings=facts["warnings"])
+    return ui.View("watched job", headline, figures, parts, facts)

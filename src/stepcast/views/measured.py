@@ -111,7 +111,6 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             ui.timeline_chart(timeline),
         ],
         facts,
-        warnings=facts["warnings"],
     )
 
 
@@ -373,7 +372,6 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         ],
         facts,
         assumptions=facts["assumptions"],
-        warnings=facts["warnings"],
     )
 
 

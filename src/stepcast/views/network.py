@@ -50,7 +50,6 @@ def network_view(facts: Facts) -> ui.View:
         facts,
         asked=asked_pairs(facts),
         assumptions=facts["assumptions"],
-        warnings=facts["warnings"],
     )
 
 

@@ -228,17 +228,12 @@ def _phases(facts: Facts, shown: ui.Shown) -> ui.Part | None:
         lead = "Mean run, with everything that is lost."
         return ui.Bars("Gantt chart", bars, {}, ends[-1], show="{:g} d".format, lead=lead, wide=True, shown=shown)
     rows = [
-        (
-            number,
-            f"{phase['gpus']:,}",
-            f"{phase['steps']:,}",
-            units.format_seconds(phase["step_s"]),
-            f"{begin:.1f}",
-            f"{end:.1f}",
-            f"{phase['interruptions']:,.0f}",
-            memory_words(phase["memory_bytes"]) if phase["memory_bytes"] else "not checked",
-        )
+        {**phase, "stage": number, "begin": begin, "end": end}
         for number, (begin, end, phase) in enumerate(zip(begins, ends, phases, strict=True), 1)
     ]
-    heads = ("stage", "GPUs", "steps", "step", "from day", "to day", "interruptions", "memory")
-    return ui.plain_table("Stages of the run", heads, rows, caption="One after the other, mean run", wide=True)
+    columns = ui.columns(
+        "stage GPUs=gpus:, steps=steps:, step=step_s from_day=begin:.1f to_day=end:.1f "
+        "interruptions=interruptions:,.0f memory",
+        memory=lambda row: memory_words(row["memory_bytes"]) if row["memory_bytes"] else "not checked",
+    )
+    return ui.table_of("Stages of the run", rows, columns, caption="One after the other, mean run", wide=True)

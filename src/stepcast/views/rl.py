@@ -74,23 +74,15 @@ def rl_view(facts: Facts) -> ui.View:
         parts,
         facts,
         assumptions=facts["assumptions"],
-        warnings=facts["warnings"],
     )
 
 
 def rl_search_view(facts: Facts) -> ui.View:
     """Return the view of a search for the best use of GPUs."""
     rows, best = facts["rows"], facts["rows"][0]
-    columns: dict[str, ui.Source] = {
-        "mode": "mode",
-        "train": "train_gpus",
-        "generate": "rollout_gpus",
-        "step": "step_s",
-        "training": "training",
-        "rollout": "rollout",
-        "bottleneck": "bottleneck",
-        "idle": ("idle_share", lambda row: format_percent(row["idle_share"])),
-    }
+    columns = ui.columns(
+        "mode train=train_gpus generate=rollout_gpus step=step_s training rollout bottleneck idle=idle_share"
+    )
     if best["cost_per_million_tokens"] is not None:
         columns["per 1M tokens"] = (
             "cost_per_million_tokens",
@@ -109,5 +101,4 @@ def rl_search_view(facts: Facts) -> ui.View:
         [table],
         facts,
         assumptions=facts["assumptions"],
-        warnings=facts["warnings"],
     )

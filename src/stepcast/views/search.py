@@ -313,12 +313,7 @@ def _dot(row: Facts, kind: str, radius: float) -> ui.Dot:
 
 
 def _front(facts: Facts) -> ui.Table:
-    columns: dict[str, ui.Source] = {
-        "GPUs": "gpus",
-        "strategy": strategy_words,
-        "step": "step_s",
-        "memory": "memory_bytes",
-    }
+    columns = ui.columns("GPUs=gpus strategy step=step_s memory=memory_bytes", strategy=strategy_words)
     return ui.table_of(PARETO, facts["front"][:MOST_OF_FRONT], columns, shown=ui.Shown.TEXT)
 
 
@@ -342,13 +337,7 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         first, _, rest = words.capitalize().partition(" ")
         return ui.View(words, ui.Headline(first, rest, ("search",)), figures, (), {})
     step_s, ranked = best[0]["step_s"], [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
-    columns: dict[str, ui.Source] = {
-        "rank": "rank",
-        "GPUs": "gpus,",
-        "strategy": strategy_words,
-        "step": "step_s",
-        "memory": "memory_bytes",
-    }
+    columns = ui.columns("rank GPUs=gpus, strategy step=step_s memory=memory_bytes", strategy=strategy_words)
     table = ui.table_of(
         "Strategies", ranked, columns, caption="The best first", sortable=True, ids=range(1, len(ranked) + 1), wide=True
     )

@@ -117,7 +117,6 @@ def step_view(
         asked=asked_pairs(facts),
         assumptions=facts["assumptions"],
         config=config_notes(facts["config"]) if facts.get("config") else (),
-        warnings=facts["warnings"],
     )
 
 

@@ -80,7 +80,6 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             ui.timeline_chart(timeline),
         ],
         facts,
-        warnings=facts["warnings"],
     )
 
 
@@ -104,7 +103,6 @@ def kineto_replay_view(facts: Facts) -> ui.View:
         [ui.table_of("Ranks", facts["ranks"], columns) if len(facts["ranks"]) > 1 else None],
         facts,
         assumptions=facts["assumptions"],
-        warnings=facts["warnings"],
     )
 
 
@@ -314,7 +312,6 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             ),
         ],
         facts,
-        warnings=facts["warnings"],
     )
 
 
@@ -326,12 +323,7 @@ def _optimus_stages(facts: Facts) -> ui.Bars:
             kind = KINDS.get(part, part)
             amounts[kind] = amounts.get(kind, 0.0) + seconds
         bars.append(ui.Bar(f"stage {row['stage']}", amounts, format_seconds(row["busy_s"]), "busy"))
-    columns: dict[str, ui.Source] = {
-        "stage": "stage",
-        "ends with": "ends_with",
-        "layers": lambda row: f"{row['layers']:g}",
-        **ui.columns("timed_forward=forward_s busy=busy_s bubble=bubble_s"),
-    }
+    columns = ui.columns("stage ends_with layers=layers:g timed_forward=forward_s busy=busy_s bubble=bubble_s")
     kinds = {KINDS.get(part, part): title for part, title in OPTIMUS_PARTS.items()}
     most_s = max(sum(bar.amounts.values()) for bar in bars)
     return ui.Bars("Stages", bars, kinds, most_s, table=ui.table_of("Stages", facts["stages"], columns))
@@ -382,7 +374,6 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         figures,
         [ui.Remarks("What falls short", findings, "Nothing does."), _bandwidth(facts["rows"]), _sizes(facts["rows"])],
         facts,
-        warnings=facts["warnings"],
     )
 
 
@@ -430,17 +421,12 @@ def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:
 
 
 def _sizes(rows: Sequence[Facts]) -> ui.Table:
-    columns: dict[str, ui.Source] = {
-        "size": lambda row: ui.Cell(
-            format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""), row["size_bytes"]
-        ),
-        "measured": "measured_s",
-        "predicted": "predicted_s",
-        "busbw": "measured_busbw_bytes_per_s",
-        "predicted busbw": "predicted_busbw_bytes_per_s",
-        "reached": "reached",
-        "predicted with": ("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
-    }
+    columns = ui.columns(
+        "size measured=measured_s predicted=predicted_s busbw=measured_busbw_bytes_per_s "
+        "predicted_busbw=predicted_busbw_bytes_per_s reached predicted_with",
+        size=("size_bytes", lambda row: format_bytes(row["size_bytes"]) + (" *" if row["spike"] else "")),
+        predicted_with=("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
+    )
     disturbed = "* slower than the next larger size: disturbed, and not judged"
     note = disturbed if any(row["spike"] for row in rows) else ""
     caption = f"Size by size; {disturbed}" if note else "Size by size"

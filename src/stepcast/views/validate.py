@@ -9,11 +9,10 @@ from stepcast.views import view as ui
 MOST_DOTS = 1200
 MOST_REASONS = 10
 NEAR = 0.1
-SUMMARY_COLUMNS: Mapping[str, ui.Source] = {
-    **ui.columns("rows=rows, mean=mean_abs_error median=median_abs_error p90=p90_abs_error worst=worst_abs_error"),
-    "signed": ("mean_error", lambda row: ui.signed_percent(row["mean_error"])),
-    "weighted": ("time_weighted_error", lambda row: format_percent(row["time_weighted_error"])),
-}
+SUMMARY_COLUMNS = ui.columns(
+    "rows=rows, mean=mean_abs_error median=median_abs_error p90=p90_abs_error worst=worst_abs_error "
+    "signed=mean_error:+% weighted=time_weighted_error:%"
+)
 IN_INTERVAL = "in interval"
 
 
@@ -92,12 +91,7 @@ def _skipped(board: Facts) -> ui.Remarks:
 
 
 def _worst(rows: Sequence[Facts], unit: str) -> ui.Table | None:
-    columns: dict[str, ui.Source] = {
-        f"worst {len(rows)}": "name",
-        "measured": f"measured_{unit}",
-        "predicted": f"predicted_{unit}",
-        "error": ("error", lambda row: ui.signed_percent(row["error"])),
-    }
+    columns = ui.columns(f"worst_{len(rows)}=name measured=measured_{unit} predicted=predicted_{unit} error=error:+%")
     return ui.table_of("Worst rows", rows, columns, caption="Largest errors")
 
 

@@ -142,13 +142,14 @@ class Table(Part):
     narrow: "Table | None" = None  # the table for terminals that this one is too wide for
 
 
-def columns(spec: str) -> dict[str, Source]:
-    """Return the columns of a table from words such as ``stage busy=busy_s in_flight=peak_in_flight``.
+def columns(spec: str, **sources: Source) -> dict[str, Source]:
+    """Return the columns of a table from words such as ``stage busy=busy_s slowdown=factor:.3f``.
 
-    A word is a head and the key of its values, or both in one; underscores in heads are blanks.
+    A word is a head and the key of its values, or both in one, and the format of numbers where their name does not
+    decide it; underscores in heads are blanks. *sources* are those of heads that take a function.
     """
     pairs = (word.partition("=") for word in spec.split())
-    return {head.rstrip(",").replace("_", " "): key or head for head, _, key in pairs}
+    return {head.rstrip(",").replace("_", " "): sources.get(head) or key or head for head, _, key in pairs}
 
 
 def table_of(title: str, rows: Iterable[Facts], columns: Mapping[str, Source], **options: Any) -> Table:
@@ -165,8 +166,11 @@ def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object
 def cell_of(row: Facts, source: Source) -> Cell:
     """Return the cell of a row: its text, and the value that it is sorted by."""
     if isinstance(source, str):
-        value = row[source.rstrip(",")]
-        return Cell(format_by_name(source, value), value)
+        name, _, form = source.partition(":")
+        value = row[name.rstrip(",")]
+        if form and value is not None:
+            return Cell(SHARES[form](value) if form in SHARES else format(value, form), value)
+        return Cell(format_by_name(name, value), value)
     name, show = source if isinstance(source, tuple) else ("", source)
     value = show(row)
     return value if isinstance(value, Cell) else Cell(str(value), row.get(name) if name else None)
@@ -407,7 +411,13 @@ class View:
     asked: Sequence[tuple[str, object]] = ()
     config: Sequence[str] = ()  # what became of the keys of a configuration file
     assumptions: Sequence[str] = ()
-    warnings: Sequence[str] = ()
+    warnings: Sequence[str] | None = None  # None: those of the facts
+
+    @property
+    def shown_warnings(self) -> Sequence[str]:
+        """Return the warnings of the answer."""
+        warnings: Sequence[str] = self.facts.get("warnings", ()) if self.warnings is None else self.warnings
+        return warnings
 
 
 def signed_seconds(seconds: float) -> str:
@@ -418,3 +428,7 @@ def signed_seconds(seconds: float) -> str:
 def signed_percent(fraction: float) -> str:
     """Return a relative difference with its sign."""
     return f"{fraction * 100:+.1f} %"
+
+
+SHARES: Mapping[str, Show] = {"%": format_percent, "+%": signed_percent}
+"""Formats of shares in columns, besides those of Python."""
