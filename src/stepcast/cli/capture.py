@@ -73,26 +73,14 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.pytorch.capture.program import CaptureOptions
     from stepcast.pytorch.capture.run import capture, capture_command, is_command
 
-    options = CaptureOptions(
-        batch=args.batch,
-        seq=args.seq,
-        dtype=args.dtype,
-        autocast=args.autocast,
-        checkpoint=args.checkpoint,
-        fused=not args.no_fused_optimizer,
-        attention=args.attention,
-        experts=args.experts,
-        optimizer=args.optimizer,
-        compiled=args.compiled,
-        tf32=args.tf32,
-        given=args.given,
-    )
+    stated = {name: getattr(args, name) for name in (*PROGRAM_OPTIONS, "given") if name != "no_fused_optimizer"}
+    options = CaptureOptions(**stated, fused=not args.no_fused_optimizer)
+    question = PredictQuestion(**{name: getattr(args, name) for name in PREDICTING if name in args.given})
     if args.tf32 and not args.autocast and args.dtype != "fp32":
         raise ValueError("--tf32 has no effect: only fp32 matmuls run as TF32; use --dtype fp32")
     if is_command(args.program, args.words):
         for name in sorted(args.given & PROGRAM_OPTIONS):
             raise ValueError(f"{option_of(name)} has no effect on a script: the script decides it; leave it out")
-        question = PredictQuestion(**{name: getattr(args, name) for name in PREDICTING if name in args.given})
         captured = capture_command([args.program, *args.words], args.gpus or 1, shown_gpu(question))
     else:
         if args.words:
@@ -104,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.output, write_captured(captured))
         found["output"] = args.output
     if args.predict:
-        question = PredictQuestion(**{name: getattr(args, name) for name in PREDICTING if name in args.given})
         prediction, asked_facts = predict_program(captured, question)
         found["prediction"] = {**asked_facts, **prediction.report.facts()}
         if args.html:

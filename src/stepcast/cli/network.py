@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     assert shared is not None, "the fluid engine was asked for"
     topology = prediction.cluster.topology
     pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} per connection"
+    routing = {"ecmp": f"ECMP by hash, {pairs}", "adaptive": f"adaptive routing, {pairs}"}
+    routing["spray"] = "packets sprayed evenly over all paths"
     found: FactDict = {
         **asked,
         "command": args.command,
@@ -54,13 +56,7 @@ def run(args: argparse.Namespace) -> int:
         "engine": "fluid",
         "alone_step_s": prediction.run.makespan_s,
         "fast_step_s": fast_s,
-        "routing": (
-            {
-                "spray": "packets sprayed evenly over all paths",
-                "ecmp": f"ECMP by hash, {pairs}",
-                "adaptive": f"adaptive routing, {pairs}",
-            }[topology.routing]
-        ),
+        "routing": routing[topology.routing],
         **shared.observed.facts(args.top),
         "assumptions": list(prediction.report.assumptions),
         "warnings": list(prediction.report.warnings),

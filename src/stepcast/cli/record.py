@@ -67,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
         "status": status,
         "ranks": [rank.facts() for rank in ranks],
         "traces": traces,
-        "warnings": warnings,
+        "warnings": [*warnings, *taken],
     }
-    found["warnings"] += taken
     if args.json:
         print_json(found)
     else:
