@@ -11,9 +11,11 @@ from stepcast.generation.engine import engine_names, load_engine
 from stepcast.generation.lengths import Lengths, parse_lengths
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory
 from stepcast.generation.rollout import generate_batch
+from stepcast.generation.steady import split_serving
 from stepcast.generation.steps import step_times
-from stepcast.hardware import load_gpu
+from stepcast.hardware import load_cluster, load_gpu
 from stepcast.ir.dtype import DType
+from stepcast.models.catalog import load_model
 from tests.cli.test_main import run, run_json
 
 LLAMA = ("generate", "llama-3.1-8b", "--cluster", "dgx-h100")
@@ -193,3 +195,14 @@ def test_drafted_tokens_help_small_batches_most() -> None:
 
     assert 1.2 < gain(1) < 1.86
     assert gain(256) < gain(1)
+
+
+def test_clients_beyond_the_places_of_decode_engines_wait() -> None:
+    parts = load_model("llama-3.1-8b"), GenerationLayout(), GenerationFormats()
+    steps = step_times(parts[0], load_cluster("dgx-h100"), *parts[1:], load_engine("trtllm"))
+    memory = generation_memory(*parts, steps.cluster.gpu, steps.engine)
+    clients = np.array([6.0, 8.0, 9.0, 12.0, 24.0])
+    served = split_serving(steps, steps, memory, (2.0, 3.0), clients, 1024.0, 1024.0)
+    assert served.running.tolist() == [6.0, 6.0, 9.0, 12.0, 24.0]  # 3 engines of 2, 2, 3, 4 and 8
+    assert served.ttft_s[1] - served.ttft_s[0] == pytest.approx(1024 * served.tpot_s[1] / 3, rel=0.05)
+    assert split_serving(steps, steps, memory, (2.0, None), clients, 1024.0, 1024.0).waiting.max() == 0.0

@@ -59,6 +59,13 @@ def test_profiles_state_their_sources(name: str) -> None:
     assert load_profile(name).sources
 
 
+@pytest.mark.parametrize(("software", "gpus", "tp"), [("verl", 8, 2), ("verl", 1, 1), ("nemo-rl", 8, 1)])
+def test_engines_are_as_wide_as_their_software_makes_them(software: str, gpus: int, tp: int) -> None:
+    asked = {**SMALL, "gpus": gpus, "software": software}
+    assert stepcast.predict_rl("qwen3-0.6b", **asked).placement.rollout.tp == tp
+    assert stepcast.predict_rl("qwen3-0.6b", **asked, gen_tp=1).placement.rollout.tp == 1
+
+
 def test_experts_are_tensors_of_their_own() -> None:
     assert count_tensors(stepcast.load_model("qwen3-30b-a3b")) > 48 * 128 * 3
     assert count_tensors(stepcast.load_model("llama-3.1-8b")) == 32 * 9 + 3

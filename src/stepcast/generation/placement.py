@@ -164,19 +164,11 @@ def generation_memory(
                 stage_cache += size
             else:
                 stage_windows[block.window] = stage_windows.get(block.window, 0.0) + size
-        if stage_weights > weights:
-            weights = stage_weights
+        weights = max(weights, stage_weights)
         if stage_cache + sum(stage_windows.values()) + stage_states >= cache + sum(windows.values()) + states:
             cache, states, windows = stage_cache, stage_states, stage_windows
-    share = engine.memory_share if memory_share is None else memory_share
-    reserved = engine.reserved_gib * GIB
-    free = share * gpu.memory_bytes - weights - reserved
+    share, reserved = engine.memory_share if memory_share is None else memory_share, engine.reserved_gib * GIB
+    free = max(share * gpu.memory_bytes - weights - reserved, 0.0)
     return GenerationMemory(
-        weight_bytes=weights,
-        reserved_bytes=reserved,
-        cache_bytes=max(free, 0.0),
-        token_bytes=cache,
-        window_bytes=tuple(sorted(windows.items())),
-        sequence_bytes=states,
-        gpu_bytes=gpu.memory_bytes,
+        weights, reserved, free, cache, tuple(sorted(windows.items())), states, gpu_bytes=gpu.memory_bytes
     )

@@ -17,6 +17,7 @@ from stepcast.ir.dataclass import dataclass
 
 BALANCED = 1.1  # demand over rate of prefill engines whose number is not stated: clients wait for them (fitted)
 SPLIT_WAVES = 5.0  # requests of a client in runs with engines apart (fitted; as EngineProfile.waves)
+ROUTER_S = 0.12  # the way of a request through the router between the pools, at least (fitted)
 QUEUE_ROUNDS = 40
 
 
@@ -108,13 +109,17 @@ def split_serving(
     """Return the mean times where *workers* engines prefill and others decode (disaggregated serving).
 
     Without a stated number of prefill engines the demand is BALANCED of what they can do (a fraction of an engine
-    counts), without one of decode engines as many as hold the sequences of all clients.
+    counts), without one of decode engines as many as hold the sequences of all clients. A stated number of them runs
+    batches of 2^n or 3 x 2^n sequences on each attention rank, for which CUDA graphs are captured; others wait.
     A prompt's cache goes from one to the other over the network, a NIC of each GPU of the smaller engine.
     """
-    most = _most_running(memory, decode.engine, prompt, output) * decode.layout.dp
-    decoding = np.ceil(concurrency / most) if workers[1] is None else np.full(concurrency.shape, workers[1])
-    running = np.minimum(concurrency, most * decoding)
-    batch, context = np.maximum(running / decoding / decode.layout.dp, 1.0), np.full(running.shape, prompt + output / 2)
+    most, dp = _most_running(memory, decode.engine, prompt, output), decode.layout.dp
+    decoding = np.ceil(concurrency / (most * dp)) if workers[1] is None else np.full(concurrency.shape, workers[1])
+    batch, context = np.clip(concurrency / decoding / dp, 1.0, most), np.full(concurrency.shape, prompt + output / 2)
+    if workers[1] is not None:
+        power = 2.0 ** np.floor(np.log2(batch))
+        batch = np.where((power > 1.0) & (batch >= 1.5 * power), 1.5 * power, power)
+    running = np.minimum(concurrency, batch * decoding * dp)
     tpot_s = decode.decode_s(batch, context)
     prompt_s, _ = prefill_steps(prefill, prompt, np.zeros(running.shape), context)
     # Short prompts that wait share a step.
@@ -130,7 +135,7 @@ def split_serving(
     replicas = np.asarray(float(decode.layout.replicas))
     served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, tpot_s, replicas)
     burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * filled_s / SPLIT_WAVES
-    return serve(served, prefill.engine.request_s, first_s, burst_s, output)
+    return serve(served, max(prefill.engine.request_s, ROUTER_S), first_s, burst_s, output)
 
 
 def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float, output: float) -> float:

@@ -41,7 +41,6 @@ DEFAULTS: Mapping[str, object] = {
     "prompt_length": DEFAULT_PROMPT,
     "response_length": 2048,
     "epochs": 1,
-    "gen_tp": 1,
     "gen_pp": 1,
     "gen_ep": 1,
     "gen_dp": 1,
@@ -116,8 +115,8 @@ class RlQuestion(Question, frozen=True, kw_only=True):
         help="training framework (default: that of the software)")] = None
     pack_tokens: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=count(1, 10**7),
         help="tokens of a packed micro-batch (default: the longest sequence)")] = None
-    gen_tp: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
-        help="tensor-parallel ranks (default: 1)")] = None
+    gen_tp: Annotated[int | None, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
+        help="tensor-parallel ranks (default: that of the software)")] = None
     gen_pp: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
         help="pipeline-parallel ranks (default: 1)")] = None
     gen_ep: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
@@ -243,7 +242,8 @@ def read_placement(question: RlQuestion) -> RlPlacement:
         if given and mode is not RlMode.ASYNC:
             raise ValueError(f"--{name} has no effect with --mode {mode}; it needs async")
     pool = question.rollout_gpus or question.gpus
-    one = GenerationLayout(question.gen_tp, question.gen_pp, question.gen_dp, question.gen_ep)
+    usual, sizes = load_profile(question.software).gen_tp, (question.gen_pp, question.gen_dp, question.gen_ep)
+    one = GenerationLayout(question.gen_tp or (1 if pool % usual or max(sizes) > 1 else usual), *sizes)
     if pool % one.engine_gpus:
         raise ValueError(f"{pool} GPUs that generate are not a multiple of the {one.engine_gpus} of one engine")
     layout = GenerationLayout(one.tp, one.pp, one.dp, one.ep, pool // one.engine_gpus)

@@ -42,7 +42,7 @@ def _training_layouts(question: RlQuestion, gpus: int) -> list[tuple[tuple[str, 
 def _rollout_layouts(question: RlQuestion, gpus: int) -> list[GenerationLayout]:
     """Return layouts of engines that fill a rollout pool."""
     model = read_nouns(question)[0]
-    widths = (question.gen_tp,) if question.gen_tp > 1 else (*DEGREES, 16, 32)
+    widths = (question.gen_tp,) if question.gen_tp else (*DEGREES, 16, 32)
     fits = (tp for tp in widths if gpus % tp == 0 and model.heads % tp == 0)
     return [GenerationLayout(tp=tp, replicas=gpus // tp) for tp in fits]
 
@@ -122,7 +122,7 @@ def _row(step: RlStep, question: RlQuestion) -> FactDict:
     if place.mode is not RlMode.COLOCATED:
         options.append(f"--rollout-gpus {rollout.gpus} --staleness {place.staleness}")
     options += [f"--{name} {value}" for name, value in words.items()]
-    options += [f"--gen-tp {rollout.tp}"] if rollout.tp > 1 else []
+    options += [f"--gen-tp {rollout.tp}"] if rollout.tp != step.profile.gen_tp else []
     tokens = step.task.responses * step.task.mean_length
     cost = None
     if question.price is not None:

@@ -28,7 +28,7 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.strategy import RecomputeKind
-from stepcast.ir.tables import Amount, Positive, convert_table
+from stepcast.ir.tables import Amount, Count, Positive, convert_table
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 from stepcast.units import MS
@@ -58,6 +58,7 @@ class RlProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     engine: str
     framework: str
     sharding: str
+    gen_tp: Count  # tensor-parallel ranks of an engine where a run states none
     step_s: Amount
     sequence_s: Amount
     tensor_s: Amount

@@ -108,7 +108,7 @@ def question_of(row: Record, recipe: Facts) -> RlQuestion:
         "train_batch": int(row["train_batch"] or responses),
         "algorithm": "grpo",
         "gen_weights": "fp8" if row["gen_precision"] == "fp8" else "bf16",
-        "gen_tp": int(row["gen_tp"] or recipe.get("gen_tp", 1)),
+        "gen_tp": int(row["gen_tp"] or recipe.get("gen_tp", 0)) or None,
         "oversampling": max(int(recipe.get("prompts", 0)) * group / responses, 1.0) if recipe else 1.0,
         "reference": bool(recipe.get("reference", row["framework"] == "NeMo RL" or "GRPO" in row["algorithm"])),
     }

@@ -40,6 +40,8 @@ NOTES = (
     "speculative decoding (MTP) is not stated by any row; aggregated runs that used it are faster than predicted; "
     "disaggregated runs that state no workers are taken as the fewest decode engines that hold all sequences (with one "
     "drafted token where the model has MTP modules) and as many prefill engines as keep up",
+    "decode engines whose number is stated run 2^n or 3 x 2^n sequences on each attention rank, others wait: rows do "
+    "not state their limit",
     "models with a latent cache have attention data parallelism where tensor parallelism has no room for all sequences",
 )
 
