@@ -17,7 +17,7 @@ SMALLEST_SHARE = 5e-4  # of a breakdown, for a bar of its own
 CELL_HEIGHT = 16
 SHADES = 10
 MOST_BARS, MOST_TIMES = 64, 32
-LONG_VALUE = 48
+LONG_VALUE, LONG_TEXT = 24, 28  # characters of a fact, of a cell in a table
 MOST_ROWS = 40  # of a table; longer ones scroll
 NOTEBOOK_HEIGHT = 720
 NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
@@ -115,8 +115,7 @@ def render_body(part: ui.Part | None) -> Child:
 def _table(part: ui.Table) -> Markup | None:
     if not part.cells:
         return None
-    numeric = [all(_is_number(row[index].text) for row in part.cells) for index in range(len(part.heads))]
-    kinds = ["number" if is_number else None for is_number in numeric]
+    kinds = [_column_class([row[index].text.strip() for row in part.cells]) for index in range(len(part.heads))]
     head = [
         tag(
             "th",
@@ -154,9 +153,11 @@ def _scrollable(table: Markup, label: str, is_tall: bool = False) -> Markup:
     return tag("div", table, class_=kinds, tabindex="0", role="region", aria_label=label)
 
 
-def _is_number(text: str) -> bool:
-    text = text.strip()
-    return text in ("", "-") or text[:1].isdigit() or (text[:1] in "+-" and text[1:2].isdigit())
+def _column_class(texts: Sequence[str]) -> str | None:
+    """Return the class of a column: numbers, amounts of money included, or texts too long for a narrow screen."""
+    if all(text in ("", "-") or re.match(r"[-+]?[$€£¥]?\d", text) for text in texts):
+        return "number"
+    return "words" if max(map(len, texts)) > LONG_TEXT else None
 
 
 def _options(words: str) -> Markup:
@@ -345,7 +346,8 @@ def _remarks(part: ui.Remarks) -> Markup | None:
 
 
 def _commands(part: ui.Commands) -> Markup | None:
-    return tag("ol", [tag("li", tag("code", command)) for command in part.commands], class_="commands")
+    commands = [tag("li", tag("code", command)) for command in part.commands]
+    return tag("ol", commands, class_="commands", tabindex="0")
 
 
 def _columns(part: ui.Columns) -> Markup | None:
