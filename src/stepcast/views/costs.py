@@ -1,7 +1,7 @@
 """Views of single costs and of measurements of them: operators, collectives, fitted constants, executed workloads."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from stepcast.ir.facts import Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
@@ -44,12 +44,24 @@ def _texts(facts: Facts, columns: Mapping[str, ui.Source]) -> dict[str, str]:
     return {head: ui.cell_of(facts, source).text for head, source in columns.items()}
 
 
+def _figures(values: Mapping[str, object], in_text: Container[str]) -> list[ui.Figure]:
+    """Return a figure for each value; those *in_text* are no cards of a page."""
+    return [
+        ui.Figure(name, str(value), shown=ui.Shown.TEXT if name in in_text else ui.Shown.ALWAYS)
+        for name, value in values.items()
+    ]
+
+
+def _words(about: Mapping[str, object]) -> list[str]:
+    """Return what was asked, numbers with their names: ``all-reduce``, ``16 ranks``."""
+    return [f"{value} {name}" if isinstance(value, int) else str(value) for name, value in about.items()]
+
+
 def _single_view(
     facts: Facts, about: Mapping[str, object], values: Mapping[str, str], parts: Sequence[ui.Part] = ()
 ) -> ui.View:
-    """Return the view of one cost: every value is a figure."""
-    figures = [ui.Figure(name, str(value)) for name, value in {**about, **values}.items()]
-    words = [str(value) for value in about.values()]
+    """Return the view of one cost: every value is a figure; a page has the question and the time as its headline."""
+    figures, words = _figures({**about, **values}, {*about, "time"}), _words(about)
     headline = ui.Headline.of_seconds(facts["time_s"], "", words)
     title = f"{format_seconds(facts['time_s'])}: {', '.join(words)}"
     return ui.View(title, headline, figures, parts, facts)
@@ -57,7 +69,7 @@ def _single_view(
 
 def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str, ui.Source]) -> ui.View:
     """Return the view of costs over sizes: a row for each size, and on the page a curve."""
-    rows, words = facts["rows"], [str(value) for value in about.values()]
+    rows, words = facts["rows"], _words(about)
     sizes = [float(row.get("size_bytes") or next(iter(row["size"].values()))) for row in rows]
     times = [row["time_s"] for row in rows]
     curve = ui.Scatter(
@@ -72,7 +84,7 @@ def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str,
         log=True,
         shown=ui.Shown.PAGE,
     )
-    figures = [ui.Figure(name, str(value)) for name, value in about.items()]
+    figures = _figures(about, about)
     table = ui.table_of("Sizes", rows, columns, sortable=True, wide=True)
     headline = ui.Headline(f"{len(rows)}", "sizes", words)
     return ui.View(f"{len(rows)} sizes: {', '.join(words)}", headline, figures, [table, curve], facts)

@@ -415,7 +415,9 @@ def list_view(what: str, rows: Sequence[Facts]) -> ui.View:
     """Return the view of a catalogue: a row for each entry."""
     columns = CATALOGUES[what]
     short = {head: source for head, source in columns.items() if head not in ON_WIDE_TERMINALS}
-    narrow = ui.table_of(what.capitalize(), rows, short, uncut=(0,)) if len(short) < len(columns) else None
-    table = ui.table_of(what.capitalize(), rows, columns, uncut=(0,), sortable=True, wide=True, narrow=narrow)
-    headline = ui.Headline(f"{len(rows):,}", what, ("Catalogue",))
-    return ui.View(f"{len(rows):,} {what}", headline, (), [table], {what: rows})
+    name = what.replace("gpus", "GPUs")
+    title = name[:1].upper() + name[1:]
+    narrow = ui.table_of(title, rows, short, uncut=(0,)) if len(short) < len(columns) else None
+    table = ui.table_of(title, rows, columns, uncut=(0,), sortable=True, wide=True, narrow=narrow)
+    headline = ui.Headline(f"{len(rows):,}", name, ("Catalogue",))
+    return ui.View(f"{len(rows):,} {name}", headline, (), [table], {what: rows})

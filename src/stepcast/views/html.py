@@ -18,6 +18,7 @@ CELL_HEIGHT = 16
 SHADES = 10
 MOST_BARS, MOST_TIMES = 64, 32
 LONG_VALUE, LONG_TEXT = 24, 28  # characters of a fact, of a cell in a table
+MOST_PAIRS = 16  # of facts; more become a table
 MOST_ROWS = 40  # of a table; longer ones scroll
 NOTEBOOK_HEIGHT = 720
 NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
@@ -323,6 +324,8 @@ def _scatter(part: ui.Scatter) -> Markup:
 
 
 def _fact_list(part: ui.FactList) -> Markup | None:
+    if len(part.pairs) > MOST_PAIRS:
+        return _table(ui.plain_table(part.title, ("figure", "value"), part.pairs))
     items = [
         tag("div", tag("dt", name), tag("dd", value), class_="long" if len(value) > LONG_VALUE else None)
         for name, value in part.pairs

@@ -37,7 +37,7 @@ def network_view(facts: Facts) -> ui.View:
             ),
             ui.HeatMap(
                 "The busiest links over time",
-                [(_link_name(tier), tier["share_over_time"]) for tier in facts["hottest"]],
+                [(_link_name(tier), tier["share_over_time"]) for tier in facts["hottest"][:MOST_LINKS]],
                 step_s,
                 "use of each link over time",
                 lead="A line for each link, the busiest first. Darker is more use; red is more than 94 %.",
@@ -101,7 +101,7 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
         return None
     groups = sorted({name for link in links for name in link["users"]})
     bars = []
-    for link in links:
+    for link in links[:MOST_LINKS]:
         total, amounts, tips = sum(link["users"].values()) or 1.0, dict[str, float](), []
         for group in groups:
             if size := link["users"].get(group, 0.0):
