@@ -66,7 +66,7 @@ JSON_NAMES = {
     "Slowed down by shared links": "operations",
     "Sizes": "rows",
     "What falls short": "findings",
-    "Gpus": "gpus",
+    "GPUs": "gpus",
     "Classes": "classes",
     "Key figures": "documents",
     "h200": "h200",

@@ -7,7 +7,7 @@ from typing import Any
 from stepcast.views.text import visible
 
 VOID = {"meta", "link", "input", "br", "hr", "rect", "circle", "line", "path", "polygon", "polyline"}
-LONGEST_TEXT = 800
+LONGEST_TEXT = 600
 
 
 class Markup(str):
