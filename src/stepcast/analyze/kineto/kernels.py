@@ -35,9 +35,9 @@ READ_SHARE = 0.6  # statistics read what the kernel after them reads and writes
 DROPOUT = re.compile(r"fused_dropout")
 DROPOUT_FACTOR = 2.5  # generated code draws a random number for each element, eager kernels four at once
 ALSO_FUSED = re.compile(r"^Memcpy DtoD|max_pool")
-# Matmuls of 16 bits whose sides are not multiples of 8: generated code pads them.
-UNALIGNED = re.compile(r"f16_s\d+gemm_.*align1(?!\d)")
-PADDED_SHARE = 0.2
+# Matmuls of 16 bits whose sides are not multiples of 8, only of 1, 2 or 4: generated code pads them.
+UNALIGNED = re.compile(r"f16_s\d+gemm_.*align([124])(?!\d)")
+PADDED_SHARE = 0.2  # for each element that they are aligned to
 # Operators that generated code calls as eager code does.
 UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero|multinomial)$")
 

@@ -226,7 +226,8 @@ def _compile(script: RankScript, share: float) -> RankScript:
     names: list[str] = table.tolist()
     is_set = np.char.startswith(table, "Memset")[name_of]
     is_product = np.array([kernels.kernel_class(name) in kernels.PRODUCTS for name in names])[name_of]
-    is_unaligned = np.array([bool(kernels.UNALIGNED.search(name)) for name in names])[name_of]
+    matches = [kernels.UNALIGNED.search(name) for name in names]
+    padded_share = np.array([kernels.PADDED_SHARE * int(match[1]) if match else 1.0 for match in matches])[name_of]
     for number in np.unique(script.stream).tolist():
         rows = np.flatnonzero((script.stream == number) & ~is_set)
         if not len(rows):
@@ -238,7 +239,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
         rest = np.delete(rows, starts)
         duration_s[rest] = gap_s[rest] = 0.0
         launches[script.call[rest][counts[script.call[rest]] == 1]] = False
-    duration_s[is_unaligned] *= kernels.PADDED_SHARE
+    duration_s *= padded_share
     before, after = (
         float(seconds[is_product].sum() / max(seconds.sum(), 1e-12)) for seconds in (script.duration_s, duration_s)
     )
