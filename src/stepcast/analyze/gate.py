@@ -23,7 +23,7 @@ STEP, MEMORY = "step", "peak memory"
 GATED = (STEP, MEMORY)  # the other measures explain
 RECENT = 3
 SETTLED = 5  # faster runs in succession that begin a new baseline
-FEWEST = 3  # runs of a baseline from which noise is learnt
+FEWEST = 4  # runs of a baseline from which noise is learnt
 WINDOW = 50  # most runs of a baseline: older ones saw other drivers and nodes
 MAD_TO_SIGMA = 1.4826
 LEAST_NOISE = 0.001
@@ -247,7 +247,7 @@ def _noise(shares: FloatArray, spread: float | None) -> float:
 def _status(recent: Sequence[float], noise: float, baseline_runs: int, min_change: float, alone: bool) -> str:
     """Return the status of the last of *recent* changes, each a share of the baseline."""
     # Few runs know neither their level nor their noise well.
-    scores = [change / noise / (1 + FEW_RUNS / baseline_runs) for change in recent]
+    scores = [change / noise / (1 + FEW_RUNS / max(baseline_runs - 2, 1)) for change in recent]
     if alone:
         if recent[-1] > max(min_change, SINGLE_SIGMA * noise):
             return REGRESSION

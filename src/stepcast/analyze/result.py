@@ -1,7 +1,6 @@
 """Shared parts of all analyses: the base of their results, slow ranks, bus bandwidth and medians."""
 
 from collections.abc import Iterable, Mapping
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -34,7 +33,7 @@ def find_slow(compute_s: Mapping[int, float]) -> list[tuple[int, float, float]]:
     slow = []
     for rank, seconds in compute_s.items():
         others = [other_s for other, other_s in compute_s.items() if other != rank]
-        usual_s = median(others) if others else 0.0
+        usual_s = median_of_known(others) or 0.0
         if usual_s and seconds >= SLOW_FACTOR * usual_s:
             slow.append((rank, seconds / usual_s, usual_s))
     return sorted(slow, key=lambda straggler: -straggler[1])
@@ -49,8 +48,8 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 def median_of_known(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if there are none."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    known = sorted(value for value in values if value is not None)
+    return (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else None
 
 
 def list_ranks(ranks: Iterable[int]) -> str:

@@ -2,17 +2,18 @@
 
 Element-wise kernels are limited by memory, so their times are the bytes they move. Neighbours become one kernel, which
 takes as long as the longest of them and a share of the others: what these read and write themselves. The constants
-come from ten steps on an H200 (PyTorch 2.11), which docs/kineto-analysis.md lists; the share of padded
-matmuls and the factor of dropout come from one step each.
+come from steps on an H200 (PyTorch 2.11), which docs/kineto-analysis.md lists; the share of padded matmuls comes from
+three of them, the factor of dropout from one.
 """
 
 import re
+import tomllib
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
-from stepcast.hardware.catalog import load_data
+from stepcast.inputs.source import DATA
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, Timeline
 
@@ -35,9 +36,11 @@ READ_SHARE = 0.6  # statistics read what the kernel after them reads and writes
 DROPOUT = re.compile(r"fused_dropout")
 DROPOUT_FACTOR = 2.5  # generated code draws a random number for each element, eager kernels four at once
 ALSO_FUSED = re.compile(r"^Memcpy DtoD|max_pool")
-# Matmuls of 16 bits whose sides are not multiples of 8, only of 1, 2 or 4: generated code pads them.
-UNALIGNED = re.compile(r"f16_s\d+gemm_.*align([124])(?!\d)")
+# Matmuls of 16 bits with a side that is odd, or even but no multiple of 8: generated code pads those that the tensor
+# cores limit. Short ones are mostly limited by memory and stay as they are.
+UNALIGNED = re.compile(r"f16_s\d+gemm_.*align([12])(?!\d)")
 PADDED_SHARE = 0.2  # for each element that they are aligned to
+PADDED_FROM_S = 0.5e-3
 # Operators that generated code calls as eager code does.
 UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero|multinomial)$")
 
@@ -45,7 +48,7 @@ UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero
 @cache
 def _class_patterns() -> tuple[re.Pattern[str], re.Pattern[str], list[tuple[str, re.Pattern[str]]]]:
     """Return the patterns of library names, of Inductor's kernels, and of each class (``data/analysis.toml``)."""
-    table = load_data("analysis")["kernels"]
+    table = tomllib.loads((DATA / "analysis.toml").read_text(encoding="utf-8"))["kernels"]
     classes = [(label, re.compile("|".join(words), re.IGNORECASE)) for label, *words in table["classes"]]
     return re.compile(table["libraries"], re.IGNORECASE), re.compile(table["inductor"]), classes
 

@@ -233,6 +233,7 @@ def rank_time(
     exposed_s = communication.without(compute).length_s
     paired = rows[~np.isnan(lanes.launch_s[rows])]
     queued_s, launched_s = timeline.start_s[paired], lanes.launch_s[paired]
+    lags_s = np.sort(np.maximum(queued_s - launched_s, 0.0))  # np.median would import numpy.ma
     host_s, queue_s, dependency_s = _idle_times(busy.gaps(*window), np.sort(queued_s), np.sort(launched_s))
     idle_s = host_s + queue_s + dependency_s
     if not streams:
@@ -258,8 +259,8 @@ def rank_time(
         copy_s=copies.length_s,
         wait_s=wait_s,
         transfer_s=transfer_s,
-        launches_per_step=len(np.unique(lanes.calls[paired])) // (len(steps) if steps else 1),
-        launch_lag_s=float(np.median(np.maximum(queued_s - launched_s, 0.0))) if len(paired) else None,
+        launches_per_step=int(np.count_nonzero(np.bincount(lanes.calls[paired]))) // (len(steps) if steps else 1),
+        launch_lag_s=float(lags_s[[(len(lags_s) - 1) // 2, len(lags_s) // 2]].mean()) if len(paired) else None,
         launch_bound_share=host_s / window_s if window_s else 0.0,
         streams=[_stream_time(lanes, lane, compute, window) for lane in streams],
     )

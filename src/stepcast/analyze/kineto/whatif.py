@@ -239,7 +239,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
         rest = np.delete(rows, starts)
         duration_s[rest] = gap_s[rest] = 0.0
         launches[script.call[rest][counts[script.call[rest]] == 1]] = False
-    duration_s *= padded_share
+    duration_s *= np.where(script.duration_s > kernels.PADDED_FROM_S, padded_share, 1.0)
     before, after = (
         float(seconds[is_product].sum() / max(seconds.sum(), 1e-12)) for seconds in (script.duration_s, duration_s)
     )
@@ -350,7 +350,8 @@ def _assumption(key: str, value: str) -> str:
         return (
             "compile: neighbouring element-wise, norm and loss kernels become one, as long as the longest and "
             f"{kernels.OWN_SHARE:.0%} of the others; sums over batches, random numbers and padded matmuls apart; "
-            "attention stays as it is (transformers builds masks when it is compiled, which may cost flash attention); "
+            "attention stays as it is (where transformers builds masks when compiled, add class.attention=2.4x for "
+            "causal models, 4.2x for encoders); "
             f"the host needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, "
             "without the profiler; the optimizer stays eager; the least is half of fused kernels, without a host"
         )

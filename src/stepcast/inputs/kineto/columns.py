@@ -5,7 +5,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import field
-from enum import Enum
+from enum import IntEnum, auto
 from functools import cache
 
 import msgspec
@@ -26,16 +26,16 @@ from stepcast.units import US
 # their device in place of ``gpu`` or ``cuda`` (``mlu_memcpy`` of Cambricon, ``GCU_MEMCPY`` of Enflame).
 
 
-class EventRole(Enum):
-    HOST = "host"
-    CALL = "call"  # of the host to a device's runtime or driver: it may launch work
-    KERNEL = "kernel"
-    COPY = "copy"
-    COMMUNICATION = "communication"
-    ANNOTATION = "annotation"
-    OVERHEAD = "overhead"
-    FRAME = "frame"  # the profiler's own, around the whole trace
-    OTHER = "other"
+class EventRole(IntEnum):
+    HOST = auto()
+    CALL = auto()  # of the host to a device's runtime or driver: it may launch work
+    KERNEL = auto()
+    COPY = auto()
+    COMMUNICATION = auto()
+    ANNOTATION = auto()
+    OVERHEAD = auto()
+    FRAME = auto()  # the profiler's own, around the whole trace
+    OTHER = auto()
 
 
 DEVICE = frozenset({EventRole.KERNEL, EventRole.COPY, EventRole.COMMUNICATION})
