@@ -7,13 +7,11 @@ three of them, the factor of dropout from one.
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
-from stepcast.inputs.source import DATA
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, Timeline
 
@@ -43,25 +41,54 @@ PADDED_SHARE = 0.2  # for each element that they are aligned to
 PADDED_FROM_S = 0.5e-3
 # Operators that generated code calls as eager code does.
 UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero|multinomial)$")
-
-
-@cache
-def _class_patterns() -> tuple[re.Pattern[str], re.Pattern[str], list[tuple[str, re.Pattern[str]]]]:
-    """Return the patterns of library names, of Inductor's kernels, and of each class (``data/analysis.toml``)."""
-    table = tomllib.loads((DATA / "analysis.toml").read_text(encoding="utf-8"))["kernels"]
-    classes = [(label, re.compile("|".join(words), re.IGNORECASE)) for label, *words in table["classes"]]
-    return re.compile(table["libraries"], re.IGNORECASE), re.compile(table["inductor"]), classes
+# Libraries whose names contain the word of a class: FBGEMM's tables and quantisation are no matmuls (its matmuls
+# contain gemm once more), and FlashInfer's norms are not attention.
+LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer", re.IGNORECASE)
+# Inductor names a kernel after the operators it came from, but its prefix states the kind: only a template ("tem")
+# is a matmul; others are pointwise ("poi"), for each tensor ("for") or reductions ("red", "per").
+INDUCTOR = re.compile(r"triton_(poi|for|red|per|split_scan)_")
+# The first match counts: attention kernels are matmuls too, optimizers element-wise. Names of cuBLAS (nvjet, gemm,
+# xmma), CUTLASS, cuDNN, FlashAttention, FlashInfer, PyTorch, FBGEMM, Apex, Transformer Engine, Mamba, Triton and
+# AMD's Tensile (Cijk) and CK.
+CLASS_NAMES = (
+    (EMBEDDING, r"(?:split|dense|ssd)_embedding|embedding_(?:bag|codegen)|bounds_check_indices"),
+    (ATTENTION, r"flash|fmha|sdpa|attention|attn|(?:Paged|Ragged)KVCache|compute_dot_do_o|convert_dq"),
+    ("optimizer", r"multi_tensor_apply|FusedOptimizer|adam|adagrad|lamb_|fused_sgd|optimizer"),
+    ("state-space scan", r"selective_scan|chunk_(?:scan|state|cumsum)|bmm_chunk|state_passing|causal_conv1d"),
+    (
+        MATMUL,
+        r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk|"
+        r"splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]",
+    ),
+    (
+        NORM,
+        r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)|"
+        r"RowwiseMoments|ComputeInternalGradients|FusedParams",
+    ),
+    (LOSS, r"softmax|nll_loss|cross_entropy|logsumexp"),
+    (
+        EMBEDDING,
+        r"(?<!rotary_)(?<!rotary_pos_)embedding|gather_kernel|index|sort|top_?k|scan|scatter|compute_grad_weight|"
+        r"segment|unique|permut",
+    ),
+    (
+        ELEMENTWISE,
+        r"elementwise|vectorized|unrolled|CatArray|copy_kernel|fill|reduce_kernel|triton|dropout|activation|"
+        r"act_and_mul|gelu|silu|swiglu|rotary|rope(?![a-z])|transpose|arange|cast|quanti[sz]e|"
+        r"_to_(?:float|half|bf16|fp8|bfloat16)|fusion",
+    ),
+)
+CLASSES = [(label, re.compile(words, re.IGNORECASE)) for label, words in CLASS_NAMES]
 
 
 @cache
 def kernel_class(name: str) -> str:
     """Return the class of work of a GPU kernel by its name."""
-    libraries, inductor_name, patterns = _class_patterns()
-    inductor = inductor_name.match(name)
+    inductor = INDUCTOR.match(name)
     if inductor is not None and inductor[1] in ("poi", "for"):
         return ELEMENTWISE
-    words = libraries.sub("", name)
-    classes = (label for label, pattern in patterns if pattern.search(words))
+    words = LIBRARIES.sub("", name)
+    classes = (label for label, pattern in CLASSES if pattern.search(words))
     return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
 
 
