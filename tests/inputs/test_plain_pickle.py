@@ -59,3 +59,18 @@ def test_other_values_are_refused(value: object) -> None:
 def test_opcodes_that_make_no_plain_value_are_refused(opcodes: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_plain_pickle(b"\x80\x02" + opcodes)
+
+
+def test_integers_have_64_bits() -> None:
+    for value in (2**63 - 1, -(2**63)):
+        assert load_plain_pickle(pickle.dumps(value, 2)) == value
+    for value in (2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match="more than 64 bits"):
+            load_plain_pickle(pickle.dumps(value, 2))
+
+
+def test_a_frame_is_at_most_as_long_as_the_file() -> None:
+    whole = pickle.dumps(["x" * 50], 4)
+    assert load_plain_pickle(whole) == ["x" * 50]
+    with pytest.raises(ValueError, match="cut off"):
+        load_plain_pickle(whole[:3] + (len(whole) + 1).to_bytes(8, "little") + whole[11:])
