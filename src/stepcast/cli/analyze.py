@@ -5,12 +5,16 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_json, print_notes, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import show_view
+from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
 from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.rules import check_rules
@@ -72,8 +76,6 @@ def analyze_files(
     files: Sequence[str], question: AnalyzeQuestion, trace: str | None = None, with_page: bool = False
 ) -> "tuple[AnalysisResult, list[View]]":
     """Return the result for measured *files*, and a view of each run in them; write *trace* if it is given."""
-    from msgspec.structs import replace
-
     if question.format is not None:
         format_named(question.format)
     sources = open_sources(files, question.format)
@@ -170,8 +172,6 @@ def _estimate_busbw(question: AnalyzeQuestion) -> "BusBandwidth":
 def _analyze_optimus(log: "RunLog", question: AnalyzeQuestion) -> "AnalysisResult":
     """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
     from stepcast.hardware import load_cluster
-    from stepcast.inputs.source import Source
-    from stepcast.ir.limits import DESCRIPTION
     from stepcast.optimus.analysis import analyze_optimus
     from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
     from stepcast.optimus.cost import machine_of

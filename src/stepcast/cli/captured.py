@@ -1,6 +1,7 @@
 """Predictions of captured programs, for the verbs that make them."""
 
 import argparse
+from dataclasses import asdict
 
 from stepcast.cli.options import option_of
 from stepcast.cli.progress import open_source
@@ -137,8 +138,6 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
 
 def captured_facts(captured: Captured) -> FactDict:
     """Return the facts of a captured program in the words of the JSON contract."""
-    from dataclasses import asdict
-
     memory = captured.memory
     return {
         "kind": "captured",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from stepcast.cli.options import add_options, check_applicable, has_racks, option_of
 from stepcast.cli.pages import show_view
 from stepcast.ir.facts import find_doubts
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import GIB, parse_size_bytes
 
@@ -94,8 +96,6 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
     from stepcast.cost.collectives import Algorithm
     from stepcast.forecast.fluid import shared_collective
     from stepcast.hardware import Place
-    from stepcast.ir.group import Group
-    from stepcast.ir.layout import Layout
     from stepcast.ir.work import Collective
     from stepcast.views.costs import collective_view
 

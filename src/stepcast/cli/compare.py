@@ -4,6 +4,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
@@ -79,8 +81,6 @@ def read_facts(path: str) -> FactDict:
 
 def read_printed(path: str) -> FactDict | None:
     """Read a JSON object with a step; return None for any other file."""
-    import msgspec
-
     from stepcast.analyze.compare import account_of
 
     if os.path.isdir(path):

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -102,7 +103,5 @@ def apply_edits(document: Any, args: argparse.Namespace) -> Any:
 
 def _without_warning(workload: Workload, option: str) -> Workload:
     """Return the workload without the warning that asked for *option*."""
-    from dataclasses import replace
-
     warnings = tuple(warning for warning in workload.warnings if option not in warning)
     return replace(workload, warnings=warnings)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stepcast.cli.compare import read_facts
 from stepcast.cli.options import add_options
 from stepcast.cli.output import new_file, write_file
@@ -96,8 +98,6 @@ def run(args: argparse.Namespace) -> int:
 
 def gate_files(measured: Sequence[str], options: GateOptions) -> "GateResult":
     """Return the verdict on the last of *measured* runs; add all to the history, and write the baseline."""
-    import msgspec
-
     from stepcast.analyze.gate import advance, check_forecast, judge
     from stepcast.outputs.gate import add_runs, open_history, read_runs
 
@@ -146,8 +146,6 @@ def _measure(path: str, label: str) -> "GateRun":
 
 def _read_baseline(path: str) -> "list[GateRun]":
     """Return the runs of a baseline that ``--save`` wrote, or a measured run."""
-    import msgspec
-
     if os.path.isfile(path) and BASELINE in (source := Source(path)).head[:200]:
         try:
             runs = [*msgspec.json.decode(source.data(RESULT))["runs"]]
@@ -158,8 +156,6 @@ def _read_baseline(path: str) -> "list[GateRun]":
 
 
 def _decode(run: "bytes | str", path: str) -> "GateRun":
-    import msgspec
-
     from stepcast.analyze.gate import STEP, GateRun
 
     try:

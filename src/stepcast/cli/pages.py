@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.streams import show_status
 from stepcast.questions.choices import option_of
 from stepcast.version import __version__
 from stepcast.views.text import visible
@@ -43,7 +44,6 @@ SINGLE = ("output", "trace", "save", "to_workload", "gantt", "critical_path", "j
 
 def show_alternatives(args: argparse.Namespace, question: "Question", watching: "Watching" = nullcontext) -> int:
     """Answer a question with several clusters, frameworks or numbers of GPUs; return the exit status."""
-    from stepcast.cli.streams import show_status
     from stepcast.questions.alternatives import answer_alternatives
     from stepcast.views.alternatives import alternatives_view
 

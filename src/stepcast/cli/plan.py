@@ -4,9 +4,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import write_file
+from stepcast.cli.output import print_notes, write_file
 from stepcast.cli.pages import show_alternatives, show_view
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.questions.choices import several_of
 from stepcast.questions.plan import PlanQuestion, SettledPlan, settle_plan
 from stepcast.version import __version__
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.cli.output import print_notes
     from stepcast.outputs.plain import table_bytes
     from stepcast.views.plan import plan_view
 
@@ -55,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
 def plan_facts(settled: SettledPlan, plan: "Plan") -> FactDict:
     """Return the answer in the words of the JSON contract."""
     from stepcast.goodput.plan import plan_alternatives
-    from stepcast.ir.facts import find_doubts
     from stepcast.questions.runs import run_facts
 
     question, operation, first = settled.question, settled.operation, settled.steps[0]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.streams import show_status
+from stepcast.inputs.source import Source
+from stepcast.ir.limits import DESCRIPTION
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views.text import facts, table
 
@@ -128,8 +130,6 @@ def _gpu(name: str | None, device: str) -> "Gpu":
 
 def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     """Return what an earlier run measured on the same GPU with the same software."""
-    from stepcast.inputs.source import Source
-    from stepcast.ir.limits import DESCRIPTION
     from stepcast.pytorch.profile.measure import read_document
 
     if not path.exists():

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
+from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
+from stepcast.ir.limits import RESULT
 from stepcast.questions.numbers import count
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views.text import facts, table, visible
@@ -127,9 +129,6 @@ def _flight(folder: str) -> dict[str, str]:
 
 def _taken(given: str | None, folder: str, name: str) -> list[str]:
     """Copy what the job wrote to the folder *given*; return warnings."""
-    from stepcast.inputs.source import Source
-    from stepcast.ir.limits import RESULT
-
     if not given:
         return []
     files = sorted(os.listdir(given)) if os.path.isdir(given) else []

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_notes, write_trace
@@ -44,8 +46,6 @@ def replay_files(
     files: Sequence[str], question: ReplayQuestion, trace: str | None = None, with_timeline: bool = False
 ) -> "tuple[ReplayResult | KinetoReplay, View, tuple[str, ...]]":
     """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
-    from msgspec.structs import replace
-
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
     from stepcast.analyze.whatif import surroundings

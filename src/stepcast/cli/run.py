@@ -5,13 +5,17 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stepcast.cli.documents import read_document
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import write_file, write_trace
+from stepcast.cli.output import print_notes, write_file, write_trace
 from stepcast.cli.pages import show_view
 from stepcast.ir.facts import FactDict
+from stepcast.ir.schedules import PiecePlacement
 from stepcast.questions.numbers import count, gpu_count
 from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
+from stepcast.version import __version__
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
@@ -66,8 +70,6 @@ def run(args: argparse.Namespace) -> int:
     if args.trace:
         write_trace(timeline, args.trace)
     if args.output:
-        import msgspec
-
         write_file(args.output, msgspec.json.encode(found))
     from stepcast.views.costs import run_view
 
@@ -84,7 +86,6 @@ def _predict(args: argparse.Namespace) -> tuple["Prediction", FactDict]:
     if (args.file is None) == (args.model is None):
         raise ValueError("no workload given: use a workload file, or --model with --cluster and --gpus")
     if args.model is not None:
-        from stepcast.cli.output import print_notes
         from stepcast.questions.runs import run_facts
         from stepcast.questions.settle import settle
 
@@ -116,7 +117,6 @@ def _predict(args: argparse.Namespace) -> tuple["Prediction", FactDict]:
 
 
 def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
-    from stepcast.ir.schedules import PiecePlacement
     from stepcast.pytorch.run.execute import RunPlan, ScheduleTurn
     from stepcast.simulation.schedule import SlotAction
 
@@ -176,11 +176,8 @@ def _facts(
     device: str,
     asked: FactDict,
 ) -> FactDict:
-    import msgspec
-
     from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
     from stepcast.ir.work import Collective
-    from stepcast.version import __version__
 
     alone = args.rank is not None
     ran = [(row.work, row.duration_s) for row in step]

@@ -1,10 +1,13 @@
 """``stepcast search --model M --cluster C --gpus N --global-batch B ...``"""
 
 import argparse
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.options import add_options, add_question
@@ -12,8 +15,9 @@ from stepcast.cli.output import show_emitted, write_file
 from stepcast.cli.pages import show_alternatives, show_view
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
-from stepcast.ir.facts import FactDict
-from stepcast.questions.choices import option_of, several_of
+from stepcast.ir.facts import CandidateFacts, FactDict
+from stepcast.questions.choices import build_question, option_of, several_of
+from stepcast.questions.question import PredictQuestion
 from stepcast.questions.search import SearchQuestion, SettledSearch, settle_search
 from stepcast.units import format_seconds
 from stepcast.version import __version__
@@ -100,7 +104,6 @@ def describe_candidate(candidate: "SimulatedCandidate") -> str:
 
 def result_view(facts: FactDict, result: "SearchResult") -> "View":
     """Return the view of a search with all the candidates that it simulated."""
-    from stepcast.ir.facts import CandidateFacts
     from stepcast.views.search import search_view
 
     simulated = [
@@ -117,8 +120,6 @@ def result_view(facts: FactDict, result: "SearchResult") -> "View":
 
 def _build_document(name: str, facts: FactDict) -> bytes:
     if name.endswith(".json"):
-        import msgspec
-
         return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
     from stepcast.outputs.plain import table_bytes
 
@@ -126,8 +127,6 @@ def _build_document(name: str, facts: FactDict) -> bytes:
 
 
 def _print_line(facts: FactDict) -> None:
-    import msgspec
-
     print(msgspec.json.encode(facts).decode(), flush=True)
 
 
@@ -155,7 +154,6 @@ class _Watching:
     def __call__(self, counts: "SearchCounts", best: "SimulatedCandidate | None") -> None:
         if self.before is None:
             import signal
-            import threading
 
             if threading.current_thread() is threading.main_thread():
                 self.before = signal.getsignal(signal.SIGINT)
@@ -244,8 +242,6 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
 
 def _explain(asked: SettledSearch, best: "SimulatedCandidate") -> list[FactDict]:
     from stepcast.questions.changes import explain_choices
-    from stepcast.questions.choices import build_question
-    from stepcast.questions.question import PredictQuestion
     from stepcast.questions.runs import predict_choices
     from stepcast.questions.settle import settle
 

@@ -10,8 +10,10 @@ from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.ir.facts import FactDict
+from stepcast.inputs.source import Source
+from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.group import Group
+from stepcast.ir.limits import SCHEDULE_FILE
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.questions.numbers import check_multiple
@@ -179,8 +181,6 @@ def _schedule(name: str | None) -> "Schedule | str | None":
         return name
     if not Path(name).exists():
         raise ValueError(f"--schedule {name}: no such schedule or file; known: {', '.join(SCHEDULES)}")
-    from stepcast.inputs.source import Source
-    from stepcast.ir.limits import SCHEDULE_FILE
     from stepcast.simulation.schedule_file import parse_schedule
 
     text = Source(name).text(SCHEDULE_FILE)
@@ -229,7 +229,6 @@ SIMAI_GROUPS = ("tp", "ep", "dp", "dp_ep")
 def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     """Print the step by the cost model of SimAI-analytical."""
     from stepcast.cost.simai import SimaiOverlap, SimaiSystem, simai_price
-    from stepcast.ir.facts import find_doubts
 
     ratios: dict[str, float] = {}
     for entry in args.overlap:

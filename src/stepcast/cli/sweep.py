@@ -5,13 +5,18 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_notes, write_file
 from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.streams import show_status
+from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
+from stepcast.ir.limits import DESCRIPTION
 from stepcast.questions.numbers import count
+from stepcast.units import format_seconds
 
 if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
@@ -96,8 +101,6 @@ def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
 
 def _ask(args: argparse.Namespace) -> int:
     from stepcast.cli.sweep_points import answers, check_many, check_words, digest, program
-    from stepcast.inputs.source import Source
-    from stepcast.ir.limits import DESCRIPTION
     from stepcast.sweep.run import sweep
     from stepcast.sweep.spec import read_spec
 
@@ -154,8 +157,6 @@ class _SweepWatch:
         self.last, self.answered = 0.0, 0
 
     def __call__(self, progress: "Progress") -> None:
-        from stepcast.units import format_seconds
-
         self.answered = progress.answered
         now = time.monotonic()
         if now - self.last < EVERY_S:
@@ -234,8 +235,6 @@ def _export(args: argparse.Namespace) -> int:
 
 def _document(kind: str, name: str, rows: list[FactDict]) -> bytes:
     if kind == "json":
-        import msgspec
-
         return msgspec.json.encode(rows) + b"\n"
     from stepcast.outputs.plain import table_bytes
 

@@ -1,9 +1,10 @@
 """Points of a sweep as questions: each is answered as the verb of the same name answers it."""
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 from stepcast.cli.plan import plan_facts
@@ -12,7 +13,9 @@ from stepcast.forecast.predict import predict_many, throughput
 from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import load_profile
 from stepcast.hardware import load_cluster
+from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
+from stepcast.ir.limits import RESULT, SEARCHES, UNASKED
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Question, UnknownChoiceError, build_question, resolve_name
 from stepcast.questions.plan import PlanQuestion, settle_plan
@@ -55,14 +58,9 @@ def check_words(spec: Spec) -> None:
 
 def check_many(spec: Spec, workers: int) -> None:
     """Raise a ValueError with the time that all points would take if they are very many."""
-    from stepcast.ir.limits import SEARCHES, UNASKED
-
     limit = UNASKED if spec.ask == "predict" else SEARCHES
     if spec.size <= limit.most or (points := spec.count_points()[0]) <= limit.most:
         return
-    import time
-    from itertools import islice
-
     before, few = (TRIED, TRIED) if spec.ask == "predict" else (0, 1)
     start = spec.size // 2
     near = map(spec.at, range(start, min(spec.size, start + TRIED_AMONG)))
@@ -90,9 +88,6 @@ def digest(name: str, value: object) -> str:
         if name in loaders:
             return _hash(repr(loaders[name](str(value))).encode())
         if name in ("calibration", "config"):
-            from stepcast.inputs.source import Source
-            from stepcast.ir.limits import RESULT
-
             return _hash(Source(str(value)).text(RESULT).encode())
     except (ValueError, OSError) as error:
         return f"{value!r}: {error}"

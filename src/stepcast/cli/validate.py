@@ -11,7 +11,7 @@ from stepcast.cli.output import write_file
 from stepcast.cli.pages import show_view
 from stepcast.cli.progress import ProgressBar
 from stepcast.cli.streams import show_status
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, PointFacts
 from stepcast.ir.progress import watch_progress
 
 if TYPE_CHECKING:
@@ -73,8 +73,6 @@ def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
 def _points(columns: "MeasuredColumns", most: int) -> Iterable["PointFacts"]:
     """Rows to draw: all, or evenly picked ones and the worst."""
     import numpy as np
-
-    from stepcast.ir.facts import PointFacts
 
     picked = np.arange(len(columns))
     if len(picked) > most:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stepcast.cli.compare import read_printed
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.options import add_options
@@ -46,8 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import msgspec
-
     from stepcast.analyze.watch import StepWatch, WatchAlert
     from stepcast.views.jobs import watch_view
 
