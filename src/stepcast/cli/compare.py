@@ -11,7 +11,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
 from stepcast.cli.pages import show_view
 from stepcast.cli.progress import open_source
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import RESULT
 from stepcast.questions.measured import AnalyzeQuestion
@@ -94,10 +94,8 @@ def read_printed(path: str) -> FactDict | None:
         return None
     if b'"step_s"' not in data:
         return None
-    try:
+    with prefix_errors(f"{path}: is not complete JSON", kinds=(msgspec.DecodeError,)):
         found = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: is not complete JSON: {error}") from None
     return dict(account_of(found)) if isinstance(found, dict) and "step_s" in account_of(found) else None
 
 

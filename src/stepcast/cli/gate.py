@@ -13,7 +13,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import new_file, write_file
 from stepcast.cli.pages import show_view
 from stepcast.cli.watch import read_forecast
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RESULT
 
@@ -118,10 +118,8 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> "GateResult":
         first = len(history) + 1
         alone = not options.history and len(given) == 1
         for path, one in zip(measured, given, strict=True):
-            try:
+            with prefix_errors(path):
                 result = judge(history, one, options.name, options.min_change, strict=alone)
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
             history.append(advance(one, result, options.accept and one is given[-1]))
         if base is not None:
             add_runs(base, options.name, first, history[first - 1 :])
@@ -136,10 +134,8 @@ def _measure(path: str, label: str) -> "GateRun":
     from stepcast.analyze.gate import GateRun, measures_of, spread_of
 
     facts = read_facts(path)
-    try:
+    with prefix_errors(path):
         measures = measures_of(facts)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     identity = {name: value for name, value in identity_of(facts).items() if name != "cluster"}
     return GateRun(measures, identity, label, spread=spread_of(facts))
 
@@ -147,10 +143,8 @@ def _measure(path: str, label: str) -> "GateRun":
 def _read_baseline(path: str) -> "list[GateRun]":
     """Return the runs of a baseline that ``--save`` wrote, or a measured run."""
     if os.path.isfile(path) and BASELINE in (source := Source(path)).head[:200]:
-        try:
+        with prefix_errors(f"{path}: is not a complete baseline", kinds=(msgspec.DecodeError, KeyError, TypeError)):
             runs = [*msgspec.json.decode(source.data(RESULT))["runs"]]
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: is not a complete baseline: {error}") from None
         return [_decode(msgspec.json.encode(run), path) for run in runs]
     return [_measure(path, "baseline")]
 
@@ -158,10 +152,8 @@ def _read_baseline(path: str) -> "list[GateRun]":
 def _decode(run: "bytes | str", path: str) -> "GateRun":
     from stepcast.analyze.gate import STEP, GateRun
 
-    try:
+    with prefix_errors(f"{path}: holds a run that cannot be read", kinds=(msgspec.MsgspecError, TypeError)):
         decoded = msgspec.json.decode(run, type=GateRun)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise ValueError(f"{path}: holds a run that cannot be read: {error}") from None
     if STEP not in decoded.measures:
         raise ValueError(f"{path}: holds a run without a step")
     return decoded

@@ -10,7 +10,7 @@ from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.group import Group
 from stepcast.ir.limits import SCHEDULE_FILE
@@ -184,10 +184,8 @@ def _schedule(name: str | None) -> "Schedule | str | None":
     from stepcast.simulation.schedule_file import parse_schedule
 
     text = Source(name).text(SCHEDULE_FILE)
-    try:
+    with prefix_errors(name):
         return parse_schedule(text, Path(name).stem)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:

@@ -3,7 +3,7 @@
 import msgspec
 
 from stepcast.inputs.chakra.record import WorkloadRecord, build_workload
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED
@@ -34,7 +34,7 @@ def looks_like(head: str) -> bool:
 
 def read(source: Source) -> Captured:
     data = source.data(CAPTURED)
-    try:
+    with prefix_errors("no captured program", source.path, (msgspec.MsgspecError, UnicodeDecodeError, TypeError)):
         version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("version", msgspec.Raw(b"none"))
         if bytes(version) != str(VERSION).encode():
             found, expected = bytes(version).decode()[:20], f"this stepcast reads version {VERSION}"
@@ -43,5 +43,3 @@ def read(source: Source) -> Captured:
         own = {name: getattr(file, name) for name in ("parts", "parameters", "tokens", "batch", "precision")}
         own |= {name: getattr(file, name) for name in ("compiled", "facts", "ties")}
         return Captured(workload=build_workload(file.workload), memory=CapturedMemory(**file.memory), **own)
-    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
-        raise FormatError(f"no captured program: {error}", source.path) from None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import get_args
 
+from stepcast.inputs.source import prefix_errors
 from stepcast.ir.check import require
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Hybrid, Latent, Norm, NormKind, Position, PositionKind, QkNorm
@@ -27,7 +28,7 @@ def model_of(name: str, table: Mapping[str, object]) -> Model:
     ``position`` is a kind (yarn: rotary with a factor), with ``positions`` rows (max_seq unless given) where learned.
     Left out: kv_heads = heads, head_dim = hidden / heads, ffn = 4 x hidden if not gated.
     """
-    try:
+    with prefix_errors(f"model {name}", kinds=(TypeError, ValueError)):
         for key in sorted(set(table) - set(FIELDS)):
             from difflib import get_close_matches
 
@@ -35,8 +36,6 @@ def model_of(name: str, table: Mapping[str, object]) -> Model:
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
             raise ValueError(f"unknown key {key}; {hint}")
         return build_model(name, table)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"model {name}: {error}") from None
 
 
 def build_model(name: str, table: Mapping[str, object]) -> Model:

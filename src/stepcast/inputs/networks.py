@@ -6,7 +6,7 @@ from math import inf
 
 import msgspec
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.limits import CONFIG, GPUS
 from stepcast.ir.wiring import Wiring
 
@@ -24,11 +24,9 @@ def looks_like_astra(head: str) -> bool:
 
 def read_astra(source: Source) -> Wiring:
     lists = {match[1]: re.findall(r"[^\s,]+", match[2]) for match in DIMENSIONS.finditer(source.text(CONFIG))}
-    try:
+    with prefix_errors("npus_count and bandwidth must be numbers", source.path):
         counts = [int(word) for word in lists.get("npus_count", ())]
         rates = [float(word) * GB for word in lists.get("bandwidth", ())]
-    except ValueError as error:
-        raise FormatError(f"npus_count and bandwidth must be numbers: {error}", source.path) from None
     kinds = [word.strip("\"'").lower() for word in lists.get("topology", ())]
     same = len(kinds) == len(counts) == len(rates)
     if not kinds or not same or min(counts) < 1 or not 0 < min(rates) <= max(rates) < inf:
@@ -117,13 +115,11 @@ def looks_like_calculon(head: str) -> bool:
 
 
 def read_calculon(source: Source) -> Wiring:
-    try:
+    with prefix_errors("is no system of Calculon", source.path, (msgspec.DecodeError, KeyError, TypeError, ValueError)):
         networks = [
             (int(network["size"]), float(network["bandwidth"]) * GB)
             for network in msgspec.json.decode(source.data(CONFIG))["networks"]
         ]
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"is no system of Calculon: {error}", source.path) from None
     if not networks or not all(0 < size < inf and 0 < rate < inf for size, rate in networks):
         raise FormatError("needs networks with a size and a bandwidth above zero", source.path)
     unused = "its rates of matrix products, memory and collectives are not used: ours are measured"

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.limits import GPUS, MIB, NSYS_DEVICES, NSYS_ROWS, PIPE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.units import NS
@@ -24,11 +24,11 @@ def looks_like(head: bytes) -> bool:
 
 
 def read(source: Source) -> Timeline:
-    try:
-        with closing(_open(source)) as database:
-            return _ExportReader(database, source.path).read()
-    except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:
-        raise FormatError(f"no export of Nsight Systems: {error}", source.path) from None
+    with (
+        prefix_errors("no export of Nsight Systems", source.path, (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError)),
+        closing(_open(source)) as database,
+    ):
+        return _ExportReader(database, source.path).read()
 
 
 def _open(source: Source) -> sqlite3.Connection:

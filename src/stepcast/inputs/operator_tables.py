@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stepcast.inputs.rows import csv_rows, shorten
-from stepcast.inputs.source import DATA, FormatError, Source, read_toml
+from stepcast.inputs.source import DATA, FormatError, Source, prefix_errors, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
 
@@ -106,10 +106,8 @@ def _read_parquet(path: str) -> dict[str, TextArray]:
         raise ValueError(
             f"{path}: parquet needs pyarrow: pip install 'stepcast[parquet]', or convert it to csv"
         ) from None
-    try:
+    with prefix_errors("is no parquet file", path, (pyarrow.ArrowException, OSError)):
         table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise FormatError(f"is no parquet file: {error}", path) from None
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         columns[name] = np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=np.str_)

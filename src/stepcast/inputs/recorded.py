@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RESULT
 from stepcast.ir.measured import CollectiveLog
@@ -91,10 +91,8 @@ def read_logs(folder: str) -> list[CollectiveLog]:
 
 
 def _read_rank(path: str) -> RecordedRank:
-    try:
+    with prefix_errors("no steps of a recorded job", path, (msgspec.DecodeError, UnicodeDecodeError)):
         file = msgspec.json.decode(Source(path).data(RESULT), type=_RecordedFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"no steps of a recorded job: {error}", path) from None
     skip, steps = file.window
     return RecordedRank(
         rank=file.rank,

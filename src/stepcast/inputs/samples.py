@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from itertools import islice
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.facts import Facts
 from stepcast.ir.limits import DESCRIPTION
 
@@ -61,11 +61,9 @@ def _read_parquet(path: str) -> Iterator[Facts]:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise FormatError("reading Parquet needs the package pyarrow; or give JSON lines", path) from None
-    try:
+    with prefix_errors("not valid Parquet", path, (OSError,)):
         for batch in ParquetFile(path).iter_batches(1000):
             yield from batch.to_pylist()
-    except OSError as error:
-        raise FormatError(f"not valid Parquet: {error}", path) from None
 
 
 def _tokenise(texts: list[str], tokenizer: str, path: str) -> list[list[int]]:

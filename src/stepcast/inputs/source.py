@@ -36,6 +36,19 @@ class FormatError(ValueError):
         return FormatError(self.message, self.path or path, self.line)
 
 
+@contextlib.contextmanager
+def prefix_errors(
+    words: str, path: str | None = None, kinds: tuple[type[Exception], ...] = (ValueError,)
+) -> Iterator[None]:
+    """Raise errors of these *kinds* as errors that begin with *words*: a FormatError where they are of a file."""
+    try:
+        yield
+    except kinds as error:
+        raise (
+            FormatError(f"{words}: {error}", path) if path is not None else ValueError(f"{words}: {error}")
+        ) from None
+
+
 DATA = Path(__file__).parents[1] / "data"
 """Files of the package."""
 HEAD_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ import msgspec
 from stepcast.inputs.chakra.protobuf import fields
 from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
 from stepcast.inputs.rows import csv_columns
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.facts import Facts
 from stepcast.ir.limits import RESULT, TRACE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
@@ -19,6 +19,7 @@ from stepcast.units import NS
 
 ROCPROF = ("Kind", "Agent_Id", "Queue_Id", "Kernel_Name", "Start_Timestamp", "End_Timestamp")
 ROLES = {EventRole.COMMUNICATION: SpanKind.COMMUNICATION, EventRole.COPY: SpanKind.COPY}
+DAMAGED = (msgspec.DecodeError, KeyError, TypeError)
 RANK_KEYS = ("dl.rank", "rl.rank", "rank", "process.rank", "torch.rank")
 
 
@@ -49,15 +50,13 @@ def read_rocprof(source: Source) -> Timeline:
 
 def _json_kernels(source: Source) -> Iterator[tuple[None, list[str]]]:
     """Yield the kernels of rocprofv3's JSON as its CSV has them; all processes call a GPU by the same handle."""
-    try:
+    with prefix_errors("is no kernel trace of rocprofv3", source.path, DAMAGED):
         for process in msgspec.json.decode(source.data(TRACE))["rocprofiler-sdk-tool"]:
             names = {symbol["kernel_id"]: symbol["formatted_kernel_name"] for symbol in process["kernel_symbols"]}
             for row in process["buffer_records"]["kernel_dispatch"]:
                 place = row["dispatch_info"]
                 words = place["agent_id"]["handle"], place["queue_id"]["handle"], names[place["kernel_id"]]
                 yield None, [str(word) for word in (*words, row["start_timestamp"], row["end_timestamp"])]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise FormatError(f"is no kernel trace of rocprofv3: {error}", source.path) from None
 
 
 # ---- OpenTelemetry --------------------------------------------------------------------------------------------
@@ -76,10 +75,8 @@ def looks_like_otlp(head: bytes) -> bool:
 def read_otlp(source: Source) -> Timeline:
     """Return the spans of each rank (or resource), a lane per trace."""
     data = source.data(RESULT)
-    try:
+    with prefix_errors("is no complete OTLP trace", source.path, (*DAMAGED, ValueError, IndexError, AttributeError)):
         spans = [*(_json_spans(data) if data.lstrip()[:1] == b"{" else _protobuf_spans(data))]
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise FormatError(f"is no complete OTLP trace: {error}", source.path) from None
     builder, resources = TimelineBuilder(), dict[str, int]()
     for attributes, name, start, end in spans:
         if not 0 < start <= end < 2**63:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from stepcast.inputs.model_table import model_of
+from stepcast.inputs.source import prefix_errors
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
@@ -133,10 +134,8 @@ def _model_of_file(path: Path) -> Model:
         path = path / "config.json"
     if path.suffix == ".toml":
         table = read_toml(path)
-        try:
+        with prefix_errors(str(path)):
             return model_of(str(table.pop("name", path.stem)), table)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
     try:
         return read(Source(path))
     except FormatError as error:

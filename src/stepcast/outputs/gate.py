@@ -8,6 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
+from stepcast.inputs.source import prefix_errors
 from stepcast.ir.facts import Facts
 from stepcast.units import format_seconds
 
@@ -36,10 +37,8 @@ def open_history(path: str) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _explain_errors(path: str) -> Iterator[None]:
-    try:
+    with prefix_errors(f"{path}: cannot be used as a history", kinds=(sqlite3.Error,)):
         yield
-    except sqlite3.Error as error:
-        raise ValueError(f"{path}: cannot be used as a history: {error}") from None
 
 
 def read_runs(base: sqlite3.Connection, name: str) -> list[bytes]:

@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.numbers import ValueSpellingError
@@ -170,10 +171,8 @@ def read_choice(name: str, choice: Choice, default: object, value: object) -> ob
     if isinstance(value, bool) and choice.sets != "axis":
         raise ValueError(f"{name}: expected a value, not {value!r}")
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    try:
+    with prefix_errors(name, kinds=(ValueSpellingError,)):
         read = choice.parse(text)
-    except ValueSpellingError as error:
-        raise ValueError(f"{name}: {error}") from None
     if choice.values and not isinstance(read, tuple):
         check_known(str(read), choice.values, f"{name}: ")
     return read

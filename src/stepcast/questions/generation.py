@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
+from stepcast.inputs.source import prefix_errors
 from stepcast.questions.choices import Choice, Question, read_word
 from stepcast.questions.numbers import count, gpu_count, share
 from stepcast.questions.question import CHOICES, WHAT
@@ -150,7 +151,5 @@ def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
 def _lengths(what: str, text: str) -> "Lengths":
     from stepcast.generation.lengths import parse_lengths
 
-    try:
+    with prefix_errors(f"--{what}-length"):
         return parse_lengths(text)
-    except ValueError as error:
-        raise ValueError(f"--{what}-length: {error}") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
+from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RUNS, STEPS
@@ -308,10 +309,8 @@ def _read_stage(question: PlanQuestion, text: str) -> PlanQuestion:
         if not equals or not name.strip():
             raise ValueError(f"--stage {text!r}: expected KEY=VALUE,..., such as tokens=1T,seq=8192")
         words[name.strip()] = value.strip()
-    try:
+    with prefix_errors(f"--stage {text!r}", kinds=(TypeError, ValueError)):
         choices = read_choices(PlanQuestion, words)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--stage {text!r}: {error}") from None
     stage = question.change({"tokens": None, "steps": None, **choices})
     if (stage.tokens is None) == (stage.steps is None):
         raise ValueError(f"--stage {text!r}: give the tokens or the steps of the stage")
@@ -395,10 +394,8 @@ def _read_pairs(option: str, text: str, readers: Readers, needed: bool = False) 
         name = name.strip()
         if not equals or name not in readers:
             raise ValueError(f"{option} {pair!r}: expected {', '.join(f'{known}=...' for known in readers)}")
-        try:
+        with prefix_errors(f"{option} {name}"):
             values[name] = readers[name](value.strip())
-        except ValueError as error:
-            raise ValueError(f"{option} {name}: {error}") from None
     for name in readers if needed else ():
         if name not in values:
             raise ValueError(f"{option}: {name}=... is missing")

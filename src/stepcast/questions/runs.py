@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stepcast.frameworks.profile import DECISIONS, Profile
 from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.frameworks.words import overlap_words, recompute_word
-from stepcast.inputs.source import Source, read_toml
+from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
@@ -172,10 +172,8 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
 
 
 def _read_table(table: Facts, file: str) -> FactDict:
-    try:
+    with prefix_errors(file, kinds=(TypeError, ValueError)):
         return readers.read_choices(PredictQuestion, table)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from None
 
 
 # ---- runs to files and command lines ----------------------------------------------------------------------

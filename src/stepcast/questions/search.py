@@ -15,6 +15,7 @@ from stepcast.frameworks.profile import Profile, missing_features
 from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.frameworks.words import offload_of, offload_word
 from stepcast.hardware import Cluster, load_cluster
+from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
@@ -218,11 +219,9 @@ def _read_axis(option: str, entry: str) -> tuple[str, AxisValues]:
         raise ValueError(f"{option} {entry!r}: expected a value of {known}, such as tp=8")
     if option == "--fix" and "," in values:
         raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
-    try:
+    with prefix_errors(f"{option} {entry!r}", kinds=(ValueSpellingError,)):
         several: Callable[[str], AxisValues] = AXES[name].read  # type: ignore[assignment]  # of an axis
         return name, several(values)
-    except ValueSpellingError as error:
-        raise ValueError(f"{option} {entry!r}: {error}") from None
 
 
 # Layouts that experts try first: one sequence at a time, the usual schedules, everything else as the software has it.

@@ -14,7 +14,7 @@ from stepcast.frameworks.profile import Profile, Settled, missing_features
 from stepcast.frameworks.profile import settle as settle_profile
 from stepcast.frameworks.words import recompute_word
 from stepcast.hardware import Cluster, Place, load_cluster
-from stepcast.inputs.source import FormatError, read_toml
+from stepcast.inputs.source import FormatError, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
@@ -499,10 +499,8 @@ def _read_others(path: str, cluster: Cluster, question: PredictQuestion) -> "Oth
             others.append(other)
             continue
         usual = {"cluster": question.cluster, "set": question.set, "gpus": len(other.nodes) * cluster.node.gpus}
-        try:
+        with prefix_errors(f"{other.name}", path, (TypeError, ValueError)):
             prediction = settle(build_question(PredictQuestion, {**usual, **other.words})).prediction
-        except (TypeError, ValueError) as error:
-            raise FormatError(f"{other.name}: {error}", path) from None
         if prediction.cluster.node != cluster.node or prediction.cluster.topology != cluster.topology:
             raise FormatError(f"{other.name}: runs on another cluster; leave its cluster out", path)
         others.append(Neighbour(other.name, other.nodes, prediction, other.start_s))

@@ -20,7 +20,7 @@ from stepcast.cost.power import Load
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.rows import csv_rows
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -359,10 +359,8 @@ def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str
         if record.get("option"):
             raise ValueError(f"{file}: option {record['option']} is not modelled")
         seq, batch, training = int(record["seq"]), int(record["batch"]), record["mode"] == "train"
-        try:
+        with prefix_errors(f"{file}:{number}"):
             kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
-        except ValueError as error:
-            raise ValueError(f"{file}:{number}: {error}") from None
         mode, measured_s = "training" if training else "inference", float(record["measured_ms"]) * 1e-3
         predicted_s, unseen_s = (
             sum(price_kernels(kernels, gpu, fit, step_load(kernels, gpu, fit)))

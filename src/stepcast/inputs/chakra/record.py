@@ -14,7 +14,7 @@ import msgspec
 
 from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
 from stepcast.inputs.chakra.protobuf import AttributeKind, WireError, attribute, bytes_field, delimited, read_varint
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
 from stepcast.ir.work import Work
@@ -140,10 +140,8 @@ def _copy(build: Callable[..., Built], described: type, source: object, **change
 def decode_workload(packed: bytes) -> Workload:
     """Return the workload that *packed* records; ValueError where it is damaged or too large."""
     unpacker = zlib.decompressobj()
-    try:
+    with prefix_errors(f"{RECORD} is damaged", kinds=(zlib.error,)):
         content = unpacker.decompress(packed, UNPACKED.most)
-    except zlib.error as error:
-        raise ValueError(f"{RECORD} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.message}")
     try:
@@ -158,7 +156,7 @@ def build_workload(record: WorkloadRecord) -> Workload:
         raise ValueError(f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again")
     MICRO_BATCHES.check(record.micro_batches)
     tables = record.tables
-    try:
+    with prefix_errors(f"{RECORD} is damaged", kinds=(LookupError,)):
         works = [msgspec.json.decode(values, type=WORK_TYPES[kind]) for kind, values in tables.works]
         ops = [_copy(Op, Op, op, work=works[op.work]) for op in tables.ops]
         layers = [
@@ -169,8 +167,6 @@ def build_workload(record: WorkloadRecord) -> Workload:
         ]
         stages = [_stage(stage, layers) for stage in tables.stages]
         order = tuple(stages[index] for index in record.stages)
-    except LookupError as error:
-        raise ValueError(f"{RECORD} is damaged: {error}") from None
     return _copy(Workload, Workload, record, stages=order)
 
 
