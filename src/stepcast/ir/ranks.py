@@ -63,7 +63,9 @@ class RankGrid:
             stage, stride = rank // self.stride("pp") % self.layout.pp, self.stride("pp")
             return tuple(sorted({rank, rank + (self.layout.pp - 1 - 2 * stage) * stride}))
         expert, axes = self._family(family)
-        first = rank - sum(self._offset(rank, axis, expert) for axis in axes)
+        strides, sizes = [self.stride(axis, expert=expert) for axis in axes], self.layout.axes(expert=expert)
+        # Less what its coordinates on these axes add to its number.
+        first = rank - sum(rank // stride % sizes[axis] * stride for axis, stride in zip(axes, strides, strict=True))
         return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
 
     def groups(self, family: str) -> tuple[tuple[int, ...], ...]:
@@ -119,11 +121,6 @@ class RankGrid:
         if family not in FAMILIES:
             raise ValueError(f"unknown group {str(family)!r}; known are {', '.join(FAMILIES)}")
         return FAMILIES[family]
-
-    def _offset(self, rank: int, axis: str, expert: bool) -> int:
-        """Return what *rank*'s coordinate on *axis* adds to its number."""
-        stride = self.stride(axis, expert=expert)
-        return rank // stride % self.layout.axes(expert=expert)[axis] * stride
 
     def _combinations(self, axes: Sequence[str], expert: bool, period: int = 0) -> list[int]:
         """Return the offsets of all coordinates along *axes*; with a *period*, the least of those that are multiples of

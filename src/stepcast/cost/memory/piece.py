@@ -80,9 +80,10 @@ def piece_totals(
         activations += _cast_weights(model, strategy, piece, recomputed_layers)
     if piece.head and strategy.further_tokens:
         mtp_blocks = [saved_by(block) for block in model.next_token_blocks]
-        activations += strategy.further_tokens * (
-            _mtp_ends_bytes(model, strategy) + sum(saved.saved for saved in mtp_blocks)
-        )
+        # Around its block a module saves the token's embedding, the joined results of two norms, and input and output
+        # of the last norm; the stream it starts from is saved already.
+        ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
+        activations += strategy.further_tokens * (ends + sum(saved.saved for saved in mtp_blocks))
         recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
     return PieceTotals(
         states=piece_states(model, strategy, framework, piece, orientations),
@@ -179,12 +180,3 @@ def loss_bytes(
         return saved + max((FP32_BYTES + narrow) * logits, element * logits + weight)
     # Logits, their fp32 copy and softmax; then the gradient in both formats and the weight's.
     return saved + (2 * FP32_BYTES + narrow) * logits + weight
-
-
-def _mtp_ends_bytes(model: Model, strategy: Strategy) -> float:
-    """Return what one MTP module saves around its block: the token's embedding, which is normed, the
-    concatenated results of two norms, which the projection needs, and input and output of the last norm.
-    The stream it starts from is saved already, by what made it.
-    """
-    outer = strategy.local_tokens * model.hidden // strategy.outer_ways
-    return (1 + 2 + 2) * outer * strategy.stored.bytes

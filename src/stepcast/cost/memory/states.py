@@ -15,7 +15,7 @@ from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of
 from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
-from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
+from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import Shard, WeightPart
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
@@ -139,7 +139,11 @@ def optimizer_bytes(
     if optimizer.knows_matrices:
         for matrices in trained_matrices(model, strategy, piece):
             part = plan.experts if matrices.part is WeightPart.EXPERTS else plan.dense
-            moments -= _spared_elements(optimizer.kind, matrices) / part.ways
+            if optimizer.kind is OptimizerKind.MUON:  # one moment of two
+                spared = matrices.elements if matrices.inside else 0
+            else:  # all but the sums of rows and of columns
+                spared = matrices.elements - matrices.count * (matrices.rows + matrices.columns)
+            moments -= spared / part.ways
     wide = 0.0
     if optimizer.moment_dtype is DType.INT8 and framework.modules is Modules.TRANSFORMERS and piece.embedding:
         # Embeddings keep 32-bit moments (transformers, Trainer: register_module_override of bitsandbytes).
@@ -153,15 +157,6 @@ def _copies_weights(strategy: Strategy, framework: Framework) -> bool:
     """Return whether the optimizer has weights of its own, besides those that layers use or ranks split."""
     narrow = strategy.weights is not DType.FP32 and not framework.keeps_fp32_weights(strategy)
     return framework.optimizer.master_weights and narrow
-
-
-def _spared_elements(kind: OptimizerKind, matrices: Matrices) -> int:
-    """Return the moments that an optimizer does not keep of matrices, though it would of other weights: one moment of
-    two; or a matrix, of which it keeps the sums of rows and of columns.
-    """
-    if kind is OptimizerKind.MUON:
-        return matrices.elements if matrices.inside else 0
-    return matrices.elements - matrices.count * (matrices.rows + matrices.columns)
 
 
 def checkpoint_bytes(model: Model, strategy: Strategy, framework: Framework) -> float:

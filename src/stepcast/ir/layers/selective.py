@@ -76,13 +76,15 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
     convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
     gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, own.inner, 2, 1, dtype, True)
+    shape = (sizes.strategy.micro_batch, sizes.strategy.seq, own.inner, own.state)
+    forward, backward = (SelectiveScan(*shape, backward, sizes.unquantised) for backward in (False, True))
     return norms.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
         build.column_layer(sizes, Role.MAMBA_IN, (into,), (convolution,), (gradient,)),
         _steps_layer(sizes, own),
-        _scan_layer(sizes, own),
+        make_layer(Role.MAMBA_SCAN, (Op("scan", forward),), (Op("scan gradient", backward),)),
         build.row_layer(sizes, Role.MAMBA_OUT, out),
     )
 
@@ -108,9 +110,3 @@ def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
         (*high.input_gradient, *norm_gradient, *low.input_gradient, channels),
         (*high.weight_gradient, *low.weight_gradient),
     )
-
-
-def _scan_layer(sizes: Sizes, own: Selective) -> Layer:
-    shape = (sizes.strategy.micro_batch, sizes.strategy.seq, own.inner, own.state)
-    forward, backward = (SelectiveScan(*shape, backward, sizes.unquantised) for backward in (False, True))
-    return make_layer(Role.MAMBA_SCAN, (Op("scan", forward),), (Op("scan gradient", backward),))
