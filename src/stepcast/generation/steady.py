@@ -15,8 +15,9 @@ from stepcast.generation.steps import StepTimes
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 
-BALANCED = 1.1  # demand over rate of prefill engines whose number is not stated: clients wait for them (fitted)
-SPLIT_WAVES = 5.0  # requests of a client in runs with engines apart (fitted; as EngineProfile.waves)
+BALANCED = 1.15  # demand over rate of prefill engines whose number is not stated: clients wait for them (fitted)
+SPLIT_WAVES = 7.0  # requests of a client in runs with engines apart (fitted; as EngineProfile.waves)
+SAME_STEP = 0.12  # share of an engine's clients that meet a request in its prefill step again (fitted)
 ROUTER_S = 0.12  # the way of a request through the router between the pools, at least (fitted)
 QUEUE_ROUNDS = 40
 
@@ -134,7 +135,9 @@ def split_serving(
     first_s = queued_s + prompt_s + moved_s
     replicas = np.asarray(float(decode.layout.replicas))
     served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, tpot_s, replicas)
-    burst_s = np.maximum(running / servers - 1.0, 0.0) / 2.0 * filled_s / SPLIT_WAVES
+    others = np.maximum(running / servers - 1.0, 0.0)
+    # Prompts of one step get their first tokens together, finish within a short time and share a step once more.
+    burst_s = (others / 2.0 / SPLIT_WAVES + np.minimum(SAME_STEP * others, together - 1.0)) * filled_s
     return serve(served, max(prefill.engine.request_s, ROUTER_S), first_s, burst_s, output)
 
 
