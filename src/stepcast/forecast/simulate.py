@@ -24,11 +24,11 @@ from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.group import Group, HostWay
+from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.work import Compute, Direction, Transfer
+from stepcast.ir.work import Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_together
@@ -103,48 +103,36 @@ class PacedCompute:
         return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
 
 
-_SECONDS: ByIdentity[FloatArray] = ByIdentity(2**15)
-_JOINED_SECONDS: ByIdentity[FloatArray] = ByIdentity(1024)
+_SECONDS: ByIdentity[FloatArray] = ByIdentity(1024)
 
 
 class WorkTable:
-    """The seconds of lists of ops, from tables that all steps share whose GPUs are as busy and whose groups use the
-    same links.
+    """The seconds of the ops of a plan, remembered for steps that share it, whose GPUs are as busy and whose groups use
+    the same links.
     """
 
     def __init__(self, pricer: Pricer, compute: PacedCompute, alone: frozenset[Group]) -> None:
         self.pricer, self.compute, self.alone = pricer, compute, alone
-        self.key = (pricer.node_gpus, pricer.once_per_node, pricer.ideal, tuple(pricer.algorithms.items()), alone)
+        terms = (pricer.once_per_node, pricer.ideal, pricer.place, pricer.alone, tuple(pricer.algorithms.items()))
+        self.key = (pricer.layout, compute.pace, *terms)
 
     def works_s(self, ops: OpList) -> FloatArray:
         """Return the seconds of each work; 0 for communication that does not run."""
-        base_s, clocked = self._find(ops)
-        seconds: FloatArray = base_s * np.where(clocked > 0, self.compute.pace, 1.0)
-        return seconds
+        made_of = (ops, self.compute.base, self.pricer.cluster)
+        return _SECONDS.get(made_of, partial(self._price, ops.works), *self.key)
 
-    def _find(self, ops: OpList) -> FloatArray:
-        """Return the seconds of each work before the pace, and whether the pace applies to it."""
-        pricer, routes = self.pricer, list[object]()
-        price = partial(self._join if ops.lists else self._price, ops)
-        for group, is_collective in ops.routed:
-            if isinstance(group, HostWay):
-                return price()
-            if group not in self.alone:
-                routes.append(pricer.route(group) if is_collective else pricer.neighbour_route(group))
-        known = _JOINED_SECONDS if ops.lists else _SECONDS
-        return known.get((ops, self.compute.base, pricer.cluster, *routes), price, self.key)
-
-    def _join(self, ops: OpList) -> FloatArray:
-        return np.concatenate([self._find(part) for part in ops.lists], axis=1)
-
-    def _price(self, ops: OpList) -> FloatArray:
-        base, pricer, seconds = self.compute.base, self.pricer, []
-        for work, runs in ops.running(self.alone):
+    def _price(self, works: Sequence[Work]) -> FloatArray:
+        """Price each work once: the slots of a plan have most of their works in common."""
+        base, pace, known = self.compute.base, self.compute.pace, dict[int, float]()
+        for key, work in {id(work): work for work in works}.items():
             if isinstance(work, Compute):
-                seconds.append(base(work).seconds)
+                seconds = base(work).seconds
+                known[key] = seconds * pace if isinstance(work, CLOCKED) else seconds
             else:
-                seconds.append(pricer.seconds(work) if runs else 0.0)
-        return np.array([seconds, [isinstance(work, CLOCKED) for work in ops.works]])
+                group = group_of(work)
+                runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
+                known[key] = self.pricer.seconds(work) if runs else 0.0
+        return np.array([known[id(work)] for work in works], np.float64)
 
 
 def simulate_together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:

@@ -65,10 +65,6 @@ class OpSequence:
         return frozenset([op.group for op in self.ops if op.group is not None])
 
     @cached_property
-    def routed(self) -> tuple[tuple[Channel, bool], ...]:
-        return tuple(dict.fromkeys([(op.group, op.collective) for op in self.ops if op.group and op.runs]))
-
-    @cached_property
     def names(self) -> frozenset[str]:
         return frozenset([op.name for op in self.ops])
 
@@ -142,11 +138,6 @@ class OpList:
         features = chain.from_iterable([sequence.ops for sequence in self.sequences])
         for work, op in zip(self.works, features, strict=True):
             yield work, op.runs and op.group not in alone
-
-    @cached_property
-    def routed(self) -> tuple[tuple[Channel, bool], ...]:
-        """The groups of communication that has bytes, and whether it is a collective."""
-        return tuple(dict.fromkeys([pair for sequence in self.sequences for pair in sequence.routed]))
 
     @cached_property
     def is_computing(self) -> BoolArray:
