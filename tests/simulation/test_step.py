@@ -226,7 +226,7 @@ def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
 def chains_of(step: Step, name: str) -> set[int]:
     """The chains of pieces that calls of the *name* run."""
     program = step.program
-    called = zip(program.chain_of[program.segment].tolist(), program.table.segment.tolist(), strict=True)
+    called = zip(program.call_chains.tolist(), program.table.segment.tolist(), strict=True)
     return {chain for chain, number in called if program.names[number] == name}
 
 

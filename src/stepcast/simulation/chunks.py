@@ -77,11 +77,6 @@ class Chunk:
         }
 
     @cached_property
-    def variants(self) -> tuple[object, ...]:
-        """The slots that run ops of their own; ``find_slot`` depends on nothing else."""
-        return (self.in_turn, self.final > 0, *self.slots)
-
-    @cached_property
     def groups(self) -> frozenset[Channel]:
         return frozenset().union(*[ops.groups for blocks in self.slots.values() for ops, _ in blocks])
 

@@ -482,7 +482,7 @@ def _frame_chain(
         passages = [tuple([find_passage(schedule, kind.stage, slot, messages) for slot in part]) for part in near]
         return CallContext(*passages)
 
-    if base is None or len(base.chain) < 3 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
+    if base is None or len(base.chain) < 2 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
         return build_frame(base, context(), messages, lanes).segment.chain
     (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
     key = (messages.mode, kind.frame, cost) if messages.alike else (messages.mode, context())

@@ -236,7 +236,7 @@ class CallTable:
 _MANY = -2
 
 
-OF_SEGMENTS = ("inputs", "pieces", "ops_of", "chain_of", "chains", "shapes", "has_delays", "fold")
+OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold")
 """The cached properties of a program that do not depend on its calls."""
 
 
@@ -289,25 +289,6 @@ class Program:
         program.__dict__.update({name: getattr(self, name) for name in OF_SEGMENTS})
         return program
 
-    def with_chains(self, chains: Sequence[tuple[tuple[Piece, int], ...]]) -> "Program":
-        """Return the same calls of segments with other *chains*, which have the same inputs and outputs."""
-        program = object.__new__(Program)  # the calls were checked
-        number: dict[Piece, int] = {}
-        known: dict[Chain, int] = {}
-        chain_of = []
-        for part in chains:
-            numbers = tuple([(number.setdefault(piece, len(number)), repeat) for piece, repeat in part])
-            chain_of.append(known.setdefault(numbers, len(known)))
-        program.__dict__.update(
-            self.__dict__,
-            inputs=self.inputs,
-            segments=tuple([segment.with_chain(part) for segment, part in zip(self.segments, chains, strict=True)]),
-            pieces=tuple(number),
-            chains=tuple(known),
-            chain_of=np.array(chain_of, np.int64),
-        )
-        return program
-
     @cached_property
     def inputs(self) -> int:
         """The most inputs of any segment."""
@@ -316,7 +297,7 @@ class Program:
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """The distinct pieces."""
-        return tuple(dict.fromkeys([piece for segment in self.segments for piece, _ in segment.chain]))
+        return tuple(self._numbered[0])
 
     @cached_property
     def ops_of(self) -> dict[Piece, slice]:
@@ -330,22 +311,27 @@ class Program:
         return tuple(chain.from_iterable([piece.costs for piece in self.pieces]))
 
     @cached_property
-    def chain_of(self) -> IntArray:
-        """The number of the chain of each segment; segments may differ in their names alone."""
-        number: dict[object, int] = {}
-        return np.array([number.setdefault(segment.chain, len(number)) for segment in self.segments], np.int64)
+    def _numbered(self) -> tuple[dict[Piece, int], dict[Chain, int], IntArray]:
+        """The pieces and the chains with their numbers, and the number of the chain of each segment; segments may
+        differ in their names alone.
+        """
+        pieces: dict[Piece, int] = {}
+        chains: dict[Chain, int] = {}
+        chain_of = []
+        for segment in self.segments:
+            numbers = tuple([(pieces.setdefault(piece, len(pieces)), repeat) for piece, repeat in segment.chain])
+            chain_of.append(chains.setdefault(numbers, len(chains)))
+        return pieces, chains, np.array(chain_of, np.int64)
 
     @cached_property
     def call_chains(self) -> IntArray:
         """The number of the chain of each call."""
-        return self.chain_of[self.segment]
+        return self._numbered[2][self.segment]
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:
         """The distinct chains, with pieces by their number."""
-        number = {piece: index for index, piece in enumerate(self.pieces)}
-        chains = dict.fromkeys([segment.chain for segment in self.segments])
-        return tuple(tuple([(number[piece], repeat) for piece, repeat in chain]) for chain in chains)
+        return tuple(self._numbered[1])
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:

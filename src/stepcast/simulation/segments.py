@@ -216,12 +216,6 @@ class Segment:
                 )
         object.__setattr__(self, "outputs", count)
 
-    def with_chain(self, chain: tuple[tuple[Piece, int], ...]) -> "Segment":
-        """Return the segment of other pieces, which have its inputs and outputs."""
-        segment = object.__new__(Segment)
-        segment.__dict__.update(name=self.name, chain=chain, outputs=self.outputs)
-        return segment
-
     @classmethod
     def of(
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, product, starmap
-from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Channel, Group, HostWay
-from stepcast.ir.identity import ByIdentity, Remembered
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Collective, Work, group_of
 from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
 from stepcast.simulation.chunks import Body, Chunk, find_representatives, model_copies, split_chunks
@@ -259,32 +258,8 @@ def build_step(
 _PLANS: ByIdentity[StepPlan] = ByIdentity(2048)
 
 
-class Opening(NamedTuple):
-    """A segment of an outline that a step puts its own pieces into: those of the slots of a call between the pieces of
-    its messages, or those of a stage in a round.
-    """
-
-    stage: int
-    slots: tuple[SlotKind, ...] = ()
-    ends: tuple[tuple[Piece, int], ...] = ()
-    round: int = -1
-
-
-class Outline(NamedTuple):
-    """A program whose chunks are left open. Neither repeats nor the buckets of gradients are part of it, so that few
-    outlines serve many strategies.
-    """
-
-    program: Program
-    openings: list[Opening | None]  # for each segment; None where it stays as it is
-
-
-MOST_OUTLINES = 1024
-_OUTLINES = Remembered[tuple[object, ...], Outline]()
-
-
 class _PlanBuilder:
-    """Puts the chunks of a step into the outline of its schedule."""
+    """Puts the chunks of a step into the slots of its schedule."""
 
     def __init__(
         self,
@@ -313,7 +288,7 @@ class _PlanBuilder:
         self.in_place = [chunks[place] for place in places]
         self.same = [(id(chunks[place]), slow_stages.get(place.stage, 1.0)) for place in places]
         self.pieces: dict[tuple[int, bool], Piece] = {}
-        self.middles: dict[tuple[object, ...], tuple[tuple[Piece, int], ...]] = {}
+        self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
         rounds = _RoundSegments(piece_factory(replace(self.terms, contention=False)), self.slow_stages, self.lists)
@@ -324,92 +299,29 @@ class _PlanBuilder:
             op = TimedOp("lead", LEAD, self.lanes.host_lane, stores=(self.lanes.read,))
             lead = Segment.of("lead", [op], lanes=self.lanes.count)
             before.insert(0, Round(dict.fromkeys(range(self.schedule.stages), lead)))
-        every = [*before, *after]
-        # Places that run the same chunk at the same speed, and stages that run the same once.
-        number: dict[tuple[int, float], int] = {}
-        places = [number.setdefault(same, len(number)) for same in self.same]
-        speeds = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
-        once = [number.setdefault((id(own), speed), len(number)) for own, speed in zip(self.once, speeds, strict=True)]
-        chunks = tuple([chunk.variants for chunk in dict(zip(self.same, self.in_place, strict=True)).values()])
-        templates = tuple([round_.template for round_ in every])
-        key = (
-            self.schedule,
-            self.terms,
-            self.send,
-            self.is_free,
-            tuple(places),
-            tuple(once),
-            chunks,
-            len(before),
-            templates,
-        )
-        outline = _OUTLINES.get((*key, representatives))
-        if outline is None:
-            if len(_OUTLINES) >= MOST_OUTLINES:
-                _OUTLINES.clear()
-            outline = _OUTLINES[*key, representatives] = self._outline(before, after, representatives)
-        chains = []
-        for segment, opening in zip(outline.program.segments, outline.openings, strict=True):
-            if opening is None:
-                chains.append(segment.chain)
-            elif opening.round >= 0:
-                chains.append(every[opening.round].segments[opening.stage].chain)
-            else:
-                chains.append((opening.ends[0], *self._middle(opening.stage, opening.slots), opening.ends[1]))
-        program = outline.program.with_chains(chains)
-        return StepPlan.of(program, self.terms, self.lists.every, (len(before), len(after)))
-
-    def _outline(self, before: list[Round], after: list[Round], representatives: tuple[int, ...]) -> Outline:
-        """Return the outline of the schedule, with a piece of no ops in place of each chunk."""
-        bases: dict[tuple[object, ...], Segment] = {}
-        opened: dict[Piece, tuple[int, tuple[SlotKind, ...]]] = {}
-
-        def make_base(stage: int, slots: tuple[SlotKind, ...]) -> Segment:
-            key = self._slot_key(stage, slots)
-            if key not in bases:
-                nothing = Piece.of("", (), lanes=self.lanes.count)
-                ends = (self.factory.make_begin(len(slots)), 1), (self.factory.make_end(len(slots)), 1)
-                opened[nothing] = stage, slots
-                bases[key] = Segment("", (ends[0], (nothing, 1), ends[1]))
-            return bases[key]
-
         messages = Messages(lambda kind, source, target: 0.0 if self.is_free else MESSAGE, self.send, alike=True)
         program = pipeline_program(
-            self.schedule, self.lanes.names, make_base, messages, before, after, representatives, self.same
+            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, self.same
         )
-        rounds = {
-            id(segment): Opening(stage, round=number)
-            for number, round_ in enumerate([*before, *after])
-            for stage, segment in round_.segments.items()
-        }
-        openings: list[Opening | None] = []
-        for segment in program.segments:
-            begin, *middle = segment.chain
-            if middle and middle[0][0] in opened:
-                openings.append(Opening(*opened[middle[0][0]], (begin, middle[-1])))
-            else:
-                openings.append(rounds.get(id(segment)))
-        return Outline(program, openings)
+        return StepPlan.of(program, self.terms, self.lists.every, (len(before), len(after)))
 
-    def _slot_key(self, stage: int, slots: tuple[SlotKind, ...]) -> tuple[object, ...]:
-        """Return a key that is equal for calls that run the same ops at the same speed."""
-        own = [(self.chunks[ChunkPlace(stage, slot.chunk)], slot) for slot in slots]
-        return (self.slow_stages.get(stage, 1.0), *[(id(chunk), chunk.find_slot(slot)) for chunk, slot in own])
-
-    def _middle(self, stage: int, slots: tuple[SlotKind, ...]) -> tuple[tuple[Piece, int], ...]:
-        """Return the pieces of the slots of a call with their repeats."""
+    def _segment(self, stage: int, slots: tuple[SlotKind, ...]) -> Segment:
+        """Return the segment of a call of *slots*; the same one for calls that run the same ops at the same speed."""
         factor = self.slow_stages.get(stage, 1.0)
-        key = self._slot_key(stage, slots)
-        if key not in self.middles:
-            own = [self.chunks[ChunkPlace(stage, slot.chunk)] for slot in slots]
+        own = [self.in_place[stage * self.schedule.chunks + slot.chunk] for slot in slots]
+        found = [chunk.find_slot(slot) for chunk, slot in zip(own, slots, strict=True)]
+        key = (factor, *[(id(chunk), slot) for chunk, slot in zip(own, found, strict=True)])
+        if key not in self.segments:
             if len(slots) == 1:
-                self.middles[key] = self._chain(own[0].slots[own[0].find_slot(slots[0])], factor)
+                middle = self._chain(own[0].slots[found[0]], factor)
             else:
                 pairs = zip(own, slots, strict=True)
                 ops = [join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
-                self.middles[key] = ((piece.with_source(self.lists.number(joined, factor)), 1),)
-        return self.middles[key]
+                middle = ((piece.with_source(self.lists.number(joined, factor)), 1),)
+            ends = (self.factory.make_begin(len(slots)), 1), (self.factory.make_end(len(slots)), 1)
+            self.segments[key] = Segment("", (ends[0], *middle, ends[1]))
+        return self.segments[key]
 
     def _chain(self, blocks: Sequence[tuple[OpList, int]], factor: float) -> tuple[tuple[Piece, int], ...]:
         pieces = [(self._piece(ops, factor, True), repeat) for ops, repeat in blocks]
