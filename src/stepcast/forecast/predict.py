@@ -96,7 +96,7 @@ def _predict(
     )
 
 
-_MEMORY: ByIdentity[tuple[StageMemory, ...]] = ByIdentity(256)
+_MEMORY: ByIdentity[tuple[StageMemory, ...]] = ByIdentity(2048)
 
 
 def stage_memory(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework) -> tuple[StageMemory, ...]:
