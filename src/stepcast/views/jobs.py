@@ -7,24 +7,10 @@ from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import bottleneck_figures
+from stepcast.views.names import load_names
 
 MOST_LINES = 16
-TITLES = {
-    "megatron-log": "Megatron-LM log",
-    "torchtitan-log": "torchtitan log",
-    "verl-log": "verl log",
-    "nemo-rl-log": "NeMo RL log",
-    "mlperf-log": "MLPerf result log",
-    "nemo-log": "NeMo log",
-    "deepspeed-log": "DeepSpeed log",
-    "trainer-log": "Trainer log",
-    "flight-recorder": "NCCL flight recorder",
-    "nccl-inspector": "NCCL Inspector",
-    "nsys": "Nsight Systems export",
-    "rocprof": "rocprofv3 kernel trace",
-    "otlp": "OpenTelemetry spans",
-    "stragglers": "straggler trace",
-}
+TITLES = load_names("job_files")
 
 
 def _view(

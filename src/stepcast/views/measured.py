@@ -6,6 +6,7 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
+from stepcast.views.names import load_names
 
 MOST_LINES = 16
 MOST_ROWS = 32
@@ -13,42 +14,11 @@ MOST_NAMED = 4
 SMALLEST_SHARE = 5e-4
 # Even routers differ by a few per cent from exchange to exchange.
 UNEVEN_FACTOR = 1.15
-PART_NAMES = {
-    "compute": "forward and backward",
-    "optimizer": "optimizer",
-    "tp": "tensor parallel, exposed",
-    "cp": "context parallel, exposed",
-    "ep": "expert parallel, exposed",
-    "dp": "data parallel, exposed",
-    "pp": "pipeline messages, exposed",
-    "embedding": "embedding gradients, exposed",
-    "expert-dp": "expert gradients, exposed",
-    "wait": "waiting within the stage",
-    "bubble": "waiting for other stages",
-    "host": "host between operations",
-    "other": "other",
-}
+PART_NAMES = load_names("measured_parts")
 WORK = ("compute", "optimizer")
 TIME_BREAKDOWN = "Time breakdown (mean over ranks)"
 # Parts of measured runs by the colours of pages.
-KINDS = {
-    "embedding": "dp",
-    "expert-dp": "dp",
-    "wait": "hidden",
-    "host": "host",
-    "unhooked": "weight",
-    "accumulation": "backward",
-    "tensor": "tp",
-    "data": "dp",
-    "messages": "pp",
-    "fixed": "other",
-    "unexplained": "hidden",
-    "exposed communication": "tp",
-    "exposed copies": "copy",
-    "idle: host": "host",
-    "idle: between kernels": "hidden",
-    "idle: dependency": "bubble",
-}
+KINDS = load_names("measured_colours")
 STAGE_KINDS = {"compute": "compute", "optimizer": "optimizer", "hidden": "waiting within the stage", "bubble": "bubble"}
 
 

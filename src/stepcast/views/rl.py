@@ -4,18 +4,9 @@ from stepcast.ir.facts import Facts
 from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.generation import layout_words
+from stepcast.views.names import load_names
 
-COLOURS = {
-    "generation": "compute",
-    "reward": "other",
-    "old log-probabilities": "tp",
-    "reference": "cp",
-    "critic values": "ep",
-    "update": "optimizer",
-    "weight sync": "dp",
-    "overhead": "bubble",
-    "offload": "pp",
-}
+COLOURS = load_names("rl_colours")
 
 
 def rl_view(facts: Facts) -> ui.View:

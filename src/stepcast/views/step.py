@@ -18,64 +18,18 @@ from stepcast.units import (
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs, config_notes
 from stepcast.views.measured import micro_batches_words, plain_pairs
+from stepcast.views.names import load_names
 
 MOST_LINES = 16
 MOST_STAGES = 64
 LEAST_SHOWN = 0.001  # of the step, for a column of its own
 STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
-PART_NAMES = {
-    "compute": "compute",
-    "tp": "tensor parallel, exposed",
-    "cp": "context parallel, exposed",
-    "ep": "expert parallel, exposed",
-    "dp": "data parallel, exposed",
-    "pp": "pipeline messages, exposed",
-    "bubble": "pipeline bubble",
-    "optimizer": "optimizer",
-    "host": "CPU launch overhead",
-    "other": "other",
-}
+PART_NAMES = load_names("parts")
 STAGE_KINDS = {"compute": "busy", "exposed": "exposed communication", "host": "CPU launch overhead", "bubble": "bubble"}
-MEMORY_KINDS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "activations": "activations",
-    "temporary": "temporary",
-    "communication": "communication buffers",
-    "fragmentation": "fragmentation",
-    "framework": "framework",
-    "rest": "other",
-}
-GROUP_NAMES = {
-    "tp": "tensor parallel",
-    "cp": "context parallel",
-    "ep": "expert parallel",
-    "dp": "data parallel",
-    "pp": "pipeline messages",
-    "expert-tp": "tensor parallel of experts",
-    "expert-dp": "data parallel of experts",
-    "expert-shard": "sharded experts",
-    "expert-replica": "replicas of sharded experts",
-    "mirror": "copies of layers",
-    "world": "all GPUs",
-    "embedding": "shared embedding",
-    "shard": "sharded weights",
-    "replica": "replicas of shards",
-    "to-host": "to the host",
-    "from-host": "from the host",
-}
+MEMORY_KINDS = load_names("memory_colours")
+GROUP_NAMES = load_names("groups")
 # What usually makes a part smaller.
-REMEDIES = {
-    "tp": "a smaller tp (with more pp, dp or sharding in its place), sequence parallelism, or overlapping it",
-    "cp": "a smaller cp where the sequence allows it",
-    "ep": "a smaller ep, or a dispatcher that sends a token to each node once",
-    "dp": "more micro-batches to a step, overlapping reductions with the backward, or sharding less",
-    "pp": "fewer stages, or a larger micro-batch for each message",
-    "bubble": "more micro-batches to a step, fewer stages, or interleaving (vpp) and zero-bubble schedules",
-    "optimizer": "sharding the optimizer (ZeRO-1)",
-    "other": "captured graphs where an eager host is behind its GPU",
-}
+REMEDIES = load_names("remedies")
 
 
 def step_view(

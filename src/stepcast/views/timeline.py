@@ -15,6 +15,7 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.charts import swatch
 from stepcast.views.document import Section, asset, data_block
 from stepcast.views.markup import fill_template, join, tag
+from stepcast.views.names import load_names
 from stepcast.views.text import visible
 
 # A Timeline packed for the canvas of a page: columns of whole numbers, squeezed, as text.
@@ -31,22 +32,7 @@ DEEPEST = 8
 LONGEST_NAME = 200
 SEVERAL = "several short operations"
 # Colours in the order of their numbers, and what they mean; the style names each.
-KINDS = {
-    "compute": "forward, or computing",
-    "backward": "backward",
-    "weight": "weight gradient",
-    "optimizer": "once per step",
-    "tp": "tensor parallel",
-    "cp": "context parallel",
-    "ep": "expert parallel",
-    "dp": "data parallel",
-    "pp": "pipeline messages",
-    "comm": "communication",
-    "copy": "copies",
-    "host": "host",
-    "bubble": "waiting",
-    "other": "other",
-}
+KINDS = load_names("timeline_colours")
 FIRST = ("compute", "stream")
 PHASES = {"F": "compute", "B": "backward", "I": "backward", "W": "weight"}
 

@@ -7,6 +7,7 @@ from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
+from stepcast.views.names import load_names
 
 # Heads of the parts of a rank's window, so that a rank fits a line.
 HEADS = {
@@ -249,19 +250,7 @@ def _seconds(seconds: float | None) -> str:
 # Parts that are work rather than overhead.
 OPTIMUS_WORK = ("compute", "unhooked", "accumulation", "optimizer")
 # In the order in which a reader asks.
-OPTIMUS_PARTS = {
-    "compute": "compute of timed modules, forward and backward",
-    "unhooked": "operators that are not timed",
-    "host": "GPU idle while the host launches",
-    "accumulation": "gradient accumulation",
-    "tensor": "tensor-parallel collectives",
-    "data": "data-parallel collectives",
-    "messages": "messages between stages",
-    "optimizer": "optimizer",
-    "fixed": "fixed step overhead",
-    "bubble": "waiting for other stages (bubble)",
-    "unexplained": "not explained by the model",
-}
+OPTIMUS_PARTS = load_names("optimus_parts")
 
 
 def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
