@@ -7,30 +7,6 @@ from stepcast.ir.dataclass import dataclass
 
 # Verbs with a second spelling.
 SPELLINGS = {"analyse": "analyze"}
-# Verbs of other tools and of everyday language.
-OTHER_VERBS = {
-    other: verb
-    for verb, others in {
-        "predict": "estimate forecast run-model",
-        "search": "optimize optimise tune autotune find best recommend",
-        "plan": "cost budget",
-        "generate": "inference infer rollout decode",
-        "rl": "grpo ppo rlhf dapo",
-        "show": "inspect info describe cat",
-        "compare": "diff",
-        "replay": "what-if whatif",
-        "gate": "regression ci guard",
-        "watch": "tail follow monitor",
-        "convert": "export",
-        "validate": "accuracy verify",
-        "profile": "measure benchmark",
-        "list": "ls models gpus clusters",
-        "collective": "allreduce nccl",
-        "op": "matmul gemm",
-        "demo": "example quickstart",
-    }.items()
-    for other in others.split()
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +18,7 @@ class Verb:
     page: str = ""
     about: str = ""
     examples: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # verbs of other tools and of everyday language that mean it
 
     @property
     def module(self) -> str:
@@ -73,7 +50,10 @@ def _read_verbs(texts: str) -> Iterator[Verb]:
         name, _, rest = head.partition(": ")
         summary, _, page = rest.removesuffix("]").partition(" [")
         examples = tuple(line.removeprefix("$ ") for line in lines if line.startswith("$ "))
-        yield Verb(name, summary, page, " ".join(line for line in lines if line[0] != "$"), examples)
+        others = [word for line in lines if line.startswith("also: ") for word in line.split()[1:]]
+        about = " ".join(line for line in lines if not line.startswith(("$", "also: ")))
+        yield Verb(name, summary, page, about, examples, tuple(others))
 
 
 VERBS = tuple(_read_verbs((Path(__file__).parents[1] / "data" / "verbs.txt").read_text(encoding="utf-8")))
+OTHER_VERBS = {other: verb.name for verb in VERBS for other in verb.others}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from xml.parsers import expat
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import DATA, FormatError, Source, read_toml
 from stepcast.ir.limits import CONFIG, LISTED, RESULT
 from stepcast.ir.wiring import Wiring, find_fabric
 
@@ -17,17 +17,7 @@ from stepcast.ir.wiring import Wiring, find_fabric
 SWITCH_CLASS = "0x068000"
 MEGABIT = 1e6 / 8
 DEEPEST = 64
-# PCI device -> GPU of the catalogue (NVIDIA/open-gpu-kernel-modules, README.md; the PCI ID repository).
-PCI_DEVICES = {
-    "0x1db1": "v100-sxm-16gb", "0x1db4": "v100-pcie-16gb", "0x1db5": "v100-sxm-32gb", "0x1db6": "v100-pcie-32gb",
-    "0x1eb8": "t4", "0x20b0": "a100-sxm-40gb", "0x20b2": "a100-sxm-80gb", "0x20b5": "a100-pcie-80gb",
-    "0x20b7": "a30", "0x20f1": "a100-pcie-40gb", "0x20f3": "a800-sxm-80gb", "0x2204": "rtx-3090",
-    "0x2230": "rtx-a6000", "0x2235": "a40", "0x2236": "a10", "0x2324": "h800-sxm", "0x2329": "h20",
-    "0x2330": "h100-sxm", "0x2331": "h100-pcie", "0x2335": "h200", "0x2342": "gh200", "0x2348": "gh200-144gb",
-    "0x2684": "rtx-4090", "0x26b1": "rtx-6000-ada", "0x26b5": "l40", "0x26b9": "l40s", "0x27b8": "l4",
-    "0x2901": "b200", "0x2941": "gb200", "0x2b85": "rtx-5090", "0x3182": "b300", "0x31c2": "gb300",
-    "0x74a1": "mi300x", "0x74a5": "mi325x",
-}  # fmt: skip
+PCI_DEVICES: Mapping[str, str] = read_toml(DATA / "pci_devices.toml")
 # Compute capability -> one NVLink, each way (NVIDIA's datasheets: 2.0 to 4.0 25 GB/s, 5.0 50 GB/s).
 LINK_BYTES_PER_S = {"60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9}
 

@@ -15,7 +15,7 @@ from stepcast.inputs.source import parse_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.tables import TableError, convert_table
 from stepcast.units import TFLOPS
-from stepcast.validate.scoreboard import DATA
+from stepcast.validate.scoreboard import DATA, load_table
 
 Record = Mapping[str, str | None]
 CORRECTED = "corrected"  # the column that lists what was changed, and why
@@ -145,21 +145,7 @@ NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "glob
 # Column -> field of an Overlap.
 OVERLAPS = {"tp_comm_overlap": "tensor", "overlap_grad_reduce": "gradients", "overlap_param_gather": "parameters"}
 # Field of a PublishedRun -> column, where their names differ.
-COLUMNS = {
-    "name": "id",
-    "sharding": "zero_fsdp",
-    "graphs": "cuda_graphs",
-    "gpus": "num_gpus",
-    "expert_tp": "etp",
-    "gpu_memory_gb": "gpu_mem_gb",
-    "iteration_s": "iter_time_s",
-    "peak_memory_gib": "peak_mem_gib",
-    "sequence_parallel": "sp",
-    "flash_attention": "flash_attn",
-    "compiled": "compile",
-    "further_tokens": "mtp",
-    "fp8_parameters": "fp8_params",
-}
+COLUMNS: Mapping[str, str] = load_table("rows/published")["columns"]
 
 
 @dataclass(frozen=True, slots=True)
