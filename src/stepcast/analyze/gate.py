@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from stepcast.analyze.compare import RunDifference, differing_facts
+from stepcast.analyze.compare import differing_facts
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.facts import FactDict, Facts, find_doubts
 from stepcast.units import format_bytes, format_seconds
@@ -158,7 +158,8 @@ def judge(
     number = len(history) + 1
     earlier = history[-1] if history else None
     if earlier and (differing := differing_facts(earlier.identity, run.identity)):
-        raise ValueError(_describe_differences(differing, name))
+        words = "; ".join(f"{row.name} {row.predicted} vs {row.measured}" for row in differing)
+        raise ValueError(f"is not the run that {name!r} has a history of: {words}; use --name for another history")
     start = earlier.baseline_from if earlier else 1
     regressed_since = earlier.since if earlier and earlier.status == REGRESSION else None
     usable = _baseline_runs(history[start - 1 :], regressed_since - start if regressed_since else None)
@@ -192,11 +193,6 @@ def judge(
     )
     result = msgspec.structs.replace(result, verdict=_verdict(result, worst))
     return msgspec.structs.replace(result, warnings=find_doubts(result.facts()))
-
-
-def _describe_differences(differing: Sequence[RunDifference], name: str) -> str:
-    words = "; ".join(f"{row.name} {row.predicted} vs {row.measured}" for row in differing)
-    return f"is not the run that {name!r} has a history of: {words}; use --name for another history"
 
 
 def _baseline_runs(history: Sequence[GateRun], end: int | None) -> list[bool]:

@@ -9,6 +9,8 @@ three of them, the factor of dropout from one.
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -55,30 +57,21 @@ CLASS_NAMES = (
     (ATTENTION, r"flash|fmha|sdpa|attention|attn|(?:Paged|Ragged)KVCache|compute_dot_do_o|convert_dq"),
     ("optimizer", r"multi_tensor_apply|FusedOptimizer|adam|adagrad|lamb_|fused_sgd|optimizer"),
     ("state-space scan", r"selective_scan|chunk_(?:scan|state|cumsum)|bmm_chunk|state_passing|causal_conv1d"),
-    (
-        MATMUL,
-        r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk|"
-        r"splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]",
-    ),
-    (
-        NORM,
-        r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)|"
-        r"RowwiseMoments|ComputeInternalGradients|FusedParams",
-    ),
+    (MATMUL, r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk"),
+    (MATMUL, r"splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]"),
+    (NORM, r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)"),
+    (NORM, r"RowwiseMoments|ComputeInternalGradients|FusedParams"),
     (LOSS, r"softmax|nll_loss|cross_entropy|logsumexp"),
-    (
-        EMBEDDING,
-        r"(?<!rotary_)(?<!rotary_pos_)embedding|gather_kernel|index|sort|top_?k|scan|scatter|compute_grad_weight|"
-        r"segment|unique|permut",
-    ),
-    (
-        ELEMENTWISE,
-        r"elementwise|vectorized|unrolled|CatArray|copy_kernel|fill|reduce_kernel|triton|dropout|activation|"
-        r"act_and_mul|gelu|silu|swiglu|rotary|rope(?![a-z])|transpose|arange|cast|quanti[sz]e|"
-        r"_to_(?:float|half|bf16|fp8|bfloat16)|fusion",
-    ),
+    (EMBEDDING, r"(?<!rotary_)(?<!rotary_pos_)embedding|gather_kernel|index|sort|top_?k|scan|scatter"),
+    (EMBEDDING, r"compute_grad_weight|segment|unique|permut"),
+    (ELEMENTWISE, r"elementwise|vectorized|unrolled|CatArray|copy_kernel|fill|reduce_kernel|triton|dropout"),
+    (ELEMENTWISE, r"activation|act_and_mul|gelu|silu|swiglu|rotary|rope(?![a-z])|transpose|arange|cast"),
+    (ELEMENTWISE, r"quanti[sz]e|_to_(?:float|half|bf16|fp8|bfloat16)|fusion"),
 )
-CLASSES = [(label, re.compile(words, re.IGNORECASE)) for label, words in CLASS_NAMES]
+CLASSES = [
+    (label, re.compile("|".join(words for _, words in rows), re.IGNORECASE))
+    for label, rows in groupby(CLASS_NAMES, itemgetter(0))
+]
 
 
 @cache

@@ -15,6 +15,7 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
 TOP_WAITS = 20
+CommunicationKinds = dict[tuple[str, str, str], int]  # the members of each collective, group and list of ranks
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
@@ -53,14 +54,6 @@ class MatchedCollectives:
     unmatched: int
 
 
-@dataclass(frozen=True, slots=True)
-class _CollectiveKind:
-    """A kind of communication as the details of the timeline describe it."""
-
-    key: tuple[str, str, str]  # collective, group, members
-    members: int
-
-
 def match_collectives(timeline: Timeline) -> MatchedCollectives:
     """Match the collectives of several ranks with each other."""
     rows = np.flatnonzero(timeline.kind_of == SpanKind.COMMUNICATION).astype(np.int64)
@@ -80,8 +73,8 @@ def match_collectives(timeline: Timeline) -> MatchedCollectives:
     np.minimum.at(shortest, instance, duration_s)
     # Gloo names no group: then it is assumed to be all ranks, if all are in the trace.
     everyone = 0 if timeline.facts.get("missing_ranks") else len(timeline.ranks)
-    members = np.array([*(kind.members for kind in kinds), 0], dtype=np.int64)[key]
-    unnamed = np.array([*(not any(kind.key[1:]) for kind in kinds), True])[key]
+    members = np.array([*kinds.values(), 0], dtype=np.int64)[key]
+    unnamed = np.array([*(not any(names[1:]) for names in kinds), True])[key]
     members = np.where((members == 0) & unnamed, everyone, members)
     message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[timeline.work_of[rows]]
     complete = (members > 1) & (count[instance] == members) & ~message
@@ -129,25 +122,23 @@ def _clock_offsets(rank: Int32Array, instance: IntArray, end_s: FloatArray) -> d
     return {int(each): float(np.median(later_s[chosen])) for each in ranks if (chosen := known & (rank == each)).any()}
 
 
-def _find_kinds(timeline: Timeline) -> tuple[list[_CollectiveKind], IntArray, IntArray]:
+def _find_kinds(timeline: Timeline) -> tuple[CommunicationKinds, IntArray, IntArray]:
     """Return the distinct kinds of communication; for each detail its kind and sequence number (-1: none)."""
-    numbers: dict[tuple[str, str, str], int] = {}
-    kinds: list[_CollectiveKind] = []
+    kinds: CommunicationKinds = {}
     key_of, sequence_of = [], []
     for detail in timeline.details:
         ranks, name = detail.get("ranks", ""), detail.get("group", "")
         # Long lists of ranks are truncated in the trace; then the group's name identifies it.
         key = detail.get("collective", ""), detail.get("description") or name, ranks or name
-        number = numbers.setdefault(key, len(kinds))
-        if number == len(kinds):
-            size = detail.get("group_size", "")
-            members = int(size) if size.isdecimal() and len(size) < 9 else len(ranks.split(",")) if ranks else 0
-            kinds.append(_CollectiveKind(key, members))
-        key_of.append(number)
-        sequence = detail.get("sequence", "")
+        size, sequence = detail.get("group_size", ""), detail.get("sequence", "")
+        members = int(size) if size.isdecimal() and len(size) < 9 else len(ranks.split(",")) if ranks else 0
+        kinds.setdefault(key, members)
+        key_of.append(key)
         sequence_of.append(int(sequence) if sequence.isdecimal() and len(sequence) < 18 else -1)
+    numbers = {key: number for number, key in enumerate(kinds)}
     # One more, for rows without details: index -1.
-    return kinds, np.array([*key_of, len(kinds)], np.int64), np.array([*sequence_of, -1], np.int64)
+    number_of = np.array([*(numbers[key] for key in key_of), len(kinds)], np.int64)
+    return kinds, number_of, np.array([*sequence_of, -1], np.int64)
 
 
 def _ordinals(rank: Int32Array, key: IntArray, sequence: IntArray) -> IntArray:
@@ -170,7 +161,7 @@ def _sum_by_rank(rank: Int32Array, seconds: FloatArray) -> dict[int, float]:
 def _collective_rows(
     timeline: Timeline,
     rows: IntArray,
-    kinds: list[_CollectiveKind],
+    kinds: CommunicationKinds,
     key: IntArray,
     members_of: IntArray,
     complete: BoolArray,
@@ -180,18 +171,17 @@ def _collective_rows(
 ) -> list[CollectiveRow]:
     groups, inverse = np.unique(np.stack([key, timeline.work_of[rows]]), axis=1, return_inverse=True)
     inverse = inverse.reshape(-1)
-    table = []
+    table, names = [], [*kinds, ("unknown", "", "")]
     for number, (kind, work_index) in enumerate(groups.T.tolist()):
         mine = inverse == number
-        known = kinds[kind] if kind < len(kinds) else None
         work = timeline.works[work_index] if work_index != NONE else None
         matched = np.unique(instance[mine & complete])
         transfer_s = float(np.median(shortest[matched])) if len(matched) else None
         members, seconds = int(members_of[mine][0]), timeline.duration_s[rows[mine]]
         table.append(
             CollectiveRow(
-                kind=str(work.kind) if isinstance(work, Collective) else known.key[0] if known else "unknown",
-                group=known.key[1] if known else "",
+                kind=str(work.kind) if isinstance(work, Collective) else names[kind][0],
+                group=names[kind][1],
                 ranks=members,
                 size_bytes=work.size_bytes if isinstance(work, Collective | Transfer) else None,
                 count=int(mine.sum()),

@@ -282,7 +282,9 @@ class RankColumns:
             index = names.get(name)
             if index is None:
                 index = names[name] = len(names)
-                kinds.append((_kind_on_host(name), _kind_on_device(name)))
+                on_device = KIND_OF_ROLE.get(role_of_kernel(name), SpanKind.COMPUTE)
+                on_host = SpanKind.COMMUNICATION if CPU_COMM.match(name) else SpanKind.HOST
+                kinds.append((SpanKind.STEP if name.startswith(STEP_PREFIX) else on_host, on_device))
             if role in ON_HOST:
                 kind = kinds[index][0]
                 if kind is SpanKind.STEP:
@@ -302,7 +304,8 @@ class RankColumns:
             add_kind(kind)
             add_start(start)
             add_duration(duration)
-            add_correlation(_correlation(event.args) if role in CORRELATED else NONE)
+            match = CORRELATION.search(bytes(event.args)) if role in CORRELATED and event.args else None
+            add_correlation(int(match[1]) if match else NONE)
 
     def _name_place(self, event: TraceEvent) -> None:
         """Note the name of a process or a thread, as XLA writes them."""
@@ -424,18 +427,3 @@ class RankColumns:
                 indices = np.array(parents, dtype=np.int32)
                 parent_of[rows] = np.where(indices == NONE, NONE, rows[indices])
         return parent_of
-
-
-def _kind_on_host(name: str) -> SpanKind:
-    if name.startswith(STEP_PREFIX):
-        return SpanKind.STEP
-    return SpanKind.COMMUNICATION if CPU_COMM.match(name) else SpanKind.HOST
-
-
-def _kind_on_device(name: str) -> SpanKind:
-    return KIND_OF_ROLE.get(role_of_kernel(name), SpanKind.COMPUTE)
-
-
-def _correlation(args: msgspec.Raw) -> int:
-    match = CORRELATION.search(bytes(args)) if args else None
-    return int(match[1]) if match else NONE
