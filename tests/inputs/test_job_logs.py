@@ -5,6 +5,7 @@ import json
 import pickle
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,7 +210,16 @@ def test_nccl_inspector(tmp_path: Path) -> None:
     assert analyze_collective_log(read(path)).facts()["collectives"][0]["median_s"] == pytest.approx(0.5e-6)
 
 
-def nsys(path: Path, more: tuple[tuple[int, ...], ...] = ()) -> None:
+@pytest.mark.parametrize(
+    "row", [("soon", 10, 0, 7, 1), (0, "later", 0, 7, 1), (0, 10, "gpu", 7, 1), (0.5, 10, 0, 7, 1)]
+)
+def test_times_and_devices_of_an_nsys_export_are_whole_numbers(tmp_path: Path, row: tuple[Any, ...]) -> None:
+    nsys(tmp_path / "run.sqlite", (row,))
+    with pytest.raises(FormatError, match="whole numbers"):
+        read(tmp_path / "run.sqlite")
+
+
+def nsys(path: Path, more: tuple[tuple[Any, ...], ...] = ()) -> None:
     with sqlite3.connect(path) as base:
         base.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
         base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "gemm"), (2, "ncclDevKernel_AllReduce")])

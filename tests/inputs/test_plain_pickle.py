@@ -2,14 +2,17 @@
 
 import contextlib
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcast.inputs import plain_pickle
 from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError
+from stepcast.ir.limits import SHARED_VALUES
 
 SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=300)
@@ -74,3 +77,11 @@ def test_a_frame_is_at_most_as_long_as_the_file() -> None:
     assert load_plain_pickle(whole) == ["x" * 50]
     with pytest.raises(ValueError, match="cut off"):
         load_plain_pickle(whole[:3] + (len(whole) + 1).to_bytes(8, "little") + whole[11:])
+
+
+def test_long_texts_that_are_shared_count_by_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_pickle, "SHARED_VALUES", replace(SHARED_VALUES, most=1000))
+    text = "x" * 10_000
+    assert load_plain_pickle(pickle.dumps([text] * 5, 2)) == [text] * 5
+    with pytest.raises(ValueError, match=SHARED_VALUES.what):
+        load_plain_pickle(pickle.dumps([text] * 5000, 2))
