@@ -26,7 +26,7 @@ from stepcast.forecast.splitting import (
     sum_tied_gradients,
 )
 from stepcast.hardware import Cluster
-from stepcast.ir.captured import Captured, LayerPart
+from stepcast.ir.captured import Captured, LayerPart, ShardUnit
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
 from stepcast.ir.layout import Layout
@@ -173,7 +173,7 @@ def _build_stage(
         body = tuple(fold_units([(layer,) for layer in layers]))
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
     if spread.sharding is CapturedSharding.FSDP:
-        return shard_parameters(layers, parts, _find_units(captured, own), epilogue)
+        return shard_parameters(layers, find_units(captured, own, parts), epilogue)
     return reduce_gradients(layers, parts, epilogue, spread.micro_batches, spread.bucket_bytes)
 
 
@@ -182,8 +182,23 @@ def _parameter_share(captured: Captured, parts: Sequence[LayerPart]) -> float:
     return sum(part.parameter_bytes for part in parts) / max(1, total)
 
 
-def _find_units(captured: Captured, own: range) -> list[range]:
-    """Return the layers whose parameters are gathered together: each repeat of a block, and what is between."""
+def find_units(captured: Captured, own: range, parts: Sequence[LayerPart]) -> list[ShardUnit]:
+    """Return the layers of a stage whose parameters are gathered together: those that the script shards together;
+    else each repeat of a block, and what is between.
+    """
+    if captured.units and len(own) == len(captured.parts):
+        return list(captured.units)
+    units = []
+    for unit in _find_repeats(captured, own):
+        gathered, reduced = (sum(getattr(parts[index], name) for index in unit) for name in
+                             ("parameter_bytes", "gradient_bytes"))  # fmt: skip
+        if gathered:
+            units.append(ShardUnit(unit.start, unit.stop - 1, gathered, reduced))
+    return units
+
+
+def _find_repeats(captured: Captured, own: range) -> list[range]:
+    """Return the layers of each repeat of a block, and those between."""
     borders, start = {own.start, own.stop}, 0
     for block in captured.stage.body:
         length = len(block.layers)
@@ -207,7 +222,8 @@ def stage_memory(
         if spread.layout.gpus == spread.dp and spread.ways == spread.micro_batches == 1:
             moment = _MemoryMoment(memory.gradients, memory.activations, memory.temporary)
         else:
-            moments = _list_moments(parts, _find_units(captured, own), spread, in_flight[stage], memory.update * share)
+            units = find_units(captured, own, parts)
+            moments = _list_moments(parts, units, spread, in_flight[stage], memory.update * share)
             moment = max(moments, key=lambda each: each.total)
         stages.append(
             StageMemory(
@@ -246,7 +262,7 @@ def _count_in_flight(spread: Spread) -> list[int]:
 
 
 def _list_moments(
-    parts: Sequence[LayerPart], units: Sequence[range], spread: Spread, in_flight: int, update: float
+    parts: Sequence[LayerPart], units: Sequence[ShardUnit], spread: Spread, in_flight: int, update: float
 ) -> Iterator[_MemoryMoment]:
     """Yield the moments that can be the fullest: each layer's forward and backward, and the update.
 
@@ -257,31 +273,30 @@ def _list_moments(
     saved = sum(part.kept_bytes for part in parts)
     every = sum(part.gradient_bytes for part in parts) / spread.ways
     accumulates = spread.micro_batches > 1
-    gathered = 2.0 * max((_sum_parameters(parts, unit) for unit in units), default=0) if spread.ways > 1 else 0.0
+    gathered, fresh = 0.0, [0.0] * len(parts)  # complete weights; complete gradients while a layer's backward runs
+    if spread.ways > 1:
+        gathered = 2.0 * max((unit.gathered_bytes for unit in units if unit.is_freed), default=0)
+        gathered += sum(unit.gathered_bytes for unit in units if not unit.is_freed)
+        for unit in units:
+            for index in range(unit.first, unit.last + 1):
+                fresh[index] += unit.reduced_bytes
+    elif accumulates:
+        fresh = [float(part.gradient_bytes) for part in parts]
     before, reduced = 0.0, every  # saved by layers before; gradients of this layer and later ones
-    for unit in units:
-        fresh = float(sum(parts[index].gradient_bytes for index in unit)) if spread.ways > 1 else 0.0
-        for index in unit:
-            part = parts[index]
-            held = (in_flight - 1) * saved + before
-            gradients = every if accumulates else 0.0
-            yield _peak(gradients, held, part.kept_bytes, part.forward_peak_bytes, gathered)
-            if accumulates and spread.ways == 1:
-                fresh = part.gradient_bytes
-            gradients = every if accumulates else reduced
-            yield _peak(gradients, held, part.kept_bytes, part.backward_peak_bytes, gathered + fresh)
-            before += part.kept_bytes
-            reduced -= part.gradient_bytes / spread.ways
+    for part, complete in zip(parts, fresh, strict=True):
+        held = (in_flight - 1) * saved + before
+        gradients = every if accumulates else 0.0
+        yield _peak(gradients, held, part.kept_bytes, part.forward_peak_bytes, gathered)
+        gradients = every if accumulates else reduced
+        yield _peak(gradients, held, part.kept_bytes, part.backward_peak_bytes, gathered + complete)
+        before += part.kept_bytes
+        reduced -= part.gradient_bytes / spread.ways
     yield _MemoryMoment(every, 0.0, update / spread.ways)
 
 
 def _peak(gradients: float, held: float, kept: int, peak: int, others: float) -> _MemoryMoment:
     """Return the moment at which a layer that keeps *kept* needs *peak*."""
     return _MemoryMoment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
-
-
-def _sum_parameters(parts: Sequence[LayerPart], unit: range) -> int:
-    return sum(parts[index].parameter_bytes for index in unit)
 
 
 def _complete_report(

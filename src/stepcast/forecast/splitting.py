@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 
-from stepcast.ir.captured import Captured, LayerPart, Tie
+from stepcast.ir.captured import Captured, LayerPart, ShardUnit, Tie
 from stepcast.ir.group import Group
 from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, ElementwiseKind, Matmul, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase, Role, Stage, Variation, fold_units
@@ -106,7 +106,7 @@ def reduce_gradients(
     later = BUCKET_BYTES if bucket_bytes is None else bucket_bytes or math.inf
     size, limit = 0, FIRST_BUCKET_BYTES if bucket_bytes is None else later
     for index in reversed(range(len(layers))):
-        size += parts[index].parameter_bytes
+        size += parts[index].gradient_bytes
         if size >= limit or (index == 0 and size):
             names.append(f"dp all-reduce {len(names)}")
             op = Op(names[-1], Collective(CollectiveKind.ALL_REDUCE, size, Group.DP), blocking=False)
@@ -121,41 +121,43 @@ def reduce_gradients(
     return Stage(body, epilogue=epilogue, variations=variations, in_turn=True)
 
 
-def shard_parameters(
-    layers: Sequence[Layer], parts: Sequence[LayerPart], units: Sequence[range], epilogue: tuple[Layer, ...]
-) -> Stage:
-    """Return the stage with the parameters of each unit gathered while the one before runs, again for its backward,
-    whose gradients are summed and scattered (Zhao et al. 2023, PyTorch FSDP).
+def shard_parameters(layers: Sequence[Layer], units: Sequence[ShardUnit], epilogue: tuple[Layer, ...]) -> Stage:
+    """Return the stage with the parameters of each unit gathered while the one before runs, again for its backward
+    unless they stay, and their gradients summed and scattered (Zhao et al. 2023, PyTorch FSDP; ``fully_shard`` has
+    the same order: the outermost unit first and last).
     """
-    sizes = [sum(parts[index].parameter_bytes for index in unit) for unit in units]
-    numbers = [number for number, size in enumerate(sizes) if size]
-    changed = list(layers)
+    changed, numbers = list(layers), {unit: number for number, unit in enumerate(units)}
 
-    def gather(number: int, phase: str) -> Op:
-        work = Collective(CollectiveKind.ALL_GATHER, sizes[number], Group.DP)
-        return Op(f"dp all-gather {phase} {number}", work, blocking=False)
+    def gather_all(order: Sequence[tuple[ShardUnit, int]], phase: str, field: str) -> None:
+        """Gather each unit after the layer that begins the one before it, and before the layer that begins it."""
+        before = None
+        for unit, index in order:
+            if phase == "forward" or unit.is_freed:
+                name = f"dp all-gather {phase} {numbers[unit]}"
+                gather = Op(name, Collective(CollectiveKind.ALL_GATHER, unit.gathered_bytes, Group.DP), blocking=False)
+                ops = getattr(changed[index], field)
+                own = next((place for place, op in enumerate(ops) if not isinstance(op.work, Collective)), len(ops))
+                waiting = [replace(op, after=(*op.after, name)) for op in ops[own : own + 1]]
+                ahead = [gather] if before in (None, index) else []
+                changed[index] = replace(changed[index], **{field: (*ops[:own], *ahead, *waiting, *ops[own + 1 :])})
+                if not ahead:
+                    ops = (*getattr(changed[before], field), gather)
+                    changed[before] = replace(changed[before], **{field: ops})
+            before = index
 
-    def wait(ops: tuple[Op, ...], name: str) -> tuple[Op, ...]:
-        """Return *ops*, of which the first waits for *name*."""
-        return (replace(ops[0], after=(*ops[0].after, name)), *ops[1:]) if ops else ops
+    def begin(unit: ShardUnit, field: str, span: Sequence[int]) -> tuple[ShardUnit, int]:
+        return unit, next((index for index in span if getattr(layers[index], field)), span[0])
 
+    starts = [begin(unit, "forward", range(unit.first, unit.last + 1)) for unit in units]
+    gather_all(sorted(starts, key=lambda start: (start[1], -start[0].last)), "forward", "forward")
+    starts = [begin(unit, "input_gradient", range(unit.last, unit.first - 1, -1)) for unit in units]
+    gather_all(sorted(starts, key=lambda start: (-start[1], start[0].first)), "backward", "input_gradient")
     names = []
-    for place, number in enumerate(numbers):
-        unit = units[number]
-        ahead = [gather(numbers[place + 1], "forward")] if place + 1 < len(numbers) else []
-        own = [gather(number, "forward")] if place == 0 else []
-        first = changed[unit.start]
-        forward = wait(first.forward, f"dp all-gather forward {number}")
-        changed[unit.start] = replace(first, forward=(*own, *forward, *ahead))
-        last = changed[unit.stop - 1]
-        own = [gather(number, "backward")] if place == len(numbers) - 1 else []
-        ahead = [gather(numbers[place - 1], "backward")] if place else []
-        inputs = wait(last.input_gradient, f"dp all-gather backward {number}")
-        changed[unit.stop - 1] = replace(last, input_gradient=(*own, *inputs, *ahead))
-        names.append(f"dp reduce-scatter {number}")
-        share = Op(names[-1], Collective(CollectiveKind.REDUCE_SCATTER, sizes[number], Group.DP), blocking=False)
-        first = changed[unit.start]
-        changed[unit.start] = replace(first, weight_gradient=(*first.weight_gradient, share))
+    for unit in sorted((unit for unit in units if unit.reduced_bytes), key=lambda unit: (-unit.first, unit.last)):
+        names.append(f"dp reduce-scatter {numbers[unit]}")
+        share = Op(names[-1], Collective(CollectiveKind.REDUCE_SCATTER, unit.reduced_bytes, Group.DP), blocking=False)
+        first = changed[unit.first]
+        changed[unit.first] = replace(first, weight_gradient=(*first.weight_gradient, share))
     return Stage(tuple(Block((layer,)) for layer in changed), epilogue=_update_after(epilogue, names))
 
 
@@ -217,6 +219,7 @@ def split_captured(captured: Captured, ways: int) -> Captured:
         captured,
         workload=replace(captured.workload, stages=(stage,)),
         parts=parts,
+        units=(),  # of whole layers
         ties=tuple(_split_tie(tie, ways) for tie in captured.ties),
         memory=replace(
             memory,

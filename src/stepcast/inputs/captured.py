@@ -4,7 +4,7 @@ import msgspec
 
 from stepcast.inputs.chakra.record import WorkloadRecord, build_workload
 from stepcast.inputs.source import FormatError, Source, prefix_errors
-from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, Tie
+from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED
 
@@ -26,6 +26,7 @@ class CapturedFile(msgspec.Struct, forbid_unknown_fields=True):
     compiled: bool
     facts: tuple[tuple[str, str], ...] = ()
     ties: tuple[Tie, ...] = ()
+    units: tuple[ShardUnit, ...] = ()
 
 
 def looks_like(head: str) -> bool:
@@ -41,5 +42,5 @@ def read(source: Source) -> Captured:
             raise FormatError(f"version {found}; {expected}: capture the program again", source.path)
         file = msgspec.json.decode(data, type=CapturedFile)
         own = {name: getattr(file, name) for name in ("parts", "parameters", "tokens", "batch", "precision")}
-        own |= {name: getattr(file, name) for name in ("compiled", "facts", "ties")}
+        own |= {name: getattr(file, name) for name in ("compiled", "facts", "ties", "units")}
         return Captured(workload=build_workload(file.workload), memory=CapturedMemory(**file.memory), **own)

@@ -54,6 +54,21 @@ class Tie:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardUnit:
+    """Layers whose parameters one call of ``fully_shard`` or FSDP gathers together; units may be nested."""
+
+    first: int  # its layers, in the order of the forward
+    last: int
+    gathered_bytes: int  # of its own parameters, without those of inner units
+    reduced_bytes: int  # of their gradients
+    is_freed: bool = True  # after its forward, so that the backward gathers it again
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "first", "gathered_bytes", "reduced_bytes")
+        require(self.first <= self.last, "a unit has layers")
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedMemory:
     """Bytes at the fullest moment of the step, by what holds them."""
 
@@ -88,6 +103,7 @@ class Captured:
     compiled: bool = False
     facts: tuple[tuple[str, str], ...] = ()
     ties: tuple[Tie, ...] = ()
+    units: tuple[ShardUnit, ...] = ()  # of a script that shards itself
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "parameters")
@@ -96,7 +112,8 @@ class Captured:
         layers = self.stage.body_layer_count
         require(len(self.parts) == layers, f"{layers} layers need as many parts, not {len(self.parts)}")
         known = all(0 <= part < layers for tie in self.ties for part in tie.parts)
-        require(known, f"a tie is of one of {layers} layers")
+        known &= all(unit.last < layers for unit in self.units)
+        require(known, f"a tie and a unit are of some of {layers} layers")
 
     @property
     def stage(self) -> Stage:

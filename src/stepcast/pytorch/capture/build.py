@@ -1,13 +1,14 @@
 """Build a Captured from a traced step: layers in the order of the forward, with repeats folded by what they run."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.captured import Captured, CapturedMemory, LayerPart
+from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
@@ -69,6 +70,7 @@ def build_captured(
         compiled=compiled,
         facts=tuple(facts),
         ties=splits.ties_of(segments.readers(), {place: number for number, place in enumerate(kept)}, trace),
+        units=tuple(segments.units(kept)),
     )
 
 
@@ -247,6 +249,18 @@ class _Segments:
             )
             for place in range(self._count)
         ]
+
+    def units(self, kept: Sequence[int]) -> Iterator[ShardUnit]:
+        """Yield the units that the script shards, in places of *kept*."""
+        events, modules = self._trace.events, self._trace.modules
+        names = [modules[events[phases[0][0]].module] + "." if phases[0] else "" for phases in self._events]
+        for unit in self._trace.units:
+            prefixes = tuple(f"{name}." if name else "" for name in unit.names)
+            places = [place for place, name in enumerate(names) if name.startswith(prefixes)]
+            if places and kept:
+                first = min(bisect_left(kept, places[0]), len(kept) - 1)
+                last = max(first, bisect_right(kept, places[-1]) - 1)
+                yield ShardUnit(first, last, unit.gathered_bytes, unit.reduced_bytes, unit.is_freed)
 
     def _peaks(self, saved: Sequence[int], split_saved: Sequence[int]) -> dict[Moment, list[tuple[int, int]]]:
         """Return for forward and backward of each segment the most bytes of activations and temporary tensors beyond

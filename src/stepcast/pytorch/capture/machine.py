@@ -7,10 +7,10 @@ of one rank, and a prediction distributes it. Collectives that the script calls 
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -22,6 +22,7 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import GPU
+from stepcast.pytorch.capture.tracer import TracedUnit
 
 GPUS_PER_NODE = 8
 # CUDA's compute capability by architecture (CUDA C++ Programming Guide); others answer as an H100.
@@ -42,6 +43,15 @@ COLLECTIVES = (
 )
 
 
+class ShardedModules(NamedTuple):
+    """Modules that one call of ``fully_shard`` or FSDP shards together."""
+
+    modules: list[nn.Module]
+    precision: object = None  # its mixed precision
+    is_freed: bool | None = None  # after the forward; None: unless it is the outermost
+    is_flat: bool = False  # parameters are one tensor (FSDP 1)
+
+
 @dataclass
 class PretendMachine:
     """The GPUs that a script is shown, and what it asked of them."""
@@ -52,6 +62,7 @@ class PretendMachine:
     tp: int = 1
     bucket_mb: float | None = None
     collectives: Counter[str] = field(default_factory=Counter)
+    units: list[ShardedModules] = field(default_factory=list)  # inner ones first
     notes: dict[str, None] = field(default_factory=dict)  # in the order in which they came up
     compiled: set[int] = field(default_factory=set)  # ids of modules
     compiled_depth: int = 0
@@ -195,6 +206,7 @@ class PretendMachine:
 
     def _wrappers(self) -> Iterator[tuple[object, str, object]]:
         import torch.distributed.fsdp as fsdp
+        import torch.distributed.fsdp.wrap as wrap
         import torch.distributed.tensor.parallel as parallel
 
         machine = self
@@ -210,17 +222,40 @@ class PretendMachine:
                 module: nn.Module,
                 process_group: object = None,
                 sharding_strategy: object = None,
-                *args: object,
+                cpu_offload: object = None,
+                auto_wrap_policy: Any = None,
+                backward_prefetch: object = None,
                 mixed_precision: object = None,
+                *args: object,
                 **kwargs: object,
             ) -> None:
                 super().__init__(module.to(GPU))
-                machine.shard(str(sharding_strategy or "FULL_SHARD").rpartition(".")[2])
+                strategy = str(sharding_strategy or "FULL_SHARD").rpartition(".")[2]
+
+                class Wrapped(nn.Module):  # type: ignore[misc]
+                    """Notes a module that the policy wraps, which stays as it is."""
+
+                    def __new__(cls, inner: nn.Module, **_: object) -> Any:
+                        machine.shard(strategy, ShardedModules([inner], mixed_precision, is_flat=True))
+                        _cast_in_forward(inner, getattr(mixed_precision, "param_dtype", None))
+                        return inner
+
+                if auto_wrap_policy is not None:
+                    nothing: set[Any] = set()
+                    wrap._recursive_wrap(module, auto_wrap_policy, Wrapped, nothing, nothing, True)
+                machine.shard(strategy, ShardedModules([module], mixed_precision, is_flat=True))
                 _cast_in_forward(module, getattr(mixed_precision, "param_dtype", None))
 
-        def fully_shard(module: Any, *args: object, mp_policy: object = None, **kwargs: object) -> Any:
-            machine.shard("FULL_SHARD" if kwargs.get("reshard_after_forward") is not False else "SHARD_GRAD_OP")
-            for each in module if isinstance(module, list) else [module]:
+        def fully_shard(
+            module: Any, *, mesh: Any = None, reshard_after_forward: Any = None, mp_policy: object = None, **kw: object
+        ) -> Any:
+            modules = module if isinstance(module, list) else [module]
+            is_hybrid = mesh is not None and mesh.ndim > 1
+            strategy = "HYBRID_SHARD" if is_hybrid else f"reshard_after_forward={reshard_after_forward}"
+            is_known = not is_hybrid and reshard_after_forward in (None, True, False)
+            unit = ShardedModules(modules, mp_policy, reshard_after_forward)
+            machine.shard("FULL_SHARD" if is_known else strategy, unit)
+            for each in modules:
                 _cast_in_forward(each, getattr(mp_policy, "param_dtype", None))
                 kind = type(each)
                 each.__class__ = type(f"FSDP{kind.__name__}", (_ShardedMethods, kind), {})
@@ -240,11 +275,42 @@ class PretendMachine:
         yield fsdp, "fully_shard", fully_shard
         yield parallel, "parallelize_module", parallelize_module
 
-    def shard(self, strategy: str) -> None:
+    def shard(self, strategy: str, unit: ShardedModules) -> None:
         """Note the sharding of FSDP; the variants that a prediction lacks are predicted as full shards."""
         self.sharding = "none" if strategy == "NO_SHARD" else "fsdp"
-        if strategy not in ("NO_SHARD", "FULL_SHARD"):
-            self.note(f"FSDP with {strategy} is predicted as full sharding: parameters are gathered twice")
+        self.units.append(unit._replace(is_freed=False) if strategy == "SHARD_GRAD_OP" else unit)
+        if strategy not in ("NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP"):
+            self.note(f"FSDP with {strategy} is predicted as full sharding over all replicas")
+
+    def list_units(self, names: Mapping[int, str]) -> Iterator[TracedUnit]:
+        """Yield the units of FSDP by the *names* of their modules.
+
+        A unit has the parameters that no inner unit has; the outermost keeps them after its forward. ``fully_shard``
+        pads the rows of each parameter to a multiple of the ranks.
+        """
+        ways, claimed = self.gpus // self.tp, set[int]()
+        for unit in self.units:
+            own = {id(each): each for module in unit.modules for each in module.parameters() if id(each) not in claimed}
+            claimed |= own.keys()
+            param_dtype, reduce_dtype = (
+                getattr(unit.precision, name, None) for name in ("param_dtype", "reduce_dtype")
+            )
+            gathered_bytes = reduced_bytes = 0
+            for each in own.values():
+                rows = each.shape[0] if each.dim() and not unit.is_flat else each.numel()
+                padded = -(-rows // ways) * ways if not unit.is_flat else rows
+                dtype, elements = param_dtype or each.dtype, each.numel() // max(1, rows) * padded
+                gathered_bytes += elements * dtype.itemsize
+                reduced_bytes += elements * (reduce_dtype or dtype).itemsize * each.requires_grad
+            ids = {id(module) for module in unit.modules}
+            is_outermost = not any(
+                ids < {id(module) for top in other.modules for module in top.modules()} for other in self.units
+                if other is not unit
+            )  # fmt: skip
+            is_freed = not is_outermost if unit.is_freed is None or (unit.is_flat and is_outermost) else unit.is_freed
+            known = tuple(names[key] for key in ids if key in names)
+            if gathered_bytes and known:
+                yield TracedUnit(known, gathered_bytes, reduced_bytes, is_freed)
 
 
 class HostGenerator(torch.Generator):  # type: ignore[misc]

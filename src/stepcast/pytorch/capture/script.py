@@ -468,6 +468,7 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
     with torch.random.fork_rng(devices=()), contextlib.suppress(io.UnsupportedOperation):
         run.run(words)
     trace, accumulation = fold_passes(run.tracer.trace, run.passes)
+    trace.units = list(machine.list_units(run.tracer._module_names)) if machine.gpus > 1 else []
     batch, seq = run.tracer.batch_sizes or (1, 1)
     first = next(iter(run.tracer.roots.values()), None)
     transformers = sys.modules.get("transformers")

@@ -99,6 +99,15 @@ class Storage:
     role: str = "activations"
 
 
+class TracedUnit(NamedTuple):
+    """Modules that the script shards together, by name, and the bytes that are gathered and reduced for them."""
+
+    names: tuple[str, ...]
+    gathered_bytes: int
+    reduced_bytes: int
+    is_freed: bool  # after its forward
+
+
 @dataclass
 class StepTrace:
     """A traced step: its operators in order, and the storages they read and write."""
@@ -111,6 +120,7 @@ class StepTrace:
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
     host_elements: dict[int, int] = field(default_factory=dict)  # that the host draws at random before an event
+    units: list[TracedUnit] = field(default_factory=list)
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[misc]
