@@ -3,6 +3,7 @@ the demo, and every verb that needs files of the package (catalogues, measuremen
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,17 @@ JOB = """
 import sys, sitecustomize
 assert any(type(finder).__name__ == "OptimizerFinder" for finder in sys.meta_path), sys.meta_path
 print("hooked by", sitecustomize.__file__)
+"""
+
+SCRIPT = """
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(8, 8).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    model(torch.randn(4, 8, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
 
 
@@ -78,6 +90,7 @@ def main() -> None:
         step = json.loads(run(python, "-m", "stepcast", *PREDICT, cwd=away))
         assert step["memory_bytes"]["fits"], step
         try_record(python, away)
+        try_capture(wheel, folder / "with-torch", away)
         size = wheel.stat().st_size / 1e6
         print(f"{wheel.name}: {size:.1f} MB, {len(COMMANDS) + 2} commands run: step {step['step_s']:.3f} s")
 
@@ -90,6 +103,24 @@ def try_record(python: Path, away: Path) -> None:
     shown = run(python, "-m", "stepcast", "record", "-o", "run", "--", python, "-c", JOB, cwd=away, status=1)
     assert "hooked by" in shown, shown
     assert "pytorch/record/site/sitecustomize.py" in shown, shown
+
+
+def try_capture(wheel: Path, site: Path, away: Path) -> None:
+    """Capture and record a small script with the installed wheel, where the environment with PyTorch is at hand."""
+    python = ROOT / ".venv-torch" / "bin" / "python"
+    if not python.exists():
+        print("capture and record were not tried: no .venv-torch")
+        return
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", site, wheel)
+    (away / "train.py").write_text(SCRIPT)
+    words = f"import sys; sys.path.insert(0, {str(site)!r}); from stepcast.cli.start import main; sys.exit(main())"
+    start = (python, "-W", "ignore", "-c", words)
+    shown = run(*start, "capture", "--json", "--predict", "--gpu", "h200", "--", "python", "train.py", cwd=away)
+    assert json.loads(shown)["parameters"] == 72, shown
+    job = ("-o", "recorded", "--skip", "1", "--steps", "2", "--json", "--", python, "train.py")
+    os.environ["PYTHONPATH"] = str(site)
+    shown = run(*start, "record", *job, cwd=away)
+    assert json.loads(shown[shown.index("{") :])["traces"] == ["rank00000.json"], shown
 
 
 if __name__ == "__main__":

@@ -143,6 +143,26 @@ def test_record_takes_what_the_inspector_left(tmp_path: Path, capsys: pytest.Cap
     assert row["busbw_bytes_per_s"] == pytest.approx(2.6e9)
 
 
+def test_a_job_killed_within_the_window_keeps_its_steps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job, folder = tmp_path / "job.py", tmp_path / "run"
+    job.write_text(
+        "import os, signal, torch\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(12):\n"
+        "    if step == 6:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    model(torch.randn(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    words = ["record", "-o", str(folder), "--skip", "2", "--steps", "6", "--json", "--", sys.executable, str(job)]
+    assert main(words) == 1
+    found = json.loads(capfd.readouterr().out.partition("{")[2].join(("{", "")))
+    assert found["status"] == -9
+    assert [rank["steps"] for rank in found["ranks"]] == [5]
+    assert "the job ended with status -9" in found["warnings"]
+
+
 def test_outside_of_the_window_a_step_costs_microseconds(tmp_path: Path) -> None:
     """What the recorder does at each step, its hooks and stamps: under 1 % of a step of 20 ms."""
     import torch

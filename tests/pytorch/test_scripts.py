@@ -93,6 +93,26 @@ for step in range(3):
     assert "1.000 1.0 1.0" in done.stderr
 
 
+def test_batches_can_be_described(tmp_path: Path) -> None:
+    script = tmp_path / "loads.py"
+    script.write_text(
+        MODEL
+        + """
+class Absent(torch.utils.data.Dataset):
+    def __len__(self): return 10
+    def __getitem__(self, index): raise OSError("no data here")
+for x, y in torch.utils.data.DataLoader(Absent(), batch_size=4, num_workers=2):
+    loss = nn.functional.cross_entropy(model(x.cuda()), y.cuda())
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+    )
+    facts = captured_facts("python", str(script), options=("--batch", "48x64,48:int64"))
+    assert facts["batch"] == 48
+    done = run_capture("python", str(script), options=("--batch", "48xa"))
+    assert done.returncode != 0
+    assert "expected sizes and a type" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

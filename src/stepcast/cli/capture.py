@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         program WHAT          a Hugging Face config.json, module:function that returns a model (or model, inputs,
                               loss and optimizer), or after -- the command of a training script
         words ARGUMENT        after --: the rest of the command
-        --batch N             batch size in sequences (default: 1)
+        --batch N             batch size in sequences (default: 1); of a script: the batches that its loaders yield,
+                              instead of reading data, such as 64x3x224x224,64:int64 or input_ids=8x1024:int64
         --seq N               sequence length in tokens (default: 2048)
         --dtype               data type of the weights (default: bf16)
         --autocast            weights in fp32, matmuls in bf16 (torch.autocast)
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --html                with --predict: write the prediction as a page
         --json
         """,
-        batch={"type": count(1, MOST_SEQUENCES), "default": 1},
+        batch={"type": read_batch, "default": 1},
         seq={"type": count(1, MOST_TOKENS), "default": 2048},
         dtype={"choices": ("bf16", "fp16", "fp32"), "default": "bf16"},
         attention="",
@@ -53,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         global_batch=count(1, MOST_SEQUENCES),
         sharding={"choices": ("none", "fsdp"), "default": None, "type": str},
     )
+
+
+def read_batch(text: str) -> int | str:
+    """Return a number of sequences, or the shapes of a batch as they are."""
+    return text if "x" in text or ":" in text else count(1, MOST_SEQUENCES)(text)
 
 
 PROGRAM_OPTIONS = frozenset((
@@ -73,15 +79,19 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.pytorch.capture.program import CaptureOptions
     from stepcast.pytorch.capture.run import capture, capture_command, is_command
 
+    is_script = is_command(args.program, args.words)
+    shapes = args.batch if isinstance(args.batch, str) else ""
+    if shapes and not is_script:
+        raise ValueError(f"--batch {visible(shapes)}: shapes are those of a script's batches; give a number")
     stated = {name: getattr(args, name) for name in (*PROGRAM_OPTIONS, "given") if name != "no_fused_optimizer"}
-    options = CaptureOptions(**stated, fused=not args.no_fused_optimizer)
+    options = CaptureOptions(**{**stated, "batch": 1 if shapes else args.batch}, fused=not args.no_fused_optimizer)
     question = PredictQuestion(**{name: getattr(args, name) for name in PREDICTING if name in args.given})
     if args.tf32 and not args.autocast and args.dtype != "fp32":
         raise ValueError("--tf32 has no effect: only fp32 matmuls run as TF32; use --dtype fp32")
-    if is_command(args.program, args.words):
-        for name in sorted(args.given & PROGRAM_OPTIONS):
+    if is_script:
+        for name in sorted((args.given & PROGRAM_OPTIONS) - ({"batch"} if shapes else set())):
             raise ValueError(f"{option_of(name)} has no effect on a script: the script decides it; leave it out")
-        captured = capture_command([args.program, *args.words], args.gpus or 1, shown_gpu(question))
+        captured = capture_command([args.program, *args.words], args.gpus or 1, shown_gpu(question), shapes)
     else:
         if args.words:
             raise ValueError(f"{visible(args.words[0])}: one program at a time; a command begins with python, torchrun,"

@@ -1,7 +1,9 @@
 """Predictions of captured programs, for the verbs that make them."""
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import product
 
 from stepcast.cli.options import option_of
 from stepcast.cli.progress import open_source
@@ -9,6 +11,7 @@ from stepcast.forecast.captured import CapturedSharding, Spread, predict_capture
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.splitting import CutError, SplitError
 from stepcast.generate.aicb import record_times
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.hardware.gpu import Gpu
@@ -19,6 +22,7 @@ from stepcast.ir.workload import Workload
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import add_background, check_gpu, load_calibration
 from stepcast.units import MIB
+from stepcast.version import __version__
 
 # Options of predict that apply to a captured program; the file has its computation and its software.
 ACTING = frozenset((
@@ -27,6 +31,8 @@ ACTING = frozenset((
     *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
     *("critical_path", "json"),
 ))  # fmt: skip
+SPREADING = frozenset(("cluster", "gpu", "set", "gpus", "nodes", "global_batch", "calibration"))
+SEARCHED = SPREADING | {"captured", "top", "html", "json"}
 # Schedules with one model chunk per stage.
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 SPLITS = {
@@ -89,6 +95,58 @@ def predict_program(captured: Captured, question: PredictQuestion) -> tuple[Pred
         "strategy": {**spread.layout.facts(), "sharding": str(spread.sharding)},
     }
     return prediction, asked
+
+
+def run_captured_search(args: argparse.Namespace) -> int:
+    """Predict a captured program for every way to use the GPUs, and show the fastest that fit; return the status."""
+    from stepcast.cli.pages import show_view
+    from stepcast.views.documents import captured_search_view
+
+    for name in sorted(args.given - SEARCHED):
+        raise ValueError(
+            f"{option_of(name)} has no effect with --captured: tensor and pipeline parallelism and sharding are "
+            "searched, the captured program fixes the rest; leave it out"
+        )
+    captured, asked = read_captured(args.captured), args.question
+    chosen = {name: getattr(asked, name) for name in args.given & SPREADING}
+    for name, value in chosen.items():
+        if name != "set" and isinstance(value, tuple):
+            if len(value) > 1:
+                raise ValueError(f"{option_of(name)}: one value at a time with --captured")
+            chosen[name] = value[0]
+    rows = list(search_layouts(captured, chosen))
+    best = sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
+    facts = {
+        "kind": "captured search", "model": captured.name, "gpus": best[0]["gpus"], "candidates": len(rows),
+        "fitting": sum(bool(row["fits"]) for row in rows), "rows": best[: asked.top], "command": args.command,
+        "version": __version__,
+    }  # fmt: skip
+    show_view(args, captured_search_view(facts))
+    return 0 if best[0]["fits"] else 1
+
+
+def search_layouts(captured: Captured, chosen: FactDict) -> Iterator[FactDict]:
+    """Yield step time and memory of the program for each tp, pp and sharding that its GPUs and its layers allow."""
+    probe = PredictQuestion(**{**chosen, "tp": 1, "pp": 1})
+    gpus = _read_spread(captured, probe, load_place(probe)).layout.gpus
+    degrees = [degree for degree in range(1, gpus + 1) if gpus % degree == 0]
+    for tp, pp, sharding in product(degrees, degrees, CapturedSharding):
+        if gpus % (tp * pp) or (sharding is CapturedSharding.FSDP and tp * pp == gpus):
+            continue
+        try:
+            words = {"tp": tp, "pp": pp, "sharding": str(sharding)}
+            prediction, _ = predict_program(captured, PredictQuestion(**{**chosen, **words}))
+        except ValueError as error:
+            if tp == pp == 1:
+                raise
+            if not isinstance(error, CutError | SplitError) and "--global-batch" not in str(error):
+                raise
+            continue
+        memory = prediction.report.memory_bytes or {}
+        yield {
+            "gpus": gpus, "tp": tp, "pp": pp, "dp": gpus // (tp * pp), "sharding": str(sharding),
+            "step_s": prediction.step_s, "memory_bytes": memory["total"], "fits": memory["fits"],
+        }  # fmt: skip
 
 
 def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster) -> Spread:

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser.add_argument_group("output"),
         """
+        --captured FILE    refused: a plan needs a model
         -o, --output FILE  write goodput by checkpoint interval and spare nodes as csv
         --html
         --json
@@ -31,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.captured:
+        raise ValueError(
+            "--captured: a plan needs --model, whose checkpoints and restarts it knows; 'stepcast predict --captured "
+            "FILE' and 'stepcast search --captured FILE' predict the step of a captured program"
+        )
     from stepcast.outputs.plain import table_bytes
     from stepcast.views.plan import plan_view
 

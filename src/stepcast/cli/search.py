@@ -37,7 +37,14 @@ MORE_GPUS = (2, 4, 8, 16)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "name MODEL  the model (the same as --model)", name={"nargs": "?"})
+    add_options(
+        parser,
+        """
+        name MODEL       the model (the same as --model)
+        --captured FILE  a program that 'stepcast capture' wrote (instead of a model)
+        """,
+        name={"nargs": "?"},
+    )
     add_question(parser, SearchQuestion)
     add_options(
         parser.add_argument_group("output"),
@@ -53,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.captured:
+        from stepcast.cli.captured import run_captured_search
+
+        return run_captured_search(args)
     if args.output and not args.output.endswith(WRITTEN):
         raise ValueError(f"{args.output}: use a file name that ends in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}")
     if args.output and args.output.endswith(".parquet"):

@@ -106,7 +106,7 @@ def reduce_gradients(
     later = BUCKET_BYTES if bucket_bytes is None else bucket_bytes or math.inf
     size, limit = 0, FIRST_BUCKET_BYTES if bucket_bytes is None else later
     for index in reversed(range(len(layers))):
-        size += parts[index].gradient_bytes
+        size += parts[index].reduced_bytes or parts[index].gradient_bytes
         if size >= limit or (index == 0 and size):
             names.append(f"dp all-reduce {len(names)}")
             op = Op(names[-1], Collective(CollectiveKind.ALL_REDUCE, size, Group.DP), blocking=False)
@@ -243,6 +243,7 @@ def _split_part(part: LayerPart, ways: int) -> LayerPart:
         parameters=round(part.parameters * left),
         parameter_bytes=share(part.parameter_bytes, part.split_bytes),
         gradient_bytes=round(part.gradient_bytes * left),
+        reduced_bytes=round(part.reduced_bytes * left),
         kept_bytes=share(part.kept_bytes, part.split_kept_bytes),
         forward_peak_bytes=share(part.forward_peak_bytes, part.split_forward_bytes),
         backward_peak_bytes=share(part.backward_peak_bytes, part.split_backward_bytes),

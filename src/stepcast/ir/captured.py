@@ -15,6 +15,7 @@ class LayerPart:
     parameters: int = 0
     parameter_bytes: int = 0
     gradient_bytes: int = 0  # of its parameters, once its backward has run
+    reduced_bytes: int = 0  # of these, without what the allocator adds to each; 0: not recorded
     kept_bytes: int = 0  # made in the forward and read by the backward
     # The most that activations and temporary tensors take while its forward or its backward runs, beyond the
     # saved activations of the layers before it.

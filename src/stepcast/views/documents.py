@@ -285,6 +285,21 @@ def captured_view(facts: Facts) -> ui.View:
     return _contents_view(facts["name"], headline, facts, ())
 
 
+def captured_search_view(facts: Facts) -> ui.View:
+    """Return the view of the ways to distribute a captured program."""
+    best = facts["rows"][0]
+    verdict = format_seconds(best["step_s"]) if best["fits"] else "does not fit"
+    headline = ui.Headline(verdict, f"fastest step of {facts['model']} on {facts['gpus']:,} GPUs", ())
+    rows = [
+        (place, *(row[name] for name in ("tp", "pp", "dp", "sharding")), format_seconds(row["step_s"]),
+         format_bytes(row["memory_bytes"]), "yes" if row["fits"] else "no")
+        for place, row in enumerate(facts["rows"], 1)
+    ]  # fmt: skip
+    heads = ("rank", "tp", "pp", "dp", "sharding", "step", "memory", "fits")
+    table = ui.plain_table(f"{facts['candidates']} layouts, of which {facts['fitting']} fit", heads, rows)
+    return ui.View(f"search {facts['model']}", headline, (), (table,), facts)
+
+
 def _captured(facts: Facts) -> Contents:
     memory = facts["memory_bytes"]
     pairs: Pairs = [

@@ -305,6 +305,7 @@ class _Segments:
             own["split_bytes"] += size if storage in self._splits.shared else 0
             gradient = self._trace.gradients.get(storage)
             own["gradient_bytes"] += 0 if gradient is None else storages[gradient].size_bytes
+            own["reduced_bytes"] += self._trace.reduced.get(storage, 0)
         return owned
 
 

@@ -22,9 +22,10 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import GPU
-from stepcast.pytorch.capture.tracer import TracedUnit
+from stepcast.pytorch.capture.tracer import DTYPES, CaptureError, TracedUnit
 
 GPUS_PER_NODE = 8
+DESCRIBED = 1000  # batches of a loader whose batches are described
 # CUDA's compute capability by architecture (CUDA C++ Programming Guide); others answer as an H100.
 CAPABILITIES = {
     "pascal": (6, 0), "volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "ada": (8, 9), "hopper": (9, 0),
@@ -66,6 +67,7 @@ class PretendMachine:
     notes: dict[str, None] = field(default_factory=dict)  # in the order in which they came up
     compiled: set[int] = field(default_factory=set)  # ids of modules
     compiled_depth: int = 0
+    batch: list[tuple[str, tuple[int, ...], torch.dtype]] = field(default_factory=list)  # that loaders yield
 
     def note(self, text: str) -> None:
         self.notes[text] = None
@@ -144,6 +146,16 @@ class PretendMachine:
             loader(own, *args[:4], **{**kwargs, **{name: here[name] for name in here if name in kwargs}})
 
         yield torch.utils.data.DataLoader, "__init__", load_in_this_process
+        if self.batch:
+            yield torch.utils.data.DataLoader, "__iter__", lambda own: iter(map(self._make_batch, range(DESCRIBED)))
+            yield torch.utils.data.DataLoader, "__len__", _answer(DESCRIBED)
+
+    def _make_batch(self, _: int) -> object:
+        """Return a batch of the described shapes: by name, or in a list; one tensor by itself."""
+        tensors = [torch.ones(shape, dtype=dtype) for _, shape, dtype in self.batch]
+        if self.batch[0][0]:
+            return {name: tensor for (name, _, _), tensor in zip(self.batch, tensors, strict=True)}
+        return tensors if len(tensors) > 1 else tensors[0]
 
     def _compile(self, model: Any = None, **options: Any) -> Any:
         """Note that *model*, a module or a function, runs compiled."""
@@ -421,6 +433,23 @@ def _answer(value: object) -> Callable[..., object]:
 
 def _gather_object(objects: list[object], own: object, group: object = None) -> None:
     objects[:] = [own] * len(objects)
+
+
+def read_shapes(text: str) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Return name, shape and type of each tensor of a batch, such as ``64x3x224x224,64:int64`` or
+    ``input_ids=8x1024:int64,labels=8x1024:int64``; floats are fp32 unless they say otherwise.
+    """
+    tensors = []
+    for part in filter(None, text.split(",")):
+        name, _, rest = part.rpartition("=")
+        sizes, _, kind = rest.partition(":")
+        dtype = next((dtype for dtype, own in DTYPES.items() if own == (kind or "fp32")), None)
+        if dtype is None or not all(size.isdigit() and int(size) for size in sizes.split("x")):
+            raise CaptureError(f"--batch {part}: expected sizes and a type, such as 64x3x224x224:fp32 or 64:int64")
+        tensors.append((name, tuple(map(int, sizes.split("x"))), dtype))
+    if len({bool(name) for name, _, _ in tensors}) > 1:
+        raise CaptureError(f"--batch {text}: name all tensors, as in input_ids=8x1024:int64, or none")
+    return tensors
 
 
 def read_command(words: Sequence[str]) -> tuple[list[str], int]:

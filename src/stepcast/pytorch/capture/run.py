@@ -11,7 +11,7 @@ from stepcast.hardware.gpu import Gpu
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
-from stepcast.pytorch.capture.machine import PretendMachine
+from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer
 
@@ -70,13 +70,13 @@ def is_command(program: str, words: Sequence[str]) -> bool:
     return starter.endswith(".py") or (bool(words) and starter.startswith(STARTERS))
 
 
-def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None) -> Captured:
+def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None, batch: str = "") -> Captured:
     """Return one step of the training script that *command* starts, on *gpus* GPUs if it starts fewer processes; it
-    sees *gpu*, or an H100.
+    sees *gpu*, or an H100. Loaders yield batches of the shapes of *batch* where it is given.
     """
     from stepcast.pytorch.capture.script import capture_script
 
-    machine = PretendMachine(gpus, gpu) if gpu is not None else PretendMachine(gpus)
+    machine = PretendMachine(gpus, **({} if gpu is None else {"gpu": gpu}), batch=read_shapes(batch))
     with _answer_as_gpu(), _restore_precision():
         return capture_script(command, machine)
 

@@ -117,6 +117,7 @@ class StepTrace:
     modules: list[str] = field(default_factory=list)
     parameters: dict[int, int] = field(default_factory=dict)  # elements by storage
     gradients: dict[int, int] = field(default_factory=dict)  # storage of the gradient by storage of the parameter
+    reduced: dict[int, int] = field(default_factory=dict)  # bytes of the gradient, likewise
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
     host_elements: dict[int, int] = field(default_factory=dict)  # that the host draws at random before an event
@@ -206,6 +207,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if number is not None:
             self.trace.storages[number].role = "gradients"
             self.trace.gradients[self._number_storage(parameter)] = number
+            self.trace.reduced[self._number_storage(parameter)] = parameter.grad.nbytes
 
     def _number_storage(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
