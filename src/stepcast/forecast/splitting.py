@@ -128,30 +128,34 @@ def shard_parameters(layers: Sequence[Layer], units: Sequence[ShardUnit], epilog
     """
     changed, numbers = list(layers), {unit: number for number, unit in enumerate(units)}
 
-    def gather_all(order: Sequence[tuple[ShardUnit, int]], phase: str, field: str) -> None:
+    def change(index: int, phase: Phase, ops: tuple[Op, ...]) -> None:
+        layer = changed[index]
+        is_forward = phase is Phase.FORWARD
+        changed[index] = replace(layer, forward=ops) if is_forward else replace(layer, input_gradient=ops)
+
+    def gather_all(order: Sequence[tuple[ShardUnit, int]], phase: Phase) -> None:
         """Gather each unit after the layer that begins the one before it, and before the layer that begins it."""
-        before = None
+        before, word = -1, "forward" if phase is Phase.FORWARD else "backward"
         for unit, index in order:
-            if phase == "forward" or unit.is_freed:
-                name = f"dp all-gather {phase} {numbers[unit]}"
+            if phase is Phase.FORWARD or unit.is_freed:
+                name = f"dp all-gather {word} {numbers[unit]}"
                 gather = Op(name, Collective(CollectiveKind.ALL_GATHER, unit.gathered_bytes, Group.DP), blocking=False)
-                ops = getattr(changed[index], field)
+                ops = changed[index].ops(phase)
                 own = next((place for place, op in enumerate(ops) if not isinstance(op.work, Collective)), len(ops))
                 waiting = [replace(op, after=(*op.after, name)) for op in ops[own : own + 1]]
-                ahead = [gather] if before in (None, index) else []
-                changed[index] = replace(changed[index], **{field: (*ops[:own], *ahead, *waiting, *ops[own + 1 :])})
+                ahead = [gather] if before in (-1, index) else []
+                change(index, phase, (*ops[:own], *ahead, *waiting, *ops[own + 1 :]))
                 if not ahead:
-                    ops = (*getattr(changed[before], field), gather)
-                    changed[before] = replace(changed[before], **{field: ops})
+                    change(before, phase, (*changed[before].ops(phase), gather))
             before = index
 
-    def begin(unit: ShardUnit, field: str, span: Sequence[int]) -> tuple[ShardUnit, int]:
-        return unit, next((index for index in span if getattr(layers[index], field)), span[0])
+    def begin(unit: ShardUnit, phase: Phase, span: Sequence[int]) -> tuple[ShardUnit, int]:
+        return unit, next((index for index in span if layers[index].ops(phase)), span[0])
 
-    starts = [begin(unit, "forward", range(unit.first, unit.last + 1)) for unit in units]
-    gather_all(sorted(starts, key=lambda start: (start[1], -start[0].last)), "forward", "forward")
-    starts = [begin(unit, "input_gradient", range(unit.last, unit.first - 1, -1)) for unit in units]
-    gather_all(sorted(starts, key=lambda start: (-start[1], start[0].first)), "backward", "input_gradient")
+    starts = [begin(unit, Phase.FORWARD, range(unit.first, unit.last + 1)) for unit in units]
+    gather_all(sorted(starts, key=lambda start: (start[1], -start[0].last)), Phase.FORWARD)
+    starts = [begin(unit, Phase.INPUT_GRADIENT, range(unit.last, unit.first - 1, -1)) for unit in units]
+    gather_all(sorted(starts, key=lambda start: (-start[1], start[0].first)), Phase.INPUT_GRADIENT)
     names = []
     for unit in sorted((unit for unit in units if unit.reduced_bytes), key=lambda unit: (-unit.first, unit.last)):
         names.append(f"dp reduce-scatter {numbers[unit]}")

@@ -76,7 +76,8 @@ def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None, b
     """
     from stepcast.pytorch.capture.script import capture_script
 
-    machine = PretendMachine(gpus, **({} if gpu is None else {"gpu": gpu}), batch=read_shapes(batch))
+    machine = PretendMachine(gpus, gpu) if gpu is not None else PretendMachine(gpus)
+    machine.batch = read_shapes(batch)
     with _answer_as_gpu(), _restore_precision():
         return capture_script(command, machine)
 
