@@ -170,3 +170,14 @@ def test_the_captured_set_is_measured_when_it_is_named() -> None:
 
     assert MEASUREMENT_SETS["captured"].when_named
     assert not MEASUREMENT_SETS["transformers"].when_named
+
+
+def test_search_ranks_layouts_at_one_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", "--captured", str(EXAMPLE), "--cluster", "hgx-h200", "--gpus", "2", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = [row["step_s"] for row in found["rows"]]
+    assert steps == sorted(steps)
+    assert (found["rows"][0]["dp"], found["candidates"]) == (2, 4)
+    assert main([*words, "--recompute", "full"]) == 2
+    assert main(["plan", "--captured", str(EXAMPLE)]) == 2

@@ -128,7 +128,9 @@ def run_captured_search(args: argparse.Namespace) -> int:
 def search_layouts(captured: Captured, chosen: FactDict) -> Iterator[FactDict]:
     """Yield step time and memory of the program for each tp, pp and sharding that its GPUs and its layers allow."""
     probe = PredictQuestion(**{**chosen, "tp": 1, "pp": 1})
-    gpus = _read_spread(captured, probe, load_place(probe)).layout.gpus
+    spread = _read_spread(captured, probe, load_place(probe))
+    gpus, batch = spread.layout.gpus, captured.batch * spread.micro_batches * spread.dp
+    chosen = {"global_batch": batch, **chosen}  # layouts are compared at one batch: that of data parallelism alone
     degrees = [degree for degree in range(1, gpus + 1) if gpus % degree == 0]
     for tp, pp, sharding in product(degrees, degrees, CapturedSharding):
         if gpus % (tp * pp) or (sharding is CapturedSharding.FSDP and tp * pp == gpus):
