@@ -58,3 +58,14 @@ def test_costs_in_two_currencies_do_not_compare(answers: dict[str, str], capsys:
     compared = json.loads(capsys.readouterr().out)
     assert "cost" not in {figure["name"] for figure in compared["figures"]}
     assert any("$ and EUR" in text for text in compared["warnings"])
+
+
+def test_a_search_that_found_nothing_has_no_step_to_compare(
+    answers: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, one = tmp_path / "nothing.json", ["--gpu", "h100-sxm", "--gpus", "1", "--global-batch", "1"]
+    asked = ["search", "llama-3.1-8b", *one, "--fix", "recompute=full"]
+    assert main([*asked, "--workers", "1", "--json"]) == 1
+    path.write_text(capsys.readouterr().out)
+    assert main(["compare", answers["plan dgx-h100"], str(path)]) == 2
+    assert "the search found no strategy" in capsys.readouterr().err

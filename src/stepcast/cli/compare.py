@@ -92,10 +92,12 @@ def read_printed(path: str) -> FactDict | None:
         data = source.data(RESULT)
     except FormatError:  # larger than any result: a trace
         return None
-    if b'"step_s"' not in data:
+    if b'"step_s"' not in data and b'"sensitivity"' not in data:
         return None
     with prefix_errors(f"{path}: is not complete JSON", kinds=(msgspec.DecodeError,)):
         found = msgspec.json.decode(data)
+    if isinstance(found, dict) and "sensitivity" in found and found.get("rows") == []:
+        raise ValueError(f"{path}: the search found no strategy, so it has no step to compare")
     return dict(account_of(found)) if isinstance(found, dict) and "step_s" in account_of(found) else None
 
 
