@@ -72,7 +72,8 @@ def rl_search_view(facts: Facts) -> ui.View:
     """Return the view of a search for the best use of GPUs."""
     rows, best = facts["rows"], facts["rows"][0]
     columns = ui.columns(
-        "mode stale=staleness train=train_gpus generate=rollout_gpus step=step_s training rollout bottleneck idle=idle_share"
+        "mode stale=staleness train=train_gpus generate=rollout_gpus step=step_s training rollout bottleneck "
+        "idle=idle_share"
     )
     if best["cost_per_million_tokens"] is not None:
         columns["per 1M tokens"] = (
