@@ -118,14 +118,10 @@ def _find_entries(run: Run, calculator: "_CallTimes") -> tuple[list[tuple[int, F
     entries = np.maximum(entries, earliest_s[program.segment, None])
     chain = program.call_chains[:, None].astype(np.float64)
     rows = np.ascontiguousarray(np.concatenate([chain, entries], axis=1))
-    width, data = rows.itemsize * rows.shape[1], rows.tobytes()
     known: dict[bytes, int] = {}
-    first: list[int] = []
-    entry_of = np.empty(len(rows), np.int64)
-    for call in range(len(rows)):
-        number = entry_of[call] = known.setdefault(data[call * width : (call + 1) * width], len(known))
-        if number == len(first):
-            first.append(call)
+    keys: list[bytes] = rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
+    entry_of = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(entry_of), prepend=-1)).tolist()
     return [(call, entries[call]) for call in first], entry_of
 
 
