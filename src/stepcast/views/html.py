@@ -156,7 +156,7 @@ def _scrollable(table: Markup, label: str, is_tall: bool = False) -> Markup:
 
 def _column_class(texts: Sequence[str]) -> str | None:
     """Return the class of a column: numbers, amounts of money included, or texts too long for a narrow screen."""
-    if all(text in ("", "-") or re.match(r"[-+]?[$€£¥]?\d", text) for text in texts):
+    if all(text in ("", "-") or re.match(r"[-+]?[$\u20ac\u00a3\u00a5]?\d", text) for text in texts):
         return "number"
     return "words" if max(map(len, texts)) > LONG_TEXT else None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 GAP = "  "
 BAR_WIDTH = 24
 # A number as people write it, with a unit: 1,024   3.5 GiB   -12 %   46.59 GB/s   $1,024
-NUMBER = re.compile(r"[-+]?[$€£¥]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
+NUMBER = re.compile(r"[-+]?[$\u20ac\u00a3\u00a5]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100, whole: Sequence[int] = ()) -> str:
