@@ -19,7 +19,7 @@ from tests.shared import ROOT
 from tests.sweep import questions
 from tests.sweep.questions import table
 
-KILLS = 20
+KILLS = 12
 
 
 @pytest.fixture(scope="module")
