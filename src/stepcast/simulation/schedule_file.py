@@ -104,7 +104,7 @@ def _check_deadlock(schedule: Schedule) -> None:
         ) from None
 
 
-_SLOT = re.compile(r"([FBIW])(\d+)(?:\.(\d+))?")
+_SLOT = re.compile(r"([FBIW])(\d{1,9})(?:\.(\d{1,9}))?")  # no schedule has more
 _ACTIONS = {action.letter: action for action in SlotAction}
 _HEAD = ("stages", "micro-batches", "chunks", "placement")
 
