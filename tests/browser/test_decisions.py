@@ -94,7 +94,7 @@ def test_an_answer_is_the_same_everywhere(
     if verb == "search":
         seen.page.click("#search-go")
         seen.page.get_by_text("done", exact=True).wait_for()
-    # A live answer is replaced by its whole page a moment later; texts are read once it stands.
+    # The app replaces a live answer by the whole page a moment later: wait for that before reading texts.
     seen.page.wait_for_selector("#answer[data-whole] h1" if verb == "predict" else "#answer[data-answered] h1")
     written = opened(page)
     assert seen.page.inner_text("#answer h1") == written.page.inner_text("h1")

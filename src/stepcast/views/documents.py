@@ -296,7 +296,7 @@ def captured_search_view(facts: Facts) -> ui.View:
         for place, row in enumerate(facts["rows"], 1)
     ]  # fmt: skip
     heads = ("rank", "tp", "pp", "dp", "sharding", "step", "memory", "fits")
-    table = ui.plain_table(f"{facts['candidates']} layouts, of which {facts['fitting']} fit", heads, rows)
+    table = ui.plain_table(f"{facts['candidates']} layouts, {facts['fitting']} fit", heads, rows)
     return ui.View(f"search {facts['model']}", headline, (), (table,), facts)
 
 
