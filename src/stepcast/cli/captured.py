@@ -133,13 +133,13 @@ def search_layouts(captured: Captured, chosen: FactDict) -> Iterator[FactDict]:
     chosen = {"global_batch": batch, **chosen}  # layouts are compared at one batch: that of data parallelism alone
     degrees = [degree for degree in range(1, gpus + 1) if gpus % degree == 0]
     for tp, pp, sharding in product(degrees, degrees, CapturedSharding):
-        if gpus % (tp * pp) or (sharding is CapturedSharding.FSDP and tp * pp == gpus):
-            continue
+        if tp < spread.layout.tp or gpus % (tp * pp) or (sharding is CapturedSharding.FSDP and tp * pp == gpus):
+            continue  # tensor parallelism of the script itself stays
         try:
             words = {"tp": tp, "pp": pp, "sharding": str(sharding)}
             prediction, _ = predict_program(captured, PredictQuestion(**{**chosen, **words}))
         except ValueError as error:
-            if tp == pp == 1:
+            if tp == spread.layout.tp and pp == 1:
                 raise
             if not isinstance(error, CutError | SplitError) and "--global-batch" not in str(error):
                 raise
