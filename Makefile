@@ -60,7 +60,7 @@ compiled: install
 
 TESTING := 'hypothesis>=6.100' 'pytest>=8' 'pytest-xdist>=3.5'
 PACKAGES_web := -e '.[web,browser]' $(TESTING)
-PACKAGES_torch := 'torch==2.13.0' 'transformers>=5,<6' -e . $(TESTING)
+PACKAGES_torch := 'torch==2.13.0' 'transformers==5.23.0' -e . $(TESTING)
 PACKAGES_engines := -e '.[dask,parquet,ray,slurm]' $(TESTING)
 PACKAGES_mcp := -e '.[mcp]' $(TESTING)
 PACKAGES_docs := -e '.[docs]'

@@ -23,18 +23,12 @@ from measure_hf_steps import PLAN, Trainer, config_keys, forget, timed
 STEPS_S = 0.8
 
 
-def host_s(call, calls: int = 300) -> float:
+def host_us(call, calls: int = 300) -> float:
     import torch
 
-    for _ in range(20):
-        call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    spent = (time.perf_counter() - start) / calls
-    torch.cuda.synchronize()
-    return spent * 1e6
+    from stepcast.pytorch.profile.backend import host_s
+
+    return 1e6 * host_s(torch, call, calls)
 
 
 def pace() -> dict:
@@ -65,10 +59,10 @@ def pace() -> dict:
         torch.cuda.synchronize()
         backwards.append((time.perf_counter() - start) * 1e6)
     return {
-        "light_us": host_s(lambda: tiny + tiny),
-        "heavy_us": host_s(lambda: torch.nn.functional.linear(tiny, weight)),
+        "light_us": host_us(lambda: tiny + tiny),
+        "heavy_us": host_us(lambda: torch.nn.functional.linear(tiny, weight)),
         "backward_us": median(backwards),
-        "loop_us": host_s(loop, 30),
+        "loop_us": host_us(loop, 30),
     }
 
 

@@ -1,5 +1,6 @@
 """``check`` inside a script, with objects that have what Trainer, Accelerator and Megatron-LM's arguments have."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,3 +131,18 @@ def test_other_objects_are_refused() -> None:
 def test_without_a_gpu_one_must_be_named() -> None:
     with pytest.raises(ValueError, match="no GPU at hand"):
         check(model="llama-3.2-1b", write=lambda line: None)
+
+
+def test_a_gpu_at_hand_has_its_host_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that takes 1.5 times as long for a small step makes a step longer that it limits."""
+    usual: list[Any] = []
+    slow: list[Any] = []
+    for lines, seconds in ((usual, 7.7e-3), (slow, 11.6e-3)):
+        monkeypatch.setattr("stepcast.checking.run.detect_gpu", lambda: "NVIDIA H200")
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+        monkeypatch.setattr("stepcast.pytorch.profile.backend.small_step", lambda *known: None)
+        monkeypatch.setattr("stepcast.pytorch.profile.backend.host_s", lambda *known, host_s=seconds: host_s)
+        run = check(model="llama-3.2-1b", framework="peft", lora_rank=16, seq=512, gbs=1, write=lines.append)
+        lines.append(run.facts["predicted_s"])
+    assert usual[-1] * 1.3 < slow[-1] < usual[-1] * 1.5
+    assert "CPU time x 1.39, measured here" in slow[0]

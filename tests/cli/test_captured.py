@@ -179,5 +179,10 @@ def test_search_ranks_layouts_at_one_batch(capsys: pytest.CaptureFixture[str]) -
     steps = [row["step_s"] for row in found["rows"]]
     assert steps == sorted(steps)
     assert (found["rows"][0]["dp"], found["candidates"]) == (2, 4)
+    assert main([*words, "--global-batch", str(BATCH)]) == 0  # too few sequences for two replicas
+    found = json.loads(capsys.readouterr().out)
+    assert {row["dp"] for row in found["rows"]} == {1}
+    assert main([*words, "--global-batch", str(BATCH + 1)]) == 2
+    assert f"--global-batch {BATCH + 1}" in capsys.readouterr().err
     assert main([*words, "--recompute", "full"]) == 2
     assert main(["plan", "--captured", str(EXAMPLE)]) == 2

@@ -190,7 +190,7 @@ def test_the_backend_has_a_way_to_run_every_case(torch: MagicMock) -> None:
 @pytest.mark.parametrize(
     ("work", "function"),
     [
-        (Matmul(128, 256, 512), "nn.functional.linear"),
+        (Matmul(128, 256, 512), "mm"),
         (Matmul(128, 256, 512, 4), "bmm"),
         (Matmul(128, 256, 512, 1, DType.FP8), "_scaled_mm"),
         (GroupedMatmul(128, 256, 512, 4), "_grouped_mm"),
@@ -208,7 +208,7 @@ def test_operators_run_what_they_are(work: Operator, function: str, torch: Magic
 
 def test_tf32_is_on_for_tf32_alone(torch: MagicMock) -> None:
     backend, seen = TorchBackend(torch), []
-    torch.nn.functional.linear.side_effect = lambda *_: seen.append(torch.backends.cuda.matmul.allow_tf32)
+    torch.mm.side_effect = lambda *_, **__: seen.append(torch.backends.cuda.matmul.allow_tf32)
     backend.seconds(Matmul(8, 8, 8, 1, DType.TF32))
     assert set(seen) == {True}
     seen.clear()

@@ -77,6 +77,25 @@ def recurrent(kind="LSTM", **options):
 def gru():
     return recurrent("GRU", bidirectional=True)
 
+class Listener(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention({WIDTH}, 4, batch_first=True)
+        self.cell, self.head = nn.GRUCell({WIDTH}, {WIDTH}), nn.Linear({WIDTH}, 32)
+
+    def forward(self, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            x = self.attention(x, x, x, need_weights=False)[0]
+        hidden = x.new_zeros(8, {WIDTH}, dtype=torch.float32)
+        for step in range(3):
+            hidden = self.cell(x[:, step].float(), hidden)
+        return (self.head(x.float()) + self.head(hidden)[:, None]).log_softmax(-1).transpose(0, 1)
+
+def listener():
+    words = torch.ones(8, 10, dtype=torch.long)
+    loss = lambda out: nn.functional.ctc_loss(out, words, torch.full((8,), 64), torch.full((8,), 10))
+    return Listener(), (torch.randn(8, 64, {WIDTH}),), loss
+
 def tiny():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(200)))
     return model, (torch.randn(4, 16),), mean
@@ -157,6 +176,17 @@ def test_recurrent_networks_are_one_call_of_cudnn(name: str, gates: int, ways: i
     weights = sum(wide * (width + WIDTH) + 2 * wide for width in inputs) * ways
     assert found.parameters == weights
     assert found.memory.all_gradients == pytest.approx(4 * weights, rel=0.1)
+
+
+def test_attention_cells_and_sequence_losses_run_as_on_a_gpu() -> None:
+    """One product makes queries, keys and values; a cell is two products and a kernel; CTC goes step by step."""
+    found = captured("listener")
+    names = [layer.op_name(op) for block in found.stage.body for layer in block.layers for op in layer.forward]
+    assert sum("thnn_fused_gru_cell" in name for name in names) == 3
+    products = [op.work for op in ops_of(found, Matmul)]
+    assert sorted(work.n for work in products if work.dtype is DType.BF16)[-1] == 3 * WIDTH  # type: ignore[union-attr]
+    losses = [op.work for op in ops_of(found, Elementwise) if op.work.kind is ElementwiseKind.SEQUENCE_LOSS]  # type: ignore[union-attr]
+    assert [work.rows for work in losses] == [64, 64]  # type: ignore[union-attr]
 
 
 def test_recurrent_step_as_measured() -> None:

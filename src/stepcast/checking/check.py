@@ -4,7 +4,7 @@ from typing import Any
 
 from stepcast.checking.described import describe
 from stepcast.checking.hooks import add_to_trainer
-from stepcast.checking.run import RunCheck, Write, is_first_rank
+from stepcast.checking.run import RunCheck, Write
 
 
 def check(
@@ -30,8 +30,6 @@ def check(
     named = {"model": model} if isinstance(model, str) else {}
     is_lightning = hasattr(script, "callbacks") and hasattr(script, "fit")
     described = describe(None if is_lightning else script, model)
-    if write is None:
-        write = print if is_first_rank() else (lambda line: None)
     run = RunCheck({**described, **named, **choices}, strict=strict, compare_after=compare_after, write=write)
     run.forecast()
     add_to_trainer(script, run)

@@ -6,6 +6,7 @@ torchtitan and Megatron-LM's arguments are recognised by what they have.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -94,25 +95,20 @@ def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
 
 def _describe_samples(trainer: Any, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the length of sequences: the tool's, or that of some samples of the data set."""
-    longest = choices.get("seq")
-    lengths = []
-    data = getattr(trainer, "train_dataset", None)
-    if data is not None and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    longest, samples = choices.get("seq"), []
+    data: Any = getattr(trainer, "train_dataset", None)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         step = max(1, len(data) // LOOKED_AT)
-        for index in range(0, min(len(data), LOOKED_AT * step), step):
-            sample = data[index]
-            ids = sample.get("input_ids") if isinstance(sample, Mapping) else None
-            if ids is not None:
-                lengths.append(len(ids))
+        samples = [data[index] for index in range(0, min(len(data), LOOKED_AT * step), step)]
+    lengths = [
+        len(one["input_ids"]) for one in samples if isinstance(one, Mapping) and one.get("input_ids") is not None
+    ]
     if not lengths:
         return {"seq": longest} if longest else {}
     if min(lengths) == max(lengths):
         return {"seq": min(max(lengths), longest or max(lengths))}
-    counts = {length: lengths.count(length) for length in sorted(set(lengths))}
-    return {
-        "seq": longest or max(lengths),
-        "lengths": ",".join(f"{length}:{count}" for length, count in counts.items()),
-    }
+    counts = ",".join(f"{length}:{count}" for length, count in sorted(Counter(lengths).items()))
+    return {"seq": longest or max(lengths), "lengths": counts}
 
 
 def _count_steps(trainer: Any, choices: Mapping[str, Any], world: int) -> int | None:
@@ -140,11 +136,9 @@ def _accelerate_table(accelerator: Any) -> dict[str, object]:
         table["deepspeed_config"] = {"zero_stage": int(getattr(plugin, "zero_stage", 0) or 0)}
     fsdp = getattr(state, "fsdp_plugin", None)
     if kind == "FSDP" and fsdp is not None:
-        reshard = getattr(fsdp, "reshard_after_forward", True)
-        table["fsdp_config"] = {
-            "fsdp_version": getattr(fsdp, "fsdp_version", 2),
-            "fsdp_reshard_after_forward": str(reshard),
-        }
+        reshard = str(getattr(fsdp, "reshard_after_forward", True))
+        version = getattr(fsdp, "fsdp_version", 2)
+        table["fsdp_config"] = {"fsdp_version": version, "fsdp_reshard_after_forward": reshard}
     return table
 
 

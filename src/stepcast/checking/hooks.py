@@ -1,10 +1,12 @@
 """Callbacks through which Trainer, Lightning and other loops tell a check when steps begin and end."""
 
+from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from stepcast.checking.described import describe
-from stepcast.checking.run import RunCheck, Write, is_first_rank
+from stepcast.checking.run import RunCheck, Write
 
 
 class ForecastCallback:
@@ -23,8 +25,8 @@ class ForecastCallback:
         write: Write | None = None,
         **choices: Any,
     ) -> None:
-        self.run, self._strict, self._compare_after, self._choices = run, strict, compare_after, choices
-        self._write: Write = write or (print if is_first_rank() else (lambda line: None))
+        self.run, self._choices = run, choices
+        self._make_check = partial(RunCheck, strict=strict, compare_after=compare_after, write=write)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
@@ -33,9 +35,9 @@ class ForecastCallback:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **known: Any) -> None:
         if self.run is None:
-            script = _TrainerParts(args, model, known.get("train_dataloader"))
-            choices = {**describe(script), **self._choices}
-            self.run = RunCheck(choices, strict=self._strict, compare_after=self._compare_after, write=self._write)
+            data = getattr(known.get("train_dataloader"), "dataset", None)
+            script = SimpleNamespace(args=args, model=model, train_dataset=data)
+            self.run = self._make_check({**describe(script), **self._choices})
             self.run.forecast()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
@@ -50,13 +52,6 @@ class ForecastCallback:
     def facts(self) -> dict[str, Any]:
         """All figures of the check."""
         return self.run.facts if self.run is not None else {}
-
-
-class _TrainerParts:
-    """The parts of a Trainer that its callbacks see."""
-
-    def __init__(self, args: Any, model: Any, loader: Any) -> None:
-        self.args, self.model, self.train_dataset = args, model, getattr(loader, "dataset", None)
 
 
 def add_to_trainer(script: Any, run: RunCheck) -> None:

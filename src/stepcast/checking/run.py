@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.questions.choices import read_choices
 from stepcast.questions.question import PredictQuestion
-from stepcast.units import format_bytes, format_seconds
+from stepcast.units import format_bytes, format_change, format_seconds
 
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
@@ -35,9 +35,10 @@ class RunCheck:
     """
 
     def __init__(
-        self, choices: Mapping[str, Any], *, strict: bool = False, compare_after: int = 20, write: Write = print
+        self, choices: Mapping[str, Any], *, strict: bool = False, compare_after: int = 20, write: Write | None = None
     ) -> None:
-        self.strict, self.compare_after, self.write = strict, compare_after, write
+        self.strict, self.compare_after = strict, compare_after
+        self.write: Write = write or (print if os.environ.get("RANK", "0") == "0" else (lambda line: None))
         self.facts: dict[str, Any] = {}
         self._choices = dict(choices)
         self._begins: list[float] = []
@@ -53,6 +54,11 @@ class RunCheck:
             choices["precision"] = f"autocast-{choices['precision']}"
         if "cluster" not in choices and "gpu" not in choices:
             choices["gpu"] = detect_gpu()
+            if "calibration" not in choices:
+                from stepcast.pytorch.profile.backend import measure_host
+
+                choices["calibration"] = measure_host(sys.modules["torch"], choices["gpu"])
+                self.facts["host_pace"] = choices["calibration"].pace
         given = read_choices(PredictQuestion, choices)
         return settle(PredictQuestion(**given, file="check", unchecked=frozenset(given)))
 
@@ -76,9 +82,10 @@ class RunCheck:
         }
         gpus = f"{run.strategy.layout.gpus} x {run.cluster.gpu.name}"
         tokens_per_s = run.strategy.tokens / prediction.step_s
+        pace = f"; CPU time x {self.facts['host_pace']:.2f}, measured here" if "host_pace" in self.facts else ""
         lines = [
             f"step {format_seconds(prediction.step_s)}, 90 % interval {format_seconds(low)} to {format_seconds(high)}; "
-            f"{tokens_per_s:,.0f} tokens/s on {gpus} ({run.model.name}, {run.framework.name})",
+            f"{tokens_per_s:,.0f} tokens/s on {gpus} ({run.model.name}, {run.framework.name}){pace}",
             f"memory {format_bytes(fullest.total)} of {format_bytes(fullest.capacity)} (90 % interval "
             f"{format_bytes(fullest.low)} to {format_bytes(fullest.high)}): {fullest.verdict}",
             self._describe_end(),
@@ -132,7 +139,7 @@ class RunCheck:
         where = "inside" if low <= measured_s <= high else "outside"
         lines = [
             f"measured {format_seconds(measured_s)} a step, predicted {format_seconds(predicted_s)} "
-            f"({predicted_s / measured_s - 1:+.1%}), {where} the 90 % interval"
+            f"({format_change(predicted_s / measured_s - 1)}), {where} the 90 % interval"
         ]
         lines += self._explain(measured_s, predicted_s, loading_s, max(steps) / measured_s)
         if "torch" in sys.modules and not has_gpu():  # a rehearsal on a CPU
@@ -169,15 +176,13 @@ class RunCheck:
             return []
         allocated, reserved = peaks
         self.facts |= {"measured_allocated_bytes": allocated, "measured_reserved_bytes": reserved}
-        return [
-            f"memory allocated {format_bytes(allocated)}, predicted {format_bytes(self.facts['allocated_bytes'])} "
-            f"({self.facts['allocated_bytes'] / allocated - 1:+.1%}); reserved {format_bytes(reserved)}, predicted "
-            f"{format_bytes(self.facts['reserved_bytes'])} ({self.facts['reserved_bytes'] / reserved - 1:+.1%})"
+        pairs = (("allocated", allocated), ("reserved", reserved))
+        parts = [
+            f"{name} {format_bytes(measured)}, predicted {format_bytes(self.facts[f'{name}_bytes'])} "
+            f"({format_change(self.facts[f'{name}_bytes'] / measured - 1)})"
+            for name, measured in pairs
         ]
-
-
-def is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+        return ["memory " + "; ".join(parts)]
 
 
 def has_gpu() -> bool:

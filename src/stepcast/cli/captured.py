@@ -41,6 +41,10 @@ SPLITS = {
 }
 
 
+class BatchError(ValueError):
+    """A global batch that the replicas of a layout cannot share."""
+
+
 def read_captured(path: str) -> Captured:
     _, document = read_as_one([open_source(path)])
     if not isinstance(document, Captured):
@@ -69,12 +73,14 @@ def check_captured_options(args: argparse.Namespace) -> None:
         )
 
 
-def predict_program(captured: Captured, question: PredictQuestion) -> tuple[Prediction, FactDict]:
-    """Return the prediction that *question* asks for, and what was asked."""
+def predict_program(
+    captured: Captured, question: PredictQuestion, cluster: Cluster | None = None
+) -> tuple[Prediction, FactDict]:
+    """Return the prediction that *question* asks for, and what was asked; *cluster* saves loading it again."""
     for name, why in SPLITS.items():
         if getattr(question, name) > 1:
             raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
-    cluster = load_place(question)
+    cluster = cluster or load_place(question)
     spread = _read_spread(captured, question, cluster)
     calibration = None
     if question.calibration is not None:
@@ -126,29 +132,32 @@ def run_captured_search(args: argparse.Namespace) -> int:
 
 
 def search_layouts(captured: Captured, chosen: FactDict) -> Iterator[FactDict]:
-    """Yield step time and memory of the program for each tp, pp and sharding that its GPUs and its layers allow."""
-    probe = PredictQuestion(**{**chosen, "tp": 1, "pp": 1})
-    spread = _read_spread(captured, probe, load_place(probe))
+    """Yield step time and memory of the program for each tp, pp and sharding that its GPUs, layers and batch allow."""
+    probe = PredictQuestion(**{**chosen, "global_batch": None, "tp": 1, "pp": 1})
+    cluster = load_place(probe)
+    spread = _read_spread(captured, probe, cluster)
     gpus, batch = spread.layout.gpus, captured.batch * spread.micro_batches * spread.dp
     chosen = {"global_batch": batch, **chosen}  # layouts are compared at one batch: that of data parallelism alone
     degrees = [degree for degree in range(1, gpus + 1) if gpus % degree == 0]
+    answered = False
+    refusal: ValueError | None = None
     for tp, pp, sharding in product(degrees, degrees, CapturedSharding):
         if tp < spread.layout.tp or gpus % (tp * pp) or (sharding is CapturedSharding.FSDP and tp * pp == gpus):
             continue  # tensor parallelism of the script itself stays
+        words = {"tp": tp, "pp": pp, "sharding": str(sharding)}
         try:
-            words = {"tp": tp, "pp": pp, "sharding": str(sharding)}
-            prediction, _ = predict_program(captured, PredictQuestion(**{**chosen, **words}))
-        except ValueError as error:
-            if tp == spread.layout.tp and pp == 1:
-                raise
-            if not isinstance(error, CutError | SplitError) and "--global-batch" not in str(error):
-                raise
+            prediction, _ = predict_program(captured, PredictQuestion(**{**chosen, **words}), cluster)
+        except (BatchError, CutError, SplitError) as error:
+            refusal = refusal or error
             continue
         memory = prediction.report.memory_bytes or {}
         yield {
             "gpus": gpus, "tp": tp, "pp": pp, "dp": gpus // (tp * pp), "sharding": str(sharding),
             "step_s": prediction.step_s, "memory_bytes": memory["total"], "fits": memory["fits"],
         }  # fmt: skip
+        answered = True
+    if not answered and refusal:
+        raise refusal
 
 
 def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster) -> Spread:
@@ -172,7 +181,7 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
     accumulated = captured.batch * dp * int(own.get("accumulation", 1))
     batches, rest = divmod(batch or accumulated, captured.batch * dp)
     if rest or not batches:
-        raise ValueError(
+        raise BatchError(
             f"--global-batch {batch}: the program was captured with a batch of {captured.batch} and runs on "
             f"{dp} replicas; use a multiple of {captured.batch * dp}"
         )

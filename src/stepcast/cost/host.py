@@ -15,20 +15,28 @@ import numpy as np
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import Host
+from stepcast.ir.dtype import DType
 from stepcast.ir.work import HostCopy, HostUpdate
 
-# Additional host seconds of a grouped matmul for each expert: Transformer Engine calls cuBLAS and handles
-# weights, formats and gradients expert by expert. Its issue 2897 measures 1.2 ms forward and 2.1 ms backward
-# for both layers of 64 experts: 9.4 and 8.2 us for each product of an expert, with the products joined.
-EXPERT_ISSUE_S = 9e-6
-# Additional host seconds of a product in a scaled format: Transformer Engine's modules handle scales, quantisers
+# Additional host seconds of a grouped matmul for each expert, whose weights, formats and gradients Transformer Engine
+# handles one by one: its issue 2897 has 1.2 ms forward and 2.1 ms backward for both layers of 64 experts in MXFP8, 9.4
+# and 8.2 us for each product of an expert, with the products joined. Where each is a call of cuBLAS on one of four
+# streams, eight products too small to matter take 0.267 ms (pull request 3134), 33 us each; two products of three
+# quantise an operand of each expert in a scaled format, 20 us a call (pull request 3137).
+EXPERT_ISSUE_S, SEPARATE_ISSUE_S, EXPERT_SCALED_S = 9e-6, 33e-6, 13e-6
+# Additional host seconds of another product in a scaled format: Transformer Engine's modules handle scales, quantisers
 # and transposes in Python. Its issue 445 has 2.07 ms in fp8 and 0.57 in bf16 for the three products of a
-# linear layer of 1,024 x 1,024 on an H100, whose kernels take a few microseconds.
-SCALED_ISSUE_S = 0.5e-3
+# linear layer of 1,024 x 1,024 on an H100, whose kernels take a few microseconds. MXFP8 needs one kernel where fp8
+# looks for the largest magnitude first, and NVFP4 does both: taken as half.
+SCALED_ISSUE_S = {DType.FP8: 0.5e-3, DType.MXFP8: 0.25e-3, DType.NVFP4: 0.5e-3}
 # Additional host seconds of any product of Megatron-LM's and Transformer Engine's modules, more Python than
 # PyTorch's own: Transformer Engine's pull request 1191 (2024) measures 74 us of host for a forward of
 # Megatron's ColumnParallelLinear in bf16 and 115 us for its own, 50 us of which are heavy_s; halfway between.
 MODULE_ISSUE_S = 45e-6
+# Times as long as an x86 host takes, on a Grace CPU: 37.1 and 33.2 us for PyTorch's linear layer on a GB200 and a
+# GH200, 13.5 on a DGX H100 (Transformer Engine's issue 2053), but 1.09 times for the dispatch of an operator (PyTorch's
+# issue 187862). Taken between them, with published mixtures in sight.
+HOST_PACE = dict.fromkeys(("gb200", "gb300", "gh200", "gh200-144gb"), 1.5)
 # Host seconds of each copy that PyTorch makes of what it gathered into a list, one for each rank
 # (ProcessGroupNCCL::allgather): tools/measure_part_copies.py on the host of an H200.
 PART_ISSUE_S = 6e-6

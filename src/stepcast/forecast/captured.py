@@ -10,21 +10,11 @@ from typing import NamedTuple
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory, held_in_flight
 from stepcast.cost.pricing import ComputePrice
+from stepcast.forecast import splitting
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.predict import apply_host_pace, compute_pricer, issue_s_of, memory_facts
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
-from stepcast.forecast.splitting import (
-    copy_tied_parameters,
-    cut_stages,
-    reduce_gradients,
-    shard_parameters,
-    shrink_update,
-    split_captured,
-    split_idle_weights,
-    stage_ranges,
-    sum_tied_gradients,
-)
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, LayerPart, ShardUnit
 from stepcast.ir.dataclass import dataclass
@@ -35,9 +25,9 @@ from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
 from stepcast.ir.workload import Layer, Stage, Workload, fold_units, unfold_blocks
 from stepcast.simulation.messages import Send
-from stepcast.units import TFLOPS
+from stepcast.units import TFLOPS, format_percent
 
-FITTED_PACE = 1.12  # of the hosts that captured programs were measured on (data/fits/captured.toml)
+FITTED_PACE = 1.17  # of the hosts that captured programs were measured on (data/fits/captured.toml)
 # Of allocated memory, the share that the allocator holds on top, but for models of transformers: 27 steps of one visit
 # to an H200, 5.8 % off in the mean; 12 steps of another, left out, 5.0 %.
 FRAGMENTED = 0.11
@@ -95,7 +85,7 @@ def predict_captured(
     Of *options*, schedule, host and messages follow from the program and from *spread*.
     """
     framework, whole = framework_of(captured), captured
-    captured = split_captured(captured, spread.tp)
+    captured = splitting.split_captured(captured, spread.tp)
     idle = spread.zero_gradients == 1
     compute = compute_pricer(captured.workload, cluster, calibration, framework.attention, idle)
     workload, begins = spread_out(captured, spread, compute)
@@ -141,9 +131,10 @@ def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tup
         id(layer): sum(compute(op.work).seconds for op in layer.all_ops if isinstance(op.work, Compute))
         for layer in layers
     }
-    begins = cut_stages(captured, [seconds[id(layer)] for layer in layers], spread.pp)
-    parts, sums = copy_tied_parameters(captured, begins), sum_tied_gradients(captured, begins, spread.ways)
-    ranges = stage_ranges(len(layers), begins)
+    begins = splitting.cut_stages(captured, [seconds[id(layer)] for layer in layers], spread.pp)
+    parts = splitting.copy_tied_parameters(captured, begins)
+    sums = splitting.sum_tied_gradients(captured, begins, spread.ways)
+    ranges = splitting.stage_ranges(len(layers), begins)
     stages = [
         _build_stage(captured, layers, parts, own, spread, added) for own, added in zip(ranges, sums, strict=True)
     ]
@@ -169,15 +160,16 @@ def _build_stage(
     layers, parts = layers[own.start : own.stop], parts[own.start : own.stop]
     share = _parameter_share(captured, parts) / spread.ways
     updates = [
-        split_idle_weights(shrink_update(layer, share), spread.zero_gradients) for layer in captured.stage.epilogue
+        splitting.split_idle_weights(splitting.shrink_update(layer, share), spread.zero_gradients)
+        for layer in captured.stage.epilogue
     ]
     epilogue = (*sums, *updates)
     if spread.dp == 1:
         body = tuple(fold_units([(layer,) for layer in layers]))
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
     if spread.sharding is CapturedSharding.FSDP:
-        return shard_parameters(layers, find_units(captured, own, parts), epilogue)
-    return reduce_gradients(layers, parts, epilogue, spread.micro_batches, spread.bucket_bytes)
+        return splitting.shard_parameters(layers, find_units(captured, own, parts), epilogue)
+    return splitting.reduce_gradients(layers, parts, epilogue, spread.micro_batches, spread.bucket_bytes)
 
 
 def _parameter_share(captured: Captured, parts: Sequence[LayerPart]) -> float:
@@ -218,9 +210,9 @@ def stage_memory(
     """Return what each stage holds at its fullest moment."""
     memory, framework = captured.memory, framework_of(captured)
     overhead = framework.overhead
-    held_by, in_flight = copy_tied_parameters(captured, begins), _count_in_flight(spread)
+    held_by, in_flight = splitting.copy_tied_parameters(captured, begins), _count_in_flight(spread)
     stages = []
-    for stage, own in enumerate(stage_ranges(len(captured.parts), begins)):
+    for stage, own in enumerate(splitting.stage_ranges(len(captured.parts), begins)):
         parts = held_by[own.start : own.stop]
         share = _parameter_share(captured, parts)
         if spread.layout.gpus == spread.dp and spread.ways == spread.micro_batches == 1:
@@ -346,5 +338,6 @@ def _describe_unmeasured(unmeasured: dict[str, float]) -> list[str]:
     total = sum(unmeasured.values())
     if total < LEAST_UNMEASURED:
         return []
-    names = ", ".join(f"{name} {share:.1%}" for name, share in list(unmeasured.items())[:3])
-    return [f"{total:.1%} of the GPU's time is in operators that were not measured, estimated by their bytes: {names}"]
+    names = ", ".join(f"{name} {format_percent(share)}" for name, share in list(unmeasured.items())[:3])
+    known_by = f"of the GPU's time is in operators that were not measured, estimated by their bytes: {names}"
+    return [f"{format_percent(total)} {known_by}"]

@@ -21,17 +21,10 @@ def load_torch(verb: str) -> ModuleType:
 
 def load_torch_with_gpu() -> ModuleType:
     """Return PyTorch on a machine with a CUDA GPU, for ``profile``."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingTorchError(
-            "profile measures this machine's GPU with PyTorch, which is not installed; "
-            "run it where both are, and use the file it writes anywhere"
-        ) from None
+    torch = load_torch("profile")
     if not torch.cuda.is_available():
         raise MissingTorchError("PyTorch finds no CUDA GPU here; run profile on the machine whose GPU it is to measure")
-    module: ModuleType = torch
-    return module
+    return torch
 
 
 def load_transformers(verb: str) -> ModuleType:

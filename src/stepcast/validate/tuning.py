@@ -1,7 +1,8 @@
 """The fine-tuning set: steps of LoRA, QLoRA, 8-bit Adam, packing, checkpointing and DPO on one H200, measured by us.
 
-Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer). Five
-visits, whose hosts differ in pace: rows 1 to 32, 33 to 63, 64 to 96, 97 to 120 and the rest.
+Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer).
+``pace`` is the host's: the time of small operators and of a small training step over those on the host of the
+constants, in the visit or, in the last ones, next to the step; empty where it was not measured.
 ``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted.
 ``before_*`` are forecasts made before measuring.
 """
@@ -9,6 +10,7 @@ visits, whose hosts differ in pace: rows 1 to 32, 33 to 63, 64 to 96, 97 to 120 
 import shlex
 from pathlib import Path
 
+from stepcast.cost.calibration import Calibration
 from stepcast.ir.facts import FactDict
 from stepcast.questions.choices import build_question, spell_choices
 from stepcast.questions.question import PredictQuestion
@@ -51,6 +53,7 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
     """Compare the steps of ``tuning.csv`` in *folder* and their peaks with forecasts."""
     peaks: dict[str, list[scoreboard.Pair]] = {"allocated": [], "reserved": []}
     before: list[scoreboard.Pair] = []
+    paced: list[scoreboard.Pair] = []
 
     def compare(record: scoreboard.Record) -> scoreboard.ScoredRow:
         choices = read_choices_of(record, Path(folder))
@@ -60,6 +63,10 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
             pairs.append((float(record[name]) - float(record["held"]), getattr(stage, name)))
         if record["before_ms"]:
             before.append((measured_s, float(record["before_ms"]) * 1e-3))
+        if record["pace"]:
+            host = Calibration("h200", {}, pace=float(record["pace"]))
+            known = settle(build_question(PredictQuestion, {**choices, "calibration": host}))
+            paced.append((measured_s, known.prediction.step_s))
         label = f"{record['model']} {record['batch']} x {record['seq']} x {record['accumulation']} {record['setting']}"
         command = shlex.join(["stepcast", "predict", *spell_choices(choices)])
         tags = {"setting": record["setting"], "model": record["model"], "command": command}
@@ -69,7 +76,11 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
         scoreboard.read_records(folder, FILE), compare, lambda record: record["setting"]
     )
     names = ("mean_abs_error", "worst_abs_error", "mean_error")
-    compared = {**{f"{name} memory": pairs for name, pairs in peaks.items()}, "predicted before": before}
+    compared = {
+        **{f"{name} memory": pairs for name, pairs in peaks.items()},
+        "predicted before": before,
+        "pace of the host measured": paced,
+    }
     figures = {
         name: value for part, pairs in compared.items() for name, value in scoreboard.error_figures(part, pairs, *names)
     }

@@ -32,12 +32,9 @@ TRAINERS = {"dpo": re.compile(r"DPO(Config|Trainer)"), "reward": re.compile(r"Re
 
 def find_tool(table: Mapping[str, object]) -> str:
     """Return the tool that a table of keys is for, or nothing."""
-    names = {*table, *(f"{key}._component_" for key, value in table.items() if has_component(value))}
+    inside = [key for key, value in table.items() if isinstance(value, Mapping) and "_component_" in value]
+    names = {*table, *(f"{key}._component_" for key in inside)}
     return next((tool for tool, keys in RECOGNISED.items() if keys & names), "")
-
-
-def has_component(value: object) -> bool:
-    return isinstance(value, Mapping) and "_component_" in value
 
 
 def read_python(text: str) -> RunConfig:
@@ -129,15 +126,13 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     sharding = _read_sharding(values) if nested is None else dict(nested.options)
     is_sharded = sharding.get("sharding") in ("fsdp", "hybrid-fsdp", "zero-3")
     has_deepspeed = nested is not None or bool(values.text("deepspeed"))
-    accumulation, batch = values.number("accumulation"), values.number("global_batch")
-    micro = values.number("micro_batch")
-    norm = values.share("max_norm")
+    accumulation, batch, norm = values.number("accumulation"), values.number("global_batch"), values.share("max_norm")
     options = given_options(
-        micro_batch=micro or sharding.pop("micro-batch", None),
+        micro_batch=values.number("micro_batch") or sharding.pop("micro-batch", None),
         global_batch=batch if accumulation is None else None,
         accumulation=accumulation if batch is None or accumulation else None,
         seq=values.number("seq"),
-        gpus=_count_gpus(values),
+        gpus=values.number("gpus") or (values.number("gpus_per_node") or 0) * (values.number("nodes") or 1) or None,
         tp=values.number("tp"),
         cp=values.number("cp"),
         precision=_read_precision(values, "lora-rank" in adapters, is_sharded or has_deepspeed),
@@ -181,7 +176,6 @@ def _join(config: RunConfig, nested: RunConfig) -> RunConfig:
         config,
         understood=joined("understood"),
         ignored=joined("ignored"),
-        unset=config.unset,
         not_modelled={**config.not_modelled, **prefix(nested.not_modelled)},
         unknown={**config.unknown, **prefix(nested.unknown)},
     )
@@ -286,12 +280,6 @@ def _read_sharding(values: _Meanings) -> dict[str, OptionValue]:
     )
 
 
-def _count_gpus(values: _Meanings) -> int | None:
-    """Return the GPUs that a launcher starts; a number of nodes multiplies those of one."""
-    total, each, nodes = values.number("gpus"), values.number("gpus_per_node"), values.number("nodes")
-    return total if total else each * (nodes or 1) if each else None
-
-
 def _read_precision(values: _Meanings, has_adapters: bool, is_sharded: bool) -> str | None:
     """Return the format; full training whose weights stay in fp32 casts them for each use."""
     narrow = "bf16" if values.flag("bf16") else "fp16" if values.flag("fp16") else None
@@ -303,17 +291,13 @@ def _read_precision(values: _Meanings, has_adapters: bool, is_sharded: bool) -> 
     wide = stored == "fp32" or (bool(values.tool.get("fp32_trained")) and not (values.flag("pure") or is_sharded))
     if narrow and wide and not has_adapters:
         return f"autocast-{narrow}"
-    for name in values.names("bf16"):
-        if values.keys.is_unset(name):
-            return "bf16"
-    return narrow
+    return "bf16" if any(values.keys.is_unset(name) for name in values.names("bf16")) else narrow
 
 
 def _read_checkpointing(values: _Meanings) -> str | None:
     asked = values.flag("checkpointing")
     if values.tool.get("checkpoints"):
-        disabled = values.flag("no_checkpointing")
-        return "none" if disabled else "full"
+        return "none" if values.flag("no_checkpointing") else "full"
     activations = values.keys.flag("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
     return None if asked is None and activations is None else "full" if asked or activations else "none"
 
@@ -322,17 +306,15 @@ def _read_task(values: _Meanings) -> str | None:
     task = values.word("task", "SFT")
     if values.flag("reward"):
         return "reward"
-    if "dpo" in values.text("loss").lower():
-        return "dpo"
-    return None if task in (None, "sft") else task
+    return "dpo" if "dpo" in values.text("loss").lower() else None if task == "sft" else task
 
 
 def _read_batching(values: _Meanings) -> str | None:
     if values.flag("packing"):
         values.keys.assume("packed sequences are full, and each is one document; --lengths says how long documents are")
         return "packed"
-    sampling = values.text("sampling")
-    return "grouped" if values.flag("group_by_length") or sampling == "group_by_length" else None
+    is_grouped = values.flag("group_by_length") or values.text("sampling") == "group_by_length"
+    return "grouped" if is_grouped else None
 
 
 def _read_liger(values: _Meanings) -> bool | None:

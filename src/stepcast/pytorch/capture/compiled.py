@@ -13,7 +13,7 @@ forward writes to memory anyway counts half as much as one that it does not.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import field, replace
 
 from stepcast.ir.dataclass import dataclass
@@ -24,7 +24,8 @@ from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTens
 K = ElementwiseKind
 # Kinds that a compiler joins: element by element, sums along rows, copies and lookups.
 FUSIBLE = frozenset((*POINTWISE, K.BROADCAST, K.STRIDED, K.JOIN, K.ROW_SUM, K.COLUMN_SUM, K.FILL, K.SOFTMAX,
-                     K.LAYER_NORM, K.RMS_NORM, K.DROPOUT, K.CROSS_ENTROPY, K.OTHER))  # fmt: skip
+                     K.LAYER_NORM, K.RMS_NORM, K.NORM_WEIGHT, K.INNER_SOFTMAX, K.IRREGULAR, K.SWIGLU, K.DROPOUT,
+                     K.CROSS_ENTROPY, K.OTHER))  # fmt: skip
 NEVER_FUSED = ("cumsum", "sort", "topk", "argsort", "nonzero", "histc", "_unique2", "index_put", "scatter")
 LOSSES = {"_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"}
 TINY_INPUT_SHARE = 0.1  # of what is written: a kernel that reads less is recomputed by its readers
@@ -242,15 +243,7 @@ def _can_recompute(flow: Dataflow, maker: KernelNode, storage: int) -> bool:
 # ---- kernels -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class FusedKernel:
-    """Operators that run as one kernel, at the place of the last."""
-
-    nodes: list[KernelNode] = field(default_factory=list)
-
-    @property
-    def backward(self) -> bool:
-        return self.nodes[0].backward
+FusedKernel = list[KernelNode]  # operators that run as one kernel, at the place of the last
 
 
 class Fusion:
@@ -261,10 +254,10 @@ class Fusion:
         self._flow = Dataflow(trace)
         self._saved = choose_saved(self._flow)
         kernels = self._join_nodes()
-        self._kernel_of = {node.number: kernel for kernel in kernels for node in kernel.nodes}
+        self._kernel_of = {node.number: kernel for kernel in kernels for node in kernel}
         self._written = {storage for storage in self._flow.maker if self._is_written(storage)}
         self._sources: dict[tuple[int, bool], frozenset[int]] = {}
-        self.works = {kernel.nodes[-1].number: self._works_of(kernel) for kernel in kernels}
+        self.works = {kernel[-1].number: self._works_of(kernel) for kernel in kernels}
         self.joined = set(self._kernel_of) - set(self.works)
         for node in self._flow.nodes.values():
             if not node.fusible:
@@ -295,9 +288,9 @@ class Fusion:
                 if tensor.numel == node.size:
                     other = readers.setdefault((storage, node.level, node.backward, node.size), node.number)
                     parents[root(node.number)] = root(other)
-        kernels: dict[int, FusedKernel] = defaultdict(FusedKernel)
+        kernels: dict[int, FusedKernel] = defaultdict(list)
         for node in nodes:
-            kernels[root(node.number)].nodes.append(node)
+            kernels[root(node.number)].append(node)
         return list(kernels.values())
 
     # ---- memory ---------------------------------------------------------------------------------------
@@ -320,8 +313,8 @@ class Fusion:
 
     def is_recomputed_by_readers(self, storage: int, kernel: FusedKernel) -> bool:
         """Return True if torch.compile recomputes this tensor in every kernel that reads it (its inputs are tiny)."""
-        read = {source: tensor for node in kernel.nodes for source, tensor in node.reads.items()}
-        written = {source for node in kernel.nodes for source in node.writes}
+        read = {source: tensor for node in kernel for source, tensor in node.reads.items()}
+        written = {source for node in kernel for source in node.writes}
         inputs = bytes_of(*(tensor for source, tensor in read.items() if source not in written))
         return inputs < TINY_INPUT_SHARE * self._flow.size_bytes(storage)
 
@@ -372,36 +365,38 @@ class Fusion:
 
     def _works_of(self, kernel: FusedKernel) -> tuple[Compute, ...]:
         flow = self._flow
-        results = {storage: tensor for node in kernel.nodes for storage, tensor in node.writes.items()}
+        results = {storage: tensor for node in kernel for storage, tensor in node.writes.items()}
         writes = [tensor for storage, tensor in results.items() if storage in self._written]
         if not writes:
             return ()
         reads: dict[int, TracedTensor] = {}
-        for node in kernel.nodes:
+        for node in kernel:
             for storage, tensor in node.reads.items():
                 if storage in results and not flow.exists_before(storage):
                     continue
-                for source in self._sources_of(storage, kernel.backward):
+                for source in self._sources_of(storage, kernel[0].backward):
                     maker = flow.maker.get(source)
                     operand = tensor if source == storage or maker is None else maker.writes[source]
                     reads.setdefault(source, operand)
-        gathered = _gathered_bytes(kernel.nodes)
+        # Of tables from which rows are taken only these are read.
+        gathered = {node.event.reads[0].storage: bytes_of(*node.event.writes) for node in kernel
+                    if node.event.name in LOOKUPS and node.event.reads}  # fmt: skip
         kind = self._kind_of(kernel)
         operands = [tensor for storage, tensor in reads.items() if storage not in gathered and kind is not K.ROTARY]
         largest = max((*writes, *operands), key=lambda tensor: tensor.numel)
         read = sum(gathered.get(storage, bytes_of(tensor)) for storage, tensor in reads.items())
-        work = pass_over(kind, largest, read, bytes_of(*writes), kernel.backward and kind is K.FUSED_LOSS)
-        if kind is K.RMS_NORM and any(node.event.name == "native_dropout" for node in kernel.nodes):
+        work = pass_over(kind, largest, read, bytes_of(*writes), kernel[0].backward and kind is K.FUSED_LOSS)
+        if kind is K.RMS_NORM and any(node.event.name == "native_dropout" for node in kernel):
             return work, replace(work, kind=K.DROPOUT)  # random numbers are drawn for each pass over a row
         return (work,)
 
     def _kind_of(self, kernel: FusedKernel) -> ElementwiseKind:
-        names = {node.event.name for node in kernel.nodes}
+        names = {node.event.name for node in kernel}
         if names & LOSSES:
             return K.FUSED_LOSS
         if self._computes_rotation(kernel):
             return K.ROTARY
-        kinds = {work.kind for node in kernel.nodes for work in node.works if isinstance(work, Elementwise)}
+        kinds = {work.kind for node in kernel for work in node.works if isinstance(work, Elementwise)}
         if kinds & {K.ROW_SUM, K.LAYER_NORM, K.RMS_NORM, K.SOFTMAX}:
             return K.RMS_NORM
         return K.DROPOUT if "native_dropout" in names else K.ADD
@@ -409,10 +404,7 @@ class Fusion:
     def _computes_rotation(self, kernel: FusedKernel) -> bool:
         """Return True if the kernel computes sines and cosines on the way."""
         makers = (
-            self._flow.maker.get(storage)
-            for node in kernel.nodes
-            for storage in node.reads
-            if storage not in self._written
+            self._flow.maker.get(storage) for node in kernel for storage in node.reads if storage not in self._written
         )
         return any(maker is not None and self._is_rotation(maker, 0) for maker in makers)
 
@@ -426,12 +418,3 @@ class Fusion:
             source is not None and source.level < maker.level + 1 and self._is_rotation(source, depth + 1)
             for source in sources
         )
-
-
-def _gathered_bytes(nodes: Iterable[KernelNode]) -> dict[int, float]:
-    """Return the bytes read of each table from which rows are taken."""
-    return {
-        node.event.reads[0].storage: bytes_of(*node.event.writes)
-        for node in nodes
-        if node.event.name in LOOKUPS and node.event.reads
-    }

@@ -25,20 +25,28 @@ ATTENTION, DROPOUT = F.scaled_dot_product_attention, F.dropout
 
 # ---- mixed precision: the lists of CUDA in aten/src/ATen/autocast_mode.h -------------------------------------------
 
-RUN_IN_BF16 = frozenset((
-    F.linear, torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.mm, T.mm, torch.bmm, T.bmm,
-    torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.einsum, F.conv1d, F.conv2d, F.conv3d,
-    F.conv_transpose1d, F.conv_transpose2d, F.multi_head_attention_forward, torch.mv, torch.addmv,
-    torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
-))  # fmt: skip
-RUN_IN_FP32 = frozenset((
-    torch.pow, T.pow, T.__pow__, T.__rpow__, torch.rsqrt, T.rsqrt, torch.exp, T.exp, torch.log, T.log,
-    torch.softmax, T.softmax, F.softmax, F.log_softmax, torch.log_softmax, T.log_softmax, F.layer_norm,
-    F.rms_norm, torch.rms_norm,
-    F.group_norm, F.cross_entropy, F.nll_loss, torch.cumsum, T.cumsum, torch.sum, T.sum, torch.prod, T.prod,
-    torch.norm, T.norm, F.mse_loss, F.smooth_l1_loss, F.kl_div, torch.cosh, torch.sinh, torch.tan, torch.acos,
-    torch.asin, torch.expm1, torch.log1p, torch.reciprocal, T.reciprocal, F.binary_cross_entropy_with_logits,
-))  # fmt: skip
+
+def _find_functions(names: str, *others: object) -> frozenset[object]:
+    """Return the functions of PyTorch that have one of *names*, and *others* whose names differ."""
+    spaces = (torch, T, F, torch.linalg)
+    return frozenset((*others, *(getattr(space, name) for space in spaces for name in names.split()
+                                 if hasattr(space, name))))  # fmt: skip
+
+
+RUN_IN_BF16 = _find_functions(
+    "linear matmul mm mv bmm addmm addmv addr addbmm baddbmm chain_matmul multi_dot vecdot einsum prelu "
+    "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d multi_head_attention_forward "
+    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
+    T.__matmul__, T.__rmatmul__,
+)  # fmt: skip
+RUN_IN_FP32 = _find_functions(
+    "pow rsqrt exp expm1 log log2 log10 log1p acos asin cosh sinh tan erfinv reciprocal softplus softmax log_softmax "
+    "layer_norm rms_norm group_norm cross_entropy nll_loss kl_div l1_loss mse_loss smooth_l1_loss huber_loss "
+    "poisson_nll_loss hinge_embedding_loss margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
+    "binary_cross_entropy_with_logits cosine_similarity cosine_embedding_loss sum prod cumsum cumprod norm normalize "
+    "vector_norm matrix_norm dist pdist cdist renorm logsumexp interpolate upsample",
+    T.__pow__, T.__rpow__,
+)  # fmt: skip
 
 
 SOFTMAXES = {
@@ -78,7 +86,9 @@ class Autocast:
                 self._cache[id(value)] = (value, value.to(dtype))
             return self._cache[id(value)][1]
         if isinstance(value, tuple | list):
-            return type(value)(self._cast(item, dtype) for item in value)
+            # Arguments that are one tensor stay one: attention asks whether its queries are its keys.
+            casts = {id(item): self._cast(item, dtype) for item in value}
+            return type(value)(casts[id(item)] for item in value)
         if isinstance(value, dict):
             return {key: self._cast(item, dtype) for key, item in value.items()}
         return value
@@ -121,10 +131,6 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *options: object) -> t
     return out, query.new_empty(shape[:3], dtype=torch.float32)
 
 
-def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(tensor) for tensor in (query, key, value))
-
-
 def _rms_norm(data: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     rows = data.shape[:-1] if weight is None else data.shape[: data.dim() - weight.dim()]
     return torch.empty_like(data), data.new_empty(rows, dtype=torch.float32)
@@ -149,22 +155,31 @@ def _recurrent_backward(
     return [torch.empty_like(data), scratch, *map(torch.empty_like, (*states, *weights))]
 
 
-def _softmax(data: Tensor, dim: int) -> Tensor:
-    return torch.empty_like(data, dtype=torch.float32)
+def _gru_cell(inputs: Tensor, states: Tensor, hidden: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(hidden), hidden.new_empty(hidden.shape[0], 5 * hidden.shape[1])
 
 
-def _softmax_backward(grad: Tensor, out: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(out, dtype=dtype)
+def _gru_cell_backward(grad: Tensor, saved: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    gates = grad.new_empty(grad.shape[0], 3 * grad.shape[1])
+    biases = [gates.new_empty(gates.shape[1]) if has_bias else None for _ in range(2)]
+    return gates, torch.empty_like(gates), torch.empty_like(grad), *biases
+
+
+def _ctc_loss(chances: Tensor, targets: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    steps, batch = chances.shape[0], chances.shape[1] if chances.dim() > 2 else 1
+    words = targets.shape[-1] if targets.dim() > 1 else -(-targets.shape[0] // batch)
+    return chances.new_empty(batch), chances.new_empty(batch, steps, 2 * words + 1)
 
 
 OPERATORS = {
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) -> (Tensor, Tensor)":
         _attention,
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor sums, "
-    "bool causal, bool drops) -> (Tensor, Tensor, Tensor)": _attention_backward,
-    **{f"{name}(Tensor input, int dim) -> Tensor": _softmax for name in ("_softmax", "_log_softmax")},
-    **{f"{name}_backward_data(Tensor grad, Tensor out, ScalarType dtype) -> Tensor": _softmax_backward
+    "bool causal, bool drops) -> (Tensor, Tensor, Tensor)": lambda grad, *rest: tuple(map(torch.empty_like, rest[:3])),
+    **{f"{name}(Tensor input, int dim) -> Tensor": lambda data, dim: torch.empty_like(data, dtype=torch.float32)
        for name in ("_softmax", "_log_softmax")},
+    **{f"{name}_backward_data(Tensor grad, Tensor out, ScalarType dtype) -> Tensor":
+       lambda grad, out, dtype: torch.empty_like(out, dtype=dtype) for name in ("_softmax", "_log_softmax")},
     "rms_norm(Tensor input, Tensor? weight) -> (Tensor, Tensor)": _rms_norm,
     "rms_norm_backward(Tensor grad, Tensor input, Tensor sums, Tensor? weight) -> (Tensor, Tensor)":
         _rms_norm_backward,
@@ -173,15 +188,25 @@ OPERATORS = {
     "int[] sizes) -> Tensor[]": _recurrent_backward,
 }  # fmt: skip
 
+# Operators of PyTorch that have no implementation on tensors without data.
+MISSING = {
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    **dict.fromkeys(("_ctc_loss", "_ctc_loss.Tensor"), _ctc_loss),
+    **dict.fromkeys(("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), lambda _, chances, *rest: chances.clone()),
+}
+
 
 @lru_cache(maxsize=1)
 def define_operators() -> Any:
-    """Define the operators once; they last as long as the library that is returned."""
-    library = torch.library.Library("stepcast", "DEF")
+    """Define the operators once; they last as long as the libraries that are returned."""
+    own, missing = torch.library.Library("stepcast", "DEF"), torch.library.Library("aten", "IMPL", "Meta")
     for schema, implementation in OPERATORS.items():
-        library.define(schema)
-        library.impl(schema.partition("(")[0], implementation, "Meta")
-    return library
+        own.define(schema)
+        own.impl(schema.partition("(")[0], implementation, "Meta")
+    for name, implementation in MISSING.items():
+        missing.impl(name, implementation)
+    return own, missing
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -218,7 +243,6 @@ class _HalfSoftmax(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(context: Any, name: str, data: Tensor, dim: int) -> Tensor:
-        define_operators()
         out = getattr(torch.ops.stepcast, name)(data, dim)
         context.name, context.dtype = name, data.dtype
         context.save_for_backward(out)
@@ -254,7 +278,6 @@ class _RecurrentNet(torch.autograd.Function):  # type: ignore[misc]
 
 def rms_norm(input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """Run ``torch.nn.functional.rms_norm`` as a GPU does; the work does not depend on *eps*."""
-    define_operators()
     return _RmsNorm.apply(input, weight)
 
 
@@ -277,7 +300,6 @@ def run_recurrent_net(name: str, *args: Any) -> Any:
 
     Sequences are padded: packed ones have lengths, which are values of a tensor.
     """
-    define_operators()
     gates, saved = CELLS[name]
     data, states, weights, _, layers, _, _, both, batch_first = args
     steps, batch = (data.shape[1], data.shape[0]) if batch_first else (data.shape[0], data.shape[1])
@@ -288,18 +310,21 @@ def run_recurrent_net(name: str, *args: Any) -> Any:
     return _RecurrentNet.apply(sizes, len(states), data, *states, *weights)
 
 
+def run_cell(func: object, data: Tensor, state: Tensor | Tensors, *weights: Tensor) -> Tensor | Tensors:
+    """Run ``torch.lstm_cell`` or ``torch.gru_cell``: two products and one kernel (ATen/native/RNN.cpp)."""
+    of_data, of_state, *biases = (*weights, None, None)[:4]
+    hidden, fused = state, torch.ops.aten._thnn_fused_gru_cell
+    if func is torch.lstm_cell:
+        (hidden, state), fused = state, torch.ops.aten._thnn_fused_lstm_cell
+    result = fused(torch.matmul(data, of_data.t()), torch.matmul(hidden, of_state.t()), state, *biases)
+    return result[:2] if func is torch.lstm_cell else result[0]
+
+
 def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
     """Run ``scaled_dot_product_attention`` as the kernel that a GPU would choose."""
-    define_operators()
     if query.dim() != 4:
         four = [t.reshape(1, math.prod(t.shape[:-2]), *t.shape[-2:]) for t in (query, key, value)]
         mask = None if attn_mask is None else attn_mask.reshape(1, -1, *attn_mask.shape[-2:])
@@ -352,6 +377,7 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         self._masks: dict[int, tuple[Tensor, Tensor]] | None = {} if compiled else None
 
     def __enter__(self) -> Any:
+        define_operators()
         F.scaled_dot_product_attention, F.dropout = self._attend, run_dropout
         return super().__enter__()
 
@@ -392,6 +418,8 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
             return rms_norm(*args, **kwargs)
         if func in RECURRENT:
             return run_recurrent_net(RECURRENT[func], *args)
+        if func is torch.lstm_cell or func is torch.gru_cell:
+            return run_cell(func, *args, **kwargs)
         return self.place(func, args, kwargs)
 
     def place(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -428,3 +456,10 @@ def with_known_values(real: Tensor) -> Tensor:
     tensor = real.to(META)
     setattr(tensor, VALUES, real)
     return tensor
+
+
+def move_to_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor of the host on the meta device; integers keep their values."""
+    if tensor.device.type != "cpu":
+        return tensor
+    return tensor.to(META) if tensor.is_floating_point() else with_known_values(tensor)

@@ -33,14 +33,22 @@ KINDS = {name: K(kind) for kind, names in load_fit("captured")["kinds"].items() 
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 # Operators that write values into a tensor and leave the rest of it as it was; some add them up.
 WRITE_INTO = ("index_put", "_index_put_impl", "index_add", "scatter", "scatter_add", "index_copy", "scatter_reduce")
-ADD_INTO = ("index_put", "_index_put_impl", "index_add", "scatter_add")
+ADD_INTO = ("index_put", "_index_put_impl", "index_add", "scatter_add", "scatter_reduce")
 # Kernels of PyTorch's TensorIterator: one output for as many inputs, element by element.
 POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 # Kinds whose gradient is a kernel of its own.
 GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT)
 # Scans of the library take several kernels, sorts more (a histogram, a scan, a pass per digit).
-KERNEL_COUNTS = {"cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
+KERNEL_COUNTS = {
+    "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2, "binary_cross_entropy_with_logits": 6, "smooth_l1_loss": 2,
+    "smooth_l1_loss_backward": 2,
+}  # fmt: skip
 SORT_KERNELS, SORTED_TWICE = 12, 7.0
+CHOICE_BYTES = 2400.0
+MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight are not summed row by row
+# Sums into places, element by element, over ``index_add``: where an index is repeated along a row, and where not.
+REPEATED_INDEX, OWN_INDEX = 0.45, 1.5
+SMOOTH_RESIZE, SMOOTH_BACKWARD, SMOOTH_POSITIONS = 1.7, 13.6, 97_000  # of an interpolation, over the nearest
 LAST_RESIZE = 2.5  # instructions of images with channels last, over those of others
 WIDE_ROW = 512  # elements of a row that is a kernel's work by itself
 ELEMENTS_PER_LOAD = 8  # of two bytes
@@ -117,7 +125,8 @@ def _describe_product(call: OperatorCall) -> Works:
     if not all((*left.shape, *right.shape)):
         return ()
     batch = math.prod(left.shape[:-2])
-    work = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, call.product_dtype(left))
+    swapped = (left.stride[-1] != 1) + (right.stride[-2] != 1) if batch == 1 else 0
+    work = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, call.product_dtype(left), swapped)
     return (express_alignment(work, (left, right, call.writes[0])),)
 
 
@@ -168,6 +177,7 @@ def _describe_convolution(call: OperatorCall) -> Works:
     taps, positions = math.prod(weight.shape[2:]), math.prod(data.shape[2:])
     last = is_channels_last(data) or is_channels_last(weight)
     copied = (data,) if last and len(data.shape) == 4 and not is_channels_last(data) and data.shape[1] > 1 else ()
+    swapped = () if last else _copy_swapped((data, out) if is_gradient else (data,))
     last = last or (taps == 1 and positions % ELEMENTS_PER_LOAD == 0)
     sides = [(tensor.numel // tensor.shape[1], tensor.shape[1]) for tensor in (data, out)]
     (inputs, inner), (outputs, outer) = reversed(sides) if transposed else sides
@@ -180,7 +190,8 @@ def _describe_convolution(call: OperatorCall) -> Works:
     works: Works = tuple(
         Convolution(inputs, outputs, inner, outer, taps, int(groups), of, last, dtype) for of in wanted
     )
-    works = (*(pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied), *works)
+    copies = (pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied)
+    works = (*copies, *swapped, *works)
     if is_gradient and any(len(tensor.shape) == 1 for tensor in call.writes):
         works += (pass_over(K.ROW_SUM, TracedTensor((outer, outputs), (outputs, 1), out.dtype, 0), bytes_of(out), 0.0),)
     elif not is_gradient and len(call.reads) > 2 and not (inner == groups > 1):
@@ -214,19 +225,42 @@ def _describe_recurrent(call: OperatorCall) -> Works:
 # ---- norms, losses and gradients that fill memory ------------------------------------------------------------------
 
 
-def _describe_rms_norm_backward(call: OperatorCall) -> Works:
-    """Compute the gradient of the input and, in a second kernel, that of the weight if there is one."""
-    data, of_weight = call.reads[1], call.writes[1]
-    read = bytes_of(*call.reads[:2])
-    works = (
-        pass_over(K.RMS_NORM, data, read, bytes_of(data), backward=True),
-        pass_over(K.COLUMN_SUM, data, read, bytes_of(of_weight)),
-    )
-    return works if of_weight.numel else works[:1]
+def _describe_norm(call: OperatorCall) -> Works:
+    """Normalise rows, after copies of operands that are not contiguous; in the backward a second kernel computes the
+    gradient of a weight (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+    """
+    kind, is_gradient = K.RMS_NORM if call.name.startswith("rms") else K.LAYER_NORM, "backward" in call.name
+    data = call.reads[1 if is_gradient else 0]
+    rows = [tensor for tensor in call.reads[: 2 if is_gradient else 1] if tensor.numel == data.numel]
+    read = bytes_of(*rows)
+    works = (*_copy_swapped(rows), pass_over(kind, data, read, bytes_of(data), is_gradient))
+    if not is_gradient or not any(tensor.numel for tensor in call.writes[1:]):
+        return works
+    columns = max(1, data.shape[-1])
+    if columns < WIDE_NORM and data.numel // columns < MANY_ROWS:
+        return (*works, pass_over(K.NORM_WEIGHT, data, read, 8.0 * columns))
+    # Otherwise it is summed in parts; the time of layer norms was fitted with it.
+    return (*works, pass_over(K.COLUMN_SUM, data, read, 4.0 * columns)) if kind is K.RMS_NORM else works
 
 
-def _describe_log_softmax(call: OperatorCall) -> Works:
+def _copy_swapped(tensors: Sequence[TracedTensor]) -> Works:
+    """Return the copies of those *tensors* that are neither contiguous nor have channels last."""
+    swapped = [tensor for tensor in tensors if not is_channels_last(tensor) and not _is_contiguous(tensor)]
+    return tuple(pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in swapped)
+
+
+def _is_contiguous(tensor: TracedTensor) -> bool:
+    sizes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride, strict=True) if size > 1]
+    return all(stride == math.prod(size for size, _ in sizes[place + 1 :]) for place, (_, stride) in enumerate(sizes))
+
+
+def _describe_softmax(call: OperatorCall) -> Works:
     out, is_gradient = call.writes[0], "backward" in call.name
+    axis = next((option for option in call.options if isinstance(option, int)), -1)
+    if axis not in (-1, len(out.shape) - 1):
+        return (pass_over(K.INNER_SOFTMAX, out, bytes_of(*call.reads[:2]), bytes_of(out), is_gradient),)
+    if "log" not in call.name:
+        return _describe_stream(call)
     read = bytes_of(*call.reads[:2]) if is_gradient else ENTROPY_READS * bytes_of(call.reads[0])
     return (pass_over(K.CROSS_ENTROPY, out, read, bytes_of(out), is_gradient),)
 
@@ -258,6 +292,21 @@ def _describe_sort(call: OperatorCall) -> Works:
     return _sort_keys(keys, bytes_of(*call.writes) / max(1.0, bytes_of(keys)))
 
 
+def _describe_choice(call: OperatorCall) -> Works:
+    """Choose the largest of each row by radix: passes over the keys, and for each row as long as for some more."""
+    keys = call.reads[0]
+    columns = max(1, keys.shape[-1] if keys.shape else 1)
+    more = keys.numel // columns * min(CHOICE_BYTES, 7.0 * columns)
+    return (pass_over(K.CHOICE, keys, bytes_of(keys) + more, bytes_of(*call.writes)),)
+
+
+def _describe_sequence_loss(call: OperatorCall) -> Works:
+    chances = call.reads[1 if call.name.endswith("backward") else 0]
+    sizes = chances.shape[0], math.prod(chances.shape[1:])
+    return (Elementwise(K.SEQUENCE_LOSS, *sizes, bytes_of(chances), bytes_of(*call.writes), "back" in call.name,
+                        DType(chances.dtype)),)  # fmt: skip
+
+
 def _sort_keys(keys: TracedTensor, written: float) -> Works:
     """Sort by radix: several passes that write *written* times the keys, and a few kernels that count and place."""
     few = pass_over(K.OTHER, TracedTensor((1,), (1,), keys.dtype, 0), 8.0, 8.0)
@@ -285,11 +334,12 @@ def _describe_batch_norm(call: OperatorCall) -> Works:
 
 def _describe_image_norm(call: OperatorCall) -> Works:
     """Normalise groups of channels, after copies of what has channels last."""
-    images = [tensor for tensor in call.reads if len(tensor.shape) > 2]
+    largest = max(tensor.numel for tensor in call.reads)
+    images = [tensor for tensor in call.reads if tensor.numel == largest]
     copies = [pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in images if
               is_channels_last(tensor)]  # fmt: skip
     image, read, written = images[0], bytes_of(*call.reads), bytes_of(*call.writes)
-    rows = image.shape[0] * image.shape[1]
+    rows = max(1, image.shape[0] * (image.shape[1] if len(image.shape) > 2 else 1))
     norm = Elementwise(K.IMAGE_NORM, rows, image.numel // rows, read, written, "backward" in call.name,
                        DType(image.dtype))  # fmt: skip
     return (*copies, norm)
@@ -302,6 +352,10 @@ def _describe_window(call: OperatorCall) -> Works:
     is_gradient = "backward" in call.name
     counted = largest if is_gradient or kind is K.RESIZE else call.writes[0]
     work = pass_over(kind, counted, bytes_of(*call.reads), bytes_of(*call.writes), is_gradient)
+    if "linear" in call.name or "cubic" in call.name:  # a thread takes one position of all images
+        positions = math.prod(counted.shape[2:])
+        more = SMOOTH_BACKWARD if is_gradient else SMOOTH_RESIZE * max(1.0, SMOOTH_POSITIONS / positions)
+        return (replace(work, rows=round(more * work.rows)),)
     return (
         replace(work, rows=round(LAST_RESIZE * work.rows)) if kind is K.RESIZE and is_channels_last(counted) else work,
     )
@@ -319,14 +373,20 @@ HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
     "_grouped_mm": _describe_grouped_mm,
     **dict.fromkeys(("attention", "attention_backward"), _describe_attention),
     **dict.fromkeys(("convolution", "convolution_backward"), _describe_convolution),
-    "rms_norm_backward": _describe_rms_norm_backward,
+    **dict.fromkeys(
+        [f"{name}norm{end}" for name in ("rms_", "native_layer_") for end in ("", "_backward")], _describe_norm
+    ),
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _describe_image_norm),
     **dict.fromkeys(("recurrent", "recurrent_backward"), _describe_recurrent),
-    **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data"), _describe_log_softmax),
+    **dict.fromkeys(
+        [f"_{log}softmax{end}" for log in ("", "log_") for end in ("", "_backward_data")], _describe_softmax
+    ),
     "nll_loss_backward": _describe_fill,
     **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_backward"), _describe_embedding_backward),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _describe_bag),
-    **dict.fromkeys(("sort", "topk", "argsort"), _describe_sort),
+    **dict.fromkeys(("sort", "argsort"), _describe_sort),
+    "topk": _describe_choice,
+    **dict.fromkeys(("_ctc_loss", "_ctc_loss_backward"), _describe_sequence_loss),
     **dict.fromkeys(
         [f"{name}batch_norm{end}" for name in ("native_", "cudnn_", "_native_") for end in ("", "_backward")]
         + ["_native_batch_norm_legit"],
@@ -377,18 +437,25 @@ def _describe_stream(call: OperatorCall) -> Works:
     columns = max(1, largest.shape[-1] if largest.shape else 1)
     rows = max(1, largest.elements // columns)
     if kind is K.GATHER:
-        rows = max(1, *(tensor.numel for tensor in reads[1:]))
+        rows = max(1, *(tensor.elements for tensor in reads[1:]))
         columns = max(1, out[0].numel // rows)
-    if kind is K.ROW_SUM:
+    if kind in (K.ROW_SUM, K.COLUMN_SUM) and out[0].numel:
         rows, columns = out[0].numel, max(1, largest.elements // out[0].numel)
+        rows, columns = (rows, columns) if kind is K.ROW_SUM else (columns, rows)
     is_gradient = call.is_backward and kind in GRADIENT_KINDS and "backward" in name
     dtype = DType((reads[-1] if kind is K.CAST and reads else largest).dtype)
     return (Elementwise(kind, rows, columns, read, written, is_gradient, dtype),) * KERNEL_COUNTS.get(name, 1)
 
 
 def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor) -> ElementwiseKind:
+    if name == "gather" and 1 < out.numel == reads[-1].elements:
+        return K.IRREGULAR
     if name in LOOKUPS and out.shape[-1:] and 1 < out.shape[-1] < WIDE_ROW:
         return K.GATHER
+    if name in ("max", "min", "argmax", "argmin") and reads and out.numel > 1:
+        return K.ROW_SUM if out.numel < reads[0].numel else K.MUL
+    if name in ("cat", "stack") and reads and _joins_runs(reads, out):
+        return K.COPY
     if name == "embedding":
         return K.EMBEDDING
     if name in ("sum", "mean") and reads:
@@ -405,6 +472,12 @@ def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor)
     return kind
 
 
+def _joins_runs(reads: Sequence[TracedTensor], out: TracedTensor) -> bool:
+    """Return True if contiguous tensors are joined along another than their last dimension."""
+    same_last = all(tensor.shape[-1:] == out.shape[-1:] for tensor in reads if tensor.numel)
+    return same_last and all(map(_is_contiguous, (*reads, out)))
+
+
 def _describe_write_into(name: str, reads: Sequence[TracedTensor], target: TracedTensor) -> Compute:
     """Write values to positions of *target*; those that are added at one position run one after another."""
     values = max(reads[1:], key=bytes_of) if len(reads) > 1 else reads[0]
@@ -412,8 +485,12 @@ def _describe_write_into(name: str, reads: Sequence[TracedTensor], target: Trace
     if name in ADD_INTO:
         positions = max(1, target.numel // width)
         rows = max(1, values.numel // width // positions)
-        if name in ("index_add", "scatter_add"):
-            return Elementwise(K.ATOMIC_SUM, max(1, values.numel // width), width, size, 2 * size, dtype=dtype)
+        if name != "index_put" and name != "_index_put_impl":
+            rows = max(1, values.numel // width)
+            if "scatter" in name and len(values.shape) > 1:
+                is_repeated = any(tensor.elements < tensor.numel for tensor in reads[1:] if tensor.dtype == "int64")
+                rows = max(1, round(rows * (REPEATED_INDEX if is_repeated else OWN_INDEX)))
+            return Elementwise(K.ATOMIC_SUM, rows, width, size, 2 * size, dtype=dtype)
         return Elementwise(K.SCATTER_SUM, rows, width * positions, size, bytes_of(target), dtype=dtype)
     return Elementwise(K.COPY, max(1, values.numel // width), width, size, size, dtype=dtype)
 

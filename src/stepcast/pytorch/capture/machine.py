@@ -118,26 +118,19 @@ class PretendMachine:
             yield cuda, name, _Handle
         for name in ("range_push", "range_pop", "mark", "range"):
             yield cuda.nvtx, name, _Handle
-        for name, answer in (
-            *(("is_available", True), ("device_count", self._local_gpus), ("current_device_index", 0)),
-            *(("current_accelerator", torch.device(GPU)), ("synchronize", None), ("set_device_index", None)),
-            *(
-                ("empty_cache", None),
-                ("memory_allocated", 0),
-                ("max_memory_allocated", 0),
-                ("current_stream", _Handle()),
-            ),
-        ):
+        accelerated: dict[str, object] = {
+            "is_available": True, "device_count": self._local_gpus, "current_device_index": 0, "memory_allocated": 0,
+            "current_accelerator": torch.device(GPU), "max_memory_allocated": 0, "current_stream": _Handle(),
+            **dict.fromkeys(("synchronize", "set_device_index", "empty_cache")),
+        }  # fmt: skip
+        for name, answer in accelerated.items():
             yield accelerator, name, _answer(answer)
         yield torch, "Generator", HostGenerator
         compared = {"default": lambda tensor: (tensor.shape, tensor.dtype), "none": lambda tensor: None}
         yield torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", compared
         yield torch, "compile", self._compile
-        yield (
-            torch,
-            "save",
-            lambda *args, **kwargs: self.note("torch.save wrote nothing: a captured step has no values"),
-        )
+        unsaved = "torch.save wrote nothing: a captured step has no values"
+        yield torch, "save", lambda *args, **kwargs: self.note(unsaved)
         loader = torch.utils.data.DataLoader.__init__
         here = {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
                 "timeout": 0, "multiprocessing_context": None}  # fmt: skip
@@ -230,17 +223,10 @@ class PretendMachine:
 
         class FullyShardedDataParallel(_WrappedModule):
             def __init__(
-                self,
-                module: nn.Module,
-                process_group: object = None,
-                sharding_strategy: object = None,
-                cpu_offload: object = None,
-                auto_wrap_policy: Any = None,
-                backward_prefetch: object = None,
-                mixed_precision: object = None,
-                *args: object,
-                **kwargs: object,
-            ) -> None:
+                self, module: nn.Module, process_group: object = None, sharding_strategy: object = None,
+                cpu_offload: object = None, auto_wrap_policy: Any = None, backward_prefetch: object = None,
+                mixed_precision: object = None, *args: object, **kwargs: object,
+            ) -> None:  # fmt: skip
                 super().__init__(module.to(GPU))
                 strategy = str(sharding_strategy or "FULL_SHARD").rpartition(".")[2]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from stepcast.inputs.source import Source
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import CONFIG
-from stepcast.pytorch.capture.emulation import META, EmulatedGpu, with_known_values
+from stepcast.pytorch.capture.emulation import META, EmulatedGpu, move_to_meta, with_known_values
 from stepcast.pytorch.capture.tracer import CaptureError
 from stepcast.pytorch.load import load_transformers
 
@@ -27,13 +27,8 @@ TRANSFORMERS_OPTIONS = ("checkpoint", "attention", "experts")
 MOST_MESSAGE = 300  # characters of a library's error message
 # Keys by which model families name their number of layers.
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-AUTO_CLASSES = (
-    "AutoModelForCausalLM",
-    "AutoModelForMaskedLM",
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForSpeechSeq2Seq",
-    "AutoModelForImageClassification",
-)
+TRAINED = ("CausalLM", "MaskedLM", "Seq2SeqLM", "SpeechSeq2Seq", "ImageClassification")
+AUTO_CLASSES = tuple(f"AutoModelFor{kind}" for kind in TRAINED)
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ def _build_from_config(path: str, options: CaptureOptions, sizes: str = "") -> T
         raise CaptureError(f"{path}: transformers {version}: {_shorten_message(error)}") from None
     model.train()
     if options.checkpoint:
-        model.gradient_checkpointing_enable()
+        _enable_checkpointing(model)
     inputs, tokens = _make_batch(config, options)
 
     def results() -> tuple[Tensor, ...]:
@@ -142,13 +137,21 @@ def _build_model(auto_class: Any, config: Any, options: CaptureOptions) -> torch
     return model
 
 
+def _enable_checkpointing(model: Any) -> None:
+    """Let transformers recompute each layer's activations in the backward pass."""
+    if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23; the older one warns
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable()
+
+
 def _read_config(path: str, sizes: str) -> dict[str, Any]:
     """Return the keys of a config with *sizes*, such as ``layers=8,vocab_size=32000``, replaced."""
     file = os.path.join(path, "config.json") if os.path.isdir(path) else path
     try:
         keys = json.loads(Source(file).text(CONFIG))
     except ValueError as error:
-        raise CaptureError(f"{file}: no JSON: {_first_line(error)}") from None
+        raise CaptureError(f"{file}: no JSON: {_shorten_message(error)}") from None
     if not isinstance(keys, dict):
         raise CaptureError(f"{file}: expected a JSON object, as config.json holds one")
     changed = dict(keys)
@@ -256,7 +259,7 @@ def _build_from_function(what: str, options: CaptureOptions) -> TrainingProgram:
         own_batch, own_seq = sizes_of(inputs)
         batch, seq = batch if "batch" in taken else own_batch, seq if "seq" in taken else own_seq
     model.train()
-    inputs = torch.utils._pytree.tree_map_only(Tensor, _move_to_meta, inputs)
+    inputs = torch.utils._pytree.tree_map_only(Tensor, move_to_meta, inputs)
     loss = returned.get("loss")
 
     def results() -> tuple[Tensor, ...]:
@@ -276,7 +279,7 @@ def _import_function(what: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
         return function
     except (ImportError, AttributeError) as error:
-        raise CaptureError(f"{what}: {_first_line(error)}; expected module:function on the path") from None
+        raise CaptureError(f"{what}: {_shorten_message(error)}; expected module:function on the path") from None
     finally:
         sys.path.pop(0)
 
@@ -293,12 +296,6 @@ def sizes_of(inputs: Any) -> tuple[int, int]:
         return 1, 1
     by_token = first.dim() == (3 if first.is_floating_point() else 2)
     return max(1, first.shape[0]), max(1, first.shape[1]) if by_token else 1
-
-
-def _move_to_meta(tensor: Tensor) -> Tensor:
-    if tensor.device == META:
-        return tensor
-    return tensor.to(META) if tensor.is_floating_point() else with_known_values(tensor)
 
 
 def _default_loss(what: str, outputs: Any) -> Tensor:
@@ -327,7 +324,3 @@ def _make_optimizer(model: torch.nn.Module, options: CaptureOptions) -> torch.op
 def _shorten_message(error: BaseException) -> str:
     """Return the message of *error* on one line; a library may explain in its second line."""
     return " ".join(str(error).split())[:MOST_MESSAGE] or type(error).__name__
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

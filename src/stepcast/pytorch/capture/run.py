@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
 
 import torch
 
@@ -53,15 +54,11 @@ def capture(what: str, options: CaptureOptions) -> Captured:
         "seq": str(program.tokens // program.batch),
         "settings": ", ".join(name for name, is_set in settings.items() if is_set),
     }
+    precision = "bf16" if options.autocast else options.dtype
     return build_captured(
-        trace,
-        name=program.name,
-        tokens=program.tokens,
-        batch=program.batch,
-        precision="bf16" if options.autocast else options.dtype,
-        facts=facts.items(),
-        compiled=options.compiled,
-    )
+        trace, name=program.name, tokens=program.tokens, batch=program.batch, precision=precision,
+        facts=facts.items(), compiled=options.compiled,
+    )  # fmt: skip
 
 
 def is_command(program: str, words: Sequence[str]) -> bool:
@@ -85,15 +82,10 @@ def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None, b
 @contextlib.contextmanager
 def _answer_as_gpu() -> Iterator[None]:
     """Answer PyTorch's questions about the machine as one with a GPU does."""
-    modules = {name: importlib.import_module(name) for name, _ in GPU_ANSWERS}
-    originals = {(module, name): getattr(modules[module], name) for module, name in GPU_ANSWERS}
-    for (module, name), answer in GPU_ANSWERS.items():
-        setattr(modules[module], name, answer)
-    try:
+    with contextlib.ExitStack() as patches:
+        for (module, name), answer in GPU_ANSWERS.items():
+            patches.enter_context(mock.patch.object(importlib.import_module(module), name, answer))
         yield
-    finally:
-        for (module, name), original in originals.items():
-            setattr(modules[module], name, original)
 
 
 @contextlib.contextmanager
@@ -112,17 +104,6 @@ def _restore_precision() -> Iterator[None]:
         for switch, precision in zip(switches, before, strict=True):
             if precision is not None:
                 switch.fp32_precision = precision
-
-
-@contextlib.contextmanager
-def _pretend_compiling() -> Iterator[None]:
-    """Let libraries see that they are compiled: they then leave out what reads values."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
 
 
 def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTrace:
@@ -167,7 +148,8 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
     gpu = EmulatedGpu(compiled=options.compiled)
     with tracer, tracer.follow_modules(), gpu:
         with (
-            _pretend_compiling() if options.compiled else contextlib.nullcontext(),
+            # Libraries that see that they are compiled leave out what reads values.
+            mock.patch.object(torch.compiler, "_is_compiling_flag", options.compiled),
             torch.autocast(GPU, torch.bfloat16) if options.autocast else contextlib.nullcontext(),
         ):
             loss, *others = program.results()
@@ -179,7 +161,10 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
         zeros = [torch.zeros_like(tensor) for tensor in others]
         tracer.trace.uncompiled.update(range(len(tracer.trace.events) - len(zeros), len(tracer.trace.events)))
         ones = torch.ones_like(loss)
-        _run_backward([loss, *others], [ones, *zeros])
+        # Outside of the modes, where checkpoints recompute a forward.
+        torch.autograd.graph._engine_run_backward(
+            (loss, *others), (ones, *zeros), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
         del others, zeros
     for parameter in program.model.parameters():
         if parameter.grad is not None:
@@ -189,9 +174,3 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
         program.optimizer.step()
         program.optimizer.zero_grad(set_to_none=True)
     del loss
-
-
-def _run_backward(results: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-    """Run ``loss.backward()`` outside of the modes, where checkpoints recompute a forward."""
-    options = {"allow_unreachable": True, "accumulate_grad": True}
-    torch.autograd.graph._engine_run_backward(tuple(results), tuple(gradients), False, False, (), **options)

@@ -24,7 +24,7 @@ from torch.utils._device import _device_constructors
 from stepcast.ir.captured import Captured
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.build import build_captured
-from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, with_known_values
+from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
 from stepcast.pytorch.capture.tracer import LISTED, READ_A_VALUE, CaptureError, Moment, StepTrace, Tracer, list_tensors
@@ -95,7 +95,9 @@ class ScriptTracer(Tracer):
         if (read and all(map(is_on_host, read)) and not moves) or (not read and kwargs.get("device") != META):
             return self._run_on_host(func, name, args, kwargs, read)
         if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in ("copy_", "_to_copy"):
-            args, kwargs = torch.utils._pytree.tree_map_only(Tensor, _move_to_gpu, (args, kwargs))
+            args, kwargs = torch.utils._pytree.tree_map_only(
+                Tensor, lambda tensor: move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
+            )
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _run_on_host(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
@@ -259,7 +261,8 @@ class ScriptGpu(EmulatedGpu):
             setattr(result, HOST, True)
             self._tracer._add_host_wait()
             return result
-        self._tracer._host_elements += own.nbytes // COPIED_BYTES
+        if not kwargs.get("non_blocking"):
+            self._tracer._host_elements += own.nbytes // COPIED_BYTES
         if hasattr(own, HOST):
             result = torch.empty_like(own)
             if self._tracer.recording:
@@ -314,12 +317,6 @@ def is_on_host(tensor: Tensor) -> bool:
 
 def as_device(device: Any) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-
-
-def _move_to_gpu(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cpu" or not tensor.dim():
-        return tensor
-    return tensor.to(META) if tensor.is_floating_point() else with_known_values(tensor)
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

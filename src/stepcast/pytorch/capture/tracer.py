@@ -210,6 +210,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             self.trace.reduced[self._number_storage(parameter)] = parameter.grad.nbytes
 
     def _number_storage(self, tensor: Tensor) -> int:
+        if tensor.layout is not torch.strided:
+            raise CaptureError("the sizes of sparse tensors are values, which a captured step does not have; "
+                               "capture the program with dense ones (sparse=False)")  # fmt: skip
         storage = tensor.untyped_storage()
         key = storage._cdata
         number = self._storage_numbers.get(key)
@@ -345,6 +348,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = tuple(value for value in args if isinstance(value, int))
         elif name in RECURRENT:
             options = tuple(args[-1])
+        elif "softmax" in name:
+            options = tuple(value for value in args[1:3] if type(value) is int)
         if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
             options = (TF32, *options)
         self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source))
@@ -379,11 +384,7 @@ def _runs_as_tf32(name: str) -> bool:
 
 
 def _grouped_mm(
-    left: Tensor,
-    right: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    left: Tensor, right: Tensor, offs: Tensor | None = None, bias: object = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """Multiply the rows of each expert by its weight or, for two matrices, compute each expert's weight gradient."""
     groups = (left.shape[0],) if left.dim() == 3 else ()

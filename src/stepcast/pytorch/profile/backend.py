@@ -8,19 +8,18 @@ draw less power and run faster.
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from stepcast.cost.calibration import LOOKS, STEP, Calibration, calibration
+from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.pytorch.profile.cases import Operator
 from stepcast.pytorch.profile.measure import CollectiveRow
 from stepcast.pytorch.run.launch import call_on_ranks
 from stepcast.pytorch.run.operators import Call, Operators
 
-K = ElementwiseKind
 WARM_UP = 3
 FEWEST, MOST = 7, 25  # runs of a case
 SUSTAINED_S = 1.2  # seconds of one operator without a pause; the second half counts
@@ -28,56 +27,17 @@ CASE_S = 0.15  # GPU time of all runs of one case
 SPIN_CYCLES = 600_000  # about 0.3 ms: longer than the host needs to issue a backward call
 HOST_CALLS = 300
 STEP_LAYERS, STEP_WIDTH, STEP_RUNS = 12, 64, 30
+HOST_LOOKS = 12  # one of these steps says as much as so many spread over a profile, being next to what is forecast
 ALL_REDUCE_SIZES = tuple(2**power for power in range(10, 31, 2))  # 1 KiB to 1 GiB
 ALL_REDUCE_RUNS = 9
 ALL_REDUCE_WAIT_S = 60
 
 
 class ProfiledOperators(Operators):
-    """Operators as a model in plain PyTorch calls them: they allocate their results."""
-
-    def _matmul(self, work: Matmul) -> Call:
-        torch = self._torch
-        if work.dtype is DType.FP8:
-            return self._fp8_matmul(work)
-        torch.backends.cuda.matmul.allow_tf32 = work.dtype is DType.TF32
-        if work.batch > 1:
-            left = self._random(work.batch, work.m, work.k, dtype=work.dtype)
-            return partial(torch.bmm, left, self._random(work.batch, work.k, work.n, dtype=work.dtype))
-        rows, weight = (self._random(size, work.k, dtype=work.dtype) for size in (work.m, work.n))
-        return partial(torch.nn.functional.linear, rows, weight)
+    """Operators with the kernel of attention that PyTorch chooses by itself."""
 
     def _attend(self, *inputs: Any, **options: Any) -> Any:
         return self._torch.nn.functional.scaled_dot_product_attention(*inputs, **options)
-
-    def build(self, work: Operator) -> Call:  # type: ignore[override]
-        return self._build_stream(work) if isinstance(work, Elementwise) else super().build(work)
-
-    def _build_stream(self, work: Elementwise) -> Call:
-        torch, functional = self._torch, self._torch.nn.functional
-        if work.kind is K.OPTIMIZER:
-            weight = torch.nn.Parameter(self._random(work.columns, dtype=work.dtype))
-            weight.grad = torch.randn_like(weight)
-            step: Call = torch.optim.AdamW([weight], fused=True).step
-            return step
-        data = self._rows(work)
-        match work.kind:
-            case K.ADD:
-                return partial(torch.add, data, torch.randn_like(data))
-            case K.COPY:
-                return partial(data.clone)
-            case K.GELU:
-                return partial(functional.gelu, data)
-            case K.SOFTMAX:
-                return partial(functional.softmax, data, -1)
-            case K.CAST:
-                return partial(data.float)
-            case K.RMS_NORM:
-                return partial(functional.rms_norm, data, (work.columns,), torch.randn_like(data[0]))
-            case K.LAYER_NORM:
-                scale, shift = torch.randn_like(data[0]), torch.randn_like(data[0])
-                return partial(functional.layer_norm, data, (work.columns,), scale, shift)
-        raise ValueError(f"no way to run {work.kind}")
 
 
 class TorchBackend:
@@ -155,10 +115,10 @@ class TorchBackend:
         torch = self._torch
         tiny, weight = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         return {
-            "step_host_s": self._host_s(self._step, STEP_RUNS),
+            "step_host_s": host_s(torch, self._step, STEP_RUNS),
             "kernel_s": statistics.median(self._once_s(lambda: tiny + tiny) for _ in range(MOST)),
-            "light_host_s": self._host_s(lambda: tiny + tiny),
-            "heavy_host_s": self._host_s(lambda: torch.nn.functional.linear(tiny, weight)),
+            "light_host_s": host_s(torch, lambda: tiny + tiny),
+            "heavy_host_s": host_s(torch, lambda: torch.nn.functional.linear(tiny, weight)),
         }
 
     def _once_s(self, call: Call) -> float:
@@ -172,16 +132,24 @@ class TorchBackend:
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e-3
 
-    def _host_s(self, call: Call, calls: int = HOST_CALLS) -> float:
-        for _ in range(calls // 10):
-            call()
-        self._torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        spent = (time.perf_counter() - start) / calls
-        self._torch.cuda.synchronize()
-        return spent
+
+def host_s(torch: ModuleType, call: Call, calls: int = HOST_CALLS) -> float:
+    """Return the seconds of the host for one call, the GPU not waited for."""
+    for _ in range(calls // 10):
+        call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = (time.perf_counter() - start) / calls
+    torch.cuda.synchronize()
+    return spent
+
+
+def measure_host(torch: ModuleType, gpu: str) -> Calibration:
+    """Return the pace of this host, which changes with what else runs on it, in a quarter of a second."""
+    seconds = min(0.09, host_s(torch, small_step(torch, "cuda"), STEP_RUNS))
+    return calibration({"gpu": load_gpu(gpu).name, "launch": {STEP: seconds, LOOKS: HOST_LOOKS}}, "this host")
 
 
 def small_step(torch: Any, device: str) -> Call:
