@@ -74,6 +74,27 @@ def test_known_answers(tmp_path: Path) -> None:
     assert replay(late, "host=0.5x").step_s == pytest.approx(0.5 * replay(late).step_s, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("operators", "factors"),
+    [(["eq", "all", "is_nonzero"], (2.4, 2.2)), (["to", "all", "is_nonzero"], (1.65, 1.5)), (["eq", "all"], (1, 1))],
+)
+def test_masks_that_only_eager_code_leaves_out(
+    tmp_path: Path, operators: list[str], factors: tuple[float, float]
+) -> None:
+    kernels = [("sdpa_flash_fprop", 100.0), ("sdpa_flash_bprop", 200.0), ("compute_dot_do_o", 50.0)]
+    path = write_trace(tmp_path / "attention.json", kernels, 1.0)
+    trace = json.loads(path.read_text())
+    words = [*operators, "scaled_dot_product_attention"]
+    trace["traceEvents"] += [span(f"aten::{word}", "cpu_op", -50.0 + at, 0.5, 1) for at, word in enumerate(words)]
+    path.write_text(json.dumps(trace))
+    forward, backward = factors
+    changed = replay(path, "host=graphs")
+    assert changed.step_s - replay(path).step_s == pytest.approx(
+        (100 * forward + 200 * backward - 300) * 1e-6, abs=6e-6
+    )
+    assert any(("no check of a mask" in text) == (forward == 1) for text in changed.assumptions if "masks" in text)
+
+
 def test_a_real_trace_is_replayed_and_advised_on() -> None:
     assert abs(replay(LLAMA).error) < 0.03
     advice = stepcast.analyze(LLAMA)["advice"]

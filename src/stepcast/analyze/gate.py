@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.compare import differing_facts
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.facts import FactDict, Facts, find_doubts
-from stepcast.units import format_bytes, format_seconds
+from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 
 PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"
 
@@ -33,6 +32,7 @@ FEW_RUNS = 3
 PAIR_SIGMA = 1.5  # two runs in succession
 TRIPLE_SIGMA = 1.9  # three runs together
 MIDDLE_SIGMA, LAST_SIGMA, CLIP_SIGMA = 0.8, 0.5, 3.0  # of three runs: their middle, the last, the most one counts
+SHORT, SLOW_SHARE = 15, 0.1  # of a shorter baseline, three runs have to be slower than all but this share
 SINGLE_SIGMA = 3.0  # a run without a history
 MIN_CHANGE = 0.01
 NOTED_SHARE = 0.002  # of the step, from which the change of a part explains anything
@@ -69,7 +69,7 @@ class GatedMeasure(msgspec.Struct, frozen=True):
     def texts(self) -> tuple[str, str, str, str]:
         """Value, baseline, change and noise for people."""
         show = format_bytes if self.name == MEMORY else format_seconds
-        return show(self.value), show(self.baseline), f"{self.change * 100:+.1f} %", f"{self.noise * 100:.1f} %"
+        return show(self.value), show(self.baseline), format_change(self.change), format_percent(self.noise)
 
 
 class ForecastCheck(msgspec.Struct, frozen=True):
@@ -162,10 +162,14 @@ def judge(
         raise ValueError(f"is not the run that {name!r} has a history of: {words}; use --name for another history")
     start = earlier.baseline_from if earlier else 1
     regressed_since = earlier.since if earlier and earlier.status == REGRESSION else None
-    usable = _baseline_runs(history[start - 1 :], regressed_since - start if regressed_since else None)
+    past_runs = history[start - 1 :]
+    # The baseline: no runs of a regression, nor the last two, which the rules look at.
+    end = max(len(past_runs) - (RECENT - 1), min(len(past_runs), FEWEST))
+    end = regressed_since - start if regressed_since else end
+    usable = [index < end and past.status != REGRESSION for index, past in enumerate(past_runs)]
     measures = []
     for measure, value in run.measures.items():
-        series = [*(past.measures.get(measure) for past in history[start - 1 :]), value]
+        series = [*(past.measures.get(measure) for past in past_runs), value]
         row = _judge_measure(measure, series, usable, run.spread, min_change, strict)
         if row.status in (REGRESSION, IMPROVED):
             row = msgspec.structs.replace(row, since=regressed_since or start + _change_point(series))
@@ -195,16 +199,6 @@ def judge(
     return msgspec.structs.replace(result, warnings=find_doubts(result.facts()))
 
 
-def _baseline_runs(history: Sequence[GateRun], end: int | None) -> list[bool]:
-    """Return which runs are the baseline: none of a regression, nor the last two, which the rules look at.
-
-    *end* is the index of the first run of a regression that goes on.
-    """
-    if end is None:
-        end = max(len(history) - (RECENT - 1), min(len(history), FEWEST))
-    return [index < end and past.status != REGRESSION for index, past in enumerate(history)]
-
-
 def _judge_measure(
     name: str,
     series: Sequence[float | None],
@@ -219,38 +213,34 @@ def _judge_measure(
     level = float(np.median(known)) if len(known) else 0.0
     if level <= 0:
         return GatedMeasure(name, value, value, 0.0, spread or ASSUMED_NOISE, NEW)
-    noise = _noise(known / level, spread)
+    # Few runs may agree by chance, so the noise of the steps within the run counts as two more.
+    count, assumed = len(known), spread or ASSUMED_NOISE
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(known / level - 1))) * (1 + 1.5 / count)
+    noise = max(((count * sigma**2 + ASSUMED_RUNS * assumed**2) / (count + ASSUMED_RUNS)) ** 0.5, LEAST_NOISE)
     after = 1 + max(index for index, use in enumerate(usable) if use)
     recent = [later / level - 1 for later in series[after:] if later is not None][-RECENT:]
-    status = _status(recent, noise, len(known), min_change, strict)
+    slow = float(np.sort(known)[-1 - int(SLOW_SHARE * count)] / level - 1)
+    status = _status(recent, noise, count, slow if count < SHORT else -1.0, min_change, strict)
     settled = [later / level - 1 for later in series[-SETTLED:] if later is not None]
     if len(settled) == SETTLED and all(change < -max(min_change, noise) for change in settled):
         status = IMPROVED
     return GatedMeasure(name, value, level, value / level - 1, noise, status)
 
 
-def _noise(shares: FloatArray, spread: float | None) -> float:
-    """Return the standard deviation of a run by the median absolute deviation of the baseline.
-
-    Few runs may agree by chance, so that of the steps within the run counts as two more.
-    """
-    count = len(shares)
-    assumed = spread or ASSUMED_NOISE
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(shares - 1))) * (1 + 1.5 / count)
-    return max(float(np.sqrt((count * sigma**2 + ASSUMED_RUNS * assumed**2) / (count + ASSUMED_RUNS))), LEAST_NOISE)
-
-
-def _status(recent: Sequence[float], noise: float, baseline_runs: int, min_change: float, alone: bool) -> str:
-    """Return the status of the last of *recent* changes, each a share of the baseline."""
+def _status(
+    recent: Sequence[float], noise: float, baseline_runs: int, slow: float, min_change: float, alone: bool
+) -> str:
+    """Return the status of the last of *recent* changes, each a share of the baseline, which has runs as *slow*."""
     # Few runs know neither their level nor their noise well.
     scores = [change / noise / (1 + FEW_RUNS / max(baseline_runs - 2, 1)) for change in recent]
     if alone:
         if recent[-1] > max(min_change, SINGLE_SIGMA * noise):
             return REGRESSION
         return IMPROVED if recent[-1] < -max(min_change, SINGLE_SIGMA * noise) else PASSED
-    pair = len(recent) >= 2 and min(scores[-2:]) > PAIR_SIGMA and sum(recent[-2:]) / 2 > min_change
-    triple = False
-    if len(recent) == RECENT and median(recent) > min_change:
+    pair = triple = False
+    if len(recent) >= 2 and min(recent[-2:]) > slow:
+        pair = min(scores[-2:]) > PAIR_SIGMA and sum(recent[-2:]) / 2 > min_change
+    if len(recent) == RECENT and median(recent) > min_change and min(recent) > slow:
         clipped = sum(max(-CLIP_SIGMA, min(score, CLIP_SIGMA)) for score in scores) / RECENT**0.5
         triple = clipped > TRIPLE_SIGMA and scores[-1] > LAST_SIGMA and median(scores) > MIDDLE_SIGMA
     if baseline_runs >= FEWEST and (pair or triple):
@@ -276,7 +266,7 @@ def _verdict(result: GateResult, worst: GatedMeasure) -> str:
     _, baseline, change, noise = worst.texts
     words = f"{worst.name} {change} vs {baseline} (noise {noise})"
     if worst.status == PASSED:
-        return f"{words}: within noise or below the smallest change of {result.min_change:.1%}"
+        return f"{words}: within noise or below the smallest change of {format_percent(result.min_change)}"
     causes = largest_changes(result, 1 if worst.change > 0 else -1)
     if causes and worst.name == STEP:
         words += ": " + ", ".join(f"{row.name} {row.texts[2]}" for row in causes[:2])

@@ -12,23 +12,14 @@ from math import ceil
 import msgspec
 import numpy as np
 
+from stepcast.analyze import play as playing
 from stepcast.analyze.changes import assuming
-from stepcast.analyze.play import (
-    PlayedStep,
-    RankParts,
-    build_script,
-    mean_parts,
-    measured,
-    place_times,
-    play,
-    rank_parts,
-    stage_rows,
-)
 from stepcast.analyze.recording import Meeting, Recording
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.whatif import Surroundings, apply_changes
-from stepcast.cost.collectives import price, route_of
+from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.flows import collective_flows, members_of, message_flows
+from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.hardware.path import resolve
@@ -45,12 +36,12 @@ from stepcast.units import format_seconds
 KINDS = {str(kind): kind for kind in CollectiveKind}
 
 
-def play_shared(recording: Recording, cluster: Cluster) -> PlayedStep:
+def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
     """Simulate *recording* on the links of *cluster*."""
     gpus = recording.layout.gpus
     if cluster.gpus is not None and gpus > cluster.gpus:
         raise ValueError(f"the run has {gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
-    script = build_script(recording)
+    script = playing.build_script(recording)
     program = script.program.written_out
     duration_s = program.task_durations_s()
     meetings = np.flatnonzero(program.rank[program.task_calls()] >= script.real_ranks)
@@ -72,7 +63,7 @@ def play_shared(recording: Recording, cluster: Cluster) -> PlayedStep:
         np.ones(len(sets)),
     )
     shared = SharedProgram(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
-    return place_times(script, simulate_fluid(shared, record=False).times)
+    return playing.place_times(script, simulate_fluid(shared, record=False).times)
 
 
 class _MeetingFlows:
@@ -112,7 +103,8 @@ class _MeetingFlows:
             if algorithm is None:
                 return None
             self.known[key] = collective_flows(self.network, self.seats, self.grid, work, algorithm, meeting.transfer_s)
-        return self.known[key].of_group(row)
+        flows = self.known[key]
+        return flows.at(np.flatnonzero(flows.group == row))
 
 
 class StateResult(msgspec.Struct, frozen=True):
@@ -154,8 +146,8 @@ class ReplayResult(AnalysisResult, frozen=True, kw_only=True):
 class ReplayState:
     """A played step with the time of its ranks by part."""
 
-    played: PlayedStep
-    parts: tuple[RankParts, ...]
+    played: playing.PlayedStep
+    parts: tuple[playing.RankParts, ...]
 
     @property
     def step_s(self) -> float:
@@ -163,11 +155,11 @@ class ReplayState:
 
     @property
     def result(self) -> StateResult:
-        return StateResult(self.step_s, mean_parts(self.parts), stage_rows(self.parts))
+        return StateResult(self.step_s, playing.mean_parts(self.parts), playing.stage_rows(self.parts))
 
 
-def _state(played: PlayedStep) -> ReplayState:
-    return ReplayState(played, rank_parts(played))
+def _state(played: playing.PlayedStep) -> ReplayState:
+    return ReplayState(played, playing.rank_parts(played))
 
 
 @dataclass(frozen=True)
@@ -253,10 +245,10 @@ def replay(
     changed = apply_changes(recording, changes, around)
     if changes and not recording.is_complete:
         changed = assuming(changed, "time spent with ranks that were not given stays as it was recorded")
-    run: Callable[[Recording], PlayedStep] = play
+    run: Callable[[Recording], playing.PlayedStep] = playing.play
     if shares is not None:
         run = partial(play_shared, cluster=shares)
         changed = assuming(changed, f"engine fluid: concurrent communication shares the links of {shares.name}")
     before = _state(run(recording))
     after = _state(run(changed)) if changes else before
-    return Replay(recording, changed, tuple(changes), _state(measured(recording)), before, after)
+    return Replay(recording, changed, tuple(changes), _state(playing.measured(recording)), before, after)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.result import AnalysisResult
-from stepcast.cost.collectives import bus_factor, price
+from stepcast.cost.collectives.choose import bus_factor, price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route, sweep_s
 from stepcast.hardware import Cluster, Fabric, FabricKind, Link
 from stepcast.hardware.catalog import load_data

@@ -14,7 +14,7 @@ import msgspec
 from stepcast.analyze.result import SLOW_FACTOR, find_slow
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
-from stepcast.units import format_seconds
+from stepcast.units import format_change, format_seconds
 
 WARM_UP = 2  # steps that compile and connect
 LEVEL_STEPS = 20  # the first ones after them are the level
@@ -123,7 +123,8 @@ class StepWatch:
     def _judge_level(self, step: int, recent_s: float, level_s: float) -> Iterator[WatchAlert]:
         noise = 1.4826 * median(abs(seconds / level_s - 1) for seconds in self._first)
         change = recent_s / level_s - 1
-        words = f"steps take {format_seconds(recent_s)}, {change:+.1%} against {format_seconds(level_s)} at the start"
+        started = f"{format_seconds(level_s)} at the start"
+        words = f"steps take {format_seconds(recent_s)}, {format_change(change)} against {started}"
         slow = change > max(DRIFT, DRIFT_SIGMA * noise / RECENT**0.5)
         yield from self._raise_or_clear("drift", slow, WatchAlert("drift", step, words, factor=1 + change))
         if self.forecast:

@@ -3,23 +3,13 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from stepcast.analyze.changes import (
-    AllReduceTime,
-    assuming,
-    change_layers,
-    change_replicas,
-    heal_rank,
-    reschedule,
-    scale_compute,
-    scale_rank,
-    scale_transfers,
-    set_bandwidth,
-)
+from stepcast.analyze import changes
 from stepcast.analyze.megatron.stragglers import find_stragglers
 from stepcast.analyze.play import measured, rank_parts
 from stepcast.analyze.recording import Recording
 from stepcast.analyze.result import bus_factor
-from stepcast.cost.collectives import price, route_of
+from stepcast.cost.collectives.choose import price
+from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import Cluster, group_path, load_gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
@@ -55,7 +45,7 @@ class Surroundings:
     """Facts that a change may need and a trace does not contain: another GPU, unmeasured communication."""
 
     gpu: Callable[[str], GpuChange] | None = None
-    all_reduce_s: AllReduceTime | None = None
+    all_reduce_s: changes.AllReduceTime | None = None
 
 
 def surroundings(dtype: str, tp: int, gpu: str | None = None, cluster: Cluster | None = None) -> Surroundings:
@@ -97,10 +87,10 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
             continue
         recording = _apply_one(recording, key, value, around)
     if "dp" in values:
-        recording = change_replicas(recording, _parse_count("dp", values["dp"]), around.all_reduce_s)
+        recording = changes.change_replicas(recording, _parse_count("dp", values["dp"]), around.all_reduce_s)
     if "micro-batches" in values or "schedule" in values:
         number = _parse_count("micro-batches", values["micro-batches"]) if "micro-batches" in values else None
-        recording = reschedule(recording, number, values.get("schedule"))
+        recording = changes.reschedule(recording, number, values.get("schedule"))
     for key, value in pairs:
         if key.startswith("bandwidth."):
             recording = _change_bandwidth(recording, key, value)
@@ -135,23 +125,23 @@ def _apply_one(recording: Recording, key: str, value: str, around: Surroundings)
         rank = int(match[1])
         if value == "healthy":
             slow = find_stragglers(recording, rank_parts(measured(recording)))
-            return heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
-        slower = scale_rank(recording, rank, parse_factor(key, value))
-        return assuming(slower, f"all work of rank {rank} takes {value} as long")
+            return changes.heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
+        slower = changes.scale_rank(recording, rank, parse_factor(key, value))
+        return changes.assuming(slower, f"all work of rank {rank} takes {value} as long")
     if match := re.fullmatch(r"stage\.([0-9]{1,5})\.layers", key):
         if not re.fullmatch(r"[+-][0-9]{1,4}", value):
             raise WhatIfError(f"{key} must be a change such as -1 or +2, not {value!r}")
-        return change_layers(recording, int(match[1]), int(value))
+        return changes.change_layers(recording, int(match[1]), int(value))
     if key == "compute":
-        changed = scale_compute(recording, parse_factor(key, value), 1.0)
-        return assuming(changed, f"forward and backward take {value} as long")
+        changed = changes.scale_compute(recording, parse_factor(key, value), 1.0)
+        return changes.assuming(changed, f"forward and backward take {value} as long")
     if key != "gpu":
         raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
     if around.gpu is None:
         raise WhatIfError("gpu= scales by the GPU that ran, which a trace does not name; name it with --gpu")
     change = around.gpu(value)
-    return assuming(
-        scale_compute(recording, change.compute, change.memory),
+    return changes.assuming(
+        changes.scale_compute(recording, change.compute, change.memory),
         f"{change.name}: forward and backward take {change.compute:.3g} and memory-bound work "
         f"{change.memory:.3g} of the time, by the published peaks; communication stays as it was",
     )
@@ -172,10 +162,10 @@ def _parse_rate(text: str) -> float | None:
 def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
     rate = _parse_rate(value)
     if rate is None:
-        return scale_transfers(recording, _parse_group(key), parse_factor(key, value))
+        return changes.scale_transfers(recording, _parse_group(key), parse_factor(key, value))
     if rate <= 0:
         raise WhatIfError(f"{key} must be above zero, not {value!r}")
-    return set_bandwidth(recording, _parse_group(key), rate)
+    return changes.set_bandwidth(recording, _parse_group(key), rate)
 
 
 def _add_stated_bandwidth(around: Surroundings, values: Mapping[str, str]) -> Surroundings:

@@ -19,7 +19,7 @@ from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import LINE
 from stepcast.questions.numbers import count
-from stepcast.units import format_seconds
+from stepcast.units import format_change, format_seconds
 
 if TYPE_CHECKING:
     from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
@@ -94,9 +94,9 @@ def _step_text(step: "WatchedStep") -> str:
     total = f"/{step.total}" if step.total else ""
     words = [f"step {step.step}{total}", format_seconds(step.step_s)]
     if step.change is not None:
-        words.append(f"{step.change:+.1%} against the start")
+        words.append(f"{format_change(step.change)} against the start")
     if step.forecast_error is not None:
-        words.append(f"forecast {step.forecast_error:+.1%}")
+        words.append(f"forecast {format_change(step.forecast_error)}")
     if step.finish_s is not None:
         words.append(f"finish in {format_seconds(step.finish_s)}")
     return "  ".join(words)

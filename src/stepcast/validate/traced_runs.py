@@ -21,6 +21,7 @@ from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, 
 from stepcast.optimus.cost import machine_of
 from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.program import step_s
+from stepcast.units import format_percent
 from stepcast.validate.scoreboard import Measurements, Pair, ScoredRow, columns_of, compare_each, error_figures
 
 # A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
@@ -112,7 +113,7 @@ def peak_figures(peaks: Sequence[Pair]) -> Iterator[tuple[str, float]]:
     yield from error_figures("peak memory by stage", peaks, "mean_abs_error", "worst_abs_error", "mean_error")
     if peaks:
         within = sum(abs(predicted / measured - 1) <= WITHIN for measured, predicted in peaks)
-        yield f"stages whose peak memory is within {WITHIN:.0%}", within / len(peaks)
+        yield f"stages whose peak memory is within {format_percent(WITHIN, 0)}", within / len(peaks)
 
 
 def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]:

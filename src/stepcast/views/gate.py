@@ -1,7 +1,7 @@
 """The view of a gate: the verdict, the measures against their baseline, and the trend of the step."""
 
 from stepcast.ir.facts import Facts
-from stepcast.units import format_bytes, format_seconds
+from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 from stepcast.views import view as ui
 
 MOST_LINES = 12
@@ -20,7 +20,7 @@ def gate_view(facts: Facts) -> ui.View:
     ]
     if forecast:
         figures.append(
-            ui.Figure("forecast", format_seconds(forecast["step_s"]), f"{ui.signed_percent(forecast['error'])} error")
+            ui.Figure("forecast", format_seconds(forecast["step_s"]), f"{format_change(forecast['error'])} error")
         )
     rows = sorted(facts["measures"], key=lambda row: -abs(row["value"] - row["baseline"]))
     rows.sort(key=lambda row: row["name"] != "step")
@@ -28,7 +28,7 @@ def gate_view(facts: Facts) -> ui.View:
         "measure=name run baseline change=change:+% noise status",
         run=("value", lambda row: _show(row, "value")),
         baseline=("baseline", lambda row: _show(row, "baseline")),
-        noise=("noise", lambda row: f"{row['noise'] * 100:.1f} %"),
+        noise=("noise", lambda row: format_percent(row["noise"])),
     )
     return ui.View(
         f"{facts['status']}: {facts['name']}",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.units import format_bytes, format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
 from stepcast.views.names import load_names
@@ -86,7 +86,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
 
 def kineto_replay_view(facts: Facts) -> ui.View:
     """Return the view of a replayed profiler trace: as measured, replayed, and changed."""
-    replayed, error = format_seconds(facts["replayed_step_s"]), f"{facts['error'] * 100:+.2f} % of the measured"
+    replayed, error = format_seconds(facts["replayed_step_s"]), f"{format_change(facts['error'], 2)} of the measured"
     figures = [
         ui.Figure("measured step", format_seconds(facts["measured_step_s"])),
         ui.Figure("replayed", replayed, error, line=f"{replayed} ({error})"),

@@ -8,10 +8,9 @@ import numpy as np
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait, match_collectives
 from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
-from stepcast.analyze.recorded import RecordedResult
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names
 from stepcast.ir.timeline import SpanKind, Timeline
-from stepcast.units import format_seconds
+from stepcast.units import format_percent, format_seconds
 
 LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is reported
 TOP_KERNELS = 5_000  # by name; traces with Python stacks have far more names of the host
@@ -91,7 +90,7 @@ class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
     critical_path: list[PathPart]
     advice: list[TraceAdvice]
     warnings: list[str]
-    recorded: RecordedResult | msgspec.UnsetType = msgspec.UNSET  # what ``stepcast record`` wrote next to the traces
+    recorded: AnalysisResult | msgspec.UnsetType = msgspec.UNSET  # a RecordedResult, where it was recorded
 
     def __repr__(self) -> str:
         return f"KinetoAnalysis({len(self.ranks)} ranks, {format_seconds(self.step_s)} a step)"
@@ -230,7 +229,8 @@ def _advise(
         (
             "compile the element-wise kernels (torch.compile)",
             fused_s,
-            f"element-wise, norm and loss kernels take {format_seconds(kernels_s)}: {kernels_s / step_s:.1%}",
+            f"element-wise, norm and loss kernels take {format_seconds(kernels_s)}: "
+            f"{format_percent(kernels_s / step_s)}",
             "compile=elementwise",
         ),
         (
@@ -251,7 +251,7 @@ def _advise(
     for text, saves_s, evidence, what_if in entries:
         share = saves_s / step_s if step_s else 0.0
         if share >= LEAST_ADVICE:
-            words = f"{text}: saves about {format_seconds(saves_s)}, {share:.1%}"
+            words = f"{text}: saves about {format_seconds(saves_s)}, {format_percent(share)}"
             advice.append(TraceAdvice(words, saves_s, share, evidence, what_if))
     return sorted(advice, key=lambda row: -row.saves_s)
 
@@ -304,7 +304,7 @@ def _doubts(timeline: Timeline, lanes: RankLanes, ranks: list[RankTime], matchin
     if bound:
         most = max(rank.launch_bound_share for rank in bound)
         doubts.append(
-            f"launch-bound: the GPU had nothing queued for up to {most:.0%} of the time on "
+            f"launch-bound: the GPU had nothing queued for up to {format_percent(most, 0)} of the time on "
             f"{_named_ranks([rank.rank for rank in bound])}"
         )
     return doubts

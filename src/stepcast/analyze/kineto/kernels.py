@@ -33,19 +33,30 @@ STRIDED_SHARE = 0.7
 SUMS = re.compile(r"batch_norm_(?:collect_statistics|backward_reduce)|RowwiseMoments|ComputeInternalGradients")
 STATISTICS = re.compile(r"collect_statistics|RowwiseMoments")
 READ_SHARE = 0.6  # statistics read what the kernel after them reads and writes
+# Sums over rows of a batch (gradients of biases, norms and their statistics) are split, so generated code launches
+# more kernels for each than eager code: how many, by least squares over 20 steps.
+SPLIT_SUMS = (
+    (r"reduce_kernel<\d+, [248],|norm_(?:collect|backward_reduce)|RowwiseMoments|ComputeInternal", 3.2),
+    (r"GammaBeta", 5.5),
+)
 DROPOUT = re.compile(r"fused_dropout")
 DROPOUT_FACTOR = 2.5  # generated code draws a random number for each element, eager kernels four at once
 ALSO_FUSED = re.compile(r"^Memcpy DtoD|max_pool")
 # Matmuls of 16 bits with a side that is odd, or even but no multiple of 8: generated code pads those that the tensor
 # cores limit. Short ones are mostly limited by memory and stay as they are.
-UNALIGNED = re.compile(r"f16_s\d+gemm_.*align([12])(?!\d)")
+UNALIGNED = r"f16_s\d+gemm_.*align([12])(?!\d)"
 PADDED_SHARE = 0.2  # for each element that they are aligned to
 PADDED_FROM_S = 0.5e-3
+# Attention with a mask computes all pairs and reads the mask: forward and backward times its time without. Code that
+# looks at the mask to leave it out cannot do so while it is compiled or captured.
+READS_BACK, ATTENDS = "aten::is_nonzero", "aten::scaled_dot_product_attention"
+MASKED = {"causal": (2.4, 2.2), "padding": (1.65, 1.5)}
+FORWARD, BACKWARD = r"(?i)fprop|fwd|forward", r"(?i)bprop|bwd|backward"
 # Operators that generated code calls as eager code does.
 UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero|multinomial)$")
 # Libraries whose names contain the word of a class: FBGEMM's tables and quantisation are no matmuls (its matmuls
 # contain gemm once more), and FlashInfer's norms are not attention.
-LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer", re.IGNORECASE)
+LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer")
 # Inductor names a kernel after the operators it came from, but its prefix states the kind: only a template ("tem")
 # is a matmul; others are pointwise ("poi"), for each tensor ("for") or reductions ("red", "per").
 INDUCTOR = re.compile(r"triton_(poi|for|red|per|split_scan)_")
@@ -58,7 +69,7 @@ CLASS_NAMES = (
     ("optimizer", r"multi_tensor_apply|FusedOptimizer|adam|adagrad|lamb_|fused_sgd|optimizer"),
     ("state-space scan", r"selective_scan|chunk_(?:scan|state|cumsum)|bmm_chunk|state_passing|causal_conv1d"),
     (MATMUL, r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk"),
-    (MATMUL, r"splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]"),
+    (MATMUL, r"conv_depthwise|convolve|splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]"),
     (NORM, r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)"),
     (NORM, r"RowwiseMoments|ComputeInternalGradients|FusedParams"),
     (LOSS, r"softmax|nll_loss|cross_entropy|logsumexp"),
@@ -69,7 +80,7 @@ CLASS_NAMES = (
     (ELEMENTWISE, r"quanti[sz]e|_to_(?:float|half|bf16|fp8|bfloat16)|fusion"),
 )
 CLASSES = [
-    (label, re.compile("|".join(words for _, words in rows), re.IGNORECASE))
+    (label, re.compile("|".join(words for _, words in rows).lower()))
     for label, rows in groupby(CLASS_NAMES, itemgetter(0))
 ]
 
@@ -80,7 +91,7 @@ def kernel_class(name: str) -> str:
     inductor = INDUCTOR.match(name)
     if inductor is not None and inductor[1] in ("poi", "for"):
         return ELEMENTWISE
-    words = LIBRARIES.sub("", name)
+    words = LIBRARIES.sub("", name.lower())
     classes = (label for label, pattern in CLASSES if pattern.search(words))
     return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
 
@@ -94,6 +105,34 @@ def is_fusible(name: str) -> bool:
     return (kernel_class(name) in (*FUSIBLE, EMBEDDING) or bool(ALSO_FUSED.search(name))) and not name.startswith(
         "triton"
     )
+
+
+@cache
+def count_splits(name: str) -> float:
+    """Return how many kernels generated code launches for a sum beyond the one that it is fused into."""
+    return sum(count for pattern, count in SPLIT_SUMS if re.search(pattern, name))
+
+
+def find_mask_check(names: Sequence[str], name_of: Int32Array | IntArray) -> str:
+    """Return which mask the host decided to leave out before the first attention, after it read values of the GPU.
+
+    *name_of* are the host's operators in their order. transformers asks whether all positions are unpadded
+    (``all``), and for causal attention whether a sum or the number of packed sequences equals (``eq``) what it expects.
+    """
+    name_of = name_of[np.char.startswith(np.array(names), "aten::")[name_of]]
+    number_of = {name: number for number, name in enumerate(names)}
+    attends, reads = (np.flatnonzero(name_of == number_of.get(name, NONE)) for name in (ATTENDS, READS_BACK))
+    for read in reads[reads < attends[0]].tolist() if len(attends) else ():
+        before = {names[name] for name in name_of[max(read - 4, 0) : read].tolist()}
+        if before & {"aten::eq", "aten::all"}:
+            return "causal" if "aten::eq" in before else "padding"
+    return ""
+
+
+def mask_factor(name: str, mask: str) -> float:
+    """Return how much longer a kernel of attention takes with a mask."""
+    forward, backward = MASKED.get(mask, (1.0, 1.0)) if kernel_class(name) == ATTENTION else (1.0, 1.0)
+    return forward if re.search(FORWARD, name) else backward if re.search(BACKWARD, name) else 1.0
 
 
 def rows_of_unfused(timeline: Timeline, calls: IntArray) -> BoolArray:

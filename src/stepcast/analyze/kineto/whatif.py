@@ -24,11 +24,11 @@ from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
-from stepcast.units import format_seconds
+from stepcast.units import format_percent, format_seconds
 
 GRAPH_GAP_S = 0.35e-6  # between two kernels of a CUDA graph
 EVENT_CALLS = 0.45  # what the profiler adds to the host for each event it records
-LAUNCH_CALLS, PARAMETER_CALLS = 2.7, 7.0  # of a compiled step: for each kernel it launches, each gradient it returns
+LAUNCH_CALLS, PARAMETER_CALLS = 2.0, 6.5  # of a compiled step: for each kernel it launches, each gradient it returns
 # Matmuls slow down at the GPU's power limit as their share of the time grows beyond a half.
 POWER_FREE, POWER_SLOPE = 0.5, 0.28
 OPTIMIZER, GRADIENT = "Optimizer.", "torch::autograd::AccumulateGrad"  # PyTorch's marks; the optimizer stays eager
@@ -82,6 +82,7 @@ class RankScript:
     optimizer_s: FloatArray  # from the beginning of the optimizer to the call; 0 for calls of others
     usual_call_s: float
     gradients: int  # of parameters, in all steps
+    mask: str  # that attention gets where it is compiled or captured: a key of kernels.MASKED; empty for none
     lag_s: float  # from a call to the earliest start of its work
 
     def without_profiler(self) -> "RankScript":
@@ -138,9 +139,9 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
     usual_s = float(np.median(call_s[~waits])) if (~waits).any() else 0.0
     own_call_s = np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s))
     host = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST))
-    events = np.searchsorted(np.sort(timeline.start_s[host]) - start_s, call_start_s, side="right")
+    host = host[np.argsort(timeline.start_s[host], kind="stable")]
+    events = np.searchsorted(timeline.start_s[host] - start_s, call_start_s, side="right")
     marks = host[np.array([name.startswith(OPTIMIZER) for name in timeline.names])[timeline.name_of[host]]]
-    marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     mark = np.searchsorted(timeline.start_s[marks] - start_s, call_start_s, side="right") - 1
     # The last entry is for calls before any mark.
     mark_start_s, mark_end_s = (
@@ -183,6 +184,7 @@ def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScr
         stays_eager=stays_eager,
         optimizer_s=np.where(in_optimizer, call_start_s - mark_start_s[mark], 0.0),
         usual_call_s=usual_s,
+        mask=kernels.find_mask_check(timeline.names, timeline.name_of[host]),
         gradients=sum(timeline.names[name] == GRADIENT for name in timeline.name_of[host].tolist()),
         lag_s=lag_s,
     )
@@ -226,7 +228,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
     names: list[str] = table.tolist()
     is_set = np.char.startswith(table, "Memset")[name_of]
     is_product = np.array([kernels.kernel_class(name) in kernels.PRODUCTS for name in names])[name_of]
-    matches = [kernels.UNALIGNED.search(name) for name in names]
+    matches = [re.search(kernels.UNALIGNED, name) for name in names]
     padded_share = np.array([kernels.PADDED_SHARE * int(match[1]) if match else 1.0 for match in matches])[name_of]
     for number in np.unique(script.stream).tolist():
         rows = np.flatnonzero((script.stream == number) & ~is_set)
@@ -247,9 +249,11 @@ def _compile(script: RankScript, share: float) -> RankScript:
     script = script.without_profiler()
     usual_s = LAUNCH_CALLS * script.usual_call_s
     own_s = np.where(generated, usual_s, np.minimum(script.work_s + script.call_s, usual_s))
-    gradient_s = PARAMETER_CALLS * script.usual_call_s * script.gradients / max(int(launches.sum()), 1)
+    splits = float((np.array([kernels.count_splits(name) for name in names])[name_of] * script.can_fuse).sum())
+    more_s = LAUNCH_CALLS * splits + PARAMETER_CALLS * script.gradients
+    more_s *= script.usual_call_s / max(int(launches.sum()), 1)
     eager, begins = script.stays_eager, script.optimizer_s > 0
-    work_s = np.where(eager, script.work_s, own_s) + gradient_s
+    work_s = np.where(eager, script.work_s, own_s) + more_s
     work_s = np.where(begins, np.minimum(script.work_s, script.optimizer_s), np.where(launches, work_s, 0.0))
     call_s = np.where(eager, script.call_s, 0.0)
     return replace(script, duration_s=duration_s, gap_s=gap_s, work_s=work_s, call_s=call_s)
@@ -269,6 +273,8 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
         per_step = {"measured_s": script.measured_s, "replayed_s": script.play(), "changed_s": changed_s}
         per_step["unprofiled_s"] = script.without_profiler().play()
         per_step["low_s"] = _apply(script, pairs, 0.5, True) if "compile" in dict(pairs) else changed_s
+        if _takes_mask(pairs):
+            assumptions[_mask_words(script)] = None
         ranks.append({"rank": script.rank, **{name: value / script.steps for name, value in per_step.items()}})
     slowest = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
     measured_s, replayed_s, changed_s = (slowest[name] for name in ("measured_s", "replayed_s", "changed_s"))
@@ -283,10 +289,8 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
             "launch-bound: without the profiler, which slows the host down, the step takes about "
             f"{format_seconds(slowest['unprofiled_s'])}"
         )
-    if (
-        "compile" in dict(pairs)
-        and max(_apply(script, pairs) / _apply(script, pairs, graphs=True) for script in scripts) > 1.1
-    ):
+    compiled = scripts if "compile" in dict(pairs) else ()
+    if any(_apply(script, pairs) > 1.1 * _apply(script, pairs, graphs=True) for script in compiled):
         warnings.append("launch-bound when compiled: such steps were predicted within -46 to +34 % of measured ones")
     return KinetoReplay(
         kind="kineto replay",
@@ -308,6 +312,9 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
 
 def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 1.0, graphs: bool = False) -> float:
     """Return the seconds of the window under changes; a fused kernel takes *share* of the longest of its run."""
+    if _takes_mask(pairs):
+        factors = {name: kernels.mask_factor(name, script.mask) for name in set(script.names)}
+        script = replace(script, duration_s=script.duration_s * np.array([factors[name] for name in script.names]))
     for key, value in pairs:
         if key == "compile":
             script = _compile(script, share)
@@ -322,6 +329,22 @@ def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 
         else:
             script = replace(script, duration_s=script.duration_s * _row_factors(script, key, value))
     return script.play(graphs)
+
+
+def _takes_mask(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return True where code is compiled or captured, which cannot look at values to leave a mask out."""
+    return any(key == "compile" or value == "graphs" for key, value in pairs)
+
+
+def _mask_words(script: RankScript) -> str:
+    if script.mask:
+        forward, backward = kernels.MASKED[script.mask]
+        words = f"a value to leave a {script.mask} mask out, which it cannot here: attention takes {forward:g} times"
+        return f"masks: the host reads {words} as long forward, {backward:g} times backward"
+    return (
+        "masks: no check of a mask is in the trace, so attention stays as it is (encoders of transformers without "
+        "attention_mask build one unseen: add class.attention=4.2x if compiled, 9x if only captured)"
+    ) * any(kernels.kernel_class(name) == kernels.ATTENTION for name in set(script.names))
 
 
 def _row_factors(script: RankScript, key: str, value: str) -> FloatArray:
@@ -349,9 +372,8 @@ def _assumption(key: str, value: str) -> str:
             raise WhatIfError(f"compile must be elementwise, not {value!r}")
         return (
             "compile: neighbouring element-wise, norm and loss kernels become one, as long as the longest and "
-            f"{kernels.OWN_SHARE:.0%} of the others; sums over batches, random numbers and padded matmuls apart; "
-            "attention stays as it is (where transformers builds masks when compiled, add class.attention=2.4x for "
-            "causal models, 4.2x for encoders); "
+            f"{format_percent(kernels.OWN_SHARE, 0)} of the others; sums over batches, random numbers and padded "
+            "matmuls apart; "
             f"the host needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, "
             "without the profiler; the optimizer stays eager; the least is half of fused kernels, without a host"
         )

@@ -5,29 +5,12 @@ from statistics import mean, median
 
 import msgspec
 
+from stepcast.analyze import play as playing
 from stepcast.analyze.changes import heal_rank
+from stepcast.analyze.megatron import stragglers as straggling
 from stepcast.analyze.megatron.events import TraceOperation, operations_of
 from stepcast.analyze.megatron.meetings import NOISE_S, OVERLAP_FACTOR, plain_name
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.megatron.stragglers import (
-    ExpertLoad,
-    StageLayers,
-    Straggler,
-    expert_loads,
-    find_stragglers,
-    stage_layers,
-)
-from stepcast.analyze.play import (
-    CriticalStep,
-    RankParts,
-    at_shortest,
-    critical_steps,
-    mean_parts,
-    measured,
-    play,
-    rank_parts,
-    stage_rows,
-)
 from stepcast.analyze.recording import Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
 from stepcast.ir.dataclass import dataclass
@@ -95,14 +78,14 @@ class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     waits_s: dict[str, float]
     communication_s: dict[str, dict[str, float]]
     communication: list[MeetingTraffic]
-    layers: list[StageLayers]
+    layers: list[straggling.StageLayers]
     stages: list[dict[str, float]]
     imbalance: float  # how much longer the busiest stage computes than the mean stage, as a share
-    expert_imbalance: list[ExpertLoad]
+    expert_imbalance: list[straggling.ExpertLoad]
     rank_times: list[RankBreakdown]
-    stragglers: list[Straggler]
+    stragglers: list[straggling.Straggler]
     straggler_cost_s: float | None
-    critical_path: list[CriticalStep]
+    critical_path: list[playing.CriticalStep]
     critical_path_s: float | None  # the longest chain of durations alone; None if ranks are missing
     warnings: list[str]
 
@@ -133,14 +116,14 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     recording = record_megatron(timeline)
     layout, step_s = recording.layout, recording.measured_step_s
     operations = operations_of(timeline, layout)
-    parts = rank_parts(measured(recording))
+    parts = playing.rank_parts(playing.measured(recording))
     alone = len(recording.ranks) == 1 and layout.gpus > 1  # nothing can be matched
     # On one rank alone, waiting for other stages is the time in receives.
     receives = [operation for operation in operations[parts[0].rank] if operation.name.startswith("recv_")]
     bubble_s = sum(each.duration_s for each in receives) if alone else mean(rank.bubble_s for rank in parts)
-    stragglers = [] if alone else find_stragglers(recording, parts)
+    stragglers = [] if alone else straggling.find_stragglers(recording, parts)
     rank_times = [_rank_breakdown(rank, operations[rank.rank]) for rank in parts]
-    stages = stage_rows(parts)
+    stages = playing.stage_rows(parts)
     compute_s = [stage[f"{TimePart.COMPUTE}_s"] for stage in stages]
     result = MegatronResult(
         kind="megatron run",
@@ -158,19 +141,19 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         bubble_s=bubble_s,
         bubble_share=bubble_s / step_s if step_s else 0.0,
         exposed_comm_s=mean(sum(rank.exposed_s.values()) for rank in parts),
-        breakdown_s=mean_parts(parts),
+        breakdown_s=playing.mean_parts(parts),
         waits_s=_means([rank.waits_s for rank in parts]),
         communication_s=_exposure(parts),
         communication=_find_traffic(operations, recording, busbw),
-        layers=stage_layers(operations, recording),
+        layers=straggling.stage_layers(operations, recording),
         stages=stages,
         imbalance=max(compute_s) / mean(compute_s) - 1 if mean(compute_s) else 0.0,
-        expert_imbalance=expert_loads(operations, parts, layout),
+        expert_imbalance=straggling.expert_loads(operations, parts, layout),
         rank_times=rank_times,
         stragglers=stragglers,
         straggler_cost_s=_straggler_cost_s(recording, [straggler.rank for straggler in stragglers]),
-        critical_path=[] if alone else critical_steps(recording),
-        critical_path_s=None if alone else play(at_shortest(recording)).step_s,
+        critical_path=[] if alone else playing.critical_steps(recording),
+        critical_path_s=None if alone else playing.play(playing.at_shortest(recording)).step_s,
         warnings=_warnings(recording, alone),
     )
     return MegatronAnalysis(recording, result)
@@ -195,7 +178,7 @@ def _means(tables: list[dict[str, float]]) -> dict[str, float]:
     return {key: sum(table.get(key, 0.0) for table in tables) / len(tables) for key in keys}
 
 
-def _exposure(parts: Sequence[RankParts]) -> dict[str, dict[str, float]]:
+def _exposure(parts: Sequence[playing.RankParts]) -> dict[str, dict[str, float]]:
     exposed = _means([rank.exposed_s for rank in parts])
     overlapped = _means([rank.overlapped_s for rank in parts])
     return {
@@ -208,7 +191,7 @@ def _exposure(parts: Sequence[RankParts]) -> dict[str, dict[str, float]]:
     }
 
 
-def _rank_breakdown(parts: RankParts, operations: Sequence[TraceOperation]) -> RankBreakdown:
+def _rank_breakdown(parts: playing.RankParts, operations: Sequence[TraceOperation]) -> RankBreakdown:
     inside: dict[str, dict[str, float]] = {}
     for operation in operations:
         for event in operation.parts:
@@ -241,7 +224,7 @@ def _straggler_cost_s(recording: Recording, slow: Sequence[int]) -> float | None
             healed = heal_rank(healed, rank, frozenset(slow))
     except ValueError:
         return None
-    return max(0.0, play(recording).step_s - play(healed).step_s)
+    return max(0.0, playing.play(recording).step_s - playing.play(healed).step_s)
 
 
 def _warnings(recording: Recording, alone: bool) -> list[str]:

@@ -2,16 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from stepcast.analyze.megatron.events import (
-    OPTIMIZER,
-    RECEIVES,
-    SENDS,
-    RankEvent,
-    TraceOperation,
-    exchanges,
-    match_events,
-    operations_of,
-)
+from stepcast.analyze.megatron import events as traced
 from stepcast.analyze.megatron.meetings import ClockAlignment, MeetingTable, align_clocks
 from stepcast.analyze.recording import BlockKind, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
 from stepcast.analyze.result import list_ranks
@@ -23,14 +14,14 @@ BLOCK_OF = {
     "forward_step": BlockKind.FORWARD,
     "loss_func": BlockKind.FORWARD,
     "backward_step": BlockKind.BACKWARD,
-    **dict.fromkeys((*SENDS, *RECEIVES), BlockKind.MESSAGE),
+    **dict.fromkeys((*traced.SENDS, *traced.RECEIVES), BlockKind.MESSAGE),
 }
 PART_OF = {
     "get_batch": TimePart.HOST,
     "forward_step": TimePart.COMPUTE,
     "loss_func": TimePart.COMPUTE,
     "backward_step": TimePart.COMPUTE,
-    OPTIMIZER: TimePart.OPTIMIZER,
+    traced.OPTIMIZER: TimePart.OPTIMIZER,
 }
 GROUP_PARTS = {str(part): part for part in TimePart}
 
@@ -40,8 +31,8 @@ def record_megatron(timeline: Timeline) -> Recording:
     if timeline.layout is None:
         raise ValueError(f"{timeline.source}: no layout is known, so ranks cannot be matched")
     layout = timeline.layout
-    operations = operations_of(timeline, layout)
-    meetings = match_events(operations)
+    operations = traced.operations_of(timeline, layout)
+    meetings = traced.match_events(operations)
     ranks = sorted(operations)
     tied = [events for events in meetings.values() if events[0].kind != "sync"]
     alignment = align_clocks(tied, ranks)
@@ -65,7 +56,7 @@ def record_megatron(timeline: Timeline) -> Recording:
     )
 
 
-def _gradient_bytes(operations: Mapping[int, list[TraceOperation]], timeline: Timeline) -> dict[int, int]:
+def _gradient_bytes(operations: Mapping[int, list[traced.TraceOperation]], timeline: Timeline) -> dict[int, int]:
     """Return the bytes that the ranks of each stage reduce between replicas."""
     sizes: dict[int, int] = {}
     for rank, listed in operations.items():
@@ -98,7 +89,7 @@ def _warnings(timeline: Timeline, alignment: ClockAlignment, table: MeetingTable
         )
 
 
-def _shift_clocks(operations: Mapping[int, list[TraceOperation]], alignment: ClockAlignment) -> None:
+def _shift_clocks(operations: Mapping[int, list[traced.TraceOperation]], alignment: ClockAlignment) -> None:
     """Move every time to the clock of the first rank."""
     placed = [rank for rank in operations if rank in alignment.offset_s]
     start_s = min(operations[rank][0].start_s + alignment.offset_s[rank] for rank in placed)
@@ -114,7 +105,7 @@ def _shift_clocks(operations: Mapping[int, list[TraceOperation]], alignment: Clo
                 event.end_s += offset_s
 
 
-def _remove_overlaps(operations: Mapping[int, list[TraceOperation]]) -> None:
+def _remove_overlaps(operations: Mapping[int, list[traced.TraceOperation]]) -> None:
     """Move starts to the end of the previous operation: a rank does one thing after the other."""
     for listed in operations.values():
         cursor_s = float("-inf")
@@ -130,7 +121,9 @@ def _remove_overlaps(operations: Mapping[int, list[TraceOperation]]) -> None:
             cursor_s = operation.end_s
 
 
-def _blocks(operations: Sequence[TraceOperation], origin_s: float, table: MeetingTable) -> tuple[RecordedBlock, ...]:
+def _blocks(
+    operations: Sequence[traced.TraceOperation], origin_s: float, table: MeetingTable
+) -> tuple[RecordedBlock, ...]:
     """Return the blocks of one rank."""
     first = operations[0]
     late = Local(TimePart.HOST, "start", "start", -1, origin_s, max(0.0, first.start_s - origin_s))
@@ -150,27 +143,27 @@ def _blocks(operations: Sequence[TraceOperation], origin_s: float, table: Meetin
     return tuple(blocks)
 
 
-def _pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
+def _pieces(operation: traced.TraceOperation, table: MeetingTable) -> list[Piece]:
     present = [event for event in operation.events if table.member(event) is not None]
-    if present and operation.name == OPTIMIZER:
+    if present and operation.name == traced.OPTIMIZER:
         return _optimizer_pieces(operation, table)
     if present:
         return [_join(operation, operation.name, present, table)]
-    if operation.events and operation.name != OPTIMIZER:
+    if operation.events and operation.name != traced.OPTIMIZER:
         part = GROUP_PARTS.get(operation.events[0].group, TimePart.OTHER)
         return [_local(operation, part, operation.name, operation.start_s, operation.end_s)]
     return _inner_pieces(operation, table)
 
 
-def _inner_pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
+def _inner_pieces(operation: traced.TraceOperation, table: MeetingTable) -> list[Piece]:
     """Return the collectives within an operation and the computation between them."""
     part = PART_OF.get(operation.name, TimePart.OTHER)
     pieces: list[Piece] = []
     cursor_s, before = operation.start_s, "start"
     turns: dict[tuple[str, str], int] = {}
     tokens: int | None = None
-    tokens_after = {id(out): back.rows for out, back in exchanges(operation)}
-    tokens_after |= {id(back): None for _, back in exchanges(operation)}
+    tokens_after = {id(out): back.rows for out, back in traced.exchanges(operation)}
+    tokens_after |= {id(back): None for _, back in traced.exchanges(operation)}
     for event in [*operation.parts, None]:
         after, until_s = ("end", operation.end_s) if event is None else (event.name, event.start_s)
         turn = turns.get((before, after), 0)
@@ -192,13 +185,13 @@ def _inner_pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]
 
 
 def _local(
-    operation: TraceOperation, part: TimePart, role: str, start_s: float, end_s: float, tokens: int | None = None
+    operation: traced.TraceOperation, part: TimePart, role: str, start_s: float, end_s: float, tokens: int | None = None
 ) -> Local:
     duration_s = max(0.0, end_s - start_s)
     return Local(part, operation.name, role, operation.micro_batch, start_s, duration_s, tokens)
 
 
-def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], table: MeetingTable) -> Join:
+def _join(operation: traced.TraceOperation, name: str, events: Sequence[traced.RankEvent], table: MeetingTable) -> Join:
     members = [member for event in events if (member := table.member(event)) is not None]
     own_s = max(member.own_s for member in members)
     start_s, end_s = events[0].start_s, events[0].end_s
@@ -220,7 +213,7 @@ def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], tab
     )
 
 
-def _optimizer_pieces(operation: TraceOperation, table: MeetingTable) -> list[Piece]:
+def _optimizer_pieces(operation: traced.TraceOperation, table: MeetingTable) -> list[Piece]:
     """Return the synchronisation on the gradient norm, then the update of the weights."""
     event = operation.events[0]
     member = table.member(event)
@@ -229,12 +222,12 @@ def _optimizer_pieces(operation: TraceOperation, table: MeetingTable) -> list[Pi
     together_s = meeting.start_s
     join = Join(
         part=TimePart.OPTIMIZER,
-        operation=OPTIMIZER,
-        role=f"{OPTIMIZER}: {MODEL}",
+        operation=traced.OPTIMIZER,
+        role=f"{traced.OPTIMIZER}: {MODEL}",
         micro_batch=operation.micro_batch,
         start_s=operation.start_s,
         end_s=together_s,
         meetings=(member.meeting,),
         waits=(member.meeting,),
     )
-    return [join, _local(operation, TimePart.OPTIMIZER, OPTIMIZER, together_s, operation.end_s)]
+    return [join, _local(operation, TimePart.OPTIMIZER, traced.OPTIMIZER, together_s, operation.end_s)]
