@@ -4,7 +4,8 @@ import time
 
 import numpy as np
 
-from stepcast.cost.collectives import collective_s, price, route_of
+from stepcast.cost.collectives.choose import collective_s, price
+from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import load_cluster, resolve
 from stepcast.ir.work import CollectiveKind
 

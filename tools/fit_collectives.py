@@ -44,7 +44,8 @@ class Table:
         own = tuple((name, values[name]) for name in sorted(self.concerned))
         key = (id(self), own)
         if key not in known:
-            route = change_route(self.rows[0], values)
+            # An entry of its own differs between nodes; within one its links are those of others.
+            route = change_route(self.rows[0], values, own_entry=self.rows[0].nodes > 1)
             times = [price_row(row, route).seconds / row.measured_s - 1 for row in self.rows]
             known[key] = np.abs(np.array(times))
         return known[key]
@@ -53,19 +54,20 @@ class Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help=f"holds {FILE}")
-    parser.add_argument("--folds", action="store_true", help="also fit without each machine, and write that")
+    parser.add_argument("--folds", action="store_true", help="fit without each machine instead, and write that")
     args = parser.parse_args()
     tables = read_tables(args.folder)
     shipped = {constant.name: constant.value for constant in CONSTANTS}
-    fitted = fit(tables, shipped, ROUNDS)
+    if args.folds:
+        write(tables, shipped)
+        return
+    fitted = fit(tables, shipped, ROUNDS, {})
     print(f"{'constant':28s} {'published':>9s} {'shipped':>9s} {'fitted':>9s}")
     for constant in CONSTANTS:
         name = constant.name
         print(f"{name:28s} {constant.published:9.4g} {shipped[name]:9.4g} {fitted[name]:9.4g}")
     for label, values in (("shipped", shipped), ("fitted", fitted)):
         print(label, "from 1 MiB {:.2%}, below {:.2%}".format(*mean_errors(tables, values, {})))
-    if args.folds:
-        write(tables, shipped)
 
 
 def read_tables(folder: str) -> list[Table]:
@@ -75,7 +77,7 @@ def read_tables(folder: str) -> list[Table]:
             found.setdefault((row.table, row.collective, row.algorithm), []).append(row)
     tables = []
     for rows in found.values():
-        hardware = match_hardware(rows[0])
+        hardware = match_hardware(rows[0], own_entry=rows[0].nodes > 1)
         names = frozenset(constant.name for constant in CONSTANTS if constant.concerns(rows[0], hardware))
         tables.append(Table(rows, names))
     return tables
@@ -90,8 +92,9 @@ def mean_errors(
     return float(errors[large].mean()), float(errors[~large].mean())
 
 
-def fit(tables: Sequence[Table], start: Values, rounds: int) -> dict[str, float]:
-    known: dict[tuple[object, ...], np.ndarray] = {}
+def fit(
+    tables: Sequence[Table], start: Values, rounds: int, known: dict[tuple[object, ...], np.ndarray]
+) -> dict[str, float]:
 
     def loss(values: Values) -> float:
         large, small = mean_errors(tables, values, known)
@@ -116,7 +119,7 @@ def fit(tables: Sequence[Table], start: Values, rounds: int) -> dict[str, float]
 def trials(constant: TableConstant, value: float, step: float) -> list[float]:
     """A step either way, and what was published; shares stay at most 1."""
     most = 1.0 if max(constant.value, constant.published) <= 1 and "us" not in constant.name else np.inf
-    tried = [value + step, value - step, constant.published]
+    tried = [constant.published, value + step, value - step]
     return [new for new in tried if 0 <= new <= most and new != value]
 
 
@@ -126,9 +129,13 @@ def write(tables: Sequence[Table], shipped: Values) -> None:
         "# Constants of collectives without one machine's tables: written by tools/fit_collectives.py,",
         "# read by stepcast.validate.collective_constants.",
     ]
+    errors: dict[tuple[object, ...], np.ndarray] = {}
     for held in sorted({table.rows[0].system for table in tables}):
         others = [table for table in tables if table.rows[0].system != held]
-        values = fit(others, shipped, FOLD_ROUNDS)
+        # What none of them concerns is as published, or as in the transport that is most like it.
+        known = frozenset().union(*(table.concerned for table in others))
+        start = {one.name: shipped[one.name] if one.name in known else one.published for one in CONSTANTS}
+        values = fit(others, start, FOLD_ROUNDS, errors)
         pairs = ", ".join(f'"{name}" = {value:.4g}' for name, value in values.items())
         lines += ["", "[[fold]]", f'held = "{held}"', f"values = {{ {pairs} }}"]
         print("without", held, flush=True)

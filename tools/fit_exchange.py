@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 import stepcast.cost.exchange as exchange
-from stepcast.cost.collectives import route_of
+from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import load_cluster, resolve
 from stepcast.ir.model_parts import Routing
 

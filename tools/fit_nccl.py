@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.cost.collectives import Route, collective_s
+from stepcast.cost.collectives.choose import collective_s
+from stepcast.cost.collectives.route import Route
 from stepcast.cost.collectives.sweep import measured_time_s, sweep_route
 from stepcast.frameworks.catalog import DATA
 from stepcast.hardware import Cluster, load_cluster

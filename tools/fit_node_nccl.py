@@ -18,8 +18,8 @@ import numpy as np
 from fit_tables import literal
 from minimise import Vector, minimise
 
-from stepcast.cost.collectives import collective_s, route_of
-from stepcast.cost.collectives.route import Route, Tuning
+from stepcast.cost.collectives.choose import collective_s
+from stepcast.cost.collectives.route import Route, Tuning, route_of
 from stepcast.hardware import load_cluster, resolve
 from stepcast.hardware.catalog import convert_units, load_fit
 from stepcast.inputs.operator_tables import read_operator_table

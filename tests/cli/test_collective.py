@@ -6,7 +6,7 @@ import pytest
 
 from stepcast.cli.collective import ALGORITHMS
 from stepcast.cli.main import main
-from stepcast.cost.collectives import Algorithm
+from stepcast.cost.collectives.choose import Algorithm
 
 COMMON = ["--ranks", "64", "--cluster", "dgx-h100"]
 

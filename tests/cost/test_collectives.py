@@ -8,22 +8,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stepcast.cost.collectives import (
+from stepcast.cost.collectives.algorithms import Curve, Ramp, imbalance_of, protocols, ring_curve, tree_curve
+from stepcast.cost.collectives.choose import (
     Algorithm,
     AlgorithmError,
-    Protocol,
-    Route,
     bus_factor,
     candidates,
     collective_s,
     host_s,
-    imbalance_of,
     price,
-    route_of,
     send_receive_price,
 )
-from stepcast.cost.collectives.algorithms import Curve, Ramp, protocols, ring_curve, tree_curve
-from stepcast.cost.collectives.route import library_tuning, tuning_of, uneven_warning
+from stepcast.cost.collectives.route import Protocol, Route, library_tuning, route_of, tuning_of, uneven_warning
 from stepcast.hardware import cluster_names, load_cluster, resolve
 from stepcast.hardware.path import Place
 from stepcast.ir.work import CollectiveKind

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from stepcast.cost.collectives import Route, lost_share
+from stepcast.cost.collectives.route import Route, lost_share
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 

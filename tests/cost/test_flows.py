@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepcast.cost.collectives import Algorithm, price
+from stepcast.cost.collectives.choose import Algorithm, price
 from stepcast.cost.collectives.flows import (
     Groups,
     collective_flows,

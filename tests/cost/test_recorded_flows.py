@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepcast.cost.collectives import Algorithm
+from stepcast.cost.collectives.choose import Algorithm
 from stepcast.cost.collectives.flows import collective_flows, transfer_flows
 from stepcast.hardware import load_cluster
 from stepcast.hardware.graph import Network, network_of, seats_of

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.cli.main import main
-from stepcast.cost.collectives import Route
+from stepcast.cost.collectives.route import Route
 from stepcast.inputs.source import FormatError
 from stepcast.units import GB, US
 from stepcast.validate.collectives import (

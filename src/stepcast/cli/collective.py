@@ -12,7 +12,8 @@ from stepcast.ir.work import CollectiveKind
 from stepcast.units import GIB, parse_size_bytes
 
 if TYPE_CHECKING:
-    from stepcast.cost.collectives import CollectivePrice, Route
+    from stepcast.cost.collectives.choose import CollectivePrice
+    from stepcast.cost.collectives.route import Route
     from stepcast.hardware import Cluster
 
 SEND_RECEIVE = "send-receive"
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.cost.collectives import uneven_warning
+    from stepcast.cost.collectives.route import uneven_warning
     from stepcast.hardware import Place, load_cluster
     from stepcast.views.costs import collective_view
 
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -> int:
     """Simulate the collective as flows of one group of all ranks on the links of the cluster."""
-    from stepcast.cost.collectives import Algorithm
+    from stepcast.cost.collectives.choose import Algorithm
     from stepcast.forecast.fluid import shared_collective
     from stepcast.hardware import Place
     from stepcast.ir.work import Collective
@@ -125,7 +126,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
 
 
 def _price(args: argparse.Namespace, size: int, route: "Route") -> "CollectivePrice":
-    from stepcast.cost.collectives import Algorithm, price, send_receive_price
+    from stepcast.cost.collectives.choose import Algorithm, price, send_receive_price
 
     if args.kind == SEND_RECEIVE:
         if route.ranks != 2:
@@ -136,7 +137,7 @@ def _price(args: argparse.Namespace, size: int, route: "Route") -> "CollectivePr
 
 
 def _route(args: argparse.Namespace, cluster: "Cluster") -> "Route":
-    from stepcast.cost.collectives import route_of
+    from stepcast.cost.collectives.route import route_of
     from stepcast.hardware import Place, job_path
 
     held = args.ranks_per_node

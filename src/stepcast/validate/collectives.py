@@ -12,15 +12,8 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from stepcast.cost.collectives import (
-    Algorithm,
-    CollectivePrice,
-    Route,
-    collective_s,
-    price,
-    route_of,
-    send_receive_price,
-)
+from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, collective_s, price, send_receive_price
+from stepcast.cost.collectives.route import Route, route_of
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
 from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
