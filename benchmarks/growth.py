@@ -1,17 +1,22 @@
-"""Growth: how the processor time of a prediction grows with the size of what is asked, as exponents.
+"""Growth: how processor time grows with the size of a question or of a profiler trace, as exponents.
 
 Each row doubles one size several times and fits time ~ size ** exponent to the upper half, where fixed costs matter
 least; an exponent of 1 is proportional, 0 independent. Warm times are those of the same question asked again, first
 times those of a layout that was not asked before. Exponents hold on any machine; none should exceed 1.1.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from math import log2
+from pathlib import Path
 from statistics import median
 
+from benchmarks.reader_kineto import grow
+from stepcast.analyze.kineto.analysis import analyze_kineto
 from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
+from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Sharding, Strategy
@@ -60,9 +65,10 @@ ROWS: tuple[tuple[str, Callable[[int], None], Sequence[int]], ...] = (
     ("GPUs", ask_gpus, (2**8, 2**12, 2**16, 2**20, 2**24)),
     ("expert parallel ranks", ask_expert_ranks, (4, 8, 16, 32, 64, 128)),
 )
+TRACE_MB = (1, 4, 16, 64, 256)
 
 
-def _spent_s(run: Callable[[int], None], size: int) -> float:
+def _spent_s(run: Callable[[int], object], size: int) -> float:
     began = time.process_time()
     run(size)
     return time.process_time() - began
@@ -76,8 +82,16 @@ def _exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 def run() -> None:
     ask_layers(24)  # what every first prediction loads
+    with tempfile.TemporaryDirectory() as folder:
+        traces = {megabytes: Path(folder, f"{megabytes}.json") for megabytes in TRACE_MB}
+        for megabytes, path in traces.items():
+            grow(megabytes * 1_000_000, path)
+        _print_rows((*ROWS, ("trace, MB", lambda size: analyze_kineto(read(str(traces[size]))), TRACE_MB)))
+
+
+def _print_rows(rows: Sequence[tuple[str, Callable[[int], object], Sequence[int]]]) -> None:
     print(f"{'size':24} {'from':>6} {'to':>10} {'first, ms':>18} {'exponent':>9} {'again, ms':>16} {'exponent':>9}")
-    for name, ask_size, sizes in ROWS:
+    for name, ask_size, sizes in rows:
         first_s = [_spent_s(ask_size, size) for size in sizes]
         again_s = [median(_spent_s(ask_size, size) for _ in range(TRIES)) for size in sizes]
         cells = [

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.simulation import engine as together
-from stepcast.simulation.engine import makespans_together, simulate, task_times
+from stepcast.simulation import engine
+from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, Times
 from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
@@ -48,19 +48,18 @@ def test_folded_agrees_with_the_event_simulator(plan: Plan) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(plans, max_size=6))
-def test_programs_run_together_end_as_each_by_itself(many: list[Plan]) -> None:
-    programs = [plan.program() for plan in many]
-    alone = [simulate(program).makespan_s for program in programs]
-    assert makespans_together([(program, program.price_costs()) for program in programs]) == (alone, {})
-
-
-def test_more_calls_than_run_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "MOST_CALLS", 8)
-    programs = [random_plan(random.Random(seed)).program() for seed in range(12)]
-    assert sum(program.calls for program in programs) > 16
-    alone = [simulate(program).makespan_s for program in programs]
-    assert makespans_together([(program, program.price_costs()) for program in programs]) == (alone, {})
+@given(plans)
+def test_compiled_kernels_and_numpy_agree_bit_for_bit(plan: Plan) -> None:
+    pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
+    runs = []
+    for threshold in (0, 2**60):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "WORTH_COMPILING", threshold)
+            runs.append(simulate(plan.program()))
+    assert runs[0].makespan_s == runs[1].makespan_s
+    assert np.array_equal(runs[0].left_s, runs[1].left_s)
+    assert np.array_equal(runs[0].maps, runs[1].maps)
+    assert np.array_equal(runs[0].entry_s, runs[1].entry_s)
 
 
 @settings(max_examples=100, deadline=None)

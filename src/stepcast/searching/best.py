@@ -15,18 +15,9 @@ from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.strategy import Strategy
+from stepcast.searching import result
 from stepcast.searching.bounds import BoundedCandidates, CandidateBounds
 from stepcast.searching.crew import WorkerPool
-from stepcast.searching.result import (
-    FAMILY,
-    OBJECTIVES,
-    MissedCandidate,
-    ScoredPrediction,
-    SearchCounts,
-    SearchResult,
-    SearchWatch,
-    SimulatedCandidate,
-)
 from stepcast.searching.space import SpacePart
 from stepcast.units import GIB
 
@@ -67,13 +58,13 @@ def search_parts(
     top: int = 10,
     objective: str = "step",
     most_bytes: float | None = None,
-    watch: SearchWatch | None = None,
+    watch: result.SearchWatch | None = None,
     workers: int = 1,
     looks_around: bool = True,
     most_s: float | None = None,
     by_family: bool = False,
-    first: SimulatedCandidate | None = None,
-) -> SearchResult:
+    first: result.SimulatedCandidate | None = None,
+) -> result.SearchResult:
     """Return the *top* best candidates of *parts* that fit, exactly as if all had been simulated.
 
     With *by_family*, each is the best of its family: of all with the same degrees of parallelism on as many GPUs, as
@@ -81,8 +72,8 @@ def search_parts(
     *looks_around* also examines the Pareto frontier, what memory rules out and what more memory would allow. After
     *most_s* seconds the best so far is returned, which may be *first*, a candidate that is known already.
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective {objective!r} is not known; expected one of {', '.join(OBJECTIVES)}")
+    if objective not in result.OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is not known; expected one of {', '.join(result.OBJECTIVES)}")
     capacity = cluster.gpu.memory_bytes if most_bytes is None else min(most_bytes, cluster.gpu.memory_bytes)
     run = _SearchRun(parts, cluster, capacity, top, objective, watch, workers, most_s, by_family)
     run.first = first
@@ -90,10 +81,10 @@ def search_parts(
 
 
 def guess_candidate(
-    parts: Sequence[SpacePart], cluster: Cluster, objective: str, capacity: float, watch: SearchWatch, most_s: float
-) -> SimulatedCandidate | None:
+    parts: Sequence[SpacePart], cluster: Cluster, goal: str, capacity: float, watch: result.SearchWatch, most_s: float
+) -> result.SimulatedCandidate | None:
     """Return and report the first of *parts* that fits, in the order in which candidates promise to be fast."""
-    run = _SearchRun(parts, cluster, capacity, 1, objective, None, 1, most_s, False)
+    run = _SearchRun(parts, cluster, capacity, 1, goal, None, 1, most_s, False)
     try:
         run.bounded = BoundedCandidates(parts, cluster, capacity, capacity, tick=run._tick)
         for number in run.bounded.promising().tolist():
@@ -187,27 +178,27 @@ class _SearchRun:
         capacity: float,
         top: int,
         objective: str,
-        watch: SearchWatch | None,
+        watch: result.SearchWatch | None,
         workers: int,
         most_s: float | None,
         by_family: bool,
     ) -> None:
         self.parts, self.cluster, self.capacity, self.top, self.watch = parts, cluster, capacity, top, watch
-        self.objective, self.objective_name, self.workers = OBJECTIVES[objective], objective, workers
+        self.objective, self.objective_name, self.workers = result.OBJECTIVES[objective], objective, workers
         self.deadline = np.inf if most_s is None else time.monotonic() + most_s
         self.considered = self.left = sum(len(part.space) for part in parts)
-        self.simulated: list[SimulatedCandidate] = []
-        self.best: Sequence[SimulatedCandidate] = ()
+        self.simulated: list[result.SimulatedCandidate] = []
+        self.best: Sequence[result.SimulatedCandidate] = ()
         self.illegal = self.too_large = self.pruned = 0
         self.trials_s = 0.0
-        self.families: dict[tuple[int, ...], SimulatedCandidate] | None = {} if by_family else None
+        self.families: dict[tuple[int, ...], result.SimulatedCandidate] | None = {} if by_family else None
         self.tried: set[int] = set()
         self.pending: list[int] = []  # candidates of this round that might be better
         self.bounded: BoundedCandidates | None = None
         self.queue: BoundQueue | None = None
-        self.first: SimulatedCandidate | None = None  # known before the search
+        self.first: result.SimulatedCandidate | None = None  # known before the search
 
-    def run(self, looks_around: bool) -> SearchResult:
+    def run(self, looks_around: bool) -> result.SearchResult:
         complete, out_of_time, missed, roomier = True, False, None, None
         try:
             self._tick()
@@ -235,7 +226,7 @@ class _SearchRun:
             complete, out_of_time = False, True
         if self.first is not None and not complete:
             self._rank(self.first)
-        return SearchResult(
+        return result.SearchResult(
             tuple(self.best),
             tuple(self.simulated),
             replace(self._counts(), complete=complete, out_of_time=out_of_time),
@@ -311,9 +302,9 @@ class _SearchRun:
                 self.pruned += 1
             self._tick()
 
-    def _rank(self, candidate: SimulatedCandidate) -> None:
+    def _rank(self, candidate: result.SimulatedCandidate) -> None:
         """Add a candidate to the best, or let it replace the best of its family."""
-        others: Iterable[SimulatedCandidate] = (*self.best, candidate)
+        others: Iterable[result.SimulatedCandidate] = (*self.best, candidate)
         if self.families is not None:
             known = self.families.setdefault(candidate.family, candidate)
             self.families[candidate.family] = min(known, candidate, key=lambda each: each.rank)
@@ -328,19 +319,17 @@ class _SearchRun:
             self.space.time_s[numbers], self.space.computing_s[numbers], self.space.memory_bytes[numbers]
         )
         scores = self.objective.least(limits, self.space.gpus[numbers])
-        limit = [self._family_score(number) for number in numbers.tolist()]
+        limit = []
+        for number in numbers.tolist():
+            part, row = self.space.place(number)
+            gpus, tp, cp, ep, pp = (int(part.space.columns[name][row]) for name in result.FAMILY)
+            known = self.families.get((gpus, tp, cp, ep, pp))
+            limit.append(known.score if known else np.inf)
         promising: BoolArray = scores <= np.array(limit)
         vain = {int(number) for number in numbers[~promising]} - self.tried
         self.tried |= vain
         self.left, self.pruned = self.left - len(vain), self.pruned + len(vain)
         return numbers[promising]
-
-    def _family_score(self, number: int) -> float:
-        assert self.families is not None
-        part, row = self.space.place(number)
-        gpus, tp, cp, ep, pp = (int(part.space.columns[name][row]) for name in FAMILY)
-        known = self.families.get((gpus, tp, cp, ep, pp))
-        return known.score if known else np.inf
 
     def _try(self, asked: tuple[list[int], float], more_bytes: float = 0.0) -> list[CandidateTrial]:
         """Predict some candidates together, each of which is of use if its score is below the second of *asked*."""
@@ -363,7 +352,7 @@ class _SearchRun:
                 if prediction is None:
                     trials[number] = CandidateTrial(largest, refused=True)
                     continue
-                score = self.objective.score(ScoredPrediction(prediction, largest, strategy.layout.gpus))
+                score = self.objective.score(result.ScoredPrediction(prediction, largest, strategy.layout.gpus))
                 trials[number] = CandidateTrial(largest, prediction.step_s, score)
         return [trials[number] for number in numbers]
 
@@ -376,11 +365,11 @@ class _SearchRun:
                 return [None]
             return [prediction for strategy in strategies for prediction in self._predict(part, [strategy])]
 
-    def _candidate(self, number: int, trial: CandidateTrial) -> SimulatedCandidate:
+    def _candidate(self, number: int, trial: CandidateTrial) -> result.SimulatedCandidate:
         assert trial.step_s is not None
         part, row = self.space.place(number)
         strategy, bound_s = part.space.strategy(row), float(self.space.time_s[number])
-        return SimulatedCandidate(
+        return result.SimulatedCandidate(
             int(part.rows[row]), strategy, part.framework, trial.step_s, trial.memory_bytes, trial.score, bound_s
         )
 
@@ -393,7 +382,7 @@ class _SearchRun:
         numbers = np.unique(gpus).tolist()
         for number in numbers if len(numbers) > 1 else ():
             self._fastest(pool, gpus == number, gpus=number)
-        best: SimulatedCandidate | None = self.best[0]
+        best: result.SimulatedCandidate | None = self.best[0]
         slowest = SLOWEST * self.best[0].step_s
         for _ in range(MOST_OF_FRONT):
             if best is None:
@@ -409,7 +398,7 @@ class _SearchRun:
         gpus: int | None = None,
         most_bytes: float = np.inf,
         most_tried: float = np.inf,
-    ) -> SimulatedCandidate | None:
+    ) -> result.SimulatedCandidate | None:
         """Return the fastest with these *gpus* and this memory among those that *may*, of about *most_tried*."""
         before, numbers = len(self.simulated), np.flatnonzero(may)
         queue = self._queue(numbers, self.space.time_s[numbers])
@@ -423,7 +412,7 @@ class _SearchRun:
                 return best
             self._simulate(pool, numbers[indices].tolist())
 
-    def _explore_memory(self) -> tuple[MissedCandidate | None, SimulatedCandidate | None]:
+    def _explore_memory(self) -> tuple[result.MissedCandidate | None, result.SimulatedCandidate | None]:
         """Return the fastest candidate that does not fit, by its bound, and the best that more memory would allow.
 
         Both use as many GPUs as the best candidate.
@@ -433,7 +422,7 @@ class _SearchRun:
         self.space.bound(near, rough=True)
         return self._missed(near), self._roomier(near)
 
-    def _missed(self, near: IntArray) -> MissedCandidate | None:
+    def _missed(self, near: IntArray) -> result.MissedCandidate | None:
         """Return the candidate with the lowest bound that lacks memory, if that is below the bound of the best."""
         bound_s, space = self.best[0].bound_s, self.space
         indices = self._queue(near, space.time_s[near]).next(1, bound_s)
@@ -441,13 +430,13 @@ class _SearchRun:
             return None
         part, row = space.place(number)
         time_s, memory_bytes = space.time_s[number], space.memory_bytes[number]
-        return MissedCandidate(part.space.strategy(row), float(time_s), float(memory_bytes))
+        return result.MissedCandidate(part.space.strategy(row), float(time_s), float(memory_bytes))
 
-    def _roomier(self, near: IntArray) -> SimulatedCandidate | None:
+    def _roomier(self, near: IntArray) -> result.SimulatedCandidate | None:
         """Return the best candidate that fits with MORE_BYTES, of the first few by their bounds."""
         numbers = near[self.space.memory_bytes[near] <= self.capacity + MORE_BYTES]
         queue = self._queue(numbers, self.space.time_s[numbers])
-        best: SimulatedCandidate | None = None
+        best: result.SimulatedCandidate | None = None
         for _ in range(MOST_ROOMIER):
             worst = best.step_s if best and self.objective_name == "step" else np.inf
             indices = queue.next(1, worst)
@@ -486,9 +475,9 @@ class _SearchRun:
             return None
         return float(min([self.queue.least, *self.space.time_s[self.pending]]))
 
-    def _counts(self) -> SearchCounts:
+    def _counts(self) -> result.SearchCounts:
         unseen = self.queue.below(self._worst()) + len(self.pending) if self.queue else self.left
-        return SearchCounts(
+        return result.SearchCounts(
             self.considered,
             self.illegal,
             self.too_large,

@@ -21,6 +21,7 @@ import numpy as np
 from stepcast.cost.fits import default_fit
 from stepcast.cost.memory.stages import communicators, default_in_flight, fragmented_bytes, workspace_bytes
 from stepcast.cost.memory.states import orientations, piece_states
+from stepcast.cost.pace import slowest
 from stepcast.cost.power import cool_load
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
@@ -34,6 +35,7 @@ from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import StagePiece, pieces_of_stage
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.trainable import trained_shard
+from stepcast.searching import space as candidates
 from stepcast.searching.layers import (
     PartTime,
     block_kinds,
@@ -44,19 +46,6 @@ from stepcast.searching.layers import (
     part_loads,
     price_exchanges,
 )
-from stepcast.searching.space import (
-    LAYER,
-    LAYOUT,
-    PIECES,
-    SAVED,
-    STATES,
-    LazyColumn,
-    SpaceColumns,
-    SpacePart,
-    Tick,
-    find_legal,
-    pipeline_strategy,
-)
 
 # Weights are counted in whole numbers, which the parts of a stage round separately.
 ROUNDED_DOWN = 1.0 - 1e-6
@@ -66,9 +55,11 @@ PAIRING = ("ep", "pp", "vpp", "schedule", "overlap")
 ALONE, WITH_HEAD, WITH_BOTH, COOL = range(4)
 
 
-def bound_memory(columns: SpaceColumns, cluster: Cluster, framework: Framework) -> tuple[BoolArray, FloatArray]:
+def bound_memory(
+    columns: candidates.SpaceColumns, cluster: Cluster, framework: Framework
+) -> tuple[BoolArray, FloatArray]:
     """Return which candidates are legal, and lower bounds of their memory (infinite for the others)."""
-    legal = find_legal(columns, framework)
+    legal = candidates.find_legal(columns, framework)
     memory_bytes = np.full(len(legal), np.inf)
     if len(rows := np.flatnonzero(legal)):
         memory_bytes[rows] = _MemoryBounds(columns, cluster, framework).bytes(rows)
@@ -78,16 +69,16 @@ def bound_memory(columns: SpaceColumns, cluster: Cluster, framework: Framework) 
 class _MemoryBounds:
     """Lower bounds of the memory of the first stage."""
 
-    def __init__(self, columns: SpaceColumns, cluster: Cluster, framework: Framework) -> None:
+    def __init__(self, columns: candidates.SpaceColumns, cluster: Cluster, framework: Framework) -> None:
         self.columns, self.cluster, self.framework = columns, cluster, framework
         self.space, self.model = columns.space, columns.space.model
         self.kinds = block_kinds(self.model)
 
     def bytes(self, rows: IntArray) -> FloatArray:
         columns, overhead = self.columns, self.framework.overhead
-        states = columns.spread(rows, STATES, self._states)  # (fixed, gradients) x parts, then two more
-        counts = columns.spread(rows, (*PIECES, "micro_batches"), self._counts)
-        activations = columns.spread(rows, SAVED, self._activations)
+        states = columns.spread(rows, candidates.STATES, self._states)  # (fixed, gradients) x parts, then two more
+        counts = columns.spread(rows, (*candidates.PIECES, "micro_batches"), self._counts)
+        activations = columns.spread(rows, candidates.SAVED, self._activations)
         parts = len(self.kinds) + 2
         on_stage, in_flight = counts[:, :parts], counts[:, parts:]
         fixed = (states[:, :parts] * on_stage).sum(axis=1) * ROUNDED_DOWN
@@ -153,22 +144,26 @@ class _MemoryBounds:
 class TimeBounds:
     """Lower bounds of the times of *rows*, computed when they are asked for."""
 
-    def __init__(self, columns: SpaceColumns, cluster: Cluster, framework: Framework, rows: IntArray) -> None:
+    def __init__(
+        self, columns: candidates.SpaceColumns, cluster: Cluster, framework: Framework, rows: IntArray
+    ) -> None:
         self.columns, self.cluster, self.framework = columns, cluster, framework
         self.space, self.model = columns.space, columns.space.model
         self.kinds = block_kinds(self.model)
         self._known_counts: dict[tuple[int, ...], FloatArray] = {}
-        heat, names = np.full(len(self.space), COOL), (*LAYER, "several")
+        heat, names = np.full(len(self.space), COOL), (*candidates.LAYER, "several")
         heat[rows] = self._heat(rows)
         content, copies = self._first_stages(rows)
         several = (self.space.micro_batches > 1).astype(np.int64)
         columns.derived |= {"heat": heat, "several": several, "content": content, "copies": copies}
-        self.cool = LazyColumn(columns, rows, names, self._cool_cost)
-        self.hot = LazyColumn(columns, rows, (*names, "heat"), self._cost)
+        self.cool = candidates.LazyColumn(columns, rows, names, self._cool_cost)
+        self.hot = candidates.LazyColumn(columns, rows, (*names, "heat"), self._cost)
         if len(self.hot.first) > PRICED.most:
             raise ValueError(f"{PRICED.message}: fix some choices, or ask for fewer numbers of GPUs")
-        self.exchanged = LazyColumn(columns, rows, (*STATES, "copies", "content"), self._exchanged)
-        self.paired = LazyColumn(columns, rows, PAIRING, self._is_paired)
+        self.exchanged = candidates.LazyColumn(
+            columns, rows, (*candidates.STATES, "copies", "content"), self._exchanged
+        )
+        self.paired = candidates.LazyColumn(columns, rows, PAIRING, self._is_paired)
 
     @property
     def priced(self) -> int:
@@ -182,22 +177,30 @@ class TimeBounds:
         costs, batches = (self.cool if rough else self.hot).at(rows), self.space.micro_batches[rows] * 1.0
         exchanged, paired = self.exchanged.at(rows), self.paired.at(rows) > 0
         step_s, computing_s = np.zeros(len(rows)), np.zeros(len(rows))
-        pipelines: list[tuple[int, IntArray]] = self.columns.several(rows, PIECES)
+        pipelines: list[tuple[int, IntArray]] = self.columns.several(rows, candidates.PIECES)
         for first, here in pipelines:
-            counts = self._counts(first)
+            counts, uneven = self._counts(first), self._uneven(first, rows[here])
             kernels_s = costs[here, :, PartTime.KERNELS] @ counts.sum(axis=0)
-            computing_s[here] = batches[here] * kernels_s / self.space.columns["pp"][first]
+            computing_s[here] = uneven * batches[here] * kernels_s / self.space.columns["pp"][first]
             for is_paired in (False, True):
-                some = here[paired[here] == is_paired]
-                if len(some):
-                    step_s[some] = self._pipeline_s(
-                        first, counts, costs[some], batches[some], exchanged[some], is_paired
-                    )
+                which = paired[here] == is_paired
+                if len(some := here[which]):
+                    args = costs[some], batches[some], exchanged[some]
+                    step_s[some] = self._pipeline_s(first, counts, *args, uneven[which], is_paired)
         return step_s, computing_s
+
+    def _uneven(self, first: int, rows: IntArray) -> FloatArray:
+        """Return the least pace with the pipeline of row *first* over that of even stages, which wait for the slowest
+        GPU of all: the GPUs of one stage with more work may be the only ones that count.
+        """
+        stages = int(self.space.columns["pp"][first])
+        gpus, which = np.unique(self.space.columns["gpus"][rows], return_inverse=True)
+        least: FloatArray = np.array([slowest(int(count), stages) / slowest(int(count)) for count in gpus])[which]
+        return least
 
     def _counts(self, row: int) -> FloatArray:
         """Return ``count_parts``, computed once for each pipeline."""
-        key = tuple(int(self.space.columns[name][row]) for name in PIECES)
+        key = tuple(int(self.space.columns[name][row]) for name in candidates.PIECES)
         if key not in self._known_counts:
             self._known_counts[key] = count_parts(self.space, row)
         return self._known_counts[key]
@@ -253,10 +256,17 @@ class TimeBounds:
         return np.array(float(own or strategy.pairs_micro_batches))
 
     def _pipeline_s(
-        self, row: int, counts: FloatArray, costs: FloatArray, batches: FloatArray, exchanged: FloatArray, paired: bool
+        self,
+        row: int,
+        counts: FloatArray,
+        costs: FloatArray,
+        batches: FloatArray,
+        exchanged: FloatArray,
+        uneven: FloatArray,
+        paired: bool,
     ) -> FloatArray:
         """Return the bounds of candidates with the pieces and the schedule of *row*."""
-        strategy = pipeline_strategy(self.space, row)
+        strategy = candidates.pipeline_strategy(self.space, row)
         facts, stages, chunks = SCHEDULES[strategy.schedule], strategy.layout.pp, strategy.layout.vpp
         split, two_way = facts.splits_backward, facts.placement is PiecePlacement.TWO_WAY and stages > 1
 
@@ -288,7 +298,7 @@ class TimeBounds:
                 best = np.maximum(best, work_s - backwards_s + once_s / chunks)
         through_s = forward_s.sum(axis=1)
         lane_s = np.maximum(before_s + batches * each_s, through_s + batches * each_reduced_s)
-        longest: FloatArray = np.maximum(best, lane_s)
+        longest: FloatArray = np.maximum(uneven * best, lane_s)
         return longest
 
     # ---- gradients and weights -----------------------------------------------------------------------
@@ -297,8 +307,8 @@ class TimeBounds:
         """Return a number for each content of the first stage, and how many copies of the model there are."""
         content, copies = np.zeros(len(self.space), dtype=np.int64), np.ones(len(self.space), dtype=np.int64)
         known: dict[bytes, int] = {}
-        for first, here in self.columns.several(rows, PIECES):
-            strategy = pipeline_strategy(self.space, first)
+        for first, here in self.columns.several(rows, candidates.PIECES):
+            strategy = candidates.pipeline_strategy(self.space, first)
             facts, layout = SCHEDULES[strategy.schedule], strategy.layout
             own = list(facts.pieces_of_stage(0, layout.pp, layout.vpp))
             parts = self._counts(first)[own].sum(axis=0)
@@ -336,7 +346,8 @@ class CandidateBounds:
 
 # Rules of thumb that order candidates before their bounds are known.
 RECOMPUTE_WORK = {"none": 1.0, "selective": 1.02, "full": 4 / 3}
-COMMUNICATION_PER_DOUBLING = 0.03
+COMMUNICATION_PER_DOUBLING, BETWEEN_DOMAINS = 0.03, 5.0
+RIDGE_TOKENS = 300  # tokens of an expert that take as long to multiply as its weights to read: 989 TFLOP/s, 3.35 TB/s
 COMFORTABLE_SHARE = 0.85  # lower bounds of memory beyond this share of the capacity often do not fit
 
 
@@ -345,15 +356,15 @@ class BoundedCandidates:
 
     def __init__(
         self,
-        parts: Sequence[SpacePart],
+        parts: Sequence[candidates.SpacePart],
         cluster: Cluster,
         capacity: float,
         near: float,
         workers: int = 1,
-        tick: Tick | None = None,
+        tick: candidates.Tick | None = None,
     ) -> None:
-        self.parts, self.capacity = parts, capacity
-        columns = [SpaceColumns(part.space, workers, tick) for part in parts]
+        self.parts, self.capacity, self.domain_gpus = parts, capacity, cluster.domain_gpus
+        columns = [candidates.SpaceColumns(part.space, workers, tick) for part in parts]
         tables = [bound_memory(each, cluster, part.framework) for each, part in zip(columns, parts, strict=True)]
         self.legal = sum(int(legal.sum()) for legal, _ in tables)
         self.smallest_bytes = min(float(sizes.min(initial=np.inf)) for _, sizes in tables) if self.legal else None
@@ -388,7 +399,8 @@ class BoundedCandidates:
 
         The order decides which bounds are computed first when time is short. Full recomputation is a third more
         work, the bubble is (pp - 1) / (vpp x micro-batches) (Narayanan et al. 2021), and each doubling of the
-        ranks that exchange activations costs a little. Pipelines and shardings take turns.
+        ranks that exchange activations costs a little, more between NVLink domains. Experts with few tokens wait for
+        their weights. Pipelines and shardings take turns.
         """
         order: FloatArray = np.zeros(self.fitting)
         layout: IntArray = np.zeros(self.fitting, dtype=np.int64)
@@ -396,15 +408,20 @@ class BoundedCandidates:
         for which, part in enumerate(self.parts):
             here = np.flatnonzero(self.part[: self.fitting] == which)
             space, rows = part.space, self.row[here]
-            column = {name: space.column(name)[rows] for name in (*LAYOUT, "sharding", "vpp", "recompute")}
+            names = (*candidates.LAYOUT, "sharding", "vpp", "recompute", "micro_batch")
+            column = {name: space.column(name)[rows] for name in names}
             kinds = [getattr(each, "kind", each) for each in space.axes.recompute]
             work = np.array([RECOMPUTE_WORK[str(kind)] for kind in kinds])[column["recompute"]]
             bubble = (column["pp"] - 1) / (column["vpp"] * space.micro_batches[rows])
-            doublings = np.log2(column["tp"] * column["cp"] * column["ep"])
+            ranks = column["tp"] * column["cp"] * column["ep"]
+            doublings = np.log2(ranks) + BETWEEN_DOMAINS * np.log2(np.maximum(1, ranks / self.domain_gpus))
             order[here] = work * (1 + bubble) * (1 + COMMUNICATION_PER_DOUBLING * doublings)
+            if experts := space.model.experts:
+                tokens = column["micro_batch"] * space.seq * column["ep"] / (column["tp"] * column["cp"])
+                order[here] *= 1 + RIDGE_TOKENS * experts.count / (tokens * experts.top_k)
             turn[here] = column["pp"] * len(space.axes.sharding) + column["sharding"]
             layout[here] = turn[here]
-            for name in LAYOUT:
+            for name in candidates.LAYOUT:
                 layout[here] = layout[here] * (int(column[name].max(initial=0)) + 1) + column[name]
         order[self.memory_bytes[: self.fitting] > COMFORTABLE_SHARE * self.capacity] += RECOMPUTE_WORK["full"]
         ranked = np.argsort(order, kind="stable")
@@ -416,7 +433,7 @@ class BoundedCandidates:
         promising: IntArray = ranked[np.argsort(place, kind="stable")]
         return promising
 
-    def place(self, number: int) -> tuple[SpacePart, int]:
+    def place(self, number: int) -> tuple[candidates.SpacePart, int]:
         """Return the part of a candidate, and its row there."""
         return self.parts[int(self.part[number])], int(self.row[number])
 

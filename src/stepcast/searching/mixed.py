@@ -26,16 +26,9 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import SCHEDULES, PiecePlacement
 from stepcast.ir.strategy import Strategy
+from stepcast.searching import result
 from stepcast.searching.best import usable_memory_bytes
 from stepcast.searching.layers import PartTime, part_costs, part_layers
-from stepcast.searching.result import (
-    OBJECTIVES,
-    ScoredPrediction,
-    SearchCounts,
-    SearchResult,
-    SearchWatch,
-    SimulatedCandidate,
-)
 from stepcast.searching.space import LAYER, SpacePart
 
 # Objectives that rank like the step time if all GPUs are used.
@@ -83,10 +76,10 @@ def search_mixed(
     top: int = 10,
     objective: str = "step",
     most_bytes: float | None = None,
-    watch: SearchWatch | None = None,
+    watch: result.SearchWatch | None = None,
     most_s: float | None = None,
     reserve: float | None = None,
-) -> SearchResult:
+) -> result.SearchResult:
     """Return the *top* best of *parts* on both kinds of *cluster*, with stages placed and layers split.
 
     After *most_s* seconds the best so far is returned.
@@ -104,24 +97,24 @@ class _MixedSearch:
         top: int,
         objective: str,
         most_bytes: float | None,
-        watch: SearchWatch | None,
+        watch: result.SearchWatch | None,
         most_s: float | None,
         reserve: float | None,
     ) -> None:
         assert cluster.other is not None
         self.deadline = np.inf if most_s is None else time.monotonic() + most_s
         self.parts, self.cluster, self.top, self.watch = parts, cluster, top, watch
-        self.joined, self.objective = join_gpu_kinds(cluster), OBJECTIVES[objective]
+        self.joined, self.objective = join_gpu_kinds(cluster), result.OBJECTIVES[objective]
         self.kinds = (cluster, cluster.other)
         self.alone = tuple(replace(each, nodes=None, other=None) for each in self.kinds)
         self.limits = [usable_memory_bytes(each.gpu.memory_bytes, most_bytes, reserve) for each in self.kinds]
         self.costs: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = {}
         self.considered = sum(len(part.space) for part in parts)
         self.legal = self.too_large = 0
-        self.simulated: list[SimulatedCandidate] = []
-        self.best: list[SimulatedCandidate] = []
+        self.simulated: list[result.SimulatedCandidate] = []
+        self.best: list[result.SimulatedCandidate] = []
 
-    def run(self) -> SearchResult:
+    def run(self) -> result.SearchResult:
         order = sorted(self._candidates(), key=lambda each: (each.bound_s, each.number, each.kinds))
         left, complete, out_of_time = len(order), True, False
         try:
@@ -140,11 +133,11 @@ class _MixedSearch:
         counts = self._counts(left, complete)
         if not complete:
             counts = replace(counts, pruned=0, unseen=left, out_of_time=out_of_time)
-        return SearchResult(tuple(self.best), tuple(self.simulated), counts)
+        return result.SearchResult(tuple(self.best), tuple(self.simulated), counts)
 
-    def _counts(self, left: int, complete: bool) -> SearchCounts:
+    def _counts(self, left: int, complete: bool) -> result.SearchCounts:
         """Count each legal candidate twice, with either kind first."""
-        return SearchCounts(
+        return result.SearchCounts(
             self.considered + self.legal,
             self.considered - self.legal,
             self.too_large,
@@ -211,13 +204,13 @@ class _MixedSearch:
         slow = {stage: pace for stage, pace in enumerate(paces) if candidate.kinds[stage]}
         options = replace(DEFAULTS, conditions=replace(DEFAULTS.conditions, slow_stages=slow))
         prediction = predict(model, self.joined, strategy, framework, options)
-        simulated = SimulatedCandidate(
+        simulated = result.SimulatedCandidate(
             candidate.number,
             strategy,
             framework,
             prediction.step_s,
             max(sizes),
-            self.objective.score(ScoredPrediction(prediction, max(sizes), strategy.layout.gpus)),
+            self.objective.score(result.ScoredPrediction(prediction, max(sizes), strategy.layout.gpus)),
             candidate.bound_s,
             options,
             tuple(self.kinds[kind].gpu.name for kind in candidate.kinds),

@@ -158,11 +158,6 @@ def _least_energy(limits: CandidateBounds, gpus: IntArray) -> FloatArray:
     return np.where(np.isfinite(limits.time_s), energy, np.inf)
 
 
-def _energy(candidate: ScoredPrediction) -> float:
-    report = candidate.prediction.report
-    return candidate.gpus * report.step_s * node_watts(1.0, 1, 0.0, report.breakdown_s)
-
-
 _GPU_SECONDS = SearchObjective(
     lambda limits, gpus: limits.time_s * gpus, lambda candidate: candidate.prediction.step_s * candidate.gpus
 )
@@ -182,7 +177,10 @@ OBJECTIVES: dict[str, SearchObjective] = {
         lambda limits, _: np.where(np.isfinite(limits.time_s), limits.memory_bytes, np.inf),
         lambda candidate: candidate.memory_bytes,
     ),
-    "energy": SearchObjective(_least_energy, _energy),
+    "energy": SearchObjective(
+        _least_energy,
+        lambda one: one.gpus * one.prediction.step_s * node_watts(1.0, 1, 0.0, one.prediction.breakdown_s),
+    ),
 }
 
 

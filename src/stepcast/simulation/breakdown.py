@@ -113,7 +113,9 @@ def _find_entries(run: Run, calculator: "_CallTimes") -> tuple[list[tuple[int, F
     free or an input there makes no difference.
     """
     program = run.program
-    earliest_s = -np.array([calculator.non_compute_s(segment) for segment in program.segments])
+    # What segments spend outside computation.
+    other_s = [[repeat * calculator.other_s[piece] for piece, repeat in segment.chain] for segment in program.segments]
+    earliest_s = -np.array(list(map(sum, other_s)), np.float64)
     entries = run.entry_s - run.entry_s[:, COMPUTE : COMPUTE + 1]
     entries = np.maximum(entries, earliest_s[program.segment, None])
     chain = program.call_chains[:, None].astype(np.float64)
@@ -145,10 +147,6 @@ class _CallTimes:
             for lane in range(1, len(lanes.lanes))
             if lanes.receives or lanes.group(lane) is not Group.PP
         }
-
-    def non_compute_s(self, segment: Segment) -> float:
-        """Return the seconds that a segment spends outside computation."""
-        return sum(repeat * self.other_s[piece] for piece, repeat in segment.chain)
 
     def split_call(self, segment: Segment, entry: FloatArray) -> tuple[FloatArray, float]:
         """Return the columns of a call of *segment*, and the time that it waits for inputs."""

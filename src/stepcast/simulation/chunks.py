@@ -86,8 +86,8 @@ class Chunk:
         return frozenset().union(*[ops.awaited for blocks in self.slots.values() for ops, _ in blocks])
 
 
-def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> dict[ChunkPlace, Chunk]:
-    """Return the layers of every chunk of *schedule*."""
+def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> tuple[list[Chunk], tuple[int, ...]]:
+    """Return the different chunks of *schedule*, and the number of that of each place, chunk by chunk of each stage."""
     copies = model_copies(schedule)
     if not workload.uniform:
         if len(workload.stages) != len(copies[0]):
@@ -96,15 +96,24 @@ def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> dict[Chu
             )
         # Stages that are one object run the same: so do their chunks.
         distinct = {id(stage): stage for stage in workload.stages}
-        known = {number: _make_chunk(stage, workload, schedule) for number, stage in distinct.items()}
-        chunks = [known[id(stage)] for stage in workload.stages]
-        return {place: chunk for copy in copies for place, chunk in zip(copy, chunks, strict=True)}
+        number = {key: index for index, key in enumerate(distinct)}
+        own = [number[id(stage)] for stage in workload.stages]
+        chunks = [_make_chunk(stage, workload, schedule) for stage in distinct.values()]
+        return chunks, tuple([own[position] for position in find_positions(schedule)])
     whole = _make_chunk(workload.stages[0], workload, schedule)
     if body is Body.MODEL:
-        chunks = _split_chunk(whole, len(copies[0]))
-        return {place: chunk for copy in copies for place, chunk in zip(copy, chunks, strict=True)}
+        return _split_chunk(whole, len(copies[0])), find_positions(schedule)
     chunks = _split_chunk(whole, schedule.chunks // len(copies))
-    return {place: chunks[place.chunk % len(chunks)] for copy in copies for place in copy}
+    return chunks, tuple([chunk % len(chunks) for chunk in range(schedule.chunks)]) * schedule.stages
+
+
+@lru_cache(maxsize=256)
+def find_positions(schedule: Schedule) -> tuple[int, ...]:
+    """Return the position in the model of each place, chunk by chunk of each stage. The chunks of a stage follow one
+    another in the model, or belong to one copy of it after the other.
+    """
+    position = {place: index for copy in model_copies(schedule) for index, place in enumerate(copy)}
+    return tuple([position[place] for place in sorted(position)])
 
 
 @lru_cache(maxsize=256)

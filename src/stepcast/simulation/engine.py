@@ -1,22 +1,23 @@
 """The folded engine: in-order lanes with fixed durations are a max-plus linear system.
 
 A segment is a small matrix (``fold``), built once however often it is called; a call is one matrix-vector product in
-(max, +). A compiled kernel runs one call after the other; numpy, which gives the same bits, computes calls at the same
-level of the dependency graph together, of one program or of many. The times of single tasks are computed afterwards,
-and only when asked for.
+(max, +). Compiled kernels compute one matrix and one call after the other; numpy, which gives the same bits, all
+matrices and the calls at the same level of the dependency graph together. The times of single tasks are computed
+afterwards, and only when asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.simulation.fold import Chain, Fold, lanes_read
-from stepcast.simulation.program import CallTable, Program, Times
-from stepcast.simulation.segments import Piece, Shape
+from stepcast.simulation.program import Program, Times
+from stepcast.simulation.segments import Piece
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,60 +49,160 @@ def simulate(program: Program, seconds: FloatArray | None = None, maps: FloatArr
     ProgramError if calls wait for each other in a circle.
     """
     prices = program.price_costs() if seconds is None else seconds
-    fold = program.fold
-    if maps is None:
-        maps = fold.maps(prices)
-    left_s = _run(program.table, maps, program.call_chains, fold.read)
+    table = program.table
+    _counted[0] += table.calls + PREPARING
+    is_worth_it = _counted[0] > WORTH_COMPILING
+    fold = compile_function(_fold_chains) if is_worth_it else None
+    run = compile_function(_run_calls) if is_worth_it else None
+    if fold is None or run is None:
+        if maps is None:
+            maps = program.fold.maps(prices)
+        by_column = np.ascontiguousarray(maps.transpose(1, 2, 0))
+        lanes = maps.shape[1] - program.inputs
+        left_s = table.plan(lanes, len(maps) - lanes).sweep(by_column, program.call_chains)
+    else:
+        if maps is None:
+            outputs = max([segment.outputs for segment in program.segments], default=0)
+            by_chain = fold(*program.packed, prices, len(program.lanes), program.inputs, outputs)
+        else:
+            by_chain = np.ascontiguousarray(maps.transpose(2, 1, 0))
+        left_s = np.zeros((table.calls + 1, by_chain.shape[2]))
+        waiting = np.full((2, max(table.calls, table.ranks)), -1, np.int64)
+        state = np.stack([table.rank_start[:-1], np.arange(table.ranks)])
+        arrays = (table.rank_start, table.rank, table.previous, table.source_call, table.source_port)
+        if run(*arrays, program.call_chains, by_chain, left_s, waiting, state) < table.calls:
+            _ = table.levels  # names the calls that wait for each other
+        maps = by_chain.transpose(2, 1, 0)
     return Run(program, prices, maps, left_s, float(left_s.max(initial=0.0)))
 
 
-def _run(table: CallTable, maps: FloatArray, chain: IntArray, lanes: int) -> FloatArray:
-    """Return (1 + calls) x rows: what each call leaves behind, whose *chain* has one of the *maps*."""
-    kernel = compile_function(_run_calls) if _is_worth_compiling(table.calls) else None
-    _counted[0] += table.calls
-    if kernel is None:
-        by_column = np.ascontiguousarray(maps.transpose(1, 2, 0))
-        return table.plan(lanes, len(maps) - lanes).sweep(by_column, chain)
-    left_s = np.zeros((table.calls + 1, len(maps)))
-    waiting = np.full((2, max(table.calls, table.ranks)), -1, np.int64)
-    state = np.stack([table.rank_start[:-1], np.arange(table.ranks)])
-    arrays = (table.rank_start, table.rank, table.previous, table.source_call, table.source_port)
-    by_chain = np.ascontiguousarray(maps.transpose(2, 1, 0))
-    if kernel(*arrays, chain, by_chain, lanes, left_s, waiting, state) < table.calls:
-        _ = table.levels  # names the calls that wait for each other
-    return left_s
-
-
-WORTH_COMPILING = 2**17
-"""Calls that numpy runs before the kernel is loaded: that takes 0.3 s, as long as numpy does for them."""
+WORTH_COMPILING, PREPARING = 2**17, 2**11
+"""Calls that numpy runs before the kernels are loaded: that takes 0.3 s, as long as numpy does for them and for
+preparing each program, which takes as long as so many calls."""
 _counted = [0]
 
 
-def _is_worth_compiling(calls: int) -> bool:
-    """Return whether the compiled kernel runs so many *calls*, after those that were run before."""
-    return _counted[0] + calls > WORTH_COMPILING and compile_function(_run_calls) is not None
-
-
 @cache
-def compile_function(function: Callable[..., int]) -> Callable[..., int] | None:
+def compile_function(function: Callable[..., Result]) -> Callable[..., Result] | None:
     """Return *function* compiled by numba, which is imported only here; None where it is not installed."""
     try:
         import numba
     except ImportError:
         return None
-    uncached: Callable[..., int] = numba.njit(function)
+    uncached: Callable[..., Result] = numba.njit(function)
     try:
-        cached: Callable[..., int] = numba.njit(cache=True)(function)
+        cached: Callable[..., Result] = numba.njit(cache=True)(function)
     except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
         return uncached
 
-    def kernel(*arguments: object) -> int:
+    def kernel(*arguments: object) -> Result:
         try:
             return cached(*arguments)
         except OSError:  # compiled but not cached, as on a full disk; it has not run yet
             return uncached(*arguments)
 
     return kernel
+
+
+def _fold_chains(
+    sizes: IntArray,
+    shapes: IntArray,
+    lengths: IntArray,
+    parts: IntArray,
+    read: IntArray,
+    seconds: FloatArray,
+    lanes: int,
+    inputs: int,
+    outputs: int,
+) -> FloatArray:
+    """Return chains x columns x rows: what ``Fold.maps`` computes.
+
+    *sizes* are pieces x (touched lanes, inputs, outputs, ops), *shapes* their ``Shape.packed`` end to end, *lengths*
+    the number of pieces of each chain, *parts* those pieces with their repeats, and *read* the lanes of ``lanes_read``.
+    """
+
+    def multiply(two: FloatArray, one: FloatArray, size: int) -> None:
+        """Replace *one* by itself followed by *two*."""
+        product = np.full((size, size), -np.inf)
+        for row in range(size):
+            for middle in range(size):
+                if two[row, middle] > -np.inf:
+                    for column in range(size):
+                        product[row, column] = max(product[row, column], two[row, middle] + one[middle, column])
+        one[:size, :size] = product
+
+    width, most_nodes = 1, 1
+    for piece in range(len(sizes)):
+        width = max(width, sizes[piece, 0] + max(sizes[piece, 1], sizes[piece, 2]))
+        most_nodes = max(most_nodes, sizes[piece, 0] + sizes[piece, 1] + sizes[piece, 3])
+    matrices = np.full((len(sizes), width, width), -np.inf)
+    first_lane = np.zeros(len(sizes), np.int64)
+    values = np.zeros((most_nodes, width))
+    place, first_op = 0, 0
+    for piece in range(len(sizes)):
+        touched, entries, ops = sizes[piece, 0], sizes[piece, 0] + sizes[piece, 1], sizes[piece, 3]
+        first_lane[piece] = place
+        counts = place + touched
+        place = counts + ops
+        values[:entries, :entries] = -np.inf
+        for entry in range(entries):
+            values[entry, entry] = 0.0
+        for op in range(ops):
+            latest = values[entries + op]
+            latest[:entries] = -np.inf
+            for _ in range(shapes[counts + op]):
+                node = shapes[place]
+                place += 1
+                for entry in range(entries):
+                    latest[entry] = max(latest[entry], values[node, entry])
+            for entry in range(entries):
+                latest[entry] += seconds[first_op + op]
+        for row in range(touched + sizes[piece, 2]):
+            matrices[piece, row, :entries] = values[shapes[place], :entries]
+            place += 1
+        first_op += ops
+    columns = len(read) + inputs
+    maps = np.full((len(lengths), columns, len(read) + outputs), -np.inf)
+    state, after = np.zeros((lanes + inputs, columns)), np.zeros((width, columns))
+    power, result = np.zeros((width, width)), np.zeros((width, width))
+    start = 0
+    for chain in range(len(lengths)):
+        state[:] = -np.inf
+        for column in range(columns):
+            state[read[column] if column < len(read) else lanes + column - len(read), column] = 0.0
+        given = len(read)
+        for part in range(start, start + lengths[chain]):
+            piece, repeat = parts[part, 0], parts[part, 1]
+            touched, rows = sizes[piece, 0], sizes[piece, 0] + sizes[piece, 2]
+            matrix = matrices[piece]
+            if repeat > 1:
+                power[:] = matrix
+                matrix, has_begun = result, False
+                while repeat > 0:
+                    if repeat & 1 and has_begun:
+                        multiply(power, result, touched)
+                    elif repeat & 1:
+                        result[:], has_begun = power, True
+                    repeat >>= 1
+                    if repeat > 0:
+                        multiply(power, power, touched)
+            after[:rows] = -np.inf
+            for entry in range(touched + sizes[piece, 1]):
+                lane = shapes[first_lane[piece] + entry] if entry < touched else lanes + entry - touched
+                for row in range(rows):
+                    if matrix[row, entry] > -np.inf:
+                        for column in range(columns):
+                            after[row, column] = max(after[row, column], matrix[row, entry] + state[lane, column])
+            for row in range(rows):
+                if row < touched:
+                    state[shapes[first_lane[piece] + row]] = after[row]
+                else:
+                    maps[chain, :, given] = after[row]
+                    given += 1
+        for row in range(len(read)):
+            maps[chain, :, row] = state[read[row]]
+        start += lengths[chain]
+    return maps
 
 
 def _run_calls(
@@ -112,7 +213,6 @@ def _run_calls(
     source_port: Any,
     chain: Any,
     maps: Any,
-    lanes: int,
     left_s: Any,
     waiting: Any,
     state: Any,
@@ -123,6 +223,7 @@ def _run_calls(
     the first rank that waits for each call, and for each rank the next one that waits for the same.
     """
     rows, inputs = maps.shape[2], source_call.shape[1]
+    lanes = maps.shape[1] - inputs
     height, finished = state.shape[1], 0
     while height > 0:
         height -= 1
@@ -217,92 +318,6 @@ def _unfold_entries(run: Run) -> FloatArray:
     return entry_s
 
 
-# Many programs in one pass, for their ends alone. A level of one program has too few calls to keep a processor busy, so
-# calls of the same level of all programs are computed together. Each program ends as if run by itself; those of fewer
-# lanes, inputs or outputs are padded with columns and rows of minus infinity.
-
-MOST_CALLS = 2**18
-"""The most calls that are run together, unless one program has more: tens of megabytes."""
-PricedProgram = tuple[Program, FloatArray]
-"""A program with the price of each of its costs."""
-NOTHING: Mapping[int, IntArray] = {}
-
-
-def makespans_together(
-    programs: Sequence[PricedProgram], watched: Mapping[int, IntArray] = NOTHING
-) -> tuple[list[float], dict[int, float]]:
-    """Return when each program ends, and the shifts of those *watched* (2 x places of calls in the program's order):
-    by how much later the second calls leave everything than the first, where that is one number.
-    """
-    ends_s, shifts_s = [0.0] * len(programs), dict[int, float]()
-    for part in _split_programs([program.calls for program, _ in programs]):
-        own = {index: watched[number] for index, number in enumerate(part) if number in watched}
-        part_ends_s, part_shifts_s = _makespans_s([programs[number] for number in part], own)
-        for index, number in enumerate(part):
-            ends_s[number] = part_ends_s[index]
-            if index in part_shifts_s:
-                shifts_s[number] = part_shifts_s[index]
-    return ends_s, shifts_s
-
-
-def _split_programs(calls: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers of programs that run together: long ones with long ones, which have as many levels."""
-    part: list[int] = []
-    total = 0
-    for number in sorted(range(len(calls)), key=lambda number: -calls[number]):
-        if part and total + calls[number] > MOST_CALLS:
-            yield part
-            part, total = [], 0
-        if calls[number]:
-            part.append(number)
-            total += calls[number]
-    if part:
-        yield part
-
-
-def _makespans_s(
-    programs: Sequence[PricedProgram], watched: Mapping[int, IntArray]
-) -> tuple[list[float], dict[int, float]]:
-    # Programs of the same segments with the same seconds have the same matrices.
-    known: dict[tuple[int, int], int] = {}
-    which = [known.setdefault((id(program.chains), id(seconds)), len(known)) for program, seconds in programs]
-    own = [programs[which.index(number)] for number in range(len(known))]
-    fold = _fold_programs([program for program, _ in own])
-    maps, lanes = fold.maps(np.concatenate([seconds for _, seconds in own])), fold.read
-    first_chains = np.cumsum([0, *[len(program.chains) for program, _ in own]])[which].tolist()
-    table = _join_tables([program for program, _ in programs], first_chains, maps.shape[1] - lanes)
-    left_s = _run(table, maps, table.segment, lanes)
-    starts = np.cumsum([0, *[program.calls for program, _ in programs[:-1]]])
-    ends_s: list[float] = np.maximum(np.maximum.reduceat(left_s[1:].max(axis=1), starts), 0.0).tolist()
-    shifts_s = {}
-    for number, calls in watched.items():
-        if shift_s := find_shift_s(left_s, starts[number] + calls, maps, table.segment, lanes):
-            shifts_s[number] = shift_s
-    return ends_s, shifts_s
-
-
-def _join_tables(programs: Sequence[Program], first_chains: Sequence[int], inputs: int) -> CallTable:
-    """Return the calls of all programs as one table, whose segments are the chains of all, with so many *inputs*."""
-    tables = [program.table for program in programs]
-    sizes = [table.calls for table in tables]
-    starts: IntArray = np.cumsum([0, *sizes[:-1]])
-
-    def pad(part: IntArray) -> IntArray:
-        missing = inputs - part.shape[1]
-        return np.pad(part, ((0, 0), (0, missing)), constant_values=-1) if missing else part
-
-    sources = np.concatenate([pad(table.source_call) for table in tables])
-    joined = CallTable(
-        np.concatenate([[0], *[start + table.rank_start[1:] for start, table in zip(starts, tables, strict=True)]]),
-        np.concatenate([program.call_chains + first for program, first in zip(programs, first_chains, strict=True)]),
-        np.where(sources >= 0, sources + np.repeat(starts, sizes)[:, None], -1),
-        np.concatenate([pad(table.source_port) for table in tables]),
-    )
-    if not _is_worth_compiling(joined.calls):
-        joined.__dict__["levels"] = np.concatenate([table.levels for table in tables])
-    return joined
-
-
 def find_shift_s(
     left_s: FloatArray, watched: IntArray, maps: FloatArray, chain: IntArray, lanes: int, slack_s: float = 0.0
 ) -> float:
@@ -319,16 +334,3 @@ def find_shift_s(
     moves = np.abs(second - (first + shift_s)) <= slack_s if slack_s else second == first + shift_s
     moves[:, :lanes] |= stays & (second == first)[:, :lanes]
     return shift_s if shift_s > 0 and moves.all() else 0.0
-
-
-def _fold_programs(programs: Sequence[Program]) -> Fold:
-    shapes: list[Shape] = []
-    chains: list[Chain] = []
-    reads: list[IntArray] = []
-    for program in programs:
-        first = len(shapes)
-        shapes += program.shapes
-        chains += [tuple([(first + piece, repeat) for piece, repeat in chain]) for chain in program.chains]
-        read = lanes_read(len(program.lanes), program.shapes, program.chains, program.has_delays)
-        reads += [read] * len(program.chains)
-    return Fold(max(len(program.lanes) for program in programs), shapes, chains, reads)

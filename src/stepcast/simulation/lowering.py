@@ -262,7 +262,7 @@ class _PieceBuilder:
             stores += (self.lanes.read,)
         if op.group is None:
             after += self._issue(number, op)
-            registers += (done, *self._input_register(stream))
+            registers += (done,) if self.begun[stream] else (done, self.lanes.given(stream))
             index = self._append(op, number, COMPUTE, after, registers, (done, *stores))
             self.begun[stream] = True
             self.awaited.pop(stream, None)
@@ -275,7 +275,11 @@ class _PieceBuilder:
             # A slot of a pair holds up the other while it waits for anything but its experts.
             stops_both = op.blocking and self.streams > 1 and op.group not in PAIRED
             if op.blocking:
-                registers += self._first_registers(stream)
+                if not self.begun[stream]:
+                    # The input of the slot, and the computation of whatever ran before it; interleaved slots are one
+                    # piece, so that what came before is known.
+                    registers += (self.lanes.given(stream), self.lanes.turn if self.streams == 1 else COMPUTE)
+                    self.begun[stream] = True
                 stores += (done,)
             if stops_both:
                 registers += (COMPUTE,)
@@ -310,20 +314,6 @@ class _PieceBuilder:
             return ()
         self.ops.append(TimedOp("issue", CostSlot(self.count + number), host, lanes=(self.lanes.read,)))
         return (len(self.ops) - 1,)
-
-    def _input_register(self, stream: int) -> tuple[int, ...]:
-        return () if self.begun[stream] else (self.lanes.given(stream),)
-
-    def _first_registers(self, stream: int) -> tuple[int, ...]:
-        """Return what a blocking communication waits for that is the first op of its stream: the input of the slot,
-        and the computation of whatever ran before the slot.
-        """
-        if self.begun[stream]:
-            return ()
-        given = self._input_register(stream)
-        self.begun[stream] = True
-        # Interleaved slots are one piece, so that what came before is known.
-        return (*given, self.lanes.turn if self.streams == 1 else COMPUTE)
 
     def _find_named_waits(self, stream: int, op: OpFeatures) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ops of this piece that *op* names, and the registers of those that were issued earlier."""
@@ -385,12 +375,32 @@ class PieceFactory:
         self._pieces: dict[tuple[object, ...], Piece] = {}
 
     def make_begin(self, streams: int) -> Piece:
-        """Return the begin of a slot, or of two that are interleaved: input k is what stream k needs."""
-        return self._find(("begin", streams), lambda: _build_begin(self.lanes, streams))
+        """Return the begin of a slot, or of two that are interleaved: input k is what stream k needs. A pair begins
+        when the inputs of both have come (deepseek-ai/DualPipe, _forward_backward_chunk).
+        """
+
+        def build() -> Piece:
+            lanes, every = self.lanes, tuple(range(streams))
+            ops = [TimedOp("turn", 0.0, NO_LANE, lanes=(COMPUTE,), stores=(lanes.turn,))]
+            for stream in every:
+                ops.append(TimedOp("given", 0.0, NO_LANE, inputs=every, stores=(lanes.given(stream),)))
+                ops.append(TimedOp("fresh", 0.0, NO_LANE, lanes=(lanes.begin,), stores=(lanes.done(stream),)))
+            return Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
+
+        return self._find(("begin", streams), build)
 
     def make_end(self, streams: int) -> Piece:
-        """Return the end: output k is what stream k produced, or its input if it produced nothing."""
-        return self._find(("end", streams), lambda: _build_end(self.lanes, streams))
+        """Return the end: output k is what stream k produced, or its input if it produced nothing. A pair sends both
+        results when both are there, as in DualPipe's code.
+        """
+
+        def build() -> Piece:
+            lanes, every = self.lanes, range(streams)
+            waits = (*map(lanes.done, every), *map(lanes.given, every), lanes.turn)
+            ops = [TimedOp("made", 0.0, NO_LANE, lanes=waits, stores=(lanes.done(stream),)) for stream in every]
+            return Piece.of("end", ops, lanes=lanes.count, outputs=every)
+
+        return self._find(("end", streams), build)
 
     def make_layers(
         self, sequences: tuple[OpSequence, ...], continues: bool = False, streams: tuple[int, ...] = ()
@@ -469,23 +479,6 @@ class PieceFactory:
 def piece_factory(terms: LoweringTerms) -> PieceFactory:
     """Return the one factory for *terms*, with the pieces that it has made."""
     return PieceFactory(terms)
-
-
-def _build_begin(lanes: Lanes, streams: int) -> Piece:
-    """A pair begins when the inputs of both have come (deepseek-ai/DualPipe, _forward_backward_chunk)."""
-    ops = [TimedOp("turn", 0.0, NO_LANE, lanes=(COMPUTE,), stores=(lanes.turn,))]
-    every = tuple(range(streams))
-    for stream in every:
-        ops.append(TimedOp("given", 0.0, NO_LANE, inputs=every, stores=(lanes.given(stream),)))
-        ops.append(TimedOp("fresh", 0.0, NO_LANE, lanes=(lanes.begin,), stores=(lanes.done(stream),)))
-    return Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
-
-
-def _build_end(lanes: Lanes, streams: int) -> Piece:
-    """A pair sends both results when both are there, as in DualPipe's code."""
-    waits = (*map(lanes.done, range(streams)), *map(lanes.given, range(streams)), lanes.turn)
-    ops = [TimedOp("made", 0.0, NO_LANE, lanes=waits, stores=(lanes.done(stream),)) for stream in range(streams)]
-    return Piece.of("end", ops, lanes=lanes.count, outputs=range(streams))
 
 
 def _run_alone_s(ops: Sequence[IssuedOp], seconds: Seconds, factor: float) -> float:

@@ -16,21 +16,7 @@ import numpy as np
 from stepcast.ir.arrays import BoolArray, IntArray, distinct
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.identity import ByIdentity
-from stepcast.simulation.messages import (
-    DEFAULT_MICRO_BATCH,
-    FREE,
-    CallContext,
-    CallFrame,
-    Messages,
-    MessageSignal,
-    Send,
-    SlotKind,
-    WireEnd,
-    build_frame,
-    find_passage,
-    frame_template,
-    template_messages,
-)
+from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 from stepcast.simulation.segments import Cost, Piece, ProgramError, Segment, TimedOp
@@ -58,7 +44,7 @@ class Round:
         return RoundTemplate(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
 
 
-Slots = tuple[SlotKind, ...]
+Slots = tuple[wiring.SlotKind, ...]
 """The one or two slots of a call."""
 
 
@@ -69,7 +55,7 @@ class SlotCall(NamedTuple):
     slots: Slots
     before: Slots
     after: Slots
-    frame: CallFrame
+    frame: wiring.CallFrame
 
     def key(self, same: Sequence[int], chunks: int) -> object:
         """Return a key that is equal for calls that run the same; *same* numbers what each of *chunks* a stage runs."""
@@ -107,48 +93,55 @@ class PipelineTemplate(CallTable):
 
     kinds: tuple[PipelineCall, ...] = ()
     chunks: int = 1
-    mode: Send = Send.EAGER
+    mode: wiring.Send = wiring.Send.EAGER
     before: tuple[RoundTemplate, ...] = ()
     after: tuple[RoundTemplate, ...] = ()
     is_uniform: bool = True  # all micro-batches run the same
-    _distinct: dict[tuple[int, ...], tuple[list[PipelineCall], IntArray]] = field(
+    _distinct: dict[tuple[tuple[int, ...], ...], tuple[list[PipelineCall], IntArray]] = field(
         default_factory=dict, init=False, repr=False
     )
 
-    def distinct_kinds(self, same: tuple[int, ...]) -> tuple[list[PipelineCall], IntArray]:
+    def distinct_kinds(self, same: tuple[int, ...], turns: tuple[int, ...]) -> tuple[list[PipelineCall], IntArray]:
         """Return the kinds of calls that run something different, and for each kind its index among them.
 
-        *same* has equal numbers for places that run the same, chunk by chunk of each stage.
+        *same* has equal numbers for places that run the same, chunk by chunk of each stage; *turns* for stages that run
+        the same in rounds.
         """
-        if same not in self._distinct:
+        if (same, turns) not in self._distinct:
+            waits = [dict(template.waits) for template in (*self.before, *self.after)]
             number: dict[object, int] = {}
             kinds: list[PipelineCall] = []
             which = []
             for kind in self.kinds:
-                key = kind.key(same, self.chunks) if isinstance(kind, SlotCall) else kind
+                key: object = kind
+                if isinstance(kind, SlotCall):
+                    key = kind.key(same, self.chunks)
+                elif isinstance(kind, RoundCall) and turns:
+                    others = len(waits[kind.number].get(kind.stage, ()))
+                    key = (RoundCall(kind.number, turns[kind.stage]), others)
                 index = number.setdefault(key, len(kinds))
                 if index == len(kinds):
                     kinds.append(kind)
                 which.append(index)
-            self._distinct[same] = kinds, np.array(which, np.int64)
-        return self._distinct[same]
+            self._distinct[same, turns] = kinds, np.array(which, np.int64)
+        return self._distinct[same, turns]
 
 
 @lru_cache(maxsize=512)
 def build_template(
     schedule: Schedule,
-    mode: Send,
+    mode: wiring.Send,
     representatives: tuple[int, ...],
     before: tuple[RoundTemplate, ...],
     after: tuple[RoundTemplate, ...],
 ) -> PipelineTemplate:
     """Build the calls of *schedule*; *representatives* has for each micro-batch the one it runs the same as."""
     builder = _TemplateBuilder(schedule, mode, before, after)
-    builder.add_stages(representatives or (DEFAULT_MICRO_BATCH,) * schedule.micro_batches)
+    builder.add_stages(representatives or (wiring.DEFAULT_MICRO_BATCH,) * schedule.micro_batches)
     builder.give_signals()
-    if mode is Send.RENDEZVOUS:
+    if mode is wiring.Send.RENDEZVOUS:
         builder.add_channels()
-    return builder.build(set(representatives) <= {DEFAULT_MICRO_BATCH})
+    return builder.build(set(representatives) <= {wiring.DEFAULT_MICRO_BATCH})
 
 
 @lru_cache(maxsize=128)
@@ -158,7 +151,7 @@ def reschedule(template: CallTable, schedule: Schedule) -> CallTable | None:
     """
     if not isinstance(template, PipelineTemplate) or not template.is_uniform:
         return None
-    representatives = (DEFAULT_MICRO_BATCH,) * schedule.micro_batches
+    representatives = (wiring.DEFAULT_MICRO_BATCH,) * schedule.micro_batches
     other = build_template(schedule, template.mode, representatives, template.before, template.after)
     return other if other.kinds == template.kinds else None
 
@@ -175,20 +168,20 @@ class _SlotCalls(NamedTuple):
     is_used: BoolArray  # calls x 2: whether there is such a slot
 
 
-def _find_calls(schedule: Schedule, mode: Send, representative: IntArray) -> _SlotCalls:
+def _find_calls(schedule: Schedule, mode: wiring.Send, representative: IntArray) -> _SlotCalls:
     """Return the calls of all slots. Blocking messages add an empty call at each end of a stage, in which the first
     receive is posted and the last send passes.
     """
     slots, stage, code, batches = _number_slots(schedule, representative)
     before = after = np.zeros_like(code)
-    if mode is Send.BLOCKING:
+    if mode is wiring.Send.BLOCKING:
         ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
         # Where one stage ends and the next begins, its own end comes first.
         bounds = np.concatenate([ends[1:], ends[:-1]])
         batches = np.insert(batches, bounds, batches[np.concatenate([ends[1:] - 1, ends[:-1]])], axis=0)
         code = np.insert(code, bounds, 0)
         stage = np.insert(stage, bounds, np.tile(np.arange(schedule.stages), 2))
-    if mode is not Send.EAGER:
+    if mode is not wiring.Send.EAGER:
         last = np.append(stage[1:] != stage[:-1], True)
         after = np.where(last, 0, np.roll(code, -1))
         before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
@@ -211,7 +204,7 @@ def _number_slots(schedule: Schedule, representative: IntArray) -> tuple[list[Sl
     ending = np.where(action == SlotAction.WEIGHT, SlotAction.BACKWARD, action)
     ends = (stage * len(SlotAction) + ending) * schedule.chunks + chunk
     last[len(action) - 1 - distinct(ends[::-1]).first] = True
-    different, _, which = distinct(representative - DEFAULT_MICRO_BATCH)
+    different, _, which = distinct(representative - wiring.DEFAULT_MICRO_BATCH)
     slot = 1 + (((action * schedule.chunks + chunk) * 2 + first) * 2 + last) * len(different) + which[batch]
     second = np.concatenate([[False], with_next[:-1] > 0])
     starts = np.flatnonzero(~second)
@@ -223,9 +216,9 @@ def _number_slots(schedule: Schedule, representative: IntArray) -> tuple[list[Sl
         number = number * (slot.max() + 1) + np.where(paired, slot[partner], 0)
     _, where, code = distinct(number)
 
-    def describe(i: int) -> SlotKind:
+    def describe(i: int) -> wiring.SlotKind:
         actions = SlotAction(action[i]), int(chunk[i])
-        return SlotKind(*actions, bool(first[i]), bool(last[i]), int(representative[batch[i]]))
+        return wiring.SlotKind(*actions, bool(first[i]), bool(last[i]), int(representative[batch[i]]))
 
     pairs = [range(start, start + 1 + int(with_next[start])) for start in starts[where].tolist()]
     kinds: list[Slots] = [(), *[tuple([describe(i) for i in pair]) for pair in pairs]]
@@ -236,7 +229,7 @@ class _TemplateBuilder:
     """Lays the calls of all ranks out and binds their inputs to the calls that give the signals."""
 
     def __init__(
-        self, schedule: Schedule, mode: Send, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]
+        self, schedule: Schedule, mode: wiring.Send, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]
     ) -> None:
         self.schedule, self.mode, self.before, self.after = schedule, mode, before, after
         self.kinds: list[PipelineCall] = []
@@ -252,7 +245,9 @@ class _TemplateBuilder:
             [[-1 if place is None else self.number_place(place) for place in part] for part in sources], np.int64
         )
         size = (2, len(places), schedule.micro_batches)
-        self.signals = {signal: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for signal in MessageSignal}
+        self.signals = {
+            signal: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for signal in wiring.MessageSignal
+        }
         self.bindings: list[tuple[IntArray, int, IntArray, IntArray]] = []
         """Calls, their input, and the calls and outputs that it waits for."""
 
@@ -272,25 +267,28 @@ class _TemplateBuilder:
         self.rank_names.append(name)
 
     def add_rounds(self, stage: int, offset: int, rounds: Sequence[RoundTemplate]) -> None:
-        for number, template in enumerate(rounds, start=offset):
-            if stage in template.stages:
-                self.kinds.append(RoundCall(number, stage))
-                self.round_calls[number, stage] = self.add_calls(np.array([len(self.kinds) - 1], np.int64))
+        present = [number for number, template in enumerate(rounds, start=offset) if stage in template.stages]
+        if present:
+            first = self.add_calls(np.arange(len(self.kinds), len(self.kinds) + len(present)))
+            self.round_calls |= {(number, stage): first + index for index, number in enumerate(present)}
+            self.kinds += [RoundCall(number, stage) for number in present]
 
     def add_stages(self, representatives: Sequence[int]) -> None:
         """Add the calls of every stage: those of its slots, between those of the rounds."""
         calls = self.slot_calls = _find_calls(self.schedule, self.mode, np.array(representatives, np.int64))
-        frames: dict[CallFrame, int] = {}
-        known: dict[tuple[object, ...], CallFrame] = {}
-        messages, last = template_messages(self.mode), self.schedule.stages - 1
+        frames: dict[wiring.CallFrame, int] = {}
+        known: dict[tuple[object, ...], wiring.CallFrame] = {}
+        messages, last = wiring.template_messages(self.mode), self.schedule.stages - 1
         slot_kinds, frame_of_kind = [], []
         for stage, codes in zip(calls.kind_stage, calls.kind_codes, strict=True):
             slots, earlier, later = near = [calls.slots[code] for code in codes]
             # Messages pass all stages between the first and the last in the same way.
             key = (codes, stage == 0, stage == last)
             if key not in known:
-                parts = [tuple([find_passage(self.schedule, stage, slot, messages) for slot in part]) for part in near]
-                known[key] = frame_template(self.mode, CallContext(*parts))
+                parts = [
+                    tuple([wiring.find_passage(self.schedule, stage, slot, messages) for slot in part]) for part in near
+                ]
+                known[key] = wiring.frame_template(self.mode, wiring.CallContext(*parts))
             frame = known[key]
             slot_kinds.append(SlotCall(stage, slots, earlier, later, frame))
             frame_of_kind.append(frames.setdefault(frame, len(frames)))
@@ -316,8 +314,8 @@ class _TemplateBuilder:
         """Note which outputs of the calls of slots give which signals."""
         for frame, members in self.members:
             given = [
-                (MessageSignal.READY, frame.context.own, frame.ready, members),
-                (MessageSignal.POSTED, frame.context.after, frame.posted, members + 1),
+                (wiring.MessageSignal.READY, frame.context.own, frame.ready, members),
+                (wiring.MessageSignal.POSTED, frame.context.after, frame.posted, members + 1),
             ]
             for signal, passages, outputs, owners in given:
                 for slot, output in outputs.items():
@@ -327,7 +325,7 @@ class _TemplateBuilder:
                     self.signals[signal][1][index] = output
 
     def bind(
-        self, calls: IntArray, port: int, signal: MessageSignal, index: tuple[int, IntArray | int, IntArray]
+        self, calls: IntArray, port: int, signal: wiring.MessageSignal, index: tuple[int, IntArray | int, IntArray]
     ) -> None:
         """Bind an input of *calls* to the *signal* of (direction, place, micro-batch)."""
         self.bindings.append((calls, port, self.signals[signal][0][index], self.signals[signal][1][index]))
@@ -350,7 +348,7 @@ class _TemplateBuilder:
         parts = []
         for number, (source, _) in enumerate(routes):
             batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
-            calls = self.signals[MessageSignal.READY][0][direction, self.number_place(source)][batches]
+            calls = self.signals[wiring.MessageSignal.READY][0][direction, self.number_place(source)][batches]
             parts.append(np.stack([calls, np.full_like(calls, number), batches]))
         ordered = np.concatenate(parts, axis=1)
         _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
@@ -360,10 +358,10 @@ class _TemplateBuilder:
             self.kinds.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
             own = np.flatnonzero(route == number)
             sent, received = (self.number_place(place) for place in (source, target))
-            self.bind(calls[own], 0, MessageSignal.READY, (direction, sent, batch[own]))
-            self.bind(calls[own], 1, MessageSignal.POSTED, (direction, received, batch[own]))
-            self.signals[MessageSignal.ARRIVED][0][direction, sent, batch[own]] = calls[own]
-            self.signals[MessageSignal.ARRIVED][1][direction, sent, batch[own]] = 0
+            self.bind(calls[own], 0, wiring.MessageSignal.READY, (direction, sent, batch[own]))
+            self.bind(calls[own], 1, wiring.MessageSignal.POSTED, (direction, received, batch[own]))
+            self.signals[wiring.MessageSignal.ARRIVED][0][direction, sent, batch[own]] = calls[own]
+            self.signals[wiring.MessageSignal.ARRIVED][1][direction, sent, batch[own]] = 0
 
     def bind_slots(self) -> None:
         for frame, members in self.members:
@@ -371,8 +369,8 @@ class _TemplateBuilder:
                 if wire is not None:
                     owners = members - 1 if wire.of_previous else members
                     place = self.places[owners, wire.slot]
-                    if wire.end is not WireEnd.HERE:
-                        place = self.source[wire.direction ^ (wire.end is WireEnd.TARGET)][place]
+                    if wire.end is not wiring.WireEnd.HERE:
+                        place = self.source[wire.direction ^ (wire.end is wiring.WireEnd.TARGET)][place]
                     index = wire.direction, place, self.slot_calls.batches[owners, wire.slot]
                     self.bind(self.slot_numbers[members], port, wire.signal, index)
 
@@ -421,16 +419,18 @@ def pipeline_program(
     schedule: Schedule,
     lanes: tuple[str, ...],
     segment_of: SegmentOf,
-    messages: Messages = FREE,
+    messages: wiring.Messages = wiring.FREE,
     before: Sequence[Round] = (),
     after: Sequence[Round] = (),
     representatives: Sequence[int] = (),
-    same: Sequence[object] = (),
+    same: tuple[int, ...] = (),
+    turns: tuple[int, ...] = (),
 ) -> Program:
     """Build the program of *schedule*, with the rounds that come *before* the slots and *after* them.
 
     *representatives* has for each micro-batch the one it runs the same as; nothing: all run the default. *same*, chunk
-    by chunk of each stage, is equal where *segment_of* gives the same segments; nothing: it is called for all.
+    by chunk of each stage, is equal where *segment_of* gives the same segments; nothing: it is called for all. *turns*
+    is equal for stages that have the same segments in rounds.
     """
     templates = [tuple([round_.template for round_ in rounds]) for rounds in (before, after)]
     template = build_template(schedule, messages.mode, tuple(representatives), *templates)
@@ -454,9 +454,7 @@ def pipeline_program(
     kinds: Sequence[PipelineCall] = template.kinds
     which = None
     if messages.alike:
-        number: dict[object, int] = {}
-        places = same or range(schedule.stages * schedule.chunks)
-        kinds, which = template.distinct_kinds(tuple([number.setdefault(place, len(number)) for place in places]))
+        kinds, which = template.distinct_kinds(same or tuple(range(schedule.stages * schedule.chunks)), turns)
     segments = list(map(build_segment, kinds))
     distinct_segments = {id(segment): segment for segment in segments}
     index = {key: number for number, key in enumerate(distinct_segments)}
@@ -469,24 +467,26 @@ _ENDS: ByIdentity[tuple[tuple[Piece, int], ...]] = ByIdentity(4096)
 
 
 def _frame_chain(
-    base: Segment | None, schedule: Schedule, kind: SlotCall, messages: Messages, cost: Cost, lanes: int
+    base: Segment | None, schedule: Schedule, kind: SlotCall, messages: wiring.Messages, cost: Cost, lanes: int
 ) -> tuple[tuple[Piece, int], ...]:
     """Return the chain of *base* with its messages, which are joined to its ends alone and cached for them; *cost* of
     messages where all cost the same.
     """
 
-    def context() -> CallContext:
+    def context() -> wiring.CallContext:
         if messages.alike:
             return kind.frame.context.with_cost(cost)
-        near = (kind.slots, kind.before, kind.after) if messages.mode is not Send.EAGER else (kind.slots, (), ())
-        passages = [tuple([find_passage(schedule, kind.stage, slot, messages) for slot in part]) for part in near]
-        return CallContext(*passages)
+        near = (kind.slots, kind.before, kind.after) if messages.mode is not wiring.Send.EAGER else (kind.slots, (), ())
+        passages = [
+            tuple([wiring.find_passage(schedule, kind.stage, slot, messages) for slot in part]) for part in near
+        ]
+        return wiring.CallContext(*passages)
 
     if base is None or len(base.chain) < 2 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
-        return build_frame(base, context(), messages, lanes).segment.chain
+        return wiring.build_frame(base, context(), messages, lanes).segment.chain
     (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
     key = (messages.mode, kind.frame, cost) if messages.alike else (messages.mode, context())
     begin, end = _ENDS.get(
-        (first, last), lambda: build_frame(Segment("", ends), context(), messages, lanes).segment.chain, key
+        (first, last), lambda: wiring.build_frame(Segment("", ends), context(), messages, lanes).segment.chain, key
     )
     return (begin, *base.chain[1:-1], end)

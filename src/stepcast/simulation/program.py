@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import TASKS
-from stepcast.simulation.fold import Chain, Fold, fold_of
+from stepcast.simulation.fold import Chain, Fold, fold_of, lanes_read
 from stepcast.simulation.segments import NO_LANE, Cost, Piece, ProgramError, Segment, Shape
 
 Signal = tuple[int, int]
@@ -236,7 +236,7 @@ class CallTable:
 _MANY = -2
 
 
-OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold")
+OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold", "packed")
 """The cached properties of a program that do not depend on its calls."""
 
 
@@ -286,7 +286,7 @@ class Program:
     def with_table(self, table: CallTable) -> "Program":
         """Return the same segments under other calls."""
         program = Program(self.lanes, self.segments, table, self.segment_of)
-        program.__dict__.update({name: getattr(self, name) for name in OF_SEGMENTS})
+        program.__dict__.update({name: self.__dict__[name] for name in OF_SEGMENTS if name in self.__dict__})
         return program
 
     @cached_property
@@ -347,6 +347,17 @@ class Program:
     def fold(self) -> Fold:
         """The way from the durations of the ops of all pieces to the matrices of the chains."""
         return fold_of(len(self.lanes), self.shapes, self.chains, self.has_delays)
+
+    @cached_property
+    def packed(self) -> tuple[IntArray, ...]:
+        """The pieces and chains as arrays for the compiled engine: the sizes of the shapes, the shapes end to end, the
+        length of each chain, its pieces with their repeats, and the lanes that are read.
+        """
+        sizes = np.array([shape.sizes for shape in self.shapes], np.int64).reshape(-1, 4)
+        shapes = np.concatenate([np.zeros(0, np.int64), *[shape.packed for shape in self.shapes]])
+        lengths = np.array([len(chain) for chain in self.chains], np.int64)
+        parts = np.array([*chain.from_iterable(self.chains)], np.int64).reshape(-1, 2)
+        return sizes, shapes, lengths, parts, lanes_read(len(self.lanes), self.shapes, self.chains, self.has_delays)
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""
@@ -448,11 +459,6 @@ class Program:
     def task_lanes(self) -> IntArray:
         """Return the lane of every task, or NO_LANE."""
         return self.per_task([segment.shape.lane for segment in self.segments])
-
-    def task_costs(self) -> IntArray:
-        """Return for every task the index of its cost among those of all pieces."""
-        ops = [self.ops_of[segment.piece] for segment in self.segments]
-        return self.per_task([np.arange(own.start, own.stop) for own in ops])
 
     def task_durations_s(self, seconds: FloatArray | None = None) -> FloatArray:
         """Return the duration of every task: the array to change for jitter or slow ranks, then run unfolded."""

@@ -7,17 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcast.ir import schedules
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.layout import Layout
-from stepcast.ir.schedules import (
-    SCHEDULES,
-    VEE_PERIOD,
-    PiecePlacement,
-    ScheduleKind,
-    default_schedule,
-    describe_misfit,
-    vee_times,
-)
 from stepcast.simulation.schedule import Schedule, ScheduleError, Slot, SlotAction
 
 F, B, I, W = SlotAction  # noqa: E741 (the letters of the papers)
@@ -31,7 +23,7 @@ def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """
     forward = _list_slots(F, range(chunks), micro_batches, micro_batches)
     order = np.concatenate([forward, _list_slots(B, range(chunks), micro_batches, micro_batches)[::-1]])
-    return Schedule.of("gpipe", stages, micro_batches, chunks, PiecePlacement.LOOP, [order] * stages)
+    return Schedule.of("gpipe", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, [order] * stages)
 
 
 def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -41,7 +33,7 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """
     forward, backward = (_list_slots(action, range(1), micro_batches, micro_batches) for action in (F, B))
     orders = [_alternate(forward, backward, stages - stage - 1) for stage in range(stages)]
-    return Schedule.of("1f1b", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
+    return Schedule.of("1f1b", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, orders)
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
@@ -56,7 +48,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     backward = _list_slots(B, range(chunks - 1, -1, -1), micro_batches, size)
     ahead = (chunks - 1) * size
     orders = [_alternate(forward, backward, 2 * (stages - stage - 1) + ahead) for stage in range(stages)]
-    return Schedule.of("interleaved", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
+    return Schedule.of("interleaved", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, orders)
 
 
 def group_size(stages: int, micro_batches: int, group: int | None = None) -> int:
@@ -114,7 +106,7 @@ def _alternate(forwards: IntArray, backwards: IntArray, warm_up: int) -> IntArra
 def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Run as many forwards ahead as 1F1B; stage s delays s weight gradients, so memory is that of 1F1B."""
     orders = [_split_backwards(micro_batches, stages - stage, stage) for stage in range(stages)]
-    return Schedule.of("zb-h1", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
+    return Schedule.of("zb-h1", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, orders)
 
 
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -128,7 +120,7 @@ def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
         _split_backwards(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
         for stage in range(stages)
     ]
-    return Schedule.of("zb-h2", stages, micro_batches, chunks, PiecePlacement.LOOP, orders)
+    return Schedule.of("zb-h2", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, orders)
 
 
 def _split_backwards(micro_batches: int, ahead: int, delay: int) -> IntArray:
@@ -150,7 +142,7 @@ def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
         tuple(slot for slot in _order_vee(stages, full, stage) if slot.micro_batch < micro_batches)
         for stage in range(stages)
     )
-    return Schedule.of("zb-v", stages, micro_batches, chunks, PiecePlacement.V, tuple(orders))
+    return Schedule.of("zb-v", stages, micro_batches, chunks, schedules.PiecePlacement.V, tuple(orders))
 
 
 def _order_vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:
@@ -186,14 +178,14 @@ def vee(name: str, step: int, stages: int, micro_batches: int, chunks: int = 2) 
     """Return V-Half (*step* 2) or V-Min (1): the units of ``ir.schedules.vee_times`` in the order of their times."""
     batch, orders = np.arange(micro_batches), []
     for stage in range(stages):
-        starts = zip((F, I, W), vee_times(stages, stage, step), strict=True)
+        starts = zip((F, I, W), schedules.vee_times(stages, stage, step), strict=True)
         units = [
-            (action, chunk, batch, start + VEE_PERIOD * batch)
+            (action, chunk, batch, start + schedules.VEE_PERIOD * batch)
             for action, own in starts
             for chunk, start in enumerate(own)
         ]
         orders.append(_sort_slots(units))
-    return Schedule.of(name, stages, micro_batches, chunks, PiecePlacement.V, orders)
+    return Schedule.of(name, stages, micro_batches, chunks, schedules.PiecePlacement.V, orders)
 
 
 def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -204,7 +196,7 @@ def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     github.com/deepseek-ai/DualPipe.
     """
     orders = (_DualPipeStage(stages, micro_batches, stage).order() for stage in range(stages))
-    return Schedule.of("dualpipe", stages, micro_batches, chunks, PiecePlacement.TWO_WAY, tuple(orders))
+    return Schedule.of("dualpipe", stages, micro_batches, chunks, schedules.PiecePlacement.TWO_WAY, tuple(orders))
 
 
 class _DualPipeStage:
@@ -267,49 +259,49 @@ class _DualPipeStage:
 
 # The schedules by name.
 
-ORDERS: dict[ScheduleKind, Callable[[int, int, int], Schedule]] = {
-    ScheduleKind.GPIPE: gpipe,
-    ScheduleKind.ONE_F_ONE_B: one_f_one_b,
-    ScheduleKind.INTERLEAVED: interleaved,
-    ScheduleKind.ZB_H1: zb_h1,
-    ScheduleKind.ZB_H2: zb_h2,
-    ScheduleKind.ZB_V: zb_v,
-    ScheduleKind.V_HALF: partial(vee, "v-half", 2),
-    ScheduleKind.V_MIN: partial(vee, "v-min", 1),
-    ScheduleKind.DUALPIPE: dualpipe,
+ORDERS: dict[schedules.ScheduleKind, Callable[[int, int, int], Schedule]] = {
+    schedules.ScheduleKind.GPIPE: gpipe,
+    schedules.ScheduleKind.ONE_F_ONE_B: one_f_one_b,
+    schedules.ScheduleKind.INTERLEAVED: interleaved,
+    schedules.ScheduleKind.ZB_H1: zb_h1,
+    schedules.ScheduleKind.ZB_H2: zb_h2,
+    schedules.ScheduleKind.ZB_V: zb_v,
+    schedules.ScheduleKind.V_HALF: partial(vee, "v-half", 2),
+    schedules.ScheduleKind.V_MIN: partial(vee, "v-min", 1),
+    schedules.ScheduleKind.DUALPIPE: dualpipe,
 }
 
 
-def kind_named(name: str) -> ScheduleKind:
-    if name not in set(ScheduleKind):
-        raise ScheduleError(f"unknown schedule {name!r}; known: {', '.join(ScheduleKind)}")
-    return ScheduleKind(name)
+def kind_named(name: str) -> schedules.ScheduleKind:
+    if name not in set(schedules.ScheduleKind):
+        raise ScheduleError(f"unknown schedule {name!r}; known: {', '.join(schedules.ScheduleKind)}")
+    return schedules.ScheduleKind(name)
 
 
 @lru_cache(maxsize=256)
 def make_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
     """Make the schedule called *name*; *chunks* are all pieces on a stage, of each copy of the model."""
     kind = kind_named(name)
-    facts = SCHEDULES[kind]
+    facts = schedules.SCHEDULES[kind]
     if min(stages, micro_batches, chunks) < 1:
         raise ScheduleError(f"a schedule needs at least 1 of {stages=}, {micro_batches=}, {chunks=}")
     if chunks < facts.fewest_chunks and facts.most_chunks is None:
         raise ScheduleError(f"{name} needs at least {facts.fewest_chunks} chunks per stage, not {chunks}; use 1f1b")
     if (wanted := facts.pieces(chunks)) != chunks:
         raise ScheduleError(f"{name} runs {wanted} chunk(s) per stage, not {chunks}")
-    if problem := describe_misfit(kind, stages, micro_batches):
+    if problem := schedules.describe_misfit(kind, stages, micro_batches):
         raise ScheduleError(problem)
     return ORDERS[kind](stages, micro_batches, chunks)
 
 
 def choose_schedule(layout: Layout, micro_batches: int, name: str | None = None) -> str:
     """Return the schedule of a pipeline for which *name* or nothing was given."""
-    if layout.pp == 1 and not (name and SCHEDULES[kind_named(name)].alone):
-        return ScheduleKind.ONE_F_ONE_B
+    if layout.pp == 1 and not (name and schedules.SCHEDULES[kind_named(name)].alone):
+        return schedules.ScheduleKind.ONE_F_ONE_B
     if name:
         return name
-    usual = default_schedule(layout.vpp)
-    return ScheduleKind.GPIPE if describe_misfit(usual, layout.pp, micro_batches) else usual
+    usual = schedules.default_schedule(layout.vpp)
+    return schedules.ScheduleKind.GPIPE if schedules.describe_misfit(usual, layout.pp, micro_batches) else usual
 
 
 def schedule_for(layout: Layout, micro_batches: int, name: str | None = None) -> Schedule:
@@ -320,7 +312,7 @@ def schedule_for(layout: Layout, micro_batches: int, name: str | None = None) ->
 
 def chunks_for(layout: Layout, name: str) -> int:
     """Return the pieces on a stage of *layout* under the schedule called *name*."""
-    return SCHEDULES[kind_named(name)].pieces(layout.vpp) if layout.pp > 1 else 1
+    return schedules.SCHEDULES[kind_named(name)].pieces(layout.vpp) if layout.pp > 1 else 1
 
 
 # Forwards that run together with backwards of other micro-batches: one computes while the other exchanges tokens with

@@ -130,6 +130,16 @@ class Shape:
         stored = np.where(last < 0, self.touched, self.first_op + last)
         return self.compact_nodes(np.concatenate([stored, self.first_op + self.outputs]))
 
+    @cached_property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The numbers of touched lanes and registers, inputs, outputs and ops."""
+        return len(self.touched), *self.ports, self.ops
+
+    @cached_property
+    def packed(self) -> IntArray:
+        """The touched lanes and registers, the number of waits of each op, their compact nodes, and the exits."""
+        return np.concatenate([self.touched, self.wait_counts, self.compact_before, self.exits])
+
 
 MOST_SHAPES = 16384
 _SHAPES = Remembered[object, Shape]()

@@ -107,22 +107,15 @@ class ProgramPair:
     periods: int
     watched: IntArray  # 2 x calls: the calls of two periods of the longer one
 
-    def end_s(self, short_s: float, longer_s: float, shift_s: float | None) -> float | None:
-        """Return when the long step ends, from the ends of these and the shift of the second period; None where it
-        does not follow.
-        """
-        if not shift_s or abs(longer_s - short_s - shift_s) > _slack_s(longer_s):
-            return None
-        return short_s + self.periods * (longer_s - short_s)
-
     def run(self, seconds: FloatArray) -> "PairRun | None":
         """Run both with *seconds*, one for each of their costs; None where the end of the long step does not follow."""
         longer = simulate(self.longer, seconds)
-        chain, lanes, slack_s = self.longer.call_chains, self.longer.fold.read, _slack_s(longer.makespan_s)
-        shift_s = find_shift_s(longer.left_s, self.watched, longer.maps, chain, lanes, slack_s)
+        slack_s, lanes = _slack_s(longer.makespan_s), longer.maps.shape[1] - self.longer.inputs
+        shift_s = find_shift_s(longer.left_s, self.watched, longer.maps, self.longer.call_chains, lanes, slack_s)
         short = simulate(self.short, seconds, longer.maps) if shift_s else None
-        end_s = self.end_s(short.makespan_s, longer.makespan_s, shift_s) if short else None
-        return None if short is None or end_s is None else PairRun(short, longer, end_s)
+        if short is None or abs(longer.makespan_s - short.makespan_s - shift_s) > slack_s:
+            return None
+        return PairRun(short, longer, short.makespan_s + self.periods * (longer.makespan_s - short.makespan_s))
 
 
 class PairRun(NamedTuple):

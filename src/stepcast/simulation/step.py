@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
-from itertools import accumulate, pairwise, product, starmap
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -13,27 +13,15 @@ from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Collective, Work, group_of
 from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
-from stepcast.simulation.chunks import Body, Chunk, find_representatives, model_copies, split_chunks
+from stepcast.simulation import lowering
+from stepcast.simulation.chunks import Body, Chunk, find_positions, find_representatives, split_chunks
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes
-from stepcast.simulation.lowering import (
-    ContentionSlot,
-    CostSlot,
-    IssuedOp,
-    LoweringTerms,
-    OpList,
-    PieceFactory,
-    describe_list,
-    join_lists,
-    join_slot_ops,
-    list_once_ops,
-    piece_factory,
-)
 from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.program import Program, in_ticks
-from stepcast.simulation.schedule import ChunkPlace, Schedule
+from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp
 
 ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
@@ -43,7 +31,8 @@ ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 
 MESSAGE, LEAD = "message", "lead"
 """The costs of a message between two stages, and of a host that began before the step."""
-PricedList = tuple[OpList, float]
+NO_WAITS: Mapping[int, tuple[int, ...]] = {}
+PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
 
 
@@ -61,11 +50,11 @@ class StepPlan:
     rounds: tuple[int, int]  # before the slots and after them
     lists: tuple[PricedList, ...]
     index: IntArray
-    contention: list[tuple[int, ContentionSlot]]  # with the list that it belongs to
+    contention: list[tuple[int, lowering.ContentionSlot]]  # with the list that it belongs to
 
     @classmethod
     def of(
-        cls, program: Program, terms: LoweringTerms, lists: Sequence[PricedList], rounds: tuple[int, int]
+        cls, program: Program, terms: lowering.LoweringTerms, lists: Sequence[PricedList], rounds: tuple[int, int]
     ) -> "StepPlan":
         starts: IntArray = np.cumsum([2, *[len(ops.issued) for ops, _ in lists], 0])
         index = [_index_slots(piece.costs) for piece in program.pieces]
@@ -75,9 +64,9 @@ class StepPlan:
         places = np.where((places >= 2) & (source >= 0), places + start - 2, places)
         issues = starts[-1] - 2 if terms.eager else 0
         places = np.where((places >= stop) & (source >= 0), places - stop + start + issues, places)
-        contention: list[tuple[int, ContentionSlot]] = []
+        contention: list[tuple[int, lowering.ContentionSlot]] = []
         for piece, end in zip(program.pieces, accumulate(sizes), strict=True):
-            if piece.costs and isinstance(piece.costs[-1], ContentionSlot):
+            if piece.costs and isinstance(piece.costs[-1], lowering.ContentionSlot):
                 places[end - 1] = starts[-1] + issues + len(contention)
                 contention.append((piece.source, piece.costs[-1]))
         return cls(program, terms.lanes, terms.alone, rounds, tuple(lists), places, contention)
@@ -88,9 +77,9 @@ class StepPlan:
         return [0, *accumulate([len(ops.issued) for ops, _ in self.lists])]
 
     @cached_property
-    def works(self) -> OpList:
+    def works(self) -> lowering.OpList:
         """The ops of all lists."""
-        return join_lists([ops for ops, _ in self.lists])
+        return lowering.join_lists([ops for ops, _ in self.lists])
 
     @cached_property
     def is_issue(self) -> BoolArray:
@@ -110,7 +99,7 @@ def _index_slots(costs: tuple[Cost, ...]) -> IntArray:
     """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
 
     def place(cost: Cost) -> int:
-        return 2 + cost.place if isinstance(cost, CostSlot) else int(cost == MESSAGE)
+        return 2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE)
 
     return _INDICES.of(costs, lambda costs, key: np.array([place(cost) for cost in costs], np.int64), 0)
 
@@ -160,7 +149,7 @@ class Step:
         for piece in self.program.written_out.pieces:
             issued = self.plan.lists[piece.source][0].issued if piece.source >= 0 else []
             for cost in piece.costs:
-                if isinstance(cost, CostSlot) and cost.place < len(issued):
+                if isinstance(cost, lowering.CostSlot) and cost.place < len(issued):
                     layer, op, _ = issued[cost.place]
                     works.append((op.work, 0.0 if group_of(op.work) is None else layer.process_s))
                 else:
@@ -241,17 +230,18 @@ def build_step(
     """
     prices = replace(prices, slow_groups=conditions.slow_groups)
     slow = conditions.slow_stages
-    chunks, once = split_chunks(workload, schedule, body), _list_once(workload, schedule)
+    chunks, places = split_chunks(workload, schedule, body)
+    once, turns = _list_once(workload, schedule, slow)
     representatives = find_representatives(workload, schedule.micro_batches)
 
     def make_plan() -> StepPlan:
-        return _PlanBuilder(schedule, chunks, once, prices, slow, alone, send, message == 0).build(representatives)
+        builder = _PlanBuilder(schedule, chunks, places, once, turns, prices, slow, alone, send, message == 0)
+        return builder.build(representatives)
 
     terms = (send, alone, prices.issue_s is None, prices.ahead, prices.takes is None, message == 0)
-    key = (tuple(map(id, chunks.values())), terms, tuple(slow.items()), representatives)
-    made_of = (schedule, *{id(chunk): chunk for chunk in chunks.values()}.values(), *once)
+    key = (places, turns, terms, tuple(slow.items()), representatives)
     # Slots that run as a pair are put into an order that depends on prices.
-    plan = make_plan() if schedule.has_pairs else _PLANS.get(made_of, make_plan, *key)
+    plan = make_plan() if schedule.has_pairs else _PLANS.get((schedule, *chunks, *once), make_plan, *key)
     return Step(plan, schedule, message, prices, plan.program)
 
 
@@ -264,35 +254,36 @@ class _PlanBuilder:
     def __init__(
         self,
         schedule: Schedule,
-        chunks: Mapping[ChunkPlace, Chunk],
+        chunks: Sequence[Chunk],
+        places: tuple[int, ...],
         once: Sequence["_OnceOps"],
+        turns: tuple[int, ...],
         prices: Prices,
         slow_stages: Mapping[int, float],
         alone: frozenset[Group],
         send: Send,
         is_free: bool,
     ) -> None:
-        """*is_free*: messages take no time."""
-        self.schedule, self.chunks, self.once, self.prices = schedule, chunks, once, prices
-        self.slow_stages, self.send, self.is_free = slow_stages, send, is_free
-        eager, parts = prices.issue_s is not None, list({id(chunk): chunk for chunk in chunks.values()}.values())
-        groups = frozenset().union(*[chunk.groups for chunk in parts], *[own.groups for own in once])
-        named = frozenset().union(*[chunk.awaited for chunk in parts])
+        """*places*: the chunk of each place; *turns*: the ops of each stage among *once*; *is_free*: messages take no
+        time.
+        """
+        self.schedule, self.chunks, self.places, self.once, self.turns = schedule, chunks, places, once, turns
+        self.prices, self.slow_stages, self.send, self.is_free = prices, slow_stages, send, is_free
+        eager = prices.issue_s is not None
+        groups = frozenset().union(*[chunk.groups for chunk in chunks], *[ops.groups for ops in once])
+        named = frozenset().union(*[chunk.awaited for chunk in chunks])
         channels = tuple(group for group in (*Group, *HostWay) if group in groups)
         self.lanes = lanes = Lanes(channels, send is Send.BLOCKING, eager, tuple(sorted(named)))
-        self.terms = LoweringTerms(lanes, alone & groups, eager, prices.takes is not None)
-        self.factory = piece_factory(self.terms)
+        self.terms = lowering.LoweringTerms(lanes, alone & groups, eager, prices.takes is not None)
+        self.factory = lowering.piece_factory(self.terms)
         self.lists = _ListNumbers()
-        # Chunk by chunk of each stage: equal where the same runs at the same speed.
-        places = list(starmap(ChunkPlace, product(range(schedule.stages), range(schedule.chunks))))
-        self.in_place = [chunks[place] for place in places]
-        self.same = [(id(chunks[place]), slow_stages.get(place.stage, 1.0)) for place in places]
         self.pieces: dict[tuple[int, bool], Piece] = {}
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
-        rounds = _RoundSegments(piece_factory(replace(self.terms, contention=False)), self.slow_stages, self.lists)
-        before, after = rounds.list_before(self.once), rounds.list_after(self.once)
+        factory = lowering.piece_factory(replace(self.terms, contention=False))
+        rounds = _RoundSegments(factory, self.once, self.turns, self.lists)
+        before, after = rounds.list_before(), rounds.list_after()
         if self.terms.eager and self.prices.ahead:
             # What begins before the step: the host, and whatever it would wait for.
             assert self.lanes.host_lane is not None
@@ -300,15 +291,25 @@ class _PlanBuilder:
             lead = Segment.of("lead", [op], lanes=self.lanes.count)
             before.insert(0, Round(dict.fromkeys(range(self.schedule.stages), lead)))
         messages = Messages(lambda kind, source, target: 0.0 if self.is_free else MESSAGE, self.send, alike=True)
+        same = self.places
+        if self.slow_stages:  # equal where the same runs at the same speed
+            factors = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
+            speeds = {factor: number for number, factor in enumerate(sorted(set(factors)))}
+            same = tuple(
+                [
+                    place * len(speeds) + speeds[factors[index // self.schedule.chunks]]
+                    for index, place in enumerate(same)
+                ]
+            )
         program = pipeline_program(
-            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, self.same
+            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, same, self.turns
         )
         return StepPlan.of(program, self.terms, self.lists.every, (len(before), len(after)))
 
     def _segment(self, stage: int, slots: tuple[SlotKind, ...]) -> Segment:
         """Return the segment of a call of *slots*; the same one for calls that run the same ops at the same speed."""
         factor = self.slow_stages.get(stage, 1.0)
-        own = [self.in_place[stage * self.schedule.chunks + slot.chunk] for slot in slots]
+        own = [self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]] for slot in slots]
         found = [chunk.find_slot(slot) for chunk, slot in zip(own, slots, strict=True)]
         key = (factor, *[(id(chunk), slot) for chunk, slot in zip(own, found, strict=True)])
         if key not in self.segments:
@@ -316,23 +317,23 @@ class _PlanBuilder:
                 middle = self._chain(own[0].slots[found[0]], factor)
             else:
                 pairs = zip(own, slots, strict=True)
-                ops = [join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
+                ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
                 middle = ((piece.with_source(self.lists.number(joined, factor)), 1),)
             ends = (self.factory.make_begin(len(slots)), 1), (self.factory.make_end(len(slots)), 1)
             self.segments[key] = Segment("", (ends[0], *middle, ends[1]))
         return self.segments[key]
 
-    def _chain(self, blocks: Sequence[tuple[OpList, int]], factor: float) -> tuple[tuple[Piece, int], ...]:
+    def _chain(self, blocks: Sequence[tuple[lowering.OpList, int]], factor: float) -> tuple[tuple[Piece, int], ...]:
         pieces = [(self._piece(ops, factor, True), repeat) for ops, repeat in blocks]
-        if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], ContentionSlot):
+        if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], lowering.ContentionSlot):
             # Collectives that outlast the last piece overlap no other.
             piece, repeat = pieces.pop()
             pieces += [(piece, repeat - 1)] if repeat > 1 else []
             pieces.append((self._piece(blocks[-1][0], factor, False), 1))
         return tuple(pieces)
 
-    def _piece(self, ops: OpList, factor: float, continues: bool) -> Piece:
+    def _piece(self, ops: lowering.OpList, factor: float, continues: bool) -> Piece:
         number = self.lists.number(ops, factor)
         if (number, continues) not in self.pieces:
             piece = self.factory.make_layers(ops.sequences, continues)
@@ -347,7 +348,7 @@ class _ListNumbers:
         self.every: list[PricedList] = []
         self._number: dict[tuple[int, float], int] = {}
 
-    def number(self, ops: OpList, factor: float) -> int:
+    def number(self, ops: lowering.OpList, factor: float) -> int:
         number = self._number.setdefault((id(ops), factor), len(self.every))
         if number == len(self.every):
             self.every.append((ops, factor))
@@ -358,9 +359,10 @@ class _ListNumbers:
 class _OnceOps:
     """The ops that one stage runs once per step."""
 
-    before: OpList
-    after: tuple[OpList, ...]  # cut before each collective that spans stages
+    before: lowering.OpList
+    after: tuple[lowering.OpList, ...]  # cut before each collective that spans stages
     meetings: tuple[Channel, ...]  # the groups of those
+    factor: float  # how many times slower than it should be the stage computes
 
     @cached_property
     def groups(self) -> frozenset[Channel]:
@@ -370,31 +372,31 @@ class _OnceOps:
 _ONCE: ByIdentity[_OnceOps] = ByIdentity(8192)
 
 
-def _list_once(workload: Workload, schedule: Schedule) -> list[_OnceOps]:
-    """Return the ops of every stage; the same object for stages that run the same."""
-    parts: list[list[Stage]] = [[] for _ in range(schedule.stages)]
-    if workload.uniform:
-        parts = [[workload.stages[0]]] * schedule.stages
-    else:
-        for copy in model_copies(schedule):
-            for place, part in zip(copy, workload.stages, strict=True):
-                parts[place.stage].append(part)
-    once = []
-    for stage, own in enumerate(parts):
-        is_end = stage in (0, schedule.stages - 1)
-        once.append(_ONCE.get(own, partial(_list_stage_once, own, is_end), is_end))
-    return once
+def _list_once(
+    workload: Workload, schedule: Schedule, slow_stages: Mapping[int, float]
+) -> tuple[list[_OnceOps], tuple[int, ...]]:
+    """Return the ops of different stages, and the number of those of each stage."""
+    positions, chunks = (0,) * schedule.stages, 1
+    if not workload.uniform:
+        positions, chunks = find_positions(schedule), schedule.chunks
+    once: dict[_OnceOps, int] = {}
+    turns = []
+    for stage in range(schedule.stages):
+        own = [workload.stages[position] for position in positions[stage * chunks : (stage + 1) * chunks]]
+        key = (stage in (0, schedule.stages - 1), slow_stages.get(stage, 1.0))
+        turns.append(once.setdefault(_ONCE.get(own, partial(_list_stage_once, own, *key), *key), len(once)))
+    return list(once), tuple(turns)
 
 
-def _list_stage_once(parts: Sequence[Stage], is_end: bool) -> _OnceOps:
+def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _OnceOps:
     """The prologue's forward comes first; its backward, in reverse, and the epilogue come last."""
-    before: list[IssuedOp] = []
-    last: list[IssuedOp] = []
+    before: list[lowering.IssuedOp] = []
+    last: list[lowering.IssuedOp] = []
     for part in parts:
-        before += list_once_ops(part.prologue, (Phase.FORWARD,))
-        last += list_once_ops(reversed(part.prologue), (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
-        last += list_once_ops(part.epilogue, ONCE_PHASES)
-    after: list[list[IssuedOp]] = [[]]
+        before += lowering.list_once_ops(part.prologue, (Phase.FORWARD,))
+        last += lowering.list_once_ops(reversed(part.prologue), (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
+        last += lowering.list_once_ops(part.epilogue, ONCE_PHASES)
+    after: list[list[lowering.IssuedOp]] = [[]]
     meetings: list[Channel] = []
     for issued in last:
         group = group_of(issued.op.work)
@@ -404,51 +406,60 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool) -> _OnceOps:
             after.append([])
             meetings.append(group)
         after[-1].append(issued)
-    return _OnceOps(describe_list(before), tuple(map(describe_list, after)), tuple(meetings))
+    return _OnceOps(lowering.describe_list(before), tuple(map(lowering.describe_list, after)), tuple(meetings), factor)
 
 
 class _RoundSegments:
     """Makes the rounds of what runs once per step, which begin where stages must meet."""
 
-    def __init__(self, factory: PieceFactory, slow_stages: Mapping[int, float], lists: _ListNumbers) -> None:
-        self.factory, self.slow_stages, self.lists = factory, slow_stages, lists
+    def __init__(
+        self, factory: lowering.PieceFactory, once: Sequence[_OnceOps], turns: tuple[int, ...], lists: _ListNumbers
+    ) -> None:
+        """*turns*: the ops of each stage among *once*."""
+        self.factory, self.once, self.turns, self.lists = factory, once, turns, lists
 
-    def list_before(self, once: Sequence[_OnceOps]) -> list[Round]:
-        issued = {stage: ops.before for stage, ops in enumerate(once) if ops.before.issued}
-        return [Round(self._make(issued, "before"))] if issued else []
+    def list_before(self) -> list[Round]:
+        present = [stage for stage, turn in enumerate(self.turns) if self.once[turn].before.issued]
+        return [self._make([ops.before for ops in self.once], present, "before")] if present else []
 
-    def list_after(self, once: Sequence[_OnceOps]) -> list[Round]:
+    def list_after(self) -> list[Round]:
         """Return the rounds; the first begins when all communication has ended."""
-        issued = {stage: ops.after[0] for stage, ops in enumerate(once)}
-        rounds = [Round(self._make(issued, "finish communication", finish=True))]
-        met = [0] * len(once)
-        for group in max((ops.meetings for ops in once), key=len):
+        first = [ops.after[0] for ops in self.once]
+        rounds = [self._make(first, range(len(self.turns)), "finish communication", finish=True)]
+        met = [0] * len(self.once)
+        for group in max([ops.meetings for ops in self.once], key=len):
             # Each passes on when the last of those before it came, so that the last knows of all.
-            issued, nothing = {}, describe_list([])
-            for stage, ops in enumerate(once):
-                if met[stage] < len(ops.meetings) and ops.meetings[met[stage]] is group:
-                    met[stage] += 1
-                    issued[stage] = ops.after[met[stage]]
-            first, *others = present = list(issued)
-            here = self._make({first: nothing}, "come") | self._make(dict.fromkeys(others, nothing), "come", others=1)
+            meets = [
+                number < len(ops.meetings) and ops.meetings[number] is group
+                for number, ops in zip(met, self.once, strict=True)
+            ]
+            met = [number + comes for number, comes in zip(met, meets, strict=True)]
+            present = [stage for stage, turn in enumerate(self.turns) if meets[turn]]
             turns = {stage: (before,) for before, stage in pairwise(present)}
-            rounds.append(Round(here, turns, in_turn=True))
-            everyone = (present[-1],)
-            rounds.append(Round(self._make(issued, "meet", others=1), dict.fromkeys(present, everyone)))
+            nothing = [lowering.describe_list([])] * len(self.once)
+            rounds.append(self._make(nothing, present, "come", turns, in_turn=True))
+            issued = [ops.after[number] for number, ops in zip(met, self.once, strict=True)]
+            rounds.append(self._make(issued, present, "meet", dict.fromkeys(present, (present[-1],))))
         return rounds
 
     def _make(
-        self, issued: Mapping[int, OpList], name: str, others: int = 0, finish: bool = False
-    ) -> dict[int, Segment]:
-        """Return the segment of each stage; those that issue the same at the same speed share it."""
-        known: dict[tuple[float, int], Segment] = {}
+        self,
+        issued: Sequence[lowering.OpList],
+        present: Sequence[int],
+        name: str,
+        waits: Mapping[int, tuple[int, ...]] = NO_WAITS,
+        finish: bool = False,
+        in_turn: bool = False,
+    ) -> Round:
+        """Return the round in which every stage in *present* runs the ops that *issued* has for its turn."""
+        known: dict[tuple[int, int], Segment] = {}
         segments = {}
-        for stage, ops in issued.items():
-            factor = self.slow_stages.get(stage, 1.0)
-            key = (factor, id(ops))
-            if key not in known:
+        for stage in present:
+            turn, others = self.turns[stage], len(waits.get(stage, ()))
+            if (turn, others) not in known:
+                ops = issued[turn]
                 piece = self.factory.make_once(ops.sequences, name, others, finish)
-                source = self.lists.number(ops, factor) if ops.issued else -1
-                known[key] = Segment("", ((piece.with_source(source), 1),))
-            segments[stage] = known[key]
-        return segments
+                source = self.lists.number(ops, self.once[turn].factor) if ops.issued else -1
+                known[turn, others] = Segment("", ((piece.with_source(source), 1),))
+            segments[stage] = known[turn, others]
+        return Round(segments, waits, in_turn)

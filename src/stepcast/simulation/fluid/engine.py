@@ -14,16 +14,8 @@ from numpy.typing import NDArray
 from stepcast.ir.arrays import FloatArray, IntArray, UIntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Links, join_flows
+from stepcast.simulation.fluid import run
 from stepcast.simulation.fluid.filling import SAME, Net
-from stepcast.simulation.fluid.run import (
-    FlowKinds,
-    FluidTasks,
-    FluidTimes,
-    RepeatingTraffic,
-    busiest_bytes,
-    count_bounds,
-    run_tasks,
-)
 from stepcast.simulation.program import Program, Times
 
 # Classes of flows and links that get the same, so that one of each represents all.
@@ -138,7 +130,7 @@ class Traffic:
         groups, flows = self.flow_classes, self.flows
         _, first_flow = np.unique(groups.flow, return_index=True)
         _, first_link = np.unique(groups.link, return_index=True)
-        amount = (busiest_bytes(flows) / flows.weight)[first_flow]
+        amount = (run.busiest_bytes(flows) / flows.weight)[first_flow]
         capacity = self.links.capacity_bytes_per_s[first_link]
         return TrafficClasses(self.set_of[first_flow], amount, capacity, merge_entries(groups, flows))
 
@@ -171,7 +163,7 @@ class TrafficClasses:
 class FluidSystem:
     """The tables of some traffic for the kernel, and the kinds that need not come to it."""
 
-    flows: FlowKinds
+    flows: run.FlowKinds
     fixed: IntArray  # the kinds that no other can slow: each takes what it takes alone
     class_of: IntArray  # of each flow of the kernel
 
@@ -192,14 +184,14 @@ def make_system(traffic: Traffic) -> FluidSystem:
     amount = classes.amount[class_of]
     owner = place[flow[used]]
     net = Net(
-        first=count_bounds(np.bincount(owner, minlength=len(class_of))),
+        first=run.count_bounds(np.bincount(owner, minlength=len(class_of))),
         link=link_of.ravel().astype(np.int64),
         owner=owner,
         use=bytes_on[used] / amount[owner],
         capacity=classes.capacity[used_links],
     )
-    bounds = count_bounds(np.bincount(classes.set_of[class_of], minlength=len(traffic.sets)))
-    flows = FlowKinds(net, amount, bounds, traffic.kind_set, traffic.kind_alone_s, traffic.kind_scale)
+    bounds = run.count_bounds(np.bincount(classes.set_of[class_of], minlength=len(traffic.sets)))
+    flows = run.FlowKinds(net, amount, bounds, traffic.kind_set, traffic.kind_alone_s, traffic.kind_scale)
     return FluidSystem(flows, np.flatnonzero(~shared[traffic.kind_set]), class_of)
 
 
@@ -265,7 +257,7 @@ class FluidRun:
 
     shared: SharedProgram
     system: FluidSystem
-    fluid_times: FluidTimes
+    fluid_times: run.FluidTimes
 
     @cached_property
     def times(self) -> Times:
@@ -285,14 +277,14 @@ def simulate_fluid(shared: SharedProgram, *, record: bool = True, compiled: bool
     kind = np.where(fixed[shared.task_kind], -1, shared.task_kind)
     own_s = np.where(kind < 0, shared.duration_s, shared.tail_s)
     sources, targets = shared.waits
-    next_first = count_bounds(np.bincount(sources, minlength=program.tasks))
+    next_first = run.count_bounds(np.bincount(sources, minlength=program.tasks))
     next_task = targets[np.argsort(sources, kind="stable")]
-    tasks = FluidTasks(next_first, next_task, np.zeros(program.tasks), own_s, kind)
+    tasks = run.FluidTasks(next_first, next_task, np.zeros(program.tasks), own_s, kind)
     others = [other for other in shared.repeats if not fixed[other[0]]]
     kinds, starts, periods = zip(*others, strict=True) if others else ((), (), ())
     floats = (np.array(part, np.float64) for part in (starts, periods))
-    repeats = RepeatingTraffic(np.array(kinds, np.int64), *floats)
-    times = run_tasks(tasks, system.flows, repeats, record=record, compiled=compiled)
+    repeats = run.RepeatingTraffic(np.array(kinds, np.int64), *floats)
+    times = run.run_tasks(tasks, system.flows, repeats, record=record, compiled=compiled)
     if times.unfinished:
         _ = program.table.levels  # names the calls that wait for each other
     return FluidRun(shared, system, times)

@@ -48,7 +48,8 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
     for stage in range(step.schedule.stages):
         own = by_rank[stage]
         computing = own[lane_of[own] == COMPUTE]
-        gaps = _find_gaps(computing, times)
+        before_s = np.concatenate([[0.0], times.end_s[computing[:-1]]]) if len(computing) else np.zeros(0)
+        gaps = _ComputeGaps(computing, before_s, np.maximum(times.start_s[computing], before_s))
         left_s = gaps.to_s - gaps.from_s
         exposed = dict.fromkeys(groups, 0.0)
         total = dict.fromkeys(groups, 0.0)
@@ -86,11 +87,6 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
             )
         )
     return tuple(stages)
-
-
-def _find_gaps(computing: IntArray, times: Times) -> _ComputeGaps:
-    before = np.concatenate([[0.0], times.end_s[computing[:-1]]]) if len(computing) else np.zeros(0)
-    return _ComputeGaps(computing, before, np.maximum(times.start_s[computing], before))
 
 
 def _busy_s(tasks: IntArray, times: Times, gaps: _ComputeGaps) -> FloatArray:

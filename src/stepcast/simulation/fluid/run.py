@@ -262,7 +262,10 @@ def run_tasks(
 
     *compiled* asks for numba or forbids it; by default it is used when it is installed and worth its while.
     """
-    if compiled is None and not _is_costly(tasks, flows):
+    # Compiling takes half a minute the first time and later a second, in which Python does a few steps.
+    begun = int(np.diff(flows.set_first)[flows.kind_set[tasks.kind[tasks.kind >= 0]]].sum())
+    is_costly = begun * len(flows.amount) ** 0.5 > COSTLY_FLOWS or len(tasks) > COSTLY_TASKS
+    if compiled is None and not is_costly:
         compiled = False
     kernel = load_kernel(compiled)
     missing = np.bincount(tasks.next_task, minlength=len(tasks)).astype(np.int64)
@@ -300,13 +303,6 @@ def run_tasks(
         near_from_s=float(state.near_from_s[0]),
         near=precision.near,
     )
-
-
-def _is_costly(tasks: FluidTasks, flows: FlowKinds) -> bool:
-    """Compiling takes half a minute the first time and later a second, in which Python does a few steps."""
-    kinds = tasks.kind[tasks.kind >= 0]
-    begun = int(np.diff(flows.set_first)[flows.kind_set[kinds]].sum())
-    return begun * len(flows.amount) ** 0.5 > COSTLY_FLOWS or len(tasks) > COSTLY_TASKS
 
 
 def _make_log(size: int) -> Log:
