@@ -126,7 +126,9 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.3f} s"
     if size >= MS:
         return f"{seconds / MS:.2f} ms"
-    if size >= US or size == 0:
+    if size == 0:
+        return "0 s"
+    if size >= US:
         return f"{seconds / US:.2f} us"
     return f"{seconds / NS:.2f} ns"
 
@@ -152,5 +154,15 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def format_percent(fraction: float) -> str:
-    return f"{fraction * 100:.1f} %"
+def format_energy(mwh: float) -> str:
+    """Return an energy in MWh, or in kWh if it is below ten of the former."""
+    return f"{mwh:,.0f} MWh" if mwh >= 10 else f"{1e3 * mwh:,.0f} kWh"
+
+
+def format_percent(fraction: float, digits: int = 1) -> str:
+    return f"{fraction * 100:z.{digits}f} %"
+
+
+def format_change(fraction: float, digits: int = 1) -> str:
+    """A relative difference with its sign."""
+    return f"{fraction * 100:+z.{digits}f} %"

@@ -108,6 +108,15 @@ def test_text_names_the_remedies_or_that_there_is_none(capsys: pytest.CaptureFix
     assert "give more of them" in " ".join(out.split())
 
 
+def test_adapters_are_trained_with_peft_unless_the_model_is_split(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("predict", "llama-3.1-8b", "--lora", "16", "--seq", "2048", "--gpu")
+    answer = " ".join(run(capsys, *words, "rtx-4090")[1].split())
+    assert "framework peft" in answer
+    assert "to fit --qlora: " in answer
+    assert "or --recompute full: " in answer
+    assert "framework megatron-core" in " ".join(run(capsys, *words, "h200", "--gpus", "2", "--tp", "2")[1].split())
+
+
 def test_sharding_and_a_smaller_micro_batch_are_offered_before_tensor_parallelism(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -59,5 +59,10 @@ def test_predict_has_groups_with_defaults(capsys: pytest.CaptureFixture[str]) ->
         assert f"\n{group}" in out
     assert "usage: stepcast predict [RUN] [options]" in out
     told = " ".join(out.split())
-    for default in ("(default: megatron-core)", "ranks (default: 1)", "(default: 8 micro-batches", "(default: 100)"):
+    for default in (
+        "(default: megatron-core; peft",
+        "ranks (default: 1)",
+        "(default: 8 micro-batches",
+        "(default: 100)",
+    ):
         assert default in told

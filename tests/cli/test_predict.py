@@ -249,7 +249,7 @@ def test_an_exported_step_is_the_predicted_one_or_the_answer_says_by_how_much(
     simulated = run_json(capsys, "simulate", text, *machine)
     longer = simulated["step_s"] / predicted["step_s"] - 1
     assert longer > 0.2
-    assert any(f"{longer:+.0%} against this prediction" in warning for warning in predicted["warnings"])
+    assert any(f"{longer * 100:+.0f} % against this prediction" in warning for warning in predicted["warnings"])
     for overlap in ("gradients", "gradients,experts"):
         prefix = str(tmp_path / overlap / "w.et")
         Path(prefix).parent.mkdir()

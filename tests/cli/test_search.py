@@ -193,7 +193,7 @@ def test_an_interrupt_prints_the_best_so_far(
         (("--gpus", "64..8"), "ends before it begins; use 8..64"),
         (("--gpus", "none"), "expected a whole number"),
         (("--objective", "speed"), "unrecognised value 'speed'"),
-        (("--fix", "pq=2"), "expected a value of tp, cp"),
+        (("--fix", "pq=2"), "expected a value of base-weights, tp, cp"),
         (("--fix", "cp=1,2"), "several values; use --allow cp=1,2"),
         (("--fix", "cp=x"), "expected a whole number"),
         (("--fix", "tp=2"), "tp is given twice"),

@@ -101,7 +101,7 @@ def test_the_price_of_the_catalogue_names_its_source(answer: Ask) -> None:
         (["predict", *STEP, *TWO, "--trace", "x.json"], "--trace is for a single answer"),
         (["network", *STEP, *TWO], "only predict, search and plan compare"),
         (
-            ["predict", *STEP, "--cluster", "mi300x-node", "--gpus", "64", "--tokens", "1T", "--price", "auto"],
+            ["predict", *STEP, "--cluster", "mi355x-node", "--gpus", "64", "--tokens", "1T", "--price", "auto"],
             "no price",
         ),
         (["predict", *STEP, "--cluster", "dgx-h100,nowhere", "--gpus", "63"], "nowhere"),

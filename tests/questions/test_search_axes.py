@@ -1,8 +1,12 @@
 """Searches over dispatchers and exchanges, and families of layouts."""
 
+import pytest
+
 from stepcast.forecast.predict import predict
 from stepcast.questions.choices import build_question
+from stepcast.questions.question import PredictQuestion
 from stepcast.questions.search import SearchQuestion, settle_search
+from stepcast.questions.settle import settle
 
 ASKED = {
     "model": "qwen3-30b-a3b", "cluster": "dgx-h100", "gpus": 16, "global_batch": 32, "seq": 4096, "workers": 1,
@@ -49,3 +53,16 @@ def test_the_layout_of_deepseek_v3_is_found() -> None:
     given |= {"recompute": "selective:norms+latent-up+expert-activation", "sharding": "zero-1"}
     best = settle_search(build_question(SearchQuestion, given)).answer().best[0].strategy
     assert (best.layout.ep, best.layout.pp, str(best.schedule)) == (64, 16, "dualpipe")
+
+
+def test_adapters_are_searched_with_peft_and_predicted_by_the_printed_command() -> None:
+    place = {"model": "llama-3.1-8b", "gpu": "rtx-4090", "gpus": 4, "global_batch": 16, "seq": 2048, "workers": 1}
+    asked = settle_search(build_question(SearchQuestion, {**place, "lora": "16", "base_weights": "trained,nf4"}))
+    result = asked.answer()
+    assert asked.profile.name == "peft"
+    assert {asked.facts(each)["base_weights"] for each in result.simulated} == {"trained", "nf4"}
+    words = asked.command(result.best[0]).split()[2:]
+    choices = dict(zip((word[2:].replace("-", "_") for word in words[::2]), words[1::2], strict=True))
+    assert settle(build_question(PredictQuestion, choices)).prediction.step_s == result.best[0].step_s
+    with pytest.raises(ValueError, match="--lora 16"):
+        settle_search(build_question(SearchQuestion, {**place, "base_weights": "nf4"}))

@@ -13,12 +13,11 @@ from stepcast.cli.progress import open_source
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
 from stepcast.ir.facts import FactDict
+from stepcast.units import format_percent
 
 if TYPE_CHECKING:
-    from stepcast.analyze.megatron.analysis import MegatronAnalysis
     from stepcast.calibrate.collectives import Fitted
     from stepcast.hardware import Gpu
-    from stepcast.optimus.calibration import ConstantsFit, Observation
 
 ERRORS = {"before": "before", "after": "after", "left_out": "on sizes left out"}
 
@@ -99,13 +98,18 @@ def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[F
 
 
 def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
+    from stepcast.analyze.megatron.analysis import analyze_megatron
     from stepcast.calibrate.megatron import calibrate_megatron
 
     gpu = _load_gpu(args, paths[0])
     folders: dict[str, list[str]] = {}
     for path in _select(paths, "megatron"):
         folders.setdefault(os.path.dirname(path), []).append(path)
-    runs = {folder if len(files) > 1 else files[0]: _analyze(files) for folder, files in folders.items()}
+    reader = format_named("megatron")
+    runs = {
+        folder if len(files) > 1 else files[0]: analyze_megatron(read_sources(list(map(open_source, files)), reader))
+        for folder, files in folders.items()
+    }
     return calibrate_megatron(runs, gpu, args.cluster, args.model)
 
 
@@ -121,12 +125,6 @@ def _load_gpu(args: argparse.Namespace, path: str) -> "Gpu":
     )
 
 
-def _analyze(files: Sequence[str]) -> "MegatronAnalysis":
-    from stepcast.analyze.megatron.analysis import analyze_megatron
-
-    return analyze_megatron(read_sources([open_source(path) for path in files], format_named("megatron")))
-
-
 # ---- OptimusPrime -----------------------------------------------------------------------------------------
 
 
@@ -135,7 +133,7 @@ def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[
     from stepcast.hardware import load_cluster
     from stepcast.inputs.optimus_log import read_logs
     from stepcast.models.catalog import load_model
-    from stepcast.optimus.calibration import CLUSTER, fit, lengths_of, observed
+    from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
     from stepcast.optimus.cost import machine_of
 
     skipped: list[str] = []
@@ -145,9 +143,28 @@ def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[
     lengths = _read_lengths(args.sequence) if args.sequence else lengths_of(logs[0])
     model = load_model(args.model) if args.model else None
     observations = [observed(log, machine, lengths, model) for log in logs]
-    place = {"cluster": cluster.name, "gpu": cluster.gpu.name}
-    facts = _optimus_facts(fit(observations, machine), observations, place, skipped)
-    names = [run.name for run in observations]
+    fitted, names = fit(observations, machine), [run.name for run in observations]
+    facts: FactDict = {
+        "kind": "calibration",
+        "source": "optimus",
+        "cluster": cluster.name,
+        "gpu": cluster.gpu.name,
+        "constants": {name: getattr(fitted.constants, name) for name in TITLES},
+        "titles": TITLES,
+        "spread": fitted.spread,
+        "mean_abs_error": fitted.mean_abs_error,
+        "runs": [
+            {
+                "file": os.path.basename(run.source),
+                "run": run.name,
+                "measured_s": run.measured_s,
+                "predicted_s": run.measured_s * (1 + error),
+                "error": error,
+            }
+            for run, error in zip(observations, fitted.errors, strict=True)
+        ],
+        "warnings": [*fitted.warnings, *skipped],
+    }
     lines = [
         f'gpu = "{facts["gpu"]}"',
         f'source = "stepcast calibrate on {len(names)} {facts["source"]} runs, cluster {facts["cluster"]}"',
@@ -174,33 +191,6 @@ def _read_lengths(text: str) -> tuple[float, ...]:
     if not all(0 < length < 1e9 for length in lengths):
         raise ValueError(f"--sequence {text}: every length must be above zero")
     return lengths
-
-
-def _optimus_facts(
-    fitted: "ConstantsFit", observations: "Sequence[Observation]", place: FactDict, skipped: list[str]
-) -> FactDict:
-    from stepcast.optimus.calibration import TITLES
-
-    return {
-        "kind": "calibration",
-        "source": "optimus",
-        **place,
-        "constants": {name: getattr(fitted.constants, name) for name in TITLES},
-        "titles": TITLES,
-        "spread": fitted.spread,
-        "mean_abs_error": fitted.mean_abs_error,
-        "runs": [
-            {
-                "file": os.path.basename(run.source),
-                "run": run.name,
-                "measured_s": run.measured_s,
-                "predicted_s": run.measured_s * (1 + error),
-                "error": error,
-            }
-            for run, error in zip(observations, fitted.errors, strict=True)
-        ],
-        "warnings": [*fitted.warnings, *skipped],
-    }
 
 
 # ---- collectives ------------------------------------------------------------------------------------------
@@ -280,7 +270,7 @@ def _write_cluster(fitted: "Fitted", facts: FactDict, args: argparse.Namespace) 
     if base.endswith(".toml"):
         folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()
         base = os.path.relpath(base, folder)
-    errors = ", ".join(f"{facts[name]:.1%} {word}" for name, word in ERRORS.items())
+    errors = ", ".join(f"{format_percent(facts[name])} {word}" for name, word in ERRORS.items())
     written = [constant for constant in CONSTANTS if constant.key in fitted.values] if facts["used"] else []
     source = f"stepcast calibrate on {', '.join(facts['logs'])}: mean error {errors}".replace('"', "'")
     lines = [

@@ -9,16 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
+from stepcast.cli import streams
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
-from stepcast.cli.streams import (
-    discard_output,
-    open_closed_streams,
-    print_waiting_notes,
-    safe_streams,
-    show_status,
-    terminal_width,
-    waiting_notes,
-)
 from stepcast.cli.verbs import OTHER_VERBS, SPELLINGS, Verb
 from stepcast.cli.verbs import VERBS as VERBS
 from stepcast.version import __version__
@@ -119,10 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         end_on_interrupt()
         gc.disable()  # a command makes few reference cycles, and the search for them takes a tenth of its time
-        open_closed_streams()
+        streams.open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     plain = "--plain" in arguments
-    with safe_streams(plain):
+    with streams.safe_streams(plain):
         status = _answer([word for word in arguments if word != "--plain"])
     if argv is None:
         gc.freeze()  # nor is the end of the process the time to search for them
@@ -131,23 +123,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(arguments: list[str]) -> int:
     """Return the exit status of a verb; report an error in one line."""
-    waiting_notes.clear()
+    streams.waiting_notes.clear()
     try:
         try:
             status = _run(arguments)
         finally:
             sys.stdout.flush()  # here, where an error can still be reported
-        print_waiting_notes()
+        streams.print_waiting_notes()
         return status
     except BrokenPipeError:
-        discard_output()  # the reader, such as ``head``, has ended
+        streams.discard_output()  # the reader, such as ``head``, has ended
         return 0
     except KeyboardInterrupt:
-        print_waiting_notes()
+        streams.print_waiting_notes()
         print("stepcast: interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning, RecursionError) as error:
-        show_status("")
+        streams.show_status("")
         if "--debug" in arguments:
             import traceback
 
@@ -155,7 +147,7 @@ def _answer(arguments: list[str]) -> int:
         else:
             print(f"stepcast: {one_line(_describe(error))}", file=sys.stderr)
         if isinstance(error, OSError) and not error.filename:
-            discard_output()
+            streams.discard_output()
         return getattr(error, "status", 2)
 
 
@@ -189,7 +181,7 @@ def _help(words: Sequence[str]) -> int:
     if not named:
         build_parser(load=False).parse_args(words[:1] or ["--help"])
         return 2
-    print(named[0].help(terminal_width()))
+    print(named[0].help(streams.terminal_width()))
     return 0
 
 

@@ -11,7 +11,7 @@ from stepcast.cli.pages import show_alternatives
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.questions.choices import several_of
 from stepcast.questions.question import PredictQuestion
-from stepcast.units import format_seconds
+from stepcast.units import format_change, format_seconds
 
 DOES_NOT_FIT = 1  # exit status
 SAME_STEP = 0.01  # of a step: an exported workload that differs by more is reported
@@ -106,7 +106,8 @@ def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
     if strategy.offload != NO_OFFLOAD:
         raise ValueError(f"{path}: workload files cannot describe offloading; leave --offload out")
     workload = generate(model, strategy, framework)
-    price = compute_pricer(workload, settled.cluster, settled.calibration, framework.attention)
+    given = settled.calibration, framework.attention
+    price = compute_pricer(workload, settled.cluster, *given, schedule=strategy.schedule)
 
     def seconds(work: "Work") -> float:
         return price(work).seconds  # type: ignore[arg-type]
@@ -132,6 +133,6 @@ def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
         return []
     return [
         f"{path} is this step in AICB's format, which overlaps no gradients and counts parameters differently: "
-        f"simulated, it takes {format_seconds(step_s)}, {step_s / predicted_s - 1:+.0%} against this prediction; a "
-        "name that ends in .et writes Chakra, which simulates to the predicted step"
+        f"simulated, it takes {format_seconds(step_s)}, {format_change(step_s / predicted_s - 1, 0)} against this "
+        "prediction; a name that ends in .et writes Chakra, which simulates to the predicted step"
     ]

@@ -152,7 +152,7 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> "Options":
-    from stepcast.cost.collectives import Algorithm
+    from stepcast.cost.collectives.choose import Algorithm
     from stepcast.forecast.options import Engine, Options
     from stepcast.hardware import Place
     from stepcast.simulation.chunks import Body

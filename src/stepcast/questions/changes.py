@@ -11,6 +11,7 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 from stepcast.ir.facts import ChangeFacts, FactDict, Facts
+from stepcast.ir.strategy import BaseWeights
 from stepcast.questions.choices import option_of
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_bytes
@@ -25,7 +26,9 @@ SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
 LONG_SEQUENCE = 32_768  # tokens from which context parallelism is offered
 # A rough cost of one level along an axis, to predict the promising combinations first.
-COSTS = {"sharding": 1, "micro_batch": 2, "recompute": 4, "cp": 5, "tp": 6, "pp": 7, "offload": 12}
+COSTS = {"sharding": 1, "micro_batch": 2, "recompute": 4, "base_weights": 5, "cp": 5, "tp": 6, "pp": 7, "offload": 12}
+
+QLORA = ("--base-weights nf4", "--qlora")  # as people who fine-tune say it
 
 Change = Facts
 Levels = dict[str, int]  # axis -> how far along it, from 1
@@ -40,7 +43,7 @@ def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
         typed = {name: value for name, value in change.items() if getattr(asked.question, name) != value}
         rows.append(
             {
-                "options": " ".join(f"{option_of(name)} {value}" for name, value in typed.items()),
+                "options": " ".join(f"{option_of(name)} {value}" for name, value in typed.items()).replace(*QLORA),
                 "step_s": prediction.step_s,
                 "slower": prediction.step_s / step_s - 1 if step_s else 0.0,
                 "memory_bytes": max(stage.total for stage in prediction.memory),
@@ -119,7 +122,9 @@ class _Remedies:
         gpus = {"dp": None, "nodes": None, "gpus": self.asked.strategy.layout.gpus}
         try:
             run = settle(self.asked.question.change({**gpus, **change}))
-            lacks_software = set(run.missing) - set(self.asked.missing)
+            lacks_software = run.framework.name != self.asked.framework.name or set(run.missing) - set(
+                self.asked.missing
+            )
             if lacks_software or not is_legal(run.model, run.strategy, run.framework):
                 return None
             stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
@@ -144,6 +149,7 @@ def _remedy_axes(asked: SettledRun) -> dict[str, list[int] | list[str]]:
         "sharding": list(SHARDINGS[SHARDINGS.index(sharding) + 1 :]) if shards else [],
         "micro_batch": list(_halves(strategy.micro_batch)),
         "recompute": list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"],
+        "base_weights": ["nf4"] if strategy.lora_rank and strategy.base_weights is BaseWeights.TRAINED else [],
         "tp": list(_doubles(layout.tp, layout.dp, asked.cluster.domain_gpus)),
         "pp": list(_doubles(layout.pp, layout.dp, asked.model.layers)),
         "cp": list(_doubles(layout.cp, layout.dp, 4 * layout.cp)) if strategy.seq >= LONG_SEQUENCE else [],

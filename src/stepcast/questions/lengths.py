@@ -19,6 +19,7 @@ from stepcast.inputs.samples import CHARACTERS_PER_TOKEN, SAMPLED, read_sample_l
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.questions.numbers import ValueSpellingError
+from stepcast.units import format_percent
 
 SIMULATED_STEPS = 400
 MOST_DRAWN = 4_000_000  # samples in them
@@ -99,12 +100,13 @@ def shape_batches(
     tokens = np.minimum(lengths.tokens, seq)
     cut = float(np.mean(lengths.tokens > seq))
     mean = float(tokens.mean())
-    about = f"{lengths.source}; mean {mean:,.0f}" + (f", {cut:.0%} cut at {seq:,}" if cut else "")
+    about = f"{lengths.source}; mean {mean:,.0f}" + (f", {format_percent(cut, 0)} cut at {seq:,}" if cut else "")
     if batching == "packed":
         filled = _pack(tokens, seq)
         document = round(float((tokens**2).mean() / mean))
         samples_each = filled * seq / mean
-        text = f"packed sequences of {seq:,} tokens, {filled:.0%} filled with {samples_each:.1f} samples each ({about})"
+        inside = f"{format_percent(filled, 0)} filled with {samples_each:.1f} samples each"
+        text = f"packed sequences of {seq:,} tokens, {inside} ({about})"
         return BatchShape(seq, seq, document, samples_each, text)
     # As many ranks as are simulated in reasonable time: the slowest of more is hardly slower.
     ranks = max(1, min(replicas, MOST_DRAWN // (SIMULATED_STEPS * micro_batch * rounds)))
@@ -119,9 +121,10 @@ def shape_batches(
     waiting, average = float(of_rank.max(axis=1).mean()), float(padded.mean())
     longest = int(min(seq, tokens.max()))
     length = min(seq, -(-round(waiting) // multiple) * multiple)
-    text = f"{batching} batches of {average:,.0f} tokens on average, {mean / average:.0%} of them samples ({about})"
+    share = f"{format_percent(mean / average, 0)} of them samples"
+    text = f"{batching} batches of {average:,.0f} tokens on average, {share} ({about})"
     if waiting > average * 1.01:
-        text += f"; the slowest of {replicas:,} ranks has {waiting / average - 1:.0%} more"
+        text += f"; the slowest of {replicas:,} ranks has {format_percent(waiting / average - 1, 0)} more"
     return BatchShape(length, max(length, longest), 0, 1.0, text)
 
 

@@ -18,7 +18,7 @@ from stepcast.questions.prices import settle_price
 from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, StepChoices
 from stepcast.questions.rules import check_rules
 from stepcast.questions.settle import SettledRun, settle
-from stepcast.units import DAY, DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
+from stepcast.units import DAY, DEFAULT_CURRENCY, format_percent, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation, Saving
@@ -437,7 +437,9 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
     if question.spot:
         reclaimed_per_s = -math.log1p(-min(question.spot, 1 - 1e-9)) / MONTH_S
         failures = replace(failures, node_s=1 / (1 / failures.node_s + reclaimed_per_s))
-        assumptions.append(f"{question.spot:.0%} of nodes are reclaimed in a month, each an interruption (--spot)")
+        assumptions.append(
+            f"{format_percent(question.spot, 0)} of nodes are reclaimed in a month, each an interruption (--spot)"
+        )
     pause, stragglers = None, Stragglers()
     if question.evaluate is not None:
         readers: Readers = {"every": count(1, MOST_STEPS), "for": parse_duration_s}

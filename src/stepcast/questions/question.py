@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stepcast.ir.model import Model
 
 DEFAULT_FRAMEWORK = "megatron-core"
+TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
 SCHEDULES = tuple(map(str, ScheduleKind))
 SHARDINGS = tuple(map(str, Sharding))
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
@@ -130,7 +131,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         "(default: even)", values=PLACES)] = "even"
     framework: Annotated["Framework | str | None", Choice(group=WHAT, metavar="F",
         help="framework whose defaults fill unset options: a name from 'stepcast list frameworks', or a TOML file "
-        f"(default: {DEFAULT_FRAMEWORK})", several=True, aliases="software backend stack trainer library")] = None
+        f"(default: {DEFAULT_FRAMEWORK}; {TUNING_FRAMEWORK} for LoRA without --tp, --pp, --cp, --ep)",
+        several=True, aliases="software backend stack trainer library")] = None
     gpus: Annotated[int | None, replace(_ranks("total number of GPUs",
         "num-gpus ngpus n-gpus gpu-count world-size nproc devices num-devices"), several=True)] = None
     nodes: Annotated[int | None, _ranks("number of nodes (instead of --gpus)",
@@ -301,6 +303,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         "fp8_activations")] = None
     fp8_attention: Annotated[bool | None, _flag("attention multiplies in fp8 if linear layers do",
         "fp8_attention", "fp8-dot-product-attention fp8-dpa")] = None
+    op_fuser: Annotated[bool | None, _flag("Transformer Engine's fused operations in MLPs and adapters (fused kernels)",
+        "op_fuser", "use-transformer-engine-op-fuser use-te-ops te-op-fuser")] = None
     bf16_final_layers: Annotated[int | None, _number("number of final layers kept in bf16 when training in fp8 or "
         "fp4 (default: that of the framework, usually 0)", count(0, numbers.MOST_LAYERS), sets="wide_layers",
         aliases="wide-layers num-layers-at-end-in-bf16")] = None
@@ -424,6 +428,7 @@ class StepChoices(TypedDict, total=False):
     dropout: bool | None
     fp8_activations: bool | None
     fp8_attention: bool | None
+    op_fuser: bool | None
     bf16_final_layers: int | str | None
     loss: str | None
     deferred_gradients: int | str | None

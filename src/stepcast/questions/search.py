@@ -24,23 +24,22 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import parse_optimizer
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.strategy import ContextKind, Recompute, Sharding, Strategy
+from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
+from stepcast.questions import numbers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
-from stepcast.questions.numbers import (
-    MOST_LAYERS,
-    MOST_SEQUENCES,
-    ValueSpellingError,
-    count,
-    gpu_count,
-    positive,
-    share,
-)
 from stepcast.questions.prices import settle_price
-from stepcast.questions.question import CHOICES, DEFAULT_FRAMEWORK, PRECISIONS, SCHEDULES, PredictQuestion
+from stepcast.questions.question import (
+    CHOICES,
+    DEFAULT_FRAMEWORK,
+    PRECISIONS,
+    SCHEDULES,
+    TUNING_FRAMEWORK,
+    PredictQuestion,
+)
 from stepcast.questions.rules import check_rules
-from stepcast.questions.settle import name_cluster, suggest_larger
+from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, suggest_larger
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -51,10 +50,8 @@ OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
 OVERLAPPING = ("usual", "none", "tensor", "experts")
-MOST_GPU_COUNTS = 64
+MOST_GPU_COUNTS, MOST_ROWS, MOST_WORKERS = 64, 1000, 1024
 FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
-MOST_ROWS = 1000
-MOST_WORKERS = 1024
 Counts = tuple[int, ...] | None
 Words = tuple[str, ...] | None
 # Headings of the help.
@@ -67,10 +64,10 @@ def read_gpu_counts(text: str) -> tuple[int, ...]:
     """Read ``64``, ``64,96``, or ``64..512``, which doubles from 64 to 512."""
     first, dots, last = text.partition("..")
     if not dots:
-        return tuple(sorted({gpu_count(number) for number in text.split(",")}))
-    low, high = gpu_count(first), gpu_count(last)
+        return tuple(sorted({numbers.gpu_count(number) for number in text.split(",")}))
+    low, high = numbers.gpu_count(first), numbers.gpu_count(last)
     if high < low:
-        raise ValueSpellingError(f"{text!r} ends before it begins; use {high}..{low}")
+        raise numbers.ValueSpellingError(f"{text!r} ends before it begins; use {high}..{low}")
     return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
 
 
@@ -130,21 +127,27 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     global_batch: Annotated[int | None, Choice(group=WHAT, metavar="N", help="global batch size, in sequences per "
         "step", read=CHOICES["global_batch"].read, aliases=CHOICES["global_batch"].aliases)] = None
     tokens_per_batch: Annotated[float | None, Choice(group=WHAT, metavar="N",
-        help="global batch size in tokens, e.g. 4M (instead of --global-batch)", read=positive(parse_count))] = None
+        help="global batch size in tokens, e.g. 4M (instead of --global-batch)",
+        read=numbers.positive(parse_count))] = None
     seq: Annotated[int | None, Choice(group=WHAT, metavar="N", read=CHOICES["seq"].read,
         help=CHOICES["seq"].help, aliases=CHOICES["seq"].aliases)] = None
-    framework: Annotated[str, Choice(group=WHAT, metavar="F", several=True, aliases=CHOICES["framework"].aliases,
-        help="framework whose defaults fill unset options, and whose features are searched (default: "
-        f"{DEFAULT_FRAMEWORK})")] = DEFAULT_FRAMEWORK
+    framework: Annotated[str | None, Choice(group=WHAT, metavar="F", several=True,
+        aliases=CHOICES["framework"].aliases, help="framework whose defaults fill unset options, and whose features "
+        f"are searched (default: {DEFAULT_FRAMEWORK}; {TUNING_FRAMEWORK} with --lora)")] = None
     any_framework: Annotated[bool, Choice(group=WHAT,
         help="also search schedules, sharding and overlap that the framework does not have")] = False
-    tp: Annotated[Counts, _axis("tp", "tensor-parallel ranks", gpu_count)] = None
-    cp: Annotated[Counts, _axis("cp", "context-parallel ranks", gpu_count)] = None
-    ep: Annotated[Counts, _axis("ep", "expert-parallel ranks", gpu_count)] = None
-    expert_tp: Annotated[Counts, _axis("expert_tp", "tensor-parallel ranks of experts", gpu_count)] = None
-    pp: Annotated[Counts, _axis("pp", "pipeline-parallel ranks", gpu_count)] = None
-    vpp: Annotated[Counts, _axis("vpp", "virtual pipeline stages per rank", count(1, MOST_LAYERS))] = None
-    micro_batch: Annotated[Counts, _axis("micro_batch", "micro-batch size", count(1, MOST_SEQUENCES))] = None
+    lora: Annotated[str | None, replace(CHOICES["lora"], group=WHAT)] = None
+    base_weights: Annotated[Words, _axis("base_weights", "formats of the frozen weights under LoRA (default: trained, "
+        "the training precision)", plain_word, tuple(map(str, BaseWeights)), BaseWeights)] = None
+    tp: Annotated[Counts, _axis("tp", "tensor-parallel ranks", numbers.gpu_count)] = None
+    cp: Annotated[Counts, _axis("cp", "context-parallel ranks", numbers.gpu_count)] = None
+    ep: Annotated[Counts, _axis("ep", "expert-parallel ranks", numbers.gpu_count)] = None
+    expert_tp: Annotated[Counts, _axis("expert_tp", "tensor-parallel ranks of experts", numbers.gpu_count)] = None
+    pp: Annotated[Counts, _axis("pp", "pipeline-parallel ranks", numbers.gpu_count)] = None
+    vpp: Annotated[Counts, _axis("vpp", "virtual pipeline stages per rank",
+        numbers.count(1, numbers.MOST_LAYERS))] = None
+    micro_batch: Annotated[Counts, _axis("micro_batch", "micro-batch size",
+        numbers.count(1, numbers.MOST_SEQUENCES))] = None
     schedule: Annotated[Words, _axis("schedule", "pipeline schedules", readers.read_schedule, SCHEDULES,
         ScheduleKind)] = None
     recompute: Annotated[Words, _axis("recompute", "activation recomputation: none, selective, full, or the modules "
@@ -176,21 +179,21 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     allow: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=A,B", help="the same as --NAME A,B")] = ()
     objective: Annotated[str, Choice(group=AIM, values=OBJECTIVES, aliases="minimize optimize-for goal",
         help="objective to optimise; robust is the upper end of the interval (default: step, the step time)")] = "step"
-    max_memory: Annotated[float | None, Choice(group=AIM, metavar="SIZE", read=positive(parse_size_bytes),
+    max_memory: Annotated[float | None, Choice(group=AIM, metavar="SIZE", read=numbers.positive(parse_size_bytes),
         help="maximum memory per GPU, e.g. 70GiB (default: all)")] = None
-    memory_reserve: Annotated[float | None, Choice(group=AIM, metavar="X", read=share,
+    memory_reserve: Annotated[float | None, Choice(group=AIM, metavar="X", read=numbers.share,
         help="share of GPU memory to leave free, e.g. 10% (default: 7%, the margin of the 90 % memory interval, or "
         "0 with --max-memory)")] = None
-    top: Annotated[int, Choice(group=AIM, metavar="K", read=count(1, MOST_ROWS), aliases="top-k limit best",
+    top: Annotated[int, Choice(group=AIM, metavar="K", read=numbers.count(1, MOST_ROWS), aliases="top-k limit best",
         help="number of strategies to rank (default: 10)")] = 10
     tokens: Annotated[float | None, replace(CHOICES["tokens"], group=AIM)] = None
     price: Annotated[float | str | None, replace(CHOICES["price"], group=AIM)] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=AIM)] = DEFAULT_CURRENCY
-    time: Annotated[float | None, Choice(group=AIM, metavar="T", read=positive(parse_duration_s),
+    time: Annotated[float | None, Choice(group=AIM, metavar="T", read=numbers.positive(parse_duration_s),
         help="time limit, e.g. 60s; then the best so far is reported (default: none)")] = None
     explain: Annotated[bool, Choice(group=AIM,
         help="predict rank 1 with other values of each choice: what they cost, or why they are not possible")] = False
-    workers: Annotated[int | None, Choice(group=AIM, metavar="N", read=count(1, MOST_WORKERS),
+    workers: Annotated[int | None, Choice(group=AIM, metavar="N", read=numbers.count(1, MOST_WORKERS),
         help="number of processes (default: the number of cores)")] = None
     # fmt: on
 
@@ -219,7 +222,7 @@ def _read_axis(option: str, entry: str) -> tuple[str, AxisValues]:
         raise ValueError(f"{option} {entry!r}: expected a value of {known}, such as tp=8")
     if option == "--fix" and "," in values:
         raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
-    with prefix_errors(f"{option} {entry!r}", kinds=(ValueSpellingError,)):
+    with prefix_errors(f"{option} {entry!r}", kinds=(numbers.ValueSpellingError,)):
         several: Callable[[str], AxisValues] = AXES[name].read  # type: ignore[assignment]  # of an axis
         return name, several(values)
 
@@ -236,7 +239,16 @@ USUAL: Mapping[str, AxisValues] = {
 # Keys of [supports] in profiles.
 SUPPORTED = {"schedule": "schedules", "recompute": "recompute", "dispatcher": "dispatchers", "cp_comm": "contexts"}
 # Choices that are settled with the software.
-SOFTWARE_AXES = ("dispatcher", "cp_comm", "gradients", "optimizer", "offload", "fp8_params", "mtp_layers")
+SOFTWARE_AXES = (
+    "dispatcher",
+    "cp_comm",
+    "gradients",
+    "optimizer",
+    "offload",
+    "fp8_params",
+    "mtp_layers",
+    "base_weights",
+)
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
 FEW_COUNTS = 4  # numbers of GPUs that a message lists one by one
 # What decides whether software has all that a candidate uses, and how far degrees matter for that.
@@ -346,6 +358,7 @@ class SettledSearch:
             "offload": offload_word(strategy.offload),
             "fp8_params": strategy.fp8_parameters,
             "mtp_layers": strategy.further_tokens,
+            "base_weights": str(strategy.base_weights),
         }
         several = {name for name, values in self.axes.items() if len(values) > 1}
         return {**strategy_facts(strategy), **{name: value for name, value in used.items() if name in several}}
@@ -364,7 +377,7 @@ class SettledSearch:
                 words += ["--place", str(candidate.options.place)]
             return shlex.join(["stepcast", "predict", *place, *words])
         facts = strategy_facts(candidate.strategy)
-        words = ["--framework", question.framework, "--gpus", str(candidate.gpus), "--seq", str(self.seq)]
+        words = ["--framework", self.profile.name, "--gpus", str(candidate.gpus), "--seq", str(self.seq)]
         words += ["--global-batch", str(self.global_batch), "--top", "1"]
         for name in FIXED:
             words += ["--fix", f"{name.replace('_', '-')}={facts[name]}"]
@@ -377,9 +390,8 @@ class SettledSearch:
         from stepcast.searching.space import SearchAxes, build_space, useful_recomputes
 
         precision = self.profile.defaults.precision
-        framework, _ = self._settle(Layout(), precision)
-        usual: dict[str, AxisValues] = {"precision": (precision,)}
-        usual["recompute"] = useful_recomputes(self.model, framework)
+        recomputes = useful_recomputes(self.model, self._settle(Layout(), precision)[0])
+        usual: dict[str, AxisValues] = {"precision": (precision,), "recompute": recomputes}
         named = {name: values for name, values in self.axes.items() if name not in SOFTWARE_AXES}
         axes = SearchAxes(gpus=self.gpus, **(usual | named))
         space = build_space(self.model, axes, self.global_batch, self.seq, self.cluster.domain_gpus)
@@ -413,7 +425,9 @@ class SettledSearch:
         return parts
 
     def _settle(self, layout: Layout, precision: DType, chosen: FactDict | None = None) -> tuple[Framework, FactDict]:
+        adapters = readers.split_lora(self.question.lora) if self.question.lora else {}
         given: FactDict = {"precision": precision}
+        given |= {CHOICES[name].sets: CHOICES[name].means(value) for name, value in adapters.items() if value}
         settle = partial(settle_profile, self.profile, self.model, self.cluster.gpu.name, layout)
         for name, value in (chosen or {}).items():
             if name == "optimizer":
@@ -423,9 +437,8 @@ class SettledSearch:
             elif name != "dispatcher" or layout.ep > 1:
                 given[CHOICES[name].sets] = value
         settled = settle(given)
-        return settled.framework, {
-            name: value for name, value in settled.choices.items() if name not in SETTLED_ELSEWHERE
-        }
+        choices = {**settled.choices, **adapter_fields(given.get("lora_rank", 0), settled.framework)}
+        return settled.framework, {name: value for name, value in choices.items() if name not in SETTLED_ELSEWHERE}
 
 
 def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpace":
@@ -476,7 +489,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place
     assert model is not None
     assumptions: list[str] = []
-    profile = load_profile(question.framework)
+    profile = load_profile(question.framework or default_framework(question.lora))
     question = settle_price(question, cluster, assumptions)
     seq, gpus = question.seq, question.gpus
     if seq is None:
@@ -488,19 +501,18 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
         gpus = (cluster.gpus,)
         assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus)")
     global_batch, axes = _settle_global_batch(question, seq), question.axes
-    if question.any_framework:
-        if not profile.supports:
-            raise ValueError(f"--any-framework has no effect: {profile.name} does not list what it can run")
-    else:
+    if "base_weights" in axes and not question.lora:
+        raise ValueError("--base-weights are frozen: train adapters on them, such as --lora 16")
+    if question.any_framework and not profile.supports:
+        raise ValueError(f"--any-framework has no effect: {profile.name} does not list what it can run")
+    if not question.any_framework:
         axes = {name: _supported_values(name, values, profile, assumptions) for name, values in axes.items()}
-    if not question.any_framework and profile.supports and not {"schedule", "sharding"} <= axes.keys():
-        assumptions.append(f"schedules, shardings and overlaps that {profile.name} has (--any-framework)")
+        if profile.supports and not {"schedule", "sharding"} <= axes.keys():
+            assumptions.append(f"schedules, shardings and overlaps that {profile.name} has (--any-framework)")
     if question.max_memory is None and question.memory_reserve is None:
         assumptions.append(f"a reserve of {MEMORY_RESERVE * 100:g} % of each GPU's memory (--memory-reserve)")
-    limits = question.max_memory, question.memory_reserve
-    question = question.change({"cluster": place})
-    values = model, cluster, profile, gpus, global_batch, seq, axes
-    settled = SettledSearch(question, *values, *limits, tuple(assumptions))
+    values = model, cluster, profile, gpus, global_batch, seq, axes, question.max_memory, question.memory_reserve
+    settled = SettledSearch(question.change({"cluster": place}), *values, tuple(assumptions))
     most, wanted = settled.joined_cluster.gpus, max(gpus)
     if most is not None and wanted > most:
         raise ValueError(f"--gpus {wanted:,}: cluster {cluster.name} has {most:,} GPUs{suggest_larger(cluster)}")
@@ -517,12 +529,9 @@ def _supported_values(name: str, values: AxisValues, profile: Profile, assumptio
     known = profile.supports.get(SUPPORTED.get(name, ""))
     if known is None:
         return values
-    words = {each: {each.kind, *each.modules} if isinstance(each, Recompute) else {each} for each in values}
-    lacking = [
-        f"{name.replace('_', '-')} {', '.join(sorted(words[each] - {*known}))}"
-        for each in values
-        if words[each] - {*known}
-    ]
+    words = [{each.kind, *each.modules} if isinstance(each, Recompute) else {each} for each in values]
+    missing = [", ".join(sorted(named - {*known})) for named in words]
+    lacking = [f"{name.replace('_', '-')} {listed}" for listed in missing if listed]
     if len(lacking) == len(values):
         has = f"it has {', '.join(known)}" if known else "nor any other"
         raise ValueError(
@@ -530,7 +539,7 @@ def _supported_values(name: str, values: AxisValues, profile: Profile, assumptio
         )
     if lacking:
         assumptions.append(f"without {' and '.join(lacking)}, which {profile.name} does not have (--any-framework)")
-    return tuple(each for each in values if not words[each] - {*known})
+    return tuple(each for each, listed in zip(values, missing, strict=True) if not listed)
 
 
 def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
@@ -554,6 +563,8 @@ def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
 class SearchChoices(TypedDict, total=False):
     """Choices of ``stepcast.search``; a value of ``tp`` and other axes fixes it, several restrict it."""
 
+    lora: int | str | None
+    base_weights: str | Sequence[str] | None
     gpu: str | None
     set: list[str] | tuple[str, ...] | str | None
     tokens_per_batch: float | str | None

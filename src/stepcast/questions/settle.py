@@ -31,7 +31,15 @@ from stepcast.models.catalog import load_model
 from stepcast.questions.choices import build_question, option_of, refuse_several, split_lora
 from stepcast.questions.numbers import check_multiple
 from stepcast.questions.prices import settle_price
-from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PREDICTED_AS, PredictQuestion
+from stepcast.questions.question import (
+    AUTOCASTS,
+    CHOICES,
+    DEFAULT_FRAMEWORK,
+    DEFAULTS,
+    PREDICTED_AS,
+    TUNING_FRAMEWORK,
+    PredictQuestion,
+)
 from stepcast.questions.rules import check_rules, rules_of
 
 if TYPE_CHECKING:
@@ -88,7 +96,8 @@ def settle(question: PredictQuestion) -> SettledRun:
     corrections = question.calibration
     if isinstance(corrections, str):
         corrections = load_calibration(corrections)
-    profile = _load_software(question.framework or DEFAULT_FRAMEWORK, assumptions)
+    usual_framework = default_framework(question.lora_rank, max(question.tp, question.pp, question.cp, question.ep))
+    profile = _load_software(question.framework or usual_framework, assumptions)
     gpu = cluster.gpu.name
     layout = lay_out(question, profile, model, gpu)
     usual = describe_settled(settle_profile(profile, model, gpu, layout, {}))
@@ -106,7 +115,7 @@ def settle(question: PredictQuestion) -> SettledRun:
         "module_list": ", ".join(sorted(modules)) or "none",
         "has_mtp": model.next_token_layers > 0,
         "mamba": any(block.mixer is Mixer.MAMBA for block in model.block_kinds),
-        "corrects": corrections is not None and bool(corrections.corrections),
+        "corrects": corrections is not None and bool(corrections.corrections or corrections.pace != 1.0),
         "generation": cluster.gpu.generation,
         "racks": cluster.topology.scale_up_nodes > 1,
         "model": model.name,
@@ -177,8 +186,15 @@ def _load_software(software: "Framework | str", assumptions: list[str]) -> Profi
     return profile_of(software)
 
 
+def default_framework(adapters: int | str | None, split: int = 1) -> str:
+    """Return the name of the default framework: adapters of a model that is not split are trained with peft."""
+    return TUNING_FRAMEWORK if adapters and split == 1 else DEFAULT_FRAMEWORK
+
+
 def _describe_software(framework: Framework) -> str:
     """Describe the default framework, which matters as much as the layout does."""
+    if framework.name == TUNING_FRAMEWORK:
+        return f"framework {framework.name}, transformers with LoRA adapters, eager launches (--framework)"
     issued = "CUDA graphs" if framework.execution is Execution.GRAPHS else "eager launches"
     return (
         f"framework {framework.name}, with {framework.kernels} kernels and {issued} (--framework; plain eager PyTorch "
@@ -392,8 +408,7 @@ def _build_strategy(
     choices = {
         **settled.choices,
         "schedule": settled.choices.get("schedule", default_schedule(layout.vpp)),
-        "training": TrainingKind.LORA if question.lora_rank else TrainingKind.FULL,
-        "lora_separate": bool(question.lora_rank) and settled.framework.modules is Modules.TRANSFORMERS,
+        **adapter_fields(question.lora_rank, settled.framework),
     }
     sequences = Objective(question.task or "sft").sequences
     if sequences > 1:
@@ -421,6 +436,12 @@ def _build_strategy(
     if split and layout.pp > 1 and strategy.reshard is None:
         assumptions.append("stages keep gathered weights and unsharded gradients in a step (--reshard frees them)")
     return strategy, samples
+
+
+def adapter_fields(rank: int, framework: Framework) -> FactDict:
+    """Return the fields of a Strategy that follow from the rank of adapters."""
+    separate = bool(rank) and framework.modules is Modules.TRANSFORMERS
+    return {"training": TrainingKind.LORA if rank else TrainingKind.FULL, "lora_separate": separate}
 
 
 def _expand_lora(question: PredictQuestion) -> PredictQuestion:

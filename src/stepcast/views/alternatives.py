@@ -3,7 +3,15 @@
 from collections.abc import Callable, Mapping
 
 from stepcast.ir.facts import Facts
-from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
+from stepcast.units import (
+    DAY,
+    format_bytes,
+    format_duration,
+    format_energy,
+    format_money,
+    format_percent,
+    format_seconds,
+)
 from stepcast.views import view as ui
 from stepcast.views.search import strategy_words
 
@@ -12,7 +20,7 @@ VALUES: Mapping[str, Callable[[Facts, float], str]] = {
     "throughput per GPU": lambda _, value: f"{value:,.0f} tokens/s",
     "days": lambda _, value: format_duration(value * DAY),
     "cost": lambda row, value: format_money(value, row["currency"]),
-    "energy": lambda _, value: f"{value:,.0f} MWh",
+    "energy": lambda _, value: format_energy(value),
 }
 # Objectives in the order in which one becomes the headline.
 HEADLINES = ("cost", "days", "throughput per GPU", "step time")
@@ -71,7 +79,7 @@ def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     optional: dict[str, tuple[str, Callable[[Facts], str]]] = {
         "time": ("days", lambda row: format_duration(row["days"] * DAY)),
         "cost": ("cost", lambda row: format_money(row["cost"], row["currency"])),
-        "energy": ("energy_mwh", lambda row: f"{row['energy_mwh']:,.0f} MWh"),
+        "energy": ("energy_mwh", lambda row: format_energy(row["energy_mwh"])),
         "goodput": ("goodput", lambda row: format_percent(row["goodput"])),
     }
     columns: dict[str, ui.Source] = {

@@ -1,10 +1,10 @@
 """The view of a comparison: two accounts of a step, predicted or measured."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stepcast.ir.facts import FactDict
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import PART_NAMES
 
@@ -79,12 +79,12 @@ def _headline(facts: FactDict, names: tuple[str, str]) -> ui.Headline:
     about = (names[0], "vs", names[1])
     difference = ui.signed_seconds(first_s - second_s)
     if not _is_one_kind(facts) and facts["error"] is not None:
-        number, unit = ui.signed_percent(facts["error"]).split(" ")
+        number, unit = format_change(facts["error"]).split(" ")
         return ui.Headline(number, f"{unit} off: {difference}", about)
     number, _, unit = difference.partition(" ")
     if not _is_one_kind(facts):
         return ui.Headline(number, f"{unit} between two different runs", about)
-    share = f" ({ui.signed_percent(first_s / second_s - 1)})" if second_s else ""
+    share = f" ({format_change(first_s / second_s - 1)})" if second_s else ""
     return ui.Headline(number, f"{unit}{share}: first minus second", about)
 
 
@@ -100,11 +100,11 @@ def _figures(facts: FactDict, names: tuple[str, str]) -> list[ui.Figure]:
         for name, seconds, account in zip(sides, (first_s, second_s), names, strict=True)
     ]
     if one_kind:
-        share = f" ({ui.signed_percent(first_s / second_s - 1)})" if second_s else ""
+        share = f" ({format_change(first_s / second_s - 1)})" if second_s else ""
         figures.append(ui.text_line("first - second", ui.signed_seconds(first_s - second_s) + share))
     elif facts["error"] is not None:
         mood = ui.Mood.GOOD if abs(facts["error"]) <= GOOD_ERROR else ui.Mood.BAD
-        error = ui.signed_percent(facts["error"])
+        error = format_change(facts["error"])
         figures.append(ui.Figure("error", error, "of the measured step", line=error, mood=mood))
     elif facts["same_run"]:
         figures.append(ui.text_line("error", "-"))
@@ -119,7 +119,7 @@ def _figures(facts: FactDict, names: tuple[str, str]) -> list[ui.Figure]:
     return figures
 
 
-FIGURE_NAMES = {
+FIGURE_NAMES: dict[str, tuple[str, Callable[[float], str]]] = {
     "mfu": ("MFU", format_percent),
     "tokens_per_s": ("tokens/s", lambda value: f"{value:,.0f}"),
     "memory_bytes": ("memory", format_bytes),
@@ -138,7 +138,7 @@ def _key_figures(facts: FactDict) -> ui.Table | None:
     rows = []
     for figure in facts["figures"]:
         name, show = FIGURE_NAMES[figure["name"]]
-        ratio = "-" if figure["ratio"] is None else ui.signed_percent(figure["ratio"] - 1)
+        ratio = "-" if figure["ratio"] is None else format_change(figure["ratio"] - 1)
         rows.append((name, show(figure["predicted"]), show(figure["measured"]), ratio))
     return ui.plain_table("Figures", ("figure", *side_names(facts), "first vs second"), rows)
 
@@ -152,7 +152,7 @@ def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, nam
             row["predicted_s"],
             row["measured_s"],
             ui.signed_seconds(row["difference_s"]),
-            "-" if row["error"] is None else ui.signed_percent(row["error"]),
+            "-" if row["error"] is None else format_change(row["error"]),
         )
         for row in rows
         if max(row["predicted_s"], row["measured_s"]) >= least_s

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from stepcast.ir.facts import Facts
-from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
+from stepcast.units import TFLOPS, format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 
 # ---- operators ----------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ def collective_view(facts: Facts) -> ui.View:
     alone = f"{format_seconds(facts['alone_s'])}, so {facts['slowdown']:.2f} times as long"
     values = {"time": values["time"], "alone": alone, **{name: values[name] for name in ("bus bandwidth", "algorithm")}}
     if facts["rates_within"]:
-        values["rates"] = f"within {facts['rates_within']:.1%}: too many flows to follow every change"
-    links = [(link["link"], f"busy {link['busy']:.0%} of the time") for link in facts["links"]]
+        values["rates"] = f"within {format_percent(facts['rates_within'])}: too many flows to follow every change"
+    links = [(link["link"], f"busy {format_percent(link['busy'], 0)} of the time") for link in facts["links"]]
     return _single_view(facts, about, values, [ui.FactList("Busiest links", links)])
 
 
@@ -218,7 +218,7 @@ def run_view(facts: Facts) -> ui.View:
         pairs["mean error by kind"] = format_percent(facts["mean_abs_error"])
     columns: dict[str, ui.Source] = {
         **ui.columns("kind_of_op=kind ops measured=measured_s predicted=predicted_s"),
-        "error": ("error", lambda row: "" if row["error"] is None else f"{row['error']:+.1%}"),
+        "error": ("error", lambda row: "" if row["error"] is None else format_change(row["error"])),
     }
     return ui.View(
         f"{step} measured, {predicted} predicted",

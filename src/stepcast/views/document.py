@@ -79,7 +79,7 @@ def render(page: Page) -> bytes:
         tag("main", body_of(page), id="answer", tabindex="-1"),
         tag(
             "footer",
-            f"stepcast {page.about.version}: a forecast with its band, not a promise. This file needs no network.",
+            f"stepcast {page.about.version}. Forecasts are estimates with an interval. This file needs no network.",
         ),
         data_block("facts", page.facts),
         Markup(f"<script>{asset('page.js')}</script>"),

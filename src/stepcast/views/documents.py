@@ -239,7 +239,8 @@ def _framework(facts: Facts) -> Contents:
     attention = "flash" if software["flash_attention"] else "unfused"
     master = "fp32 weights" if optimizer["master_weights"] else "no fp32 weights"
     held = f"{memory['context_bytes'] / GB:g} GB of context, {memory['communicator_bytes'] / GIB:g} GiB a group"
-    fragments = f"{memory['fragmentation']:.0%} of activations and {memory['displaced']:.0%} of moments fragmented"
+    activations, moments = (format_percent(memory[name], 0) for name in ("fragmentation", "displaced"))
+    fragments = f"{activations} of activations and {moments} of moments fragmented"
     notes = " (expandable segments)" if memory["expandable_segments"] else ""
     notes += ", fitted" if memory["fitted"] else ""
     pairs: Pairs = [
@@ -288,8 +289,10 @@ def captured_view(facts: Facts) -> ui.View:
 def captured_search_view(facts: Facts) -> ui.View:
     """Return the view of the ways to distribute a captured program."""
     best = facts["rows"][0]
-    verdict = format_seconds(best["step_s"]) if best["fits"] else "does not fit"
-    headline = ui.Headline(verdict, f"fastest step of {facts['model']} on {facts['gpus']:,} GPUs", ())
+    about = f"fastest step of {facts['model']} on {facts['gpus']:,} GPUs"
+    headline = ui.Headline.of_seconds(best["step_s"], about, ())
+    if not best["fits"]:
+        headline = ui.Headline("does not fit", about, ())
     rows = [
         (place, *(row[name] for name in ("tp", "pp", "dp", "sharding")), format_seconds(row["step_s"]),
          format_bytes(row["memory_bytes"]), "yes" if row["fits"] else "no")
@@ -415,9 +418,9 @@ CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
     },
     "failures": {
         "failures": "failures",
-        "gpu h": _hours("gpu_s"),
-        "node h": _hours("node_s"),
-        "link h": _hours("link_s"),
+        "hours per GPU": _hours("gpu_s"),
+        "per node": _hours("node_s"),
+        "per link": _hours("link_s"),
         "what it is": "description",
     },
 }
@@ -430,7 +433,7 @@ def list_view(what: str, rows: Sequence[Facts]) -> ui.View:
     """Return the view of a catalogue: a row for each entry."""
     columns = CATALOGUES[what]
     short = {head: source for head, source in columns.items() if head not in ON_WIDE_TERMINALS}
-    name = what.replace("gpus", "GPUs")
+    name = {"gpus": "GPUs", "failures": "failure profiles"}.get(what, what)
     title = name[:1].upper() + name[1:]
     narrow = ui.table_of(title, rows, short, uncut=(0,)) if len(short) < len(columns) else None
     table = ui.table_of(title, rows, columns, uncut=(0,), sortable=True, wide=True, narrow=narrow)

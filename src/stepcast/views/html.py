@@ -303,7 +303,9 @@ def _shaded(value: float | None, largest: float, show: ui.Show) -> Markup:
     if value is None:
         return tag("td", "")
     tenth = max(0, min(9, int(10 * value / largest)))
-    return tag("td", show(value), class_=f"number h-{tenth}", data_tip=f"{value / largest:.0%} of the best here")
+    return tag(
+        "td", show(value), class_=f"number h-{tenth}", data_tip=f"{format_percent(value / largest, 0)} of the best here"
+    )
 
 
 def _scatter(part: ui.Scatter) -> Markup:

@@ -16,13 +16,17 @@ TITLES = load_names("job_files")
 def _view(
     facts: Facts, figures: Sequence[ui.Figure], parts: Sequence[ui.Part | None], timeline: Timeline | None
 ) -> ui.View:
-    """Return the view of a file that a job left, headed by its step or by how many calls it holds."""
+    """Return the view of a file that a job left, headed by its step, its duration or how many calls it holds."""
     title, step_s = TITLES.get(facts.get("format", ""), "log"), facts.get("step_s")
-    number, unit = format_seconds(step_s).split(" ") if step_s else (f"{facts.get('calls', 0):,}", "calls")
     about = (title, str(facts.get("source", "")))
+    if step_s or "calls" not in facts:
+        words = "per step, measured" if step_s else "recorded"
+        headline = ui.Headline.of_seconds(step_s or facts.get("elapsed_s", 0.0), words, about)
+    else:
+        headline = ui.Headline(f"{facts['calls']:,}", "calls", about)
     return ui.View(
-        f"{title}: {number} {unit}",
-        ui.Headline(number, f"{unit} per step, measured" if step_s else unit, about),
+        f"{title}: {headline.number} {headline.unit.split(' ')[0]}",
+        headline,
         figures,
         [*parts, ui.timeline_chart(timeline)],
         facts,
@@ -136,10 +140,11 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     columns = ui.columns("GPU=device compute=compute_s exposed_communication=exposed_s copies=copy_s idle=idle_s")
     kinds = {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
     devices = ui.table_of("GPUs", facts["devices"], columns)
+    ranges = "Span" if facts.get("format") == "otlp" else "NVTX range"
     parts = [
         ui.Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
         _runs("Kernels", "kernel", facts["kernels"]),
-        _runs("NVTX ranges", "span" if facts.get("format") == "otlp" else "NVTX range", facts["ranges"]),
+        _runs(f"{ranges}s", ranges.replace("Span", "span"), facts["ranges"]),
     ]
     return _view(facts, figures, parts, timeline)
 

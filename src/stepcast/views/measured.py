@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_percent, format_rate, format_seconds
+from stepcast.units import format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.names import load_names
 
@@ -326,7 +326,8 @@ def _critical_path(facts: Facts) -> ui.Table | None:
 def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a Replay: as measured, replayed, and changed."""
     changed = bool(facts["changes"])
-    layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']}, {facts['micro_batches']} micro-batches"
+    counted = micro_batches_words(facts["micro_batches"])
+    layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']}, {counted}"
     about = (", ".join(facts["changes"]) or "as it was measured", layout)
     return ui.View(
         f"{format_seconds(facts['step_s'])} replayed",
@@ -346,7 +347,7 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
 
 
 def _replay_figures(facts: Facts, layout: str) -> list[ui.Figure]:
-    replayed, error = (format_seconds(facts["replayed_step_s"]), f"{facts['error'] * 100:+.2f} % of the measured")
+    replayed, error = (format_seconds(facts["replayed_step_s"]), f"{format_change(facts['error'], 2)} of the measured")
     figures = [
         ui.Figure("measured step", format_seconds(facts["measured_step_s"])),
         ui.Figure("replayed", replayed, error, line=f"{replayed} ({error})"),

@@ -16,7 +16,7 @@ def network_view(facts: Facts) -> ui.View:
     """Return the view of a step whose communication shares links."""
     step_s = facts["step_s"]
     tiers = [tier for tier in facts["tiers"] if tier["bytes"] > 0]
-    costs = f"sharing links costs {_sharing_cost(facts) * 100:.1f} %"
+    costs = f"sharing links costs {format_percent(_sharing_cost(facts))}"
     what = facts.get("model") or facts.get("workload") or ""
     use = "use of the busiest link of each tier over time"
     return ui.View(
@@ -137,7 +137,7 @@ def _users_words(users: Mapping[str, float]) -> str:
     """Return the groups whose bytes a link carries, most first: ``dp 80 %, pp 20 %``."""
     total = sum(users.values()) or 1.0
     shares = {name: size / total for name, size in users.items()}
-    return ", ".join(f"{name} {share * 100:.0f} %" for name, share in shares.items() if share >= 0.005)
+    return ", ".join(f"{name} {format_percent(share, 0)}" for name, share in shares.items() if share >= 0.005)
 
 
 def _colour(group: str) -> str:

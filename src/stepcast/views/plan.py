@@ -81,7 +81,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
         short, cost = (units.format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
         figures.append(_large("cost", short, cost))
     if facts["energy_mwh"]:
-        figures.append(ui.Figure("energy", f"{facts['energy_mwh']:,.0f} MWh"))
+        figures.append(ui.Figure("energy", units.format_energy(facts["energy_mwh"])))
     if facts.get("carbon_t") is not None:
         figures.append(ui.Figure("CO2", f"{facts['carbon_t']:,.3g} t", "of electricity"))
     tokens = f", {units.format_short_count(facts['tokens'])} tokens" if facts["tokens"] else ""

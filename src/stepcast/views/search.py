@@ -5,7 +5,7 @@ from itertools import groupby
 
 from stepcast.ir.facts import CandidateFacts, Facts
 from stepcast.ir.strategy import Strategy
-from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds
+from stepcast.units import GIB, format_bytes, format_change, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
@@ -13,7 +13,7 @@ from stepcast.views.step import PART_NAMES, step_band
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
 # Choices that a row names where they were searched.
 CHOSEN = {"dispatcher": "{}", "cp_comm": "{}", "gradients": "gradients {}", "optimizer": "{}", "offload": "offload {}"}
-CHOSEN |= {"fp8_params": "fp8 parameters", "mtp_layers": "{} MTP layers"}
+CHOSEN |= {"fp8_params": "fp8 parameters", "mtp_layers": "{} MTP layers", "base_weights": "{} weights"}
 LARGEST_PARTS = 4
 MOST_OF_FRONT = 8
 PARETO = "Pareto frontier: step time vs memory"
@@ -225,7 +225,7 @@ def _explained(facts: Facts) -> ui.Table | None:
         "choice": "choice",
         "other value": "other",
         "step": "step_s",
-        "change": lambda row: "-" if row["step_s"] is None else ui.signed_percent(row["step_s"] / best_s - 1),
+        "change": lambda row: "-" if row["step_s"] is None else format_change(row["step_s"] / best_s - 1),
         "decided by": "constraint",
         "why": "why",
     }
@@ -239,7 +239,7 @@ def _variants(rows: Sequence[Facts]) -> ui.Table:
         "rank": "rank",
         "variant": strategy_words,
         "step": "step_s",
-        "change": lambda row: ui.signed_percent(row["step_s"] / row["best_s"] - 1),
+        "change": lambda row: format_change(row["step_s"] / row["best_s"] - 1),
         "memory": "memory_bytes",
     }
     lead = "Each rank is the best of its degrees of parallelism; these have the same degrees and other details."

@@ -9,6 +9,7 @@ from stepcast.units import (
     GIB,
     TFLOPS,
     format_bytes,
+    format_change,
     format_duration,
     format_money,
     format_percent,
@@ -191,7 +192,7 @@ def memory_words(memory: Facts) -> str:
     if memory["low"] == memory["high"]:
         return words
     ends = f"{format_bytes(memory['low'])} to {format_bytes(memory['high'])}"
-    return f"{words} ({memory['level'] * 100:.0f} % interval {ends})"
+    return f"{words} ({format_percent(memory['level'], 0)} interval {ends})"
 
 
 def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
@@ -204,7 +205,7 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
     return [
         (
             "or" if index else "to fit",
-            f"{remedy['options']}: {format_seconds(remedy['step_s'])} ({remedy['slower'] * 100:+.0f} %), "
+            f"{remedy['options']}: {format_seconds(remedy['step_s'])} ({format_change(remedy['slower'], 0)}), "
             f"{format_bytes(remedy['memory_bytes'])}" + (", tight" if remedy["verdict"] == "tight" else ""),
         )
         for index, remedy in enumerate(facts["remedies"])
@@ -223,7 +224,7 @@ def _remedies(facts: Facts) -> ui.Part | None:
         [
             ui.Cell(remedy["options"], code=True),
             ui.Cell(format_seconds(remedy["step_s"])),
-            ui.Cell(ui.signed_percent(remedy["slower"])),
+            ui.Cell(format_change(remedy["slower"])),
             ui.Cell(format_bytes(remedy["memory_bytes"])),
         ]
         for remedy in facts["remedies"]
@@ -285,8 +286,10 @@ def _stages(facts: Facts) -> ui.Bars | None:
     ]
     busiest = max(stages, key=lambda stage: stage["busy_s"])
     mean_s = sum(stage["busy_s"] for stage in stages) / len(stages)
-    above = format_percent(busiest["busy_s"] / mean_s - 1) if mean_s else "0 %"
-    lead = f"Stage {busiest['stage']} is the busiest, {above} above the mean."
+    above = busiest["busy_s"] / mean_s - 1 if mean_s else 0.0
+    lead = f"Stage {busiest['stage']} is the busiest, {format_percent(above)} above the mean."
+    if above < LEAST_SHOWN:
+        lead = "All stages are equally busy."
     if len(shown) < len(stages):
         lead += f" {len(stages) - len(shown)} stages in the middle are left out."
     columns: dict[str, ui.Source] = {"stage": "stage", "busy": "busy_s", "exposed": "exposed_s"}
@@ -317,7 +320,7 @@ def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
     )
     if memory["low"] < memory["high"]:
         lead += (
-            f" {memory['level'] * 100:.0f} % interval {format_bytes(memory['low'])} to "
+            f" {format_percent(memory['level'], 0)} interval {format_bytes(memory['low'])} to "
             f"{format_bytes(memory['high'])}; PyTorch allocates {format_bytes(memory['allocated'])} and "
             f"reserves {format_bytes(memory['reserved'])}."
         )
@@ -396,7 +399,7 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
     bars = [ui.Bar("this run", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
     for change in ordered:
         kind = "bad" if not change["fits"] else "good" if change["step_s"] < step_s else "hidden"
-        notes = [ui.signed_percent(change["step_s"] / step_s - 1)]
+        notes = [format_change(change["step_s"] / step_s - 1)]
         if change["memory_bytes"] is not None:
             notes.append(format_bytes(change["memory_bytes"]))
         if not change["fits"]:

@@ -1,7 +1,7 @@
 """A view as text that fits a terminal."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from stepcast.units import format_percent, format_seconds
@@ -88,15 +88,12 @@ def _pairs(part: ui.PairTable, width: int) -> str:
 
 
 def _exposure(part: ui.ExposureBars, width: int) -> str:
-    rows = [
-        (group, format_seconds(seconds["total"]), format_seconds(seconds["exposed"]), _hidden(seconds))
-        for group, seconds in part.groups.items()
-    ]
+    rows = []
+    for group, seconds in part.groups.items():
+        total_s, exposed_s = seconds["total"], seconds["exposed"]
+        hidden = format_percent(max(0.0, 1 - exposed_s / total_s)) if total_s else "-"
+        rows.append((group, format_seconds(total_s), format_seconds(exposed_s), hidden))
     return table((part.head, "total", "exposed", "hidden"), rows, width) if rows else ""
-
-
-def _hidden(seconds: Mapping[str, float]) -> str:
-    return format_percent(max(0.0, 1 - seconds["exposed"] / seconds["total"])) if seconds["total"] else "-"
 
 
 def _heat_map(part: ui.HeatMap, width: int) -> str:

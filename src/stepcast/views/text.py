@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from stepcast.units import format_percent
+
 GAP = "  "
 BAR_WIDTH = 24
 # A number as people write it, with a unit: 1,024   3.5 GiB   -12 %   46.59 GB/s   $1,024
@@ -36,7 +38,7 @@ def parts_table(
 ) -> str:
     """Return the amount of each part, its share of *total* and a bar."""
     rows = [
-        (name, words(part), f"{part / total * 100:.1f} %", "#" * round(min(part / total, 1) * BAR_WIDTH))
+        (name, words(part), format_percent(part / total), "#" * round(min(part / total, 1) * BAR_WIDTH))
         for name, part in parts
     ]
     return table((head, "time", "share", ""), rows, width)

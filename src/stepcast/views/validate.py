@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stepcast.ir.facts import Facts, PointFacts
-from stepcast.units import format_bytes, format_count, format_percent, format_seconds
+from stepcast.units import format_bytes, format_change, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
 
 MOST_DOTS = 1200
@@ -105,9 +105,7 @@ def _chart(points: Sequence[PointFacts], board: Facts, unit: str) -> ui.Scatter:
         measured, predicted = point["measured"], point["predicted"]
         if predicted > 0:
             error = predicted / measured - 1
-            tip = (
-                f"{point['name']}: measured {show(measured)}, predicted {show(predicted)} ({ui.signed_percent(error)})"
-            )
+            tip = f"{point['name']}: measured {show(measured)}, predicted {show(predicted)} ({format_change(error)})"
             dots.append(ui.Dot(measured, predicted, "compute" if abs(error) <= NEAR else "tp", tip, 3.5))
     left_out = board["rows"] - len(points)
     return ui.Scatter(

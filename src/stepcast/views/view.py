@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_bytes, format_count, format_percent, format_rate, format_seconds
+from stepcast.units import format_bytes, format_change, format_count, format_percent, format_rate, format_seconds
 
 Show = Callable[[float], str]
 """A formatter of ``stepcast.units``."""
@@ -422,13 +422,8 @@ class View:
 
 def signed_seconds(seconds: float) -> str:
     """Return a difference of times with its sign."""
-    return ("+" if seconds >= 0 else "-") + format_seconds(abs(seconds))
+    return ("+" if seconds > 0 else "-" if seconds < 0 else "") + format_seconds(abs(seconds))
 
 
-def signed_percent(fraction: float) -> str:
-    """Return a relative difference with its sign."""
-    return f"{fraction * 100:+.1f} %"
-
-
-SHARES: Mapping[str, Show] = {"%": format_percent, "+%": signed_percent}
+SHARES: Mapping[str, Show] = {"%": format_percent, "+%": format_change}
 """Formats of shares in columns, besides those of Python."""
