@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from stepcast.cost.collectives import bus_factor
+from stepcast.cost.collectives.choose import bus_factor
 from stepcast.cost.collectives.sweep import sweep_s
 from stepcast.hardware import Cluster
 from stepcast.ir.measured import CollectiveSweep, SweepRow

@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "optimus",
         "pytorch",
     },
-    "checking": {"units", "inputs", "forecast", "questions"},
+    "checking": {"units", "inputs", "forecast", "questions", "pytorch"},
     # cli, library, __init__ and __main__ may import everything
 }
 FREE = ("cli", "library", "__init__", "__main__", "version")

@@ -3,11 +3,11 @@
     stepcast validate --set published --set mlperf --set transformers -o rows.csv
     python tools/fit_band.py rows.csv > src/stepcast/data/fits/band.toml
 
-Kinds are those of ``cost/band.py``; each gets the 5 and 95 % quantiles of measured over predicted, with the
-plotting positions under which the next row of the kind lies between them nine times in ten, and is then made as
-much wider as rows of sources that were left out of it need (split conformal prediction, one source at a time).
-Whatever else widens a band is found by leaving out generations of GPUs, and the rows with the most GPUs or the
-longest sequences of each kind: as much as nine in ten of them all need, and of each kind that has many.
+Kinds are those of ``cost/band.py``; each gets the ends of measured over predicted between which nine in ten rows lie
+of sources that were left out (validate/intervals.py). Rows that no claim is
+about are left out. Whatever widens a band is found by leaving out sources, generations of GPUs, and of each
+generation the rows with the most GPUs or the longest sequences: as much as nine in ten of them all need, and of each
+generation that has many.
 """
 
 import csv
@@ -15,19 +15,18 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from stepcast.ir.band import LEVEL
-from stepcast.validate.intervals import family_of, interval_figures, learn_kind
+from stepcast.validate.intervals import UNCLAIMED, family_of, interval_figures, learn_interval
 from stepcast.validate.scoreboard import MeasuredColumns
 
 FEWEST = 12
 """Rows of a kind that has a band of its own."""
 FARTHEST = 4
 """Rows with more than the most GPUs, or the longest sequence, over this stand for those beyond."""
-TAIL = (1 - LEVEL) / 2
 HEAD = """\
 source = "tools/fit_band.py: measured over predicted in the sets published, mlperf and transformers"
 
@@ -48,6 +47,10 @@ class Run:
     def family(self) -> str:
         return family_of(self.kind)
 
+    @property
+    def generation(self) -> str:
+        return self.kind.split(" on ")[1]
+
 
 @dataclass(frozen=True)
 class Quantiles:
@@ -67,7 +70,7 @@ def runs_of(path: str) -> Iterable[Run]:
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             words = row["command"]
-            if row.get("phase") not in (None, "", "step"):
+            if row.get("phase") not in (None, "", "step") or row.get(UNCLAIMED):
                 continue
             gpus = int(_word(words, "gpus") or 0)
             yield Run(
@@ -86,15 +89,15 @@ def _word(command: str, option: str) -> str | None:
 
 
 def quantiles(runs: Sequence[Run]) -> Quantiles:
-    logs = np.log([run.ratio for run in runs])
-    return Quantiles(*np.quantile(logs, (TAIL, 0.5, 1 - TAIL), method="weibull").tolist())
+    logs, sources = np.log([run.ratio for run in runs]), np.array([run.source for run in runs])
+    return Quantiles(*learn_interval(logs, sources))
 
 
-def by_kind(runs: Iterable[Run], family: bool = False) -> dict[str, list[Run]]:
+def by_label(runs: Iterable[Run], label: str = "family") -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        found[run.family if family else run.kind].append(run)
-    return {kind: rows for kind, rows in sorted(found.items()) if len(rows) >= FEWEST}
+        found[getattr(run, label)].append(run)
+    return {value: rows for value, rows in sorted(found.items()) if len(rows) >= FEWEST}
 
 
 Scales = dict[str, list[float]]
@@ -102,13 +105,9 @@ Scales = dict[str, list[float]]
 
 
 def needed(scales: Scales) -> float:
-    """The factor at which nine in ten of left-out rows lie inside, what was left out counting alike."""
-    pairs = sorted((scale, 1 / len(rows)) for rows in scales.values() for scale in rows)
-    if not pairs:
-        return 1.0
-    reached = np.cumsum([weight for _, weight in pairs]) / len(scales)
-    at = min(int(np.searchsorted(reached, LEVEL)), len(pairs) - 1)
-    return round(max(1.0, pairs[at][0]), 2)
+    """The factor at which nine in ten of what was left out has nine in ten of its rows inside."""
+    ends = [float(np.quantile(rows, LEVEL)) for rows in scales.values()]
+    return round(max(1.0, float(np.quantile(ends, LEVEL, method="higher"))), 2)
 
 
 def needed_by_rows(scales: Scales) -> float:
@@ -125,23 +124,22 @@ def needed_by_rows(scales: Scales) -> float:
     return round(max([1.0, *ends]), 2)
 
 
-def left_out(runs: Sequence[Run], label: str, family: bool = False) -> Scales:
+def left_out(runs: Sequence[Run], label: str) -> Scales:
     """For rows of each label, by the band that was learnt without them."""
     scales: Scales = {}
     for each in sorted({getattr(run, label) for run in runs}):
-        known = by_kind((run for run in runs if getattr(run, label) != each), family)
-        bands = {kind: quantiles(rows) for kind, rows in known.items()}
+        known = by_label(run for run in runs if getattr(run, label) != each)
+        bands = {family: quantiles(rows) for family, rows in known.items()}
         for run in runs:
-            kind = run.family if family else run.kind
-            if getattr(run, label) == each and kind in bands:
-                scales.setdefault(each, []).append(bands[kind].scale(float(np.log(run.ratio))))
+            if getattr(run, label) == each and run.family in bands:
+                scales.setdefault(each, []).append(bands[run.family].scale(float(np.log(run.ratio))))
     return scales
 
 
 def farthest(runs: Sequence[Run], size: str) -> Scales:
     """For the rows of each kind that are largest, by the band of those a quarter as large at most."""
     scales: Scales = {}
-    for kind, rows in by_kind(runs).items():
+    for kind, rows in by_label(runs, "kind").items():
         most = max(getattr(run, size) for run in rows)
         near = [run for run in rows if getattr(run, size) * FARTHEST <= most]
         if len(near) >= FEWEST:
@@ -151,15 +149,14 @@ def farthest(runs: Sequence[Run], size: str) -> Scales:
     return scales
 
 
-def table(name: str, rows: Sequence[Run], runs: Sequence[Run]) -> str:
-    logs, sources = np.log([run.ratio for run in runs]), np.array([run.source for run in runs])
-    own, families = np.array([run in rows for run in runs]), {run.family for run in rows}
-    family = np.array([run.family in families for run in runs])
-    sides = dict(zip(("low", "middle", "high"), learn_kind(logs, sources, own, family), strict=True))
-    lines = [f'[kinds."{name}"]', *(f"{side} = {np.exp(log):.3f}" for side, log in sides.items())]
+def table(name: str, rows: Sequence[Run]) -> str:
+    ends = asdict(quantiles(rows))
+    lines = [f'[kinds."{name}"]', *(f"{side} = {np.exp(log):.3f}" for side, log in ends.items())]
     lines += [f"rows = {len(rows)}", f"gpus = {max(run.gpus for run in rows)}", f"seq = {max(run.seq for run in rows)}"]
-    names = ", ".join(f'"{name}"' for name in sorted({run.framework for run in rows}))
-    return "\n".join([*lines, f"frameworks = [{names}]"])
+    for label in ("framework", "generation"):
+        names = ", ".join(f'"{value}"' for value in sorted({getattr(run, label) for run in rows}))
+        lines.append(f"{label}s = [{names}]")
+    return "\n".join(lines)
 
 
 def covered(runs: Sequence[Run]) -> Iterable[str]:
@@ -176,17 +173,15 @@ def main(paths: Sequence[str]) -> None:
     sources = left_out(several, "source")
     print(HEAD)
     print("[widened]")
-    framework, generation = needed(sources), needed(left_out(several, "kind", family=True))
+    framework, generation = needed(sources), needed(left_out(several, "kind"))
     size = max(needed_by_rows(farthest(several, name)) for name in ("gpus", "seq"))
     print(f"framework = {framework}")
     # Of a new generation as little is known as of a new framework, and more beyond both sizes than within.
     print(f"generation = {max(framework, generation)}")
     print(f"gpus = {size}")
     print(f"seq = {size}")
-    for kind, rows in by_kind(runs).items():
-        print("\n" + table(kind, rows, runs))
-    for kind, rows in by_kind(several, family=True).items():
-        print("\n" + table(f"{kind} elsewhere", rows, runs))
+    for kind, rows in by_label(runs).items():
+        print("\n" + table(kind, rows))
     print("\n".join(covered(several)), file=sys.stderr)
 
 

@@ -9,7 +9,7 @@ from statistics import mean
 
 import pytest
 
-from stepcast.cost.collectives import route_of
+from stepcast.cost.collectives.route import route_of
 from stepcast.cost.exchange import Phase, TokenCopies
 from stepcast.cost.exchange import exchange_s as exchange_s_of
 from stepcast.cost.pricing import Pricer, forwarding_route

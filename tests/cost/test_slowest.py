@@ -73,3 +73,14 @@ def test_more_replicas_take_longer_for_the_same_products() -> None:
         return predict(model, cluster, strategy).report.breakdown_s["compute"]
 
     assert 1.005 < computing_s(64) / computing_s(1) < slowest(512)
+
+
+@pytest.mark.parametrize("head_s", [0.0, 0.02, 0.05, 0.5])
+def test_uneven_stages_wait_for_slow_gpus_with_as_much_work(head_s: float) -> None:
+    """Eight stages of eight GPUs; the last one has the output head. Many micro-batches make filling negligible."""
+    clocked_s, other_s = np.array([1.0] * 7 + [1.0 + head_s]), 0.2
+    paces = np.random.default_rng(0).normal(1.0, VARIATION, (4000, 8, 8)).max(axis=2)
+    longest_s = (clocked_s * paces + other_s).max(axis=1).mean()
+    pace = pace_of(Layout(tp=4, pp=8, dp=2), 10**6, tuple((seconds, other_s) for seconds in clocked_s))
+    assert clocked_s.max() * pace + other_s == pytest.approx(longest_s, abs=0.001)
+    assert slowest(64, 8) - 1e-6 <= pace <= slowest(64) + 1e-6

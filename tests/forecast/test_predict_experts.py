@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
-from stepcast.forecast.predict import predict
+from stepcast.forecast.predict import issue_s_of, predict
+from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, RecomputeModule, ScheduleKind, Strategy
+from stepcast.ir.work import GroupedMatmul
 from stepcast.models.catalog import load_model
+from stepcast.units import US
 from tests.software import software
 
 QWEN = load_model("qwen3-30b-a3b")
@@ -112,3 +115,13 @@ def test_a_host_takes_longer_over_scaled_products() -> None:
     assert 0.5 * products * 0.5e-3 < waited_s < 1.2 * products * 0.5e-3
     captured = (step(execution=Execution.GRAPHS, precision=each) for each in (DType.MXFP8, DType.BF16))
     assert max(each.breakdown_s["other"] for each in captured) < 1e-3
+
+
+@pytest.mark.parametrize(("dtype", "expert_us"), [(DType.BF16, 42.0), (DType.MXFP8, 55.0)])
+def test_the_cpu_issues_each_expert_by_itself(dtype: DType, expert_us: float) -> None:
+    """Transformer Engine calls cuBLAS, and a quantiser for scaled formats, expert by expert; a joined product does not."""
+    issue_s = issue_s_of(load_framework("megatron-core-eager"))
+    one, many = (GroupedMatmul(4096, 1024, 1024, groups, dtype, separate=True) for groups in (1, 17))
+    assert issue_s(many, False) - issue_s(one, False) == pytest.approx(16 * expert_us * US)
+    assert issue_s(replace(many, separate=False), False) < issue_s(many, False)
+    assert issue_s_of(load_framework("megatron-core-eager"), pace=1.5)(many, False) == 1.5 * issue_s(many, False)

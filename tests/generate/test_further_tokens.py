@@ -57,7 +57,8 @@ def test_time_and_memory_grow_on_the_last_stage_alone() -> None:
     four = replace(STRATEGY, layout=layout, global_batch=64, stage_layers=layers)
     plain, further = (predict(DEEPSEEK, cluster, replace(four, further_tokens=n)).report for n in (0, 1))
     busy = [(one.busy_s, two.busy_s) for one, two in zip(plain.stages, further.stages, strict=True)]
-    assert all(two == pytest.approx(one) for one, two in busy[:-1])
+    # How long stages wait for slow GPUs depends on which of them have as much work as the longest.
+    assert all(two == pytest.approx(one, rel=0.02) for one, two in busy[:-1])
     assert busy[-1][1] > busy[-1][0] * 1.05
     # Three layers fewer leave room for the module: the step hardly grows.
     assert plain.step_s <= further.step_s < 1.05 * plain.step_s

@@ -56,7 +56,7 @@ def test_a_row_becomes_a_model_a_cluster_and_a_strategy() -> None:
     assert setup.strategy.layout.gpus == 16
     assert setup.strategy.precision is DType.BF16
     assert setup.strategy.sharding is Sharding.ZERO_1
-    assert setup.profile.name == "nemo"
+    assert setup.profile.name == "nemo-25.04"
 
 
 @pytest.mark.parametrize(

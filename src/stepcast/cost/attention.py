@@ -22,11 +22,18 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention
 
 QUERY_TILE = 128
+# PyTorch's kernel for fp32 (transformers/cuda/mem_eff_attention): 12 heads of 160 tokens take 0.53 of the time of tiles
+# of 128 on an H200, as 192 x 192 scores are of 256 x 256.
+FP32_TILE = 64
 DEFAULT_HEAD = 192  # wider heads run in kernels of other tiles
 # Backward of heads wider than 128 on Blackwell, those of latent attention, which no tile holds at once: cuDNN on a B200
 # takes 1.38 times as long for queries of 192 and values of 128 as for heads of 128, over the operations of each (32, 64
 # and 128 heads of 4,096 tokens; SimuMax, configs/system/b200_bf16_ceperm.json).
 LATENT_BACKWARD = 1.35
+# Seconds of cuDNN's fp8 attention over those of the rates below, forward and backward, of heads of 128 and 8,192
+# tokens: NVIDIA/cudnn-frontend, benchmark (H200 with cuDNN 9.26, B200 and GB300 with 9.13). Hopper's
+# backward computes masked pairs too: 342 TFLOP/s under a causal mask, 710 without.
+SCALED = {"hopper": (0.93, 1.09), "blackwell": (1.29, 1.3), "blackwell-ultra": (1.09, 1.26)}
 # Share of the peak that the best published product of an H200, on which attention was fitted, reaches.
 BEST_SHARE = 794.5 / 989.4
 
@@ -46,7 +53,8 @@ class AttentionSizes(NamedTuple):
 def price_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     seconds = attention_seconds(_sizes_of(work), work.causal, work.backward, work.dtype, gpu, fit, load)
     own = fit.attention_backward if work.backward else fit.attention_forward
-    seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
+    if work.dtype.bytes < DType.FP32.bytes:  # in fp32 neither a mask nor dropout takes longer
+        seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
     rates = matrix_rates(gpu, work.dtype)
     return price_kernel("attention", float(seconds), work.flops, attention_work_bytes(work), rates, gpu, fit)
 
@@ -70,10 +78,13 @@ def attention_seconds(
     if dtype.scaled:  # exponentials cost as much as before, which is more operations of the faster format
         wider = gpu.matrix_peak_flops(dtype) / gpu.matrix_peak_flops(DType.BF16)
         own = replace(own, flops_per_score=own.flops_per_score * wider)
+        causal = causal and not (backward and gpu.architecture == "hopper")
     seconds = attention_s(sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), own)
     seconds = seconds * np.where(np.asarray(head_dim) > DEFAULT_HEAD, own.wide, 1.0)
     if backward and gpu.architecture.startswith("blackwell"):
         seconds = seconds * np.where(np.asarray(head_dim) > QUERY_TILE, LATENT_BACKWARD, 1.0)
+    if dtype.scaled:
+        seconds = seconds * SCALED.get(gpu.architecture, (1.0, 1.0))[backward]
     if load.busy_s > 0:
         seconds = seconds * own.in_step
     if not fit.measured("attention", gpu.architecture):
@@ -91,16 +102,17 @@ def attention_s(
 ) -> Number:
     """Return the seconds of one attention kernel (or the kernels of one backward) without launch latency."""
     batch, query_len, key_len, heads, _, head_dim, value_dim = sizes
-    rows = np.ceil(query_len / QUERY_TILE) * QUERY_TILE
-    keys = np.ceil(key_len / QUERY_TILE) * QUERY_TILE
+    tile: Number = np.where(np.asarray(element_bytes) >= DType.FP32.bytes, FP32_TILE, QUERY_TILE)
+    rows = np.ceil(query_len / tile) * tile
+    keys = np.ceil(key_len / tile) * tile
     # A causal mask over as many queries as keys leaves half, and the tiles on the diagonal are complete.
-    seen = np.where(causal, np.maximum(keys - 0.5 * (rows - QUERY_TILE), 0.5 * (keys + QUERY_TILE)), keys)
+    seen = np.where(causal, np.maximum(keys - 0.5 * (rows - tile), 0.5 * (keys + tile)), keys)
     scores = batch * heads * rows * seen
     head, value = _tile_width(head_dim), _tile_width(value_dim)
     flops = np.where(backward, 6.0 * head + 4.0 * value, 2.0 * head + 2.0 * value)
     rate = rates.peak_flops * fit.efficiency
     per_score_s = (flops + fit.flops_per_score) / rate
-    longest_s = QUERY_TILE * keys * per_score_s * rates.sms
+    longest_s = tile * keys * per_score_s * rates.sms
     memory_s = attention_bytes(sizes, backward, element_bytes) / rates.bandwidth_bytes_per_s
     return scores * per_score_s + fit.tail * longest_s + fit.memory_exposure * memory_s
 

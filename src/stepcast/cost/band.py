@@ -1,9 +1,9 @@
 """The 90 % interval of a predicted step, from the ratios of measured steps of its kind to their predictions.
 
-Kinds are few: a generation of GPUs, with or without experts, and steps of one GPU. Each has quantiles of
-measured over predicted, fitted by ``tools/fit_band.py`` to the measurement sets; what a kind has never seen
-(a framework, a generation, more GPUs, longer sequences) widens its interval by as much as left-out sources,
-generations and sizes needed for the same share of them to be inside; of several such, by the most.
+Kinds are three: dense models, mixtures of experts, and steps of one GPU. Each has quantiles of measured over
+predicted, fitted by ``tools/fit_band.py`` to the measurement sets; what a kind has never seen (a framework, a
+generation of GPUs, more GPUs, longer sequences) widens its interval by as much as left-out sources, generations and
+sizes needed for the same share of them to be inside; of several such, by the most.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.band import LEVEL, Band
@@ -18,8 +19,6 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.tables import Positive, convert_table
-
-ELSEWHERE = "elsewhere"
 
 
 class BandKind(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +31,7 @@ class BandKind(Struct, frozen=True, forbid_unknown_fields=True):
     gpus: int = 0
     seq: int = 0
     frameworks: tuple[str, ...] = ()
+    generations: tuple[str, ...] = ()
 
     def widen(self, factor: float) -> tuple[float, float]:
         """Return low and high *factor* times as far from the middle, on a scale of ratios."""
@@ -49,7 +49,7 @@ def default_bands() -> Bands:
 
 
 def kind_of(model: Model, cluster: Cluster, strategy: Strategy) -> str:
-    """Return the kind that a run belongs to, whether or not any was measured."""
+    """Return the kind that a run belongs to, with the generation of its GPUs."""
     what = "one GPU" if strategy.layout.gpus == 1 else _model_kind(model)
     return f"{what} on {cluster.gpu.generation}"
 
@@ -60,11 +60,14 @@ def _model_kind(model: Model) -> str:
 
 def band_of(model: Model, cluster: Cluster, strategy: Strategy, framework: Framework) -> Band:
     """Return the interval around a prediction that holds nine in ten measurements of its kind."""
-    bands, name = default_bands(), kind_of(model, cluster, strategy)
-    known = name in bands.kinds
+    bands, gpus, generation = default_bands(), strategy.layout.gpus, cluster.gpu.generation
+    name = "one GPU" if gpus == 1 else _model_kind(model)
+    # Runs of one benchmark do not tell of others where no product was measured.
+    known = default_fit().measured("tensor", cluster.gpu.architecture)
+    known = known and generation in bands.kinds[name].generations
     if not known:
-        name = f"{_model_kind(model)} {ELSEWHERE}"
-    kind, gpus = bands.kinds[name], strategy.layout.gpus
+        name = _model_kind(model)
+    kind = bands.kinds[name]
     experts = " with experts" if model.experts else ""
     # The framework was measured, or one with a longer name that builds on it.
     run = any(seen == framework.name or seen.startswith(f"{framework.name}-") for seen in kind.frameworks)

@@ -85,6 +85,8 @@ class Calibration:
 
     def adapt_fit(self, gpu: Gpu, fit: ComputeFit) -> ComputeFit:
         """Return *fit* with the clock that this GPU holds: corrections are those of cool operators."""
+        if not self.power:
+            return fit
         reference = _profile_table("power") if self.alone else {}
         energies = {name: energy / reference.get(name, 1.0) for name, energy in self.power.items()}
         return _with_energies(fit, gpu.architecture, tuple(energies.items()))

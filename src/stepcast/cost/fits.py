@@ -21,7 +21,10 @@ DEFAULT_STREAM = "other"
 UNSEEN = "unseen"
 SCANS = ("scan", "delta", "selective")
 ATTENTION = "attention"
-FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER, ElementwiseKind.QUANTISED_OPTIMIZER)
+UPDATES = {
+    ElementwiseKind.OPTIMIZER: "update_s", ElementwiseKind.IDLE_OPTIMIZER: "update_s",
+    ElementwiseKind.LISTED_OPTIMIZER: "listed_update_s", ElementwiseKind.QUANTISED_OPTIMIZER: "quantised_update_s",
+}  # fmt: skip
 # Architectures whose products in training have the constants of data/fits/operators.toml.
 TRAINED_AS_SERVED = ("blackwell", "blackwell-ultra", "ada", "blackwell-rtx")
 # Products in NVFP4 keep those of the H200, scaled: with the tables' own, published steps are predicted 2 % worse.
@@ -160,18 +163,16 @@ class DispatchFit(Struct, frozen=True, forbid_unknown_fields=True):
     backward_layer_s: float = 0.0
     grouped_s: float = 0.0
     backward_grouped_s: float = 0.0
-    # For each tensor in the optimizer's lists: updated in one kernel, or operation by operation.
+    # For each tensor in the optimizer's lists: updated in one kernel, operation by operation, or in a call of its own.
     update_s: float = 0.0
     listed_update_s: float = 0.0
+    quantised_update_s: float = 0.0
 
     def issue_s(self, work: Compute, backward: bool) -> float:
         """Return the seconds to issue the kernel of *work* and to run the code around it."""
         if isinstance(work, Elementwise):
-            if work.kind in FUSED_UPDATES and self.update_s:
-                return self.update_s
-            if work.kind is ElementwiseKind.LISTED_OPTIMIZER and self.listed_update_s:
-                return self.listed_update_s
-            return self.backward_light_s if backward else self.light_s
+            tensor_s: float = getattr(self, UPDATES.get(work.kind, ""), 0.0)
+            return tensor_s or (self.backward_light_s if backward else self.light_s)
         kernel_s = self.backward_heavy_s if backward else self.heavy_s
         if isinstance(work, GroupedMatmul):
             return kernel_s + (self.backward_grouped_s if backward else self.grouped_s)

@@ -39,8 +39,17 @@ Product = Matmul | GroupedMatmul
 SEPARATE_S = {"blackwell": 2.4e-6}
 
 
+# Hopper's tensor cores read TF32 operands only along the sum (PTX ISA, wgmma): products of weight gradients, with both
+# operands swapped, take at least 2.0 to 3.5 times as long on an H200 as their operations at the peak, nine with one
+# swapped 1.3 to 2.0 times.
+SWAPPED_TF32 = (0.0, 1.4, 2.35)
+
+
 def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     seconds = _add_load(products_of(gpu, fit).seconds(work), work.flops, work.dtype, gpu, fit, load)
+    if isinstance(work, Matmul) and work.swapped and work.dtype is DType.TF32 and gpu.architecture == "hopper":
+        least_s = SWAPPED_TF32[min(work.swapped, 2)] * work.flops / gpu.matrix_peak_flops(work.dtype)
+        seconds = np.maximum(seconds, least_s)
     if isinstance(work, GroupedMatmul):
         separate_s = SEPARATE_S.get(gpu.architecture.partition("-")[0], 0.0) if work.separate else 0.0
         seconds = seconds + (fit.grouped_s + separate_s) * work.groups

@@ -23,9 +23,11 @@ Published runs that differ in their number of GPUs alone bound it from below: 49
 their smallest to their largest (median), by 1.0 % so predicted and by 0.1 % without.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from math import erfc, sqrt
 
 from stepcast.cost.price import Price
 from stepcast.ir.dtype import DType
@@ -42,6 +44,9 @@ SLOWER: Mapping[tuple[AttentionKernel, str], tuple[float, float]] = {
 # FlashAttention 1 loses less with heads of 64: fitted to MPT-125M and -350M on A100 (llm-foundry's tables), whose long
 # sequences are nearly all attention, and which would be 13 % too slow otherwise.
 NARROW_HEADS, NARROW_WIDTH = 0.86, 64
+# Products and attention in 8 and 4 bits by the kernels of CUDA 12 on Blackwell, its first: the same LoRA took 1.51 s on
+# eight B200 in MLPerf 5.0 and 1.30 s in 5.1; NVIDIA's recipes of that time (dgxc-benchmarking) agree.
+EARLY_BLACKWELL = 1.1
 BOUNDARY_BYTES = 16
 
 
@@ -54,6 +59,8 @@ def convert_for_kernel(work: Compute, kernel: AttentionKernel) -> Compute:
 
 def slow_for_kernel(price: Price, work: Compute, kernel: AttentionKernel, architecture: str) -> Price:
     """Return the price of that generation from the *price* of current kernels."""
+    if kernel is AttentionKernel.CUDA_12 and architecture == "blackwell" and isinstance(work, CLOCKED):
+        return price.times(EARLY_BLACKWELL) if work.dtype.scaled else price
     if not isinstance(work, Attention) or (kernel, architecture) not in SLOWER:
         return price
     narrow = NARROW_HEADS if kernel is AttentionKernel.FLASH_1 and work.head_dim <= NARROW_WIDTH else 1.0
@@ -70,32 +77,56 @@ CLOCKED = (Matmul, GroupedMatmul, Attention)
 
 
 @lru_cache(maxsize=1024)
-def slowest(gpus: int) -> float:
+def slowest(gpus: int, stages: int = 1) -> float:
     """Return the expected time of the slowest of *gpus* over that of the typical one.
 
-    The expected largest of n normal values: Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
+    The expected largest of n normal values: Blom, Statistical Estimates and Transformed Beta-Variables, 1958. If the
+    GPUs of one of *stages* alone decide, the slowest of all is rarely among them.
     """
     if gpus < 2:
         return 1.0
     from statistics import NormalDist
 
-    return 1.0 + VARIATION * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+    return 1.0 + VARIATION * NormalDist().inv_cdf((gpus + 0.25 - 0.625 * stages) / (gpus + 0.25))
 
 
-def pace_of(layout: Layout, micro_batches: int) -> float:
+@lru_cache(maxsize=4096)
+def _slowest_of_stages(gpus: int, stages_s: tuple[tuple[float, float], ...]) -> float:
+    """Return the time of products over that of the typical GPU where stages differ.
+
+    *stages_s*: for each stage the seconds of work that clocks decide, and of other work. A slow GPU in a stage with
+    less work holds nobody up. As in Blom's rule, the longest duration is the one that 0.625 GPUs exceed on average.
+    """
+    exceeding, ranks = 0.625 * gpus / (gpus + 0.25), gpus // len(stages_s)
+    kinds = Counter(stages_s).items()
+    low_s, high_s = (max(clocked * factor + other for clocked, other in stages_s) for factor in (0.9, 1.2))
+    while high_s - low_s > 1e-9 * high_s:
+        middle_s = (low_s + high_s) / 2
+        scores = [(count, ((middle_s - other) / clocked - 1.0) / VARIATION) for (clocked, other), count in kinds]
+        if sum(ranks * count * erfc(score / sqrt(2.0)) / 2 for count, score in scores) > exceeding:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return min((high_s - other) / clocked for clocked, other in stages_s)
+
+
+def pace_of(layout: Layout, micro_batches: int, stages_s: tuple[tuple[float, float], ...] = ()) -> float:
     """Return the time of products over that of the typical GPU, on average over a step.
 
     The slowest GPU of all holds up its tensor ranks in every layer, its pipeline in every micro-batch and
-    other replicas in every step. While a pipeline fills and drains, one stage after the other counts, each as
-    slow as the slowest of its own that wait for one another.
+    other replicas in every step, unless *stages_s* (seconds of each stage that clocks decide, and others) give it less
+    work. While a pipeline fills and drains, one stage after the other counts, each as slow as the slowest of its own
+    that wait for one another.
     """
     turns, waits = micro_batches * layout.vpp, layout.pp - 1
-    return (turns * slowest(layout.gpus) + waits * _stage_slowest(layout)) / (turns + waits)
+    even = len(set(stages_s)) < 2 or not all(clocked for clocked, _ in stages_s)
+    longest = slowest(layout.gpus) if even else _slowest_of_stages(layout.gpus, stages_s)
+    return (turns * longest + waits * _stage_slowest(layout)) / (turns + waits)
 
 
 def least_pace(layout: Layout, micro_batches: int) -> float:
     """Return a lower bound of the pace of *layout* and others that cut the same layers on as many GPUs into more
-    stages or fewer: the number of micro-batches grows with that of stages.
+    even stages or fewer: the number of micro-batches grows with that of stages.
     """
     turns = micro_batches / layout.pp
     return (turns * slowest(layout.gpus) + _stage_slowest(layout)) / (turns + 1.0)

@@ -5,17 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import lru_cache
 
-from stepcast.cost.collectives import (
-    Algorithm,
-    CollectivePrice,
-    Route,
-    bus_factor,
-    lost_share,
-    price,
-    route_of,
-    send_receive_price,
-    uneven_warning,
-)
+from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, bus_factor, price, send_receive_price
+from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource

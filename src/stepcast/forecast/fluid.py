@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from stepcast.cost.collectives import Algorithm, CollectivePrice, price
+from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price
 from stepcast.cost.collectives.flows import collective_flows, message_flows, transfer_flows
 from stepcast.cost.pricing import Pricer, crossing_share
 from stepcast.hardware import Cluster, Place
@@ -112,7 +112,9 @@ class _FlowBuilder:
         cost_of_op = np.array(
             [first.setdefault(id(work), op) if work else op for op, work in enumerate(works)], np.int64
         )
-        cost, lane = cost_of_op[program.task_costs()], program.task_lanes()
+        ops = [program.ops_of[segment.piece] for segment in program.segments]
+        place = program.per_task([np.arange(own.start, own.stop) for own in ops])
+        cost, lane = cost_of_op[place], program.task_lanes()
         rank = program.rank[program.task_calls()]
         peer = _find_peers(rank, waits, self.step.schedule.stages)
         peer[:, (lane < 1) | (lane > len(self.step.lanes.messages))] = -1

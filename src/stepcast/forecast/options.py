@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 
-from stepcast.cost.collectives import Algorithm
+from stepcast.cost.collectives.choose import Algorithm
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import Repeating

@@ -2,25 +2,25 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 
+from stepcast.cost import host as host_costs
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import counted_load, priced_once
 from stepcast.cost.fits import default_dispatch, default_fit
-from stepcast.cost.host import EXPERT_ISSUE_S, MODULE_ISSUE_S, PART_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.memory import StageMemory, memory, verdict_of
-from stepcast.cost.pace import apply_pace, convert_for_kernel, pace_of, slow_for_kernel
+from stepcast.cost.pace import CLOCKED, apply_pace, convert_for_kernel, pace_of, slow_for_kernel
 from stepcast.cost.power import Load
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
-from stepcast.forecast.simulate import PacedCompute, prepare, simulate, simulate_together
+from stepcast.forecast.simulate import PacedCompute, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster, Gpu
@@ -32,12 +32,12 @@ from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layers.experts import exchange_routing
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
-from stepcast.ir.schedules import SCHEDULES
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
 from stepcast.ir.stages import describe_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Objective, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
-from stepcast.ir.workload import Block, Layer, Manner, Workload
+from stepcast.ir.workload import Block, Layer, Manner, Stage, Workload
 from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, US, format_bytes
@@ -57,8 +57,8 @@ SCAN_LIBRARIES = {
     Mixer.DELTA: "flash-linear-attention and causal-conv1d",
 }
 """The libraries whose kernels the fits were measured with."""
-TOGETHER = 256
-"""Strategies that are simulated together; more take more memory and hardly less time."""
+TOGETHER = 64
+"""Strategies that are predicted without a pause for garbage."""
 
 
 def predict(
@@ -70,24 +70,12 @@ def predict(
     calibration: Calibration | None = None,
 ) -> Prediction:
     """Predict one training step of *model* under *strategy*, run by *framework* on *cluster*."""
-    return _predict(simulate, model, cluster, strategy, framework, options, calibration)
-
-
-def _predict(
-    run: Callable[[Workload, Cluster, Options, ComputePrice], Prediction],
-    model: Model,
-    cluster: Cluster,
-    strategy: Strategy,
-    framework: Framework,
-    options: Options,
-    calibration: Calibration | None,
-) -> Prediction:
     workload = generate(model, strategy, framework)
     idle = strategy.zero_gradients == 1
-    compute = compute_pricer(workload, cluster, calibration, framework.attention, idle)
-    options = _set_options(options, model, strategy, framework, cluster.node.gpus)
+    compute = compute_pricer(workload, cluster, calibration, framework.attention, idle, strategy.schedule)
+    options = _set_options(options, model, strategy, framework, cluster)
     options = apply_host_pace(options, calibration)
-    prediction = run(workload, cluster, options, compute)
+    prediction = simulate(workload, cluster, options, compute)
     return replace(
         prediction,
         memory=stage_memory(model, strategy, cluster.gpu, framework),
@@ -112,27 +100,21 @@ def predict_many(
     options: Options = DEFAULTS,
     calibration: Calibration | None = None,
 ) -> Iterator[Prediction]:
-    """Yield one prediction for each strategy, as ``predict`` makes them: what they share is computed once, and some are
-    simulated together before the first of them is yielded.
-    """
-    left, failure, more = iter(strategies), None, True
-    while more:
+    """Yield one prediction for each strategy, as ``predict`` makes them."""
+    left, predict_all = iter(strategies), True
+    while predict_all:
         block: list[Prediction] = []
+        failure = None
         with _pause_collection():
             try:
                 for strategy in islice(left, TOGETHER):
-                    prediction = _predict(prepare, model, cluster, strategy, framework, options, calibration)
-                    prediction.price()
-                    block.append(prediction)
+                    block.append(predict(model, cluster, strategy, framework, options, calibration))
             except Exception as error:
                 failure = error
-            more = len(block) == TOGETHER
-            simulated = simulate_together(block)
-        for prediction in simulated:
-            _ = prediction.step_s  # what cannot run fails in its turn
-            yield prediction
+        yield from block
         if failure:
             raise failure
+        predict_all = len(block) == TOGETHER
 
 
 @contextmanager
@@ -167,14 +149,16 @@ def manner_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_
     )
 
 
-def _set_options(options: Options, model: Model, strategy: Strategy, framework: Framework, gpus: int = 0) -> Options:
-    """Return *options* with what follows from the run, on nodes of *gpus* GPUs."""
+def _set_options(
+    options: Options, model: Model, strategy: Strategy, framework: Framework, cluster: Cluster | None = None
+) -> Options:
+    """Return *options* with what follows from the run."""
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
-        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework, strategy, gpus),
+        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework, strategy, cluster),
         ahead=framework.runs_ahead,
         once_per_node=exchange_routing(model, strategy, framework) or options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
@@ -199,15 +183,18 @@ def apply_host_pace(options: Options, calibration: Calibration | None, fitted: f
 
 
 @lru_cache(maxsize=256)
-def issue_s_of(framework: Framework, tensor_us: float = 0.0) -> IssueSeconds:
+def issue_s_of(framework: Framework, tensor_us: float = 0.0, pace: float = 1.0) -> IssueSeconds:
     """Return the seconds in which the host issues a work, by the modules that the framework is written in; *tensor_us*
-    more for tensor-parallel collectives.
+    more for tensor-parallel collectives, and *pace* times as long.
     """
-    if tensor_us:
+    if tensor_us or pace != 1.0:
         issue_s = issue_s_of(framework)
         return lambda work, backward: (
-            issue_s(work, backward)
-            + (tensor_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
+            pace
+            * (
+                issue_s(work, backward)
+                + (tensor_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
+            )
         )
     if framework.modules is not Modules.TORCH:
         # Every kernel is counted; all experts are one product.
@@ -218,15 +205,16 @@ def issue_s_of(framework: Framework, tensor_us: float = 0.0) -> IssueSeconds:
     return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
 
 
-def _issue_s(framework: Framework, strategy: Strategy, gpus: int) -> IssueSeconds:
+def _issue_s(framework: Framework, strategy: Strategy, cluster: Cluster | None) -> IssueSeconds:
     """Return the seconds of issuing a work, those of the code around tensor-parallel collectives included."""
     layout = strategy.layout
-    more_us = framework.tensor_issue_us
+    more_us, gpus = framework.tensor_issue_us, cluster.node.gpus if cluster else 0
     if gpus:
         more_us += framework.spanning_issue_us * ((layout.tp - 1) // gpus)
     if layout.pp > 1 and layout.gpus > gpus:
         more_us += framework.crossing_issue_us * layout.tp
-    return issue_s_of(framework, more_us if layout.tp > 1 else 0.0)
+    pace = host_costs.HOST_PACE.get(cluster.gpu.name, 1.0) if cluster else 1.0
+    return issue_s_of(framework, more_us if layout.tp > 1 else 0.0, pace)
 
 
 def _dispatch_s(modules: str, kind: str, work: Work, backward: bool) -> float:
@@ -239,22 +227,27 @@ def _dispatch_s(modules: str, kind: str, work: Work, backward: bool) -> float:
 
 def _eager_issue_s(work: Work, backward: bool) -> float:
     """Eager PyTorch."""
-    experts_s = work.groups * EXPERT_ISSUE_S if isinstance(work, GroupedMatmul) else 0.0
-    return _dispatch_s("torch", "dispatch", work, backward) + experts_s
+    issue_s = _dispatch_s("torch", "dispatch", work, backward)
+    if isinstance(work, GroupedMatmul):
+        separate_s = host_costs.SEPARATE_ISSUE_S + work.dtype.scaled * host_costs.EXPERT_SCALED_S
+        issue_s += work.groups * (host_costs.EXPERT_ISSUE_S + work.separate * separate_s)
+    return issue_s
 
 
 def _engine_issue_s(work: Work, backward: bool) -> float:
     """Transformer Engine's modules take longer for products, most for those of scaled formats."""
     issue_s = _eager_issue_s(work, backward)
     if isinstance(work, Matmul | GroupedMatmul):
-        issue_s += MODULE_ISSUE_S + (SCALED_ISSUE_S if work.dtype.scaled else 0.0)
+        issue_s += host_costs.MODULE_ISSUE_S
+        if isinstance(work, Matmul):
+            issue_s += host_costs.SCALED_ISSUE_S.get(work.dtype, 0.0)
     return issue_s
 
 
 def _listed_issue_s(work: Work, backward: bool) -> float:
     """Modules of Megatron-LM whose weights are gathered part by part."""
     if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_GATHER:
-        return PART_ISSUE_S
+        return host_costs.PART_ISSUE_S
     return _engine_issue_s(work, backward)
 
 
@@ -264,6 +257,7 @@ def compute_pricer(
     calibration: Calibration | None = None,
     attention: AttentionKernel = AttentionKernel.CURRENT,
     idle: bool = False,
+    schedule: ScheduleKind | None = None,
 ) -> ComputePrice:
     """Return the price of computation as part of a long step on the cluster's GPU, with *attention* of its generation;
     *idle*: its backward multiplies zeros, which takes next to no power.
@@ -276,7 +270,8 @@ def compute_pricer(
         return counted_load(_count_works(body), gpu, fit, drawing=_count_works(body, forward=True) if idle else None)
 
     load = _LOADS.get((gpu, fit, *layers), count_load, idle, *repeats)
-    current, pace = priced_once(gpu, fit, load), pace_of(workload.layout, workload.micro_batches)
+    current = priced_once(gpu, fit, load)
+    pace = pace_of(workload.layout, workload.micro_batches, _stage_seconds(workload, current, schedule))
     if calibration is None and attention is AttentionKernel.CURRENT:
         return PacedCompute(current, pace)
 
@@ -288,6 +283,31 @@ def compute_pricer(
     return price
 
 
+def _stage_seconds(
+    workload: Workload, price: ComputePrice, schedule: ScheduleKind | None
+) -> tuple[tuple[float, float], ...]:
+    """Return for each pipeline stage the seconds of a micro-batch that clocks decide, and those of other kernels."""
+    layout = workload.layout
+    if workload.uniform or layout.pp == 1:
+        return ()
+    facts = SCHEDULES[schedule or default_schedule(layout.vpp)]
+    pieces_s = [_SPENT.of(stage, _spend, price) for stage in workload.stages]
+    stages = [facts.pieces_of_stage(stage, layout.pp, layout.vpp) for stage in range(layout.pp)]
+    return tuple((sum(pieces_s[piece][0] for piece in own), sum(pieces_s[piece][1] for piece in own)) for own in stages)
+
+
+def _spend(stage: Stage, price: ComputePrice) -> tuple[float, float]:
+    clocked_s = other_s = 0.0
+    for work, number in _count_works(stage.body).items():
+        seconds = number * price(work).seconds
+        if isinstance(work, CLOCKED):
+            clocked_s += seconds
+        else:
+            other_s += seconds
+    return clocked_s, other_s
+
+
+_SPENT: ByIdentity[tuple[float, float]] = ByIdentity(4096)
 _LOADS: ByIdentity[Load] = ByIdentity(4096)
 _COUNTED: ByIdentity[Counter[Compute]] = ByIdentity(4096)
 

@@ -22,7 +22,7 @@ from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepRe
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer
 from stepcast.ir.workload import Workload
-from stepcast.simulation.breakdown import StageTime, stage_times
+from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import Run, makespans_s, simulate, task_times
@@ -31,18 +31,10 @@ from stepcast.simulation.program import Times
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_file import peak_in_flight
 from stepcast.simulation.schedules import pair_slots
-from stepcast.simulation.steady import (
-    LONG,
-    ProgramPair,
-    SteadyStep,
-    count_slots,
-    find_steady_step,
-    pair_programs,
-    shorten_schedule,
-)
+from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step
 from stepcast.simulation.step import Conditions, Step, build_step
 from stepcast.simulation.timeline import CriticalPath, critical_path, timeline_of
-from stepcast.units import format_seconds
+from stepcast.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from stepcast.cost.memory import StageMemory
@@ -167,7 +159,10 @@ def report_of(prediction: "Prediction") -> StepReport:
         step_s=step_s,
         breakdown_s=parts,
         communication_s={str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0},
-        stages=tuple(_report_stage(stage, in_flight[stage.stage]) for stage in stages),
+        stages=tuple(
+            StageReport(s.stage, s.busy_s, sum(s.exposed_s.values()), s.host_s, s.bubble_s, in_flight[s.stage])
+            for s in stages
+        ),
         low_s=min(step_s, low_s),
         high_s=max(step_s, high_s),
         band=prediction.band,
@@ -190,11 +185,6 @@ def report_of(prediction: "Prediction") -> StepReport:
     )
 
 
-def _report_stage(stage: StageTime, in_flight: int) -> StageReport:
-    exposed_s = sum(stage.exposed_s.values())
-    return StageReport(stage.stage, stage.busy_s, exposed_s, stage.host_s, stage.bubble_s, in_flight)
-
-
 def _describe_sharing(fluid: "FluidStep") -> list[str]:
     """Return by how much the fluid engine found the communication of each group slowed."""
     slowed: dict[str, float] = {}
@@ -209,7 +199,7 @@ def _describe_sharing(fluid: "FluidStep") -> list[str]:
     if not times.exact:
         notes.append(
             f"engine fluid: from {format_seconds(times.near_from_s)} on, changes of rates below "
-            f"{times.near:.1%} were not followed: there were too many flows"
+            f"{format_percent(times.near)} were not followed: there were too many flows"
         )
     return notes
 
@@ -342,17 +332,6 @@ class PreparedStep:
         return find_steady_step(*size, self.build, self.arrange) if size else None
 
     @cached_property
-    def pair(self) -> tuple[Step, ProgramPair] | None:
-        """A shorter step that may settle when this one ends, for runs together with others."""
-        size = self._periodic_size
-        schedules = shorten_schedule(*size) if size and not self.options.pairs else None
-        if schedules is None:
-            return None
-        step = self.build(schedules.short)
-        pair = None if step.has_lead else pair_programs(step.program, schedules)
-        return (step, pair) if pair else None
-
-    @cached_property
     def fluid(self) -> "FluidStep | None":
         """The step run by the fluid engine, where that is asked for."""
         if self.options.engine is not Engine.FLUID:
@@ -371,7 +350,6 @@ class PickledStep:
     is_long: bool = False
     is_extended: bool = False
     steady: None = None
-    pair: None = None
     fluid: None = None
 
     def _get(self) -> tuple[Step, Run]:
@@ -411,7 +389,6 @@ class Prediction:
     memory: "tuple[StageMemory, ...]" = ()  # of each stage; nothing where no model is known
     finish: Finish | None = None
     band: Band | None = None  # of measured steps of its kind around their predictions; None where no model is known
-    end_s: float | None = None  # where it was simulated together with others
     asked: Facts = field(default_factory=dict)  # the question, in the words of the JSON contract
 
     def __repr__(self) -> str:
@@ -447,24 +424,11 @@ class Prediction:
         return self.source.steady
 
     @property
-    def pair(self) -> tuple[Step, ProgramPair] | None:
-        return self.source.pair
-
-    @property
     def fluid(self) -> "FluidStep | None":
         return self.source.fluid
 
-    def price(self) -> None:
-        """Build and price what ``simulate_together`` runs: what cannot be priced fails now."""
-        if self.pair:
-            _ = self.pair[0].seconds
-        elif self.steady is None:
-            _ = self.step.seconds
-
     @cached_property
     def simulated_s(self) -> float:
-        if self.end_s is not None:
-            return self.end_s
         if self.fluid:
             return self.fluid.run.makespan_s
         return self.steady.makespan_s if self.steady else self.run.makespan_s

@@ -1,7 +1,6 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -31,11 +30,7 @@ from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
-from stepcast.simulation.engine import makespans_together
 from stepcast.simulation.lowering import OpList
-from stepcast.simulation.program import Program
-from stepcast.simulation.segments import ProgramError
-from stepcast.simulation.steady import EXACT_S
 
 
 def simulate(
@@ -133,35 +128,6 @@ class WorkTable:
                 runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
                 known[key] = self.pricer.seconds(work) if runs else 0.0
         return np.array([known[id(work)] for work in works], np.float64)
-
-
-def simulate_together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
-    """Return the same *predictions*, simulated in one pass as if each were by itself; unrun, where one cannot run."""
-    if any(prediction.options.engine is Engine.FLUID for prediction in predictions):
-        return predictions
-    programs: list[tuple[Program, FloatArray]] = []
-    first, watched = [], {}
-    for prediction in predictions:
-        first.append(len(programs))
-        if prediction.pair:
-            step, pair = prediction.pair
-            programs += [(pair.short, step.seconds), (pair.longer, step.seconds)]
-            watched[len(programs) - 1] = pair.watched
-        elif prediction.steady is None:
-            programs.append((prediction.step.program, prediction.step.seconds))
-    try:
-        ends_s, shifts_s = makespans_together(programs, watched)
-    except ProgramError:
-        return predictions
-    simulated = []
-    for prediction, index in zip(predictions, first, strict=True):
-        if prediction.pair:
-            end_s = prediction.pair[1].end_s(ends_s[index], ends_s[index + 1], shifts_s.get(index + 1))
-            end_s = end_s if end_s is None or end_s < EXACT_S else None
-            simulated.append(replace(prediction, end_s=end_s))
-        else:
-            simulated.append(prediction if prediction.steady else replace(prediction, end_s=ends_s[index]))
-    return simulated
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

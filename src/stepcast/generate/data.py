@@ -207,7 +207,8 @@ def _gradient_norm(sizes: Sizes, own: int) -> Ops:
     if not sizes.framework.optimizer.clips:
         return ()
     read = float(own * sizes.gradient)
-    norm = Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32))
+    reads = sizes.framework.loop_kernels > 0  # the loss, after the backward and before clipping
+    norm = Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32), host_reads=reads)
     return (norm, NORM_SUM) if sizes.strategy.layout.gpus > 1 else (norm,)
 
 

@@ -78,6 +78,10 @@ def alternate_matmuls(sizes: Sizes, layers: Sequence[Layer]) -> Ops:
                 again.append(op)
             case Collective(kind=CollectiveKind.ALL_GATHER):
                 again.append(op)
+            case Matmul() if op.name in ("key", "up") and sizes.separate_projections:
+                again.append(op)
+            case Matmul() if op.name in ("query", "value", "gate"):
+                pass
             case Matmul() | GroupedMatmul() if op.part is OpPart.PRODUCT:
                 if role is Role.QKV:
                     again.append(replace(op, work=replace(op.work, n=sizes.key_width)))

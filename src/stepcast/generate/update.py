@@ -81,7 +81,9 @@ def _update_op(
     if optimizer.moment_dtype is DType.INT8:
         kind = K.QUANTISED_OPTIMIZER
     work = Elementwise(kind, 1, elements, read * elements, write * elements, dtype=DType.FP32)
-    return Op(name, work, kernels=_count_tensors(sizes))
+    # Clipping goes through all tensors as well, in a training loop that waits for the loss before it.
+    clips = sizes.framework.loop_kernels > 0 and kind is not K.QUANTISED_OPTIMIZER
+    return Op(name, work, kernels=_count_tensors(sizes) * (1 + clips))
 
 
 def _count_tensors(sizes: Sizes) -> int:

@@ -33,6 +33,7 @@ from stepcast.ir.strategy import (
 )
 from stepcast.ir.trainable import count_frozen, held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Shard, WeightPart
+from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
 
 # One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
@@ -296,17 +297,20 @@ def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list
 
 
 def _forward_only(unit: Unit, prefix: str = "") -> Unit:
-    """Return *unit* frozen, without a backward, its ops named with *prefix* if they run next to the trained ones."""
-    layers = tuple(
-        replace(
-            layer,
-            forward=rename_ops(prefix, layer.forward) if prefix else layer.forward,
-            input_gradient=(),
-            weight_gradient=(),
+    """Return *unit* frozen, without a backward, its ops named with *prefix* if they run next to the trained ones.
+
+    These record nothing for a backward: a host issues a layer in 0.75 of the time (Qwen3 0.6B and Llama 3.2 1B with 64
+    tokens, host of an H200), as if every second element-wise kernel were free.
+    """
+    layers = []
+    for layer in unit.layers:
+        ops = enumerate(rename_ops(prefix, layer.forward) if prefix else ())
+        renamed = tuple(
+            replace(op, kernels=(op.kernels + index % 2) // 2) if isinstance(op.work, Elementwise) else op
+            for index, op in ops
         )
-        for layer in unit.layers
-    )
-    return Unit(layers, unit.held, NOTHING)
+        layers.append(replace(layer, forward=renamed or layer.forward, input_gradient=(), weight_gradient=()))
+    return Unit(tuple(layers), unit.held, NOTHING)
 
 
 def _subtract(shard: Shard, other: Shard) -> Shard:

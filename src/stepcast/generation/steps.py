@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from stepcast.cost import serving
-from stepcast.cost.collectives import collective_s
+from stepcast.cost.collectives.choose import collective_s
 from stepcast.cost.collectives.route import route_of
 from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
 from stepcast.cost.expert_loads import TILES, RankLoad

@@ -13,7 +13,7 @@ from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR
+from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR, format_percent
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -124,7 +124,7 @@ class Plan:
 
     def __repr__(self) -> str:
         days, gpus = self.mean_s / DAY, self.phases[-1].phase.gpus
-        return f"Plan({self.steps:,} steps on {gpus:,} GPUs: {days:,.1f} days, goodput {self.goodput:.1%})"
+        return f"Plan({self.steps:,} steps on {gpus:,} GPUs: {days:,.1f} days, goodput {format_percent(self.goodput)})"
 
     def _repr_html_(self) -> str:
         from stepcast.views.html import render_notebook
@@ -178,10 +178,9 @@ class Plan:
     def gpu_hours(self) -> float:
         """GPU-hours of all reserved GPUs, with spares, from first to last step."""
         scale = self.mean_s / self.expected_s if self.expected_s else 1.0
-        return scale * sum(self._held(each) * each.split.total_s / HOUR for each in self.phases)
-
-    def _held(self, each: PlannedPhase) -> int:
-        return each.phase.gpus + (self.operation.spares or 0) * each.phase.gpus_per_node
+        spares = self.operation.spares or 0
+        held = [(each.phase.gpus + spares * each.phase.gpus_per_node, each.split.total_s) for each in self.phases]
+        return scale * sum(gpus * seconds / HOUR for gpus, seconds in held)
 
     @property
     def energy_mwh(self) -> float:

@@ -33,9 +33,13 @@ PLAIN_STARTS = ("dgx-", "hgx-", "gb200-", "gb300-", "a800-", "h800-", "mi3")
 # The node of a GPU of which the catalogue has no cluster, and GPUs whose boards are built as another's.
 BARE_NODE = "pcie-node"
 BUILT_AS = {"h20": "dgx-h100", "v100-sxm-16gb": "dgx-2", "gh200-144gb": "gh200-node"}
-# Chips that are no GPUs, some of which have files.
-NOT_DESCRIBED = re.compile(r"^(tpu|trainium|trn[12]|inferentia|gaudi|v5p|v6e|v5e|cerebras|wse)")
-APPLE = re.compile(r"^(apple|mps$|mac|m[1-6](-|$))")
+# Chips that no file describes, though others like them have one.
+NOT_DESCRIBED = {
+    r"apple|mps$|mac|m[1-6](-|$)": ": Apple silicon is not modelled: its software (MLX, PyTorch's mps) was never "
+    "measured here; forecast the GPU that you would rent instead, such as rtx-4090 or l4",
+    r"tpu|trainium|trn[12]|inferentia|gaudi|v5p|v6e|v5e|cerebras|wse": " is not described: besides GPUs, tpu-v5p, "
+    "tpu-v6e and trainium2 are, by what their makers state; describe another in a file NAME.toml",
+}
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
 UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
@@ -364,18 +368,9 @@ def _catalogue_name(kind: str, name: str, where: str = "") -> str:
     table = _spellings()[kind]
     if word in table:
         return table[word]
-    if APPLE.match(word):
-        problem = (
-            f"{name}: Apple silicon is not modelled: its software (MLX, PyTorch's mps) was never measured here; "
-            "forecast the GPU that you would rent instead, such as rtx-4090 or l4"
-        )
-        raise CatalogError(where, "", problem)
-    if NOT_DESCRIBED.match(word):
-        problem = (
-            f"{name} is not described: besides GPUs, tpu-v5p, tpu-v6e and trainium2 are, by what their "
-            "makers state; describe another in a file NAME.toml"
-        )
-        raise CatalogError(where, "", problem)
+    for pattern, problem in NOT_DESCRIBED.items():
+        if re.match(pattern, word):
+            raise CatalogError(where, "", f"{name}{problem}")
     hint = nearest(word, table) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
     raise CatalogError(where, "", f"unknown {kind.removesuffix('s')} {name!r}{hint}")
 

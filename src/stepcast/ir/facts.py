@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from stepcast.units import format_percent
+
 Facts = Mapping[str, Any]
 """The facts of an answer or of one of its rows, by the names of the JSON contract."""
 FactDict = dict[str, Any]
@@ -80,7 +82,7 @@ class IntervalFacts(NamedTuple):
     @property
     def words(self) -> str:
         """Return the name of the band, such as ``90 % interval``."""
-        return "interval" if self.level is None else f"{self.level * 100:.0f} % interval"
+        return "interval" if self.level is None else f"{format_percent(self.level, 0)} interval"
 
 
 def read_interval(facts: Mapping[str, Any]) -> IntervalFacts:

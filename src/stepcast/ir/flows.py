@@ -106,10 +106,6 @@ class FlowSet:
         factors = factor[self.flow] if isinstance(factor, np.ndarray) else factor
         return replace(self, bytes_on=self.bytes_on * factors)
 
-    def of_group(self, group: int) -> "FlowSet":
-        """Return the flows of one group alone."""
-        return self.at(np.flatnonzero(self.group == group))
-
     def at(self, which: IntArray) -> "FlowSet":
         """Return the flows of these numbers, in their order."""
         sizes = np.diff(self.first)[which]

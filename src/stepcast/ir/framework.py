@@ -34,6 +34,7 @@ class Kernels(StrEnum):
 class AttentionKernel(StrEnum):
     """The generation of the attention's kernels; ``cost.pace`` has how much slower the earlier are."""
 
+    CUDA_12 = "cuda-12"  # cuDNN's and cuBLAS's of early 2025, the first for Blackwell
     CUDA_11 = "cuda-11"  # products of cuBLAS one per head, where no kernel fuses them
     FLASH_1 = "flash-1"
     FLASH_2 = "flash-2"
@@ -188,6 +189,9 @@ class Framework:
     # Fused attention multiplies in fp8 where linear layers do (Transformer Engine's fp8_dpa,
     # Megatron-Core's fp8_dot_product_attention).
     fp8_attention: bool = False
+    # Transformer Engine's fused operations: a gate's backward is one pass, products add up adapters (Megatron-Core's
+    # use_transformer_engine_op_fuser; MLPerf's use_te_ops).
+    op_fuser: bool = False
     # Number of the last layers that stay out of fp8 and fp4 (Megatron-Core's num_layers_at_end_in_bf16).
     wide_layers: int = 0
     # Micro-batches whose gradient of the output projection is made when the pipeline empties, and which keep

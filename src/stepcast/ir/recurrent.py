@@ -3,10 +3,14 @@
 Their sizes in a model, and their kernels as works: shapes and floating-point operations.
 """
 
+from typing import TYPE_CHECKING
+
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.model_parts import Hybrid
+
+if TYPE_CHECKING:
+    from stepcast.ir.model_parts import Hybrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +287,7 @@ class Scan:
 
 
 def scan_of(
-    hybrid: Hybrid, batch: int, seq: int, ways: int = 1, *, backward: bool = False, dtype: DType = DType.BF16
+    hybrid: "Hybrid", batch: int, seq: int, ways: int = 1, *, backward: bool = False, dtype: DType = DType.BF16
 ) -> Scan:
     """Return the scan of one Mamba block on a rank that holds one of *ways* parts of the heads.
 

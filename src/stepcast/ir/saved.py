@@ -50,7 +50,9 @@ def count_saved(
             transient = max(transient, MIXERS[block.mixer].transient(sizes, block))
         saved = layer_input + sum(tensor.size_bytes for tensors, _ in halves for tensor in tensors)
         return SavedActivations(saved, layer_input, transient)
-    modules = sizes.recomputed_modules
+    modules = frozenset(sizes.strategy.recompute.selected)
+    if sizes.framework.fused_experts:  # an activation inside the experts' matmul has no kernel to run again
+        modules -= {RecomputeModule.EXPERT_ACTIVATION}
     saved = peak = transient = 0.0
     for tensors, half_transient in halves:
         freed = sum(tensor.size_bytes for tensor in tensors if modules.intersection(tensor.freed_by))

@@ -373,11 +373,6 @@ class Strategy:
         return 1.0 if self.expert_capacity is None else min(1.0, self.expert_capacity)
 
     @property
-    def attended(self) -> int:
-        """Tokens of a sequence, or of a document in packed ones, beyond which attention does not look."""
-        return min(self.document or self.seq, self.seq)
-
-    @property
     def local_tokens(self) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq // self.layout.cp

@@ -24,9 +24,11 @@ class Matmul:
     k: int
     batch: int = 1
     dtype: DType = DType.BF16
+    swapped: int = 0  # operands in whose memory the elements of one sum are not neighbours, as far as it is known
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "m", "n", "k", "batch")
+        require_counts(self, 0, "swapped")
 
     @property
     def flops(self) -> float:
@@ -157,6 +159,7 @@ class ElementwiseKind(StrEnum):
     IDLE_OPTIMIZER = "idle-optimizer"
     LISTED_OPTIMIZER = "listed-optimizer"  # operation by operation, over lists of tensors
     QUANTISED_OPTIMIZER = "quantised-optimizer"  # of 8-bit moments, each looked up and quantised again
+    DEQUANTISE = "dequantise"  # of 4-bit or 8-bit weights
     CAST = "cast"
     COPY = "copy"
     FILL = "fill"
@@ -179,6 +182,11 @@ class ElementwiseKind(StrEnum):
     ROW_GRADIENT = "row-gradient"  # of those rows, sorted and summed
     ATOMIC_SUM = "atomic-sum"  # element by element, into the places that indices name
     SORT = "sort"
+    CHOICE = "choice"  # the largest elements of each row
+    IRREGULAR = "irregular"  # element by element, from places that other numbers determine
+    INNER_SOFTMAX = "inner-softmax"  # over elements that are not neighbours in memory
+    NORM_WEIGHT = "norm-weight"  # the gradient of a norm's weight and bias, row after row
+    SEQUENCE_LOSS = "sequence-loss"  # a kernel that goes through a sequence step by step (CTC); a row is a step
     SPECTRUM = "spectrum"  # a Fourier transform
     FUSED_LOSS = "fused-loss"  # the logarithm of a sum of exponentials over each row, by a compiler
     OTHER = "other"

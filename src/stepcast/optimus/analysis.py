@@ -8,7 +8,7 @@ from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.optimus.cost import Constants, Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
 from stepcast.optimus.program import PredictedStep, predict_step
-from stepcast.units import format_seconds
+from stepcast.units import format_percent, format_seconds
 
 UNEXPLAINED = "unexplained"
 SLOW_LAYER = 1.25  # a stage whose layers take this many times the median is a straggler
@@ -159,7 +159,7 @@ def _doubts(plan: OptimusPlan, predicted: PredictedStep) -> list[str]:
         )
     if parts["host"] > LAUNCH_BOUND_SHARE * predicted.step_s:
         doubts.append(
-            f"launch-bound: CPU launch overhead takes {parts['host'] / predicted.step_s:.0%} of the step on the GPU "
-            f"of stage {predicted.busiest.stage}, so timed modules contain host time too"
+            f"launch-bound: CPU launch overhead takes {format_percent(parts['host'] / predicted.step_s, 0)} of the "
+            f"step on the GPU of stage {predicted.busiest.stage}, so timed modules contain host time too"
         )
     return doubts

@@ -11,7 +11,8 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
-from stepcast.cost.collectives import price, route_of
+from stepcast.cost.collectives.choose import price
+from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import Cluster, resolve
 from stepcast.ir.check import require
 from stepcast.ir.dataclass import dataclass

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.cost import serving
-from stepcast.cost.collectives import collective_s, route_of
+from stepcast.cost.collectives.choose import collective_s
+from stepcast.cost.collectives.route import route_of
 from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
 from stepcast.cost.expert_loads import RankLoad, balanced_load, power_law_load
 from stepcast.cost.fused_experts import fused_experts_s

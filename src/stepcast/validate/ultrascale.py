@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
+from stepcast.units import format_percent
 from stepcast.validate.published.comparison import DETAILS, MemoryRow, compare_records, memory_row, records_of
 from stepcast.validate.published.rows import Record
 from stepcast.validate.published.setup import read_setup
@@ -93,7 +94,7 @@ def rank_figures(rows: Iterable[ScoredRow]) -> Iterator[tuple[str, float]]:
         return
     regrets = np.array([rank.regret for rank in ranks.values()])
     yield "regret: median of cells", float(np.median(regrets))
-    yield f"cells with a regret of at most {WITHIN:.0%}", float(np.mean(regrets <= WITHIN))
+    yield f"cells with a regret of at most {format_percent(WITHIN, 0)}", float(np.mean(regrets <= WITHIN))
     yield "rank correlation: mean of cells", float(np.mean([rank.correlation for rank in ranks.values()]))
     for cell, rank in ranks.items():
         yield f"regret: {cell}", rank.regret

@@ -122,7 +122,7 @@ def _local_core(sizes: Sizes, block: LayerParts, heads: int, kv_heads: int) -> "
     seq = sizes.strategy.seq
     if masks_window(block.window, sizes.strategy, sizes.framework):
         return _Core(sizes, seq, seq, False, heads, kv_heads, masked=True)
-    document = sizes.strategy.attended
+    document = min(sizes.strategy.document or sizes.strategy.seq, sizes.strategy.seq)
     keys = window_keys(document, block)
     return _Core(
         sizes, document, keys or document, keys is None, heads, kv_heads, documents=max(1, round(seq / document))
@@ -282,8 +282,9 @@ class _Core:
 
     def _flash(self, backward: bool) -> Attention:
         model, sizes = self.sizes.model, self.sizes
-        # NVFP4 leaves attention as it is (Transformer Engine: NVTE_DPA_FP8_RECIPE is F16 unless set).
-        narrow = sizes.framework.fp8_attention and sizes.dtype in (DType.FP8, DType.MXFP8)
+        # With NVFP4 and context parallelism attention stays in bf16 (MLPerf 5.1: NVTE_DPA_FP8_RECIPE=F16).
+        formats = (DType.FP8, DType.MXFP8) if sizes.strategy.layout.cp > 1 else (DType.FP8, DType.MXFP8, DType.NVFP4)
+        narrow = sizes.framework.fp8_attention and sizes.dtype in formats
         return Attention(
             batch=sizes.strategy.micro_batch * self.documents,
             query_len=self.query_len,

@@ -143,7 +143,7 @@ def activation_ops(sizes: Sizes, rows: int, inner: int, weighted: bool = False) 
         return _eager_gate(kind, rows, inner, dtype, sliced=weighted or model.joined)
     if not model.gated:
         kinds, passes, backward_passes = (kind, kind), (1, 1), (2, 1)
-    elif sizes.fused_by_hand:
+    elif sizes.fused_by_hand and not sizes.framework.op_fuser:
         reads = GATE_BACKWARD_PASSES + (GATE_WEIGHT_PASSES if weighted else 0) - 2
         kinds, passes, backward_passes = (K.MUL, K.MUL), (2, 1), (reads, 2)
     else:

@@ -6,6 +6,7 @@ the second by rows; the forward all-reduces after the second, the backward after
 gathers the input of the first matmul again for its weight gradient.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -35,14 +36,15 @@ GATHER, SCATTER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATT
 # Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
 # rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
 # magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
-# kernels of their own: three reads (Transformer Engine's recipes and csrc/quantizer.cpp, NVFP4Quantizer).
-QUANTISED: dict[DType, tuple[float, float]] = {DType.FP8: (4.0, 2.0), DType.MXFP8: (2.0, 2.0), DType.NVFP4: (6.0, 1.0)}
+# kernels of their own: three reads (Transformer Engine's recipes and csrc/quantizer.cpp, NVFP4Quantizer), counted
+# twice: its Hadamard kernel reaches half of a GB200's memory rate (pytorch/ao, issue 4040); runs of MLPerf 5.1 agree.
+QUANTISED: dict[DType, tuple[float, float]] = {DType.FP8: (4.0, 2.0), DType.MXFP8: (2.0, 2.0), DType.NVFP4: (12.0, 2.0)}
 # The same of an operand that no weight gradient needs, as under LoRA: its columns are left out, and with them
 # NVFP4's transform (Transformer Engine's modules, columnwise usage where weights require gradients).
 QUANTISED_ROWS: dict[DType, tuple[float, float]] = {
     DType.FP8: (4.0, 1.0),
     DType.MXFP8: (2.0, 1.0),
-    DType.NVFP4: (4.0, 0.5),
+    DType.NVFP4: (8.0, 1.0),
 }
 # Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
 # accumulation that SimuMax measured on an A100 and a B200 (configs/system).
@@ -200,7 +202,8 @@ class Linear:
         """
         if self.dtype is not DType.FP8:
             return ()
-        operands = ("input", self.inputs, self.gathered), ("gradient", self.outputs, self.gathered_gradient)
+        own = self.gathered if self.quantises_input else 1
+        operands = ("input", self.inputs, own), ("gradient", self.outputs, self.gathered_gradient)
         return tuple(
             Op(
                 f"{self.name} turn gathered {operand}",
@@ -282,9 +285,8 @@ class Linear:
         if base is BaseWeights.TRAINED or not self.adapted:
             return ()
         elements = float(self.inputs * self.outputs)
-        work = Elementwise(
-            K.CAST, self.outputs, self.inputs, base.bytes * elements, sizes.element * elements, dtype=sizes.stored
-        )
+        read, write = base.bytes * elements, sizes.element * elements
+        work = Elementwise(K.DEQUANTISE, self.outputs, self.inputs, read, write, dtype=sizes.stored)
         return (Op(f"{self.name} dequantise{again}", work, kernels=DEQUANTISE_KERNELS),)
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
@@ -305,10 +307,13 @@ class Linear:
         first, second = (
             Op(f"{self.name} lora {way} {phase}", work) for way, work in zip(("down", "up"), works, strict=True)
         )
-        return self._surround_adapters(sizes, phase, first, second) if sizes.eager_modules else (first, second)
+        if sizes.framework.kernels is Kernels.COMPILED or sizes.framework.op_fuser:
+            return first, second
+        return self._surround_adapters(sizes, phase, first, second)
 
     def _surround_adapters(self, sizes: Sizes, phase: str, down: Op, up: Op) -> Ops:
-        """Return both products with the operations around them in peft's layers, a kernel each:
+        """Return both products with the operations around them, a kernel each, on the share of rows that a tensor rank
+        holds outside of the product: those of peft's layers, and of NeMo's (ParallelLinearAdapter, LoRALinear):
 
             result = base(x); result = result + lora_B(lora_A(dropout(x.to(lora_A.weight.dtype)))) * scaling
 
@@ -318,7 +323,11 @@ class Linear:
         strategy, stored, name = sizes.strategy, sizes.stored, f"{self.name} lora"
         casts, drops = sizes.casts_adapter_inputs, strategy.lora_dropout
         wide = FP32 if casts else stored
-        outputs, inputs = (self.rows, self.outputs), (self.rows, self.inputs)
+        # Tensor ranks hold a share of each row inside a layer, and a share of the rows outside.
+        ways = sizes.tp if strategy.sequence_parallel else 1
+        outputs, inputs = (
+            (self.rows // (ways if width == sizes.model.hidden else 1), width) for width in (self.outputs, self.inputs)
+        )
         small = 2 if sizes.framework.fp32_adapters else 0  # casts of both matrices
         if phase == "forward":
             ops: list[Op] = []
@@ -327,7 +336,7 @@ class Linear:
             if casts:
                 ops.append(cast_op(f"{name} widen", *inputs, stored, FP32))
             if drops:
-                elements = float(self.rows * self.inputs)
+                elements = float(math.prod(inputs))
                 work = Elementwise(
                     K.DROPOUT, *inputs, elements * wide.bytes, elements * (wide.bytes + MASK_BYTES), dtype=wide
                 )
@@ -445,7 +454,7 @@ def _gathers_quantised(sizes: Sizes, linear: Linear) -> bool:
     """Return True if operands of *linear* are quantised before they are gathered, as Transformer Engine does:
     its buffers of gathers are in fp8 then (module/base.py, initialize_ub). Adapters of LoRA take them wide.
     """
-    engine = sizes.fused_by_hand and sizes.strategy.training is not TrainingKind.LORA
+    engine = sizes.fused_by_hand and not linear.is_adapted(sizes)
     return engine and sizes.strategy.sequence_parallel and linear.dtype in QUANTISED
 
 
@@ -474,6 +483,8 @@ def column_layer(
     width: int | None = None,
 ) -> Layer:
     """Return matmuls split by columns on inputs of *width*, and what follows them on this rank (*then*)."""
+    if sizes.framework.kernels is Kernels.COMPILED:  # one cast of the input serves them all
+        linears = (linears[0], *(replace(linear, quantises_input=False) for linear in linears[1:]))
     if _gathers_quantised(sizes, linears[0]):
         linears = tuple(replace(linear, gathered=sizes.tp) for linear in linears)
     forward, gradients, weights = join_phases(sizes, linears)
@@ -487,11 +498,13 @@ def column_layer(
     gathered = _gathered_bytes(sizes, linears[0], width)
     gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not overlap)
     again = collective(f"{role} tp all-gather again", GATHER, gathered, Group.TP, blocking=not overlaps_gradients)
+    # Frozen weights without adapters have no gradient that needs the input.
+    repeats: Ops = (again,) if weights else ()
     scatter = collective(f"{role} tp reduce-scatter", SCATTER, size, Group.TP, blocking=not overlaps_gradients)
     return make_layer(
         role,
         (gather, *forward, *wait_for(then, (gather.name,) if overlap else ())),
-        (*then_gradient, again, *gradients, scatter),
+        (*then_gradient, *repeats, *gradients, scatter),
         wait_for(weights, (again.name,) if overlaps_gradients else ()),
     )
 

@@ -7,7 +7,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.sharding import ShardingPlan, plan_of
-from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.strategy import BaseWeights, RecomputeKind, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,9 @@ class Sizes:
         cast it one each; all others share it.
         """
         if self.trains_norms or not self.eager_modules:
-            return len(names) if self.casts_each_input else 1
+            # Autocast casts the input of each separate projection by itself.
+            each = self.strategy.autocast and self.eager_modules and not self.model.joined
+            return len(names) if each else 1
         adapted = self.count_adapted(*names)
         return adapted if self.casts_adapter_inputs and not self.model.joined else min(1, adapted)
 
@@ -136,11 +138,6 @@ class Sizes:
     def separate_projections(self) -> bool:
         """Return True if queries, keys, values, gate and up are products of their own."""
         return self.framework.modules is Modules.TRANSFORMERS and not self.model.joined
-
-    @property
-    def casts_each_input(self) -> bool:
-        """Return True if autocast casts the input of each separate projection by itself."""
-        return self.strategy.autocast and self.eager_modules and not self.model.joined
 
     @property
     def plain_gradients(self) -> bool:
@@ -152,12 +149,6 @@ class Sizes:
         """Return True if selective recomputation runs every second matmul again, as torchtitan does."""
         alternate = self.framework.selective is SelectiveRule.ALTERNATE_MATMULS
         return alternate and self.strategy.recompute.kind is RecomputeKind.SELECTIVE
-
-    @property
-    def recomputed_modules(self) -> frozenset[RecomputeModule]:
-        """The recomputed modules; an activation inside the experts' matmul has no kernel to run again."""
-        selected = frozenset(self.strategy.recompute.selected)
-        return selected - {RecomputeModule.EXPERT_ACTIVATION} if self.framework.fused_experts else selected
 
     @property
     def heads(self) -> int:

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from stepcast.cost.band import kind_of
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
@@ -16,10 +18,11 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB
-from stepcast.validate.intervals import interval_figures
+from stepcast.validate import scoreboard
+from stepcast.validate.intervals import UNCLAIMED, interval_figures
 from stepcast.validate.published import rows as published_rows
 from stepcast.validate.published.setup import Setup, complete_blanks, complete_heads, read_setup
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, error_figures, read_records
+from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, error_figures
 
 FILE = "training_runs.csv"
 
@@ -64,16 +67,26 @@ def measure_published(*folders: str) -> Measurements:
             f"{published.corrected} {rows} corrected, {published.left_out} left out, where sources contradict "
             "themselves or say elsewhere what a row lacks: docs/published.md"
         )
+    labels = table.tags.get(UNCLAIMED, np.empty(0, dtype=np.str_))
+    for group in UNCLAIMED_GROUPS:
+        if count := int((labels == group["name"]).sum()):
+            notes.append(f"left out of claims: {group['name']} ({count} rows), since {group['reason']}")
     known = [row for row in published.memory_rows if not row.out_of_memory]
     if fitted := sum(row.fitted for row in known):
         notes.append(f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows")
     figures = {**dict(memory_figures(published)), **dict(interval_figures(table))}
-    return Measurements(table, published.skipped, figures=figures, notes=tuple(notes), details=DETAILS)
+    claimed = labels == ""
+    selections = {}
+    if not claimed.all():
+        dense = np.char.startswith(table.tags["kind"], "dense")
+        selections = {"part of claims": claimed, "part of claims, dense": claimed & dense}
+    return Measurements(table, published.skipped, selections, figures, tuple(notes), details=DETAILS)
 
 
 CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
 COMMAND = "command"  # the label that tells what to type for the same prediction
 DETAILS = (CORRECTION, COMMAND)
+UNCLAIMED_GROUPS = scoreboard.load_table("rows/published")["unclaimed"]
 NOTES = (
     "what a row leaves open is taken from its framework's documented defaults (docs/published.md)",
     "the energy of a product on Blackwell, the host's time for a module's product and FlashAttention 1 with heads "
@@ -88,7 +101,7 @@ def records_of(*paths: str) -> list[published_rows.Record]:
     return [
         record
         for path, names in zip(paths, others, strict=True)
-        for record in read_records(path, FILE, *names, needed=("model", "num_gpus"))
+        for record in scoreboard.read_records(path, FILE, *names, needed=("model", "num_gpus"))
     ]
 
 
@@ -109,7 +122,7 @@ def compare_records(records: Iterable[published_rows.Record]) -> PublishedRows:
         step = predicted[key] = predicted.get(key) or predict_step(setup)
         return ScoredRow(_label(setup), measured_s, step.step_s, _tags(setup), step.ends)
 
-    times, skipped = compare_each(complete_heads(records), compare)
+    times, skipped = scoreboard.compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == published_rows.LEFT_OUT for record in records)
     changed = sum(bool(record.get(published_rows.CORRECTED)) for record in records) - left_out
     return PublishedRows(tuple(times), tuple(memories), skipped, changed, left_out)
@@ -174,7 +187,7 @@ def _tags(setup: Setup) -> dict[str, str]:
     run, strategy = setup.run, setup.strategy
     used = [name for name in ("tp", "cp", "ep", "pp") if getattr(strategy.layout, name) > 1]
     used += ["fsdp"] * strategy.sharding.splits_parameters
-    return {
+    tags = {
         "source": run.source.split()[0].partition("@")[0] if run.source else "",
         "framework": run.framework,
         "profile": setup.profile.name,
@@ -189,6 +202,12 @@ def _tags(setup: Setup) -> dict[str, str]:
         CORRECTION: run.corrected,
         COMMAND: setup.command,
     }
+    groups = (
+        group["name"]
+        for group in UNCLAIMED_GROUPS
+        if all(label == tags[tag] or label in tags[tag].split() for tag, label in group["rows"].items())
+    )
+    return {**tags, UNCLAIMED: next(groups, "")}
 
 
 def memory_figures(published: PublishedRows) -> Iterator[tuple[str, float]]:

@@ -213,16 +213,6 @@ class PublishedRun:
         """Return whether FSDP frees gathered weights between forward and backward; None where the row is silent."""
         return False if "no reshard" in self.sharding else None
 
-    @property
-    def recomputes_by_op(self) -> bool:
-        """Return True for torchtitan's selective activation checkpointing, which decides operator by operator."""
-        return self.recompute.lower().endswith("ac")
-
-    @property
-    def overlaps_experts(self) -> bool:
-        """Return True if expert exchanges overlap computation."""
-        return "a2a overlap" in self.schedule.lower()
-
 
 def read_run(record: Record) -> PublishedRun:
     """Return the run that one line of ``training_runs.csv`` describes."""

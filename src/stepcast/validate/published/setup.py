@@ -134,6 +134,12 @@ def _fits(entry: Facts, record: Record) -> bool:
 ISSUED = {"none": Execution.EAGER, "blocking": Execution.BLOCKING}
 MODULES = {word: RecomputeModule(module) for word, module in WORDS["modules"].items()}
 BLOCK = re.compile(r"full block (\d+) layers")
+FLAGS = {
+    "fp8_act": "fp8_activations",
+    "fp8_activation": "fp8_activations",
+    "fp8_dpa": "fp8_attention",
+    "use_te_ops": "op_fuser",
+}
 DEFERRED = "wgrad_deferral_limit="
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
@@ -154,7 +160,7 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
         choices["stage_layers"] = ends
     elif not choices.get("stage_layers") and model.layers % pieces:
         choices["stage_layers"] = spread_layers(model.layers, pieces)
-    if run.overlaps_experts:
+    if "a2a overlap" in run.schedule.lower():
         choices["overlap"] = replace(choices["overlap"], experts=True)
     choices["overlap"] = replace(choices["overlap"], **run.overlapped)
     if layout.vpp > 1:
@@ -183,14 +189,13 @@ def _given(run: PublishedRun) -> FactDict:
         stated |= {"training": TrainingKind.LORA, "lora_rank": run.lora_rank or LORA_RANK}
         # NeMo keeps the frozen weights quantised, whatever is gathered of trained ones.
         quantised = bool(run.lora_rank)
+        bench = WORDS["benches"].get(run.table, {})
+        stated |= {name: tuple(value) if isinstance(value, list) else value for name, value in bench.items()}
     else:
         quantised = bool(run.fp8_parameters)
     if quantised and stated.get("precision") in PARAMETER_FORMATS:
         stated["fp8_parameters"] = True
-    if {"fp8_act", "fp8_activation"} & set(run.flags):
-        stated["fp8_activations"] = True
-    if "fp8_dpa" in run.flags:
-        stated["fp8_attention"] = True
+    stated |= {field: True for flag, field in FLAGS.items() if flag in run.flags}
     if "defer_embedding_wgrad_compute" in run.flags:
         limit = next((flag for flag in run.flags if flag.startswith(DEFERRED)), "")
         stated["deferred_gradients"] = int(limit.removeprefix(DEFERRED) or 0)
@@ -244,7 +249,11 @@ def _chunks(run: PublishedRun, model: Model, usual: int, recipe: bool) -> int:
         return run.vpp if run.pp * run.vpp <= model.layers + 2 else model.layers // run.pp
     if recipe:
         return usual
-    return usual if "interleaved" in run.schedule.lower() and usual and model.layers // run.pp % usual == 0 else 1
+    if "interleaved" not in run.schedule.lower() or not usual:
+        return 1
+    # A prime number of layers can only be cut into chunks of one.
+    layers = model.layers // run.pp
+    return usual if layers % usual == 0 else layers
 
 
 def _micro_batch(run: PublishedRun, seq: int) -> int:
@@ -265,7 +274,7 @@ def _recompute(run: PublishedRun) -> Recompute | None:
         return Recompute(RecomputeKind.BLOCK, layers=int(match[1]))
     if word.startswith("full"):
         return Recompute(RecomputeKind.FULL)
-    if word == "selective" or run.recomputes_by_op:
+    if word == "selective" or word.endswith("ac"):  # torchtitan's, operator by operator
         return Recompute(RecomputeKind.SELECTIVE)
     named = re.findall(r"\w+", word.removeprefix("selective"))
     if not named or any(name not in MODULES for name in named):
@@ -311,18 +320,16 @@ class Setup:
 
     def _said_model(self) -> tuple[str, Model]:
         """Return the row's model by its name, or by name and sizes, as ``load_model`` takes it."""
-        sized = words_of(self.run.model, {**self.sizes, "seq": self._said_seq})
+        seq = self.sizes.get("seq") or str(
+            max(self.strategy.seq, self.model.max_seq)
+        )  # as the row says, or as it needs
+        sized = words_of(self.run.model, {**self.sizes, "seq": seq})
         for word in (self.run.model, sized):
             with suppress(ValueError):
                 found = load_model(word)
                 if replace(found, name=self.model.name) == self.model:
                     return word, found
         raise NoOptionError(f"{sized} is another model")
-
-    @property
-    def _said_seq(self) -> str:
-        """Return the longest sequence of the model: as the row says, or as it needs."""
-        return self.sizes.get("seq") or str(max(self.strategy.seq, self.model.max_seq))
 
 
 def complete_heads(records: Sequence[Record]) -> Iterator[Record]:
