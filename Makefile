@@ -24,11 +24,11 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browse
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "stepcast needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m compileall -q src  # an editable install leaves it to the first start of each part
 	@touch $@
 
@@ -59,14 +59,14 @@ compiled: install
 # ---- extras, each in an environment of its own, so that .venv shows what works without them
 
 TESTING := 'hypothesis>=6.100' 'pytest>=8' 'pytest-xdist>=3.5'
-PACKAGES_web := -e '.[web,browser]' $(TESTING)
-PACKAGES_torch := 'torch==2.13.0' 'transformers==5.23.0' -e . $(TESTING)
-PACKAGES_engines := -e '.[dask,parquet,ray,slurm]' $(TESTING)
-PACKAGES_mcp := -e '.[mcp]' $(TESTING)
-PACKAGES_docs := -e '.[docs]'
+PACKAGES_web := -c constraints.txt -e '.[web,browser]' $(TESTING)
+PACKAGES_torch := -c constraints.txt torch transformers -e . $(TESTING)
+PACKAGES_engines := -c constraints.txt -e '.[dask,parquet,ray,slurm]' $(TESTING)
+PACKAGES_mcp := -c constraints.txt -e '.[mcp]' $(TESTING)
+PACKAGES_docs := -c constraints.txt -e '.[docs]'
 PACKAGES_lowest := -c constraints-lowest.txt -e '.[compiled]' $(TESTING)
 
-.venv-%/.installed: pyproject.toml
+.venv-%/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python $(PIP_INSTALL) $(PACKAGES_$*)
 	@touch $@
