@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 from typing import TYPE_CHECKING
 
-from stepcast.ir.facts import ChangeFacts, FactDict, Facts
+from stepcast.ir.facts import ChangeFacts, FactDict
 from stepcast.ir.strategy import BaseWeights
-from stepcast.questions.choices import option_of
+from stepcast.questions.choices import alias_flags, alias_names, option_of
+from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_bytes
 
@@ -30,7 +31,7 @@ COSTS = {"sharding": 1, "micro_batch": 2, "recompute": 4, "base_weights": 5, "cp
 
 QLORA = ("--base-weights nf4", "--qlora")  # as people who fine-tune say it
 
-Change = Facts
+Change = FactDict
 Levels = dict[str, int]  # axis -> how far along it, from 1
 
 
@@ -40,6 +41,9 @@ def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
     for change, run, verdict in _Remedies(asked).find_fitting()[:MOST_PREDICTED]:
         prediction = run.prediction
         # The batch is part of the change where it was a default, since it would be chosen anew.
+        if "global_batch" in change and asked.question.accumulation is not None:
+            del change["global_batch"]
+            change["accumulation"] = run.strategy.micro_batches
         typed = {name: value for name, value in change.items() if getattr(asked.question, name) != value}
         rows.append(
             {
@@ -136,7 +140,7 @@ class _Remedies:
         """Return the choices of a combination; the batch stays as it is, also where it was a default."""
         change = {name: self.axes[name][level - 1] for name, level in levels.items()}
         if change.keys() & {"micro_batch", "tp", "pp", "cp"}:
-            change["global_batch"] = self.asked.strategy.global_batch
+            change["global_batch"] = self.asked.batch["global_batch"]
         return change
 
 
@@ -147,7 +151,7 @@ def _remedy_axes(asked: SettledRun) -> dict[str, list[int] | list[str]]:
     shards = layout.dp > 1 and sharding in SHARDINGS
     return {
         "sharding": list(SHARDINGS[SHARDINGS.index(sharding) + 1 :]) if shards else [],
-        "micro_batch": list(_halves(strategy.micro_batch)),
+        "micro_batch": list(_halves(asked.question.micro_batch)),
         "recompute": list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"],
         "base_weights": ["nf4"] if strategy.lora_rank and strategy.base_weights is BaseWeights.TRAINED else [],
         "tp": list(_doubles(layout.tp, layout.dp, asked.cluster.domain_gpus)),
@@ -182,12 +186,11 @@ def find_neighbours(run: SettledRun, command: str, pause: Callable[[], None] | N
     *command* asked for *run*; *pause* is called between predictions.
     """
     rows = []
-    batch = {"global_batch": run.strategy.global_batch, "seq": run.strategy.seq}
     for name, value in _neighbour_choices(run):
         if pause is not None:
             pause()
         try:
-            prediction = settle(run.question.change({**batch, name: value})).prediction
+            prediction = settle(run.question.change({**run.batch, name: value})).prediction
         except ValueError:
             continue
         rows.append(
@@ -196,7 +199,7 @@ def find_neighbours(run: SettledRun, command: str, pause: Callable[[], None] | N
                 step_s=prediction.step_s,
                 memory_bytes=max((stage.total for stage in prediction.memory), default=None),
                 fits=prediction.fits,
-                command=_change_command(command, {**batch, name: value}),
+                command=_change_command(command, {**run.batch, name: value}),
             )
         )
     return rows
@@ -215,9 +218,10 @@ def _neighbour_choices(run: SettledRun) -> Iterator[tuple[str, int | str]]:
     for name in ("cp", "ep"):
         if getattr(layout, name) > 1:
             yield name, getattr(layout, name) // 2
-    yield "micro_batch", 2 * strategy.micro_batch
-    if strategy.micro_batch % 2 == 0:
-        yield "micro_batch", strategy.micro_batch // 2
+    micro_batch = run.question.micro_batch
+    yield "micro_batch", 2 * micro_batch
+    if micro_batch % 2 == 0:
+        yield "micro_batch", micro_batch // 2
     for kind in RECOMPUTES:
         if kind != str(strategy.recompute.kind):
             yield "recompute", kind
@@ -227,16 +231,19 @@ def _neighbour_choices(run: SettledRun) -> Iterator[tuple[str, int | str]]:
 
 
 def _change_command(command: str, changed: Change) -> str:
-    """Return *command* with options changed, without those that write files."""
+    """Return *command* with options changed, under whatever name, without those that write files."""
+    others, flags = alias_names(PredictQuestion), alias_flags(PredictQuestion)
     replaced = {"--html", "--trace", "--to-workload", "--save", *map(option_of, changed)}
     replaced |= {"--accumulation"} if "global_batch" in changed else set()
     words: list[str] = []
     skip = False
     for word in shlex.split(command):
+        given = word.partition("=")[0].removeprefix("--")
+        ours = flags[given][0] if given in flags else others.get(given, given)
         if skip:
             skip = False
-        elif word.partition("=")[0] in replaced:
-            skip = "=" not in word
+        elif word.startswith("--") and f"--{ours}" in replaced:
+            skip = "=" not in word and given not in flags
         else:
             words.append(word)
     return shlex.join([*words, *(text for name, value in changed.items() for text in (option_of(name), str(value)))])
@@ -248,13 +255,12 @@ def _change_command(command: str, changed: Change) -> str:
 def explain_choices(run: SettledRun, capacity_bytes: float) -> list[FactDict]:
     """Return for each choice of *run* its other values: what they cost, or which constraint rules them out."""
     step_s, parts = run.prediction.step_s, run.prediction.report.breakdown_s
-    batch = {"global_batch": run.strategy.global_batch // run.strategy.objective.sequences, "seq": run.strategy.seq}
     rows: list[FactDict] = []
     for name, value in (*_neighbour_choices(run), *_other_words(run)):
         row: FactDict = {"choice": name.replace("_", "-"), "other": str(value), "step_s": None, "memory_bytes": None}
         rows.append(row)
         try:
-            changed = settle(run.question.change({**batch, **_reset_pipeline(name, value), name: value}))
+            changed = settle(run.question.change({**run.batch, **_reset_pipeline(name, value), name: value}))
             prediction = changed.prediction
         except ValueError as error:
             row |= {"constraint": "not possible", "why": str(error)}

@@ -187,13 +187,8 @@ def write_command(run: SettledRun, verb: str = "predict") -> str:
 
 def save_run(run: SettledRun) -> bytes:
     """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
-    strategy = run.strategy
-    settled = {
-        "gpus": strategy.layout.gpus,
-        "seq": run.question.seq or strategy.longest or strategy.seq,
-        "global_batch": strategy.global_batch // strategy.objective.sequences,
-        "framework": run.question.framework or run.framework.name,
-    }
+    framework = run.question.framework or run.framework.name
+    settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
     choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
     lines = [
         "# Run it again with 'stepcast predict FILE'; options on the command line win.",

@@ -78,6 +78,13 @@ class SettledRun:
         prediction = predict(*values, self.options, self.calibration)
         return prediction.noting(warnings=self.missing) if self.missing else prediction
 
+    @property
+    def batch(self) -> Facts:
+        """The global batch and the sequence length as a question states them: pairs for DPO, samples not yet padded."""
+        strategy = self.strategy
+        seq = self.question.seq or strategy.longest or strategy.seq
+        return {"global_batch": strategy.global_batch // strategy.objective.sequences, "seq": seq}
+
 
 def settle(question: PredictQuestion) -> SettledRun:
     """Return the run that *question* means; the framework and the model fill what it leaves open."""
@@ -463,7 +470,8 @@ def _count_tokens(question: PredictQuestion, strategy: Strategy, samples_per_seq
     if question.samples is not None:
         per_step = strategy.global_batch / strategy.objective.sequences * samples_per_sequence
         steps = ceil(question.samples * (question.epochs or 1.0) / per_step)
-    return msgspec.structs.replace(question, tokens=float(strategy.tokens) * (steps or 0))
+    tokens = float(strategy.tokens) * (steps or 0)
+    return msgspec.structs.replace(question, tokens=tokens, samples=None, epochs=None, steps=None)
 
 
 def _settle_batch(

@@ -1,0 +1,54 @@
+"""Changes that make a run fit, and its neighbours: each is what a user gets who types it."""
+
+import json
+import shlex
+
+import pytest
+
+from stepcast.cli.main import build_parser, main
+from stepcast.cli.options import read_question
+from stepcast.questions.changes import find_neighbours
+from stepcast.questions.settle import SettledRun, settle
+
+QLORA = "predict llama-3.1-8b --gpu rtx-4090 --qlora --lora 16 --seq 2048"
+TOO_LARGE = [
+    "--micro-batch 2 --samples 10000 --epochs 3",
+    "--micro-batch 2 --steps 100",
+    "--micro-batch 4 --task dpo --gradient-accumulation-steps 4",
+    "--micro-batch 8 --lengths mean=600,max=4096 --samples 50k",
+    "--micro-batch-size=16 --gradient-checkpointing --tokens 1B",
+]
+
+
+def settle_words(words: str) -> SettledRun:
+    return settle(read_question(build_parser().parse_args(shlex.split(words)))[0])
+
+
+@pytest.mark.parametrize("options", TOO_LARGE)
+def test_a_settled_question_asks_for_the_same_run(options: str) -> None:
+    run = settle_words(f"{QLORA} {options}")
+    again = settle(run.question)
+    assert (again.strategy, again.framework, again.question) == (run.strategy, run.framework, run.question)
+
+
+@pytest.mark.parametrize("options", TOO_LARGE)
+def test_typing_a_remedy_gives_its_step(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*shlex.split(f"{QLORA} {options}"), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["remedies"]
+    for remedy in answer["remedies"]:
+        run = settle_words(f"{QLORA} {options} {remedy['options']}")
+        assert run.prediction.step_s == remedy["step_s"]
+        assert run.strategy.global_batch == answer["run"]["global_batch"]
+
+
+@pytest.mark.parametrize("options", TOO_LARGE)
+def test_commands_of_neighbours_give_their_steps(options: str) -> None:
+    command = f"stepcast {QLORA} {options}"
+    run = settle_words(f"{QLORA} {options}")
+    neighbours = find_neighbours(run, command)
+    assert len(neighbours) >= 3
+    for neighbour in neighbours:
+        changed = settle_words(neighbour["command"].removeprefix("stepcast "))
+        assert changed.prediction.step_s == neighbour["step_s"]
+        assert changed.strategy.global_batch == run.strategy.global_batch
