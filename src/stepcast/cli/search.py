@@ -218,6 +218,7 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
         "model": asked.model.name,
         "parameters": asked.model.parameters,
         "cluster": asked.cluster.name,
+        "gpus": list(asked.gpus),
         "framework": asked.profile.name,
         "precision": rows[0]["precision"] if rows else None,
         "objective": asked.question.objective,

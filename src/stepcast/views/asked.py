@@ -39,6 +39,8 @@ def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
 
 
 def _cluster(facts: Facts, strategy: Facts) -> str:
+    if isinstance(searched := facts.get("gpus"), list):
+        return f"{facts['cluster']}: {', '.join(f'{gpus:,}' for gpus in searched)} GPUs"
     if not (facts.get("gpu") and strategy.get("gpus")):
         return str(facts["cluster"])
     gpus, per_node = strategy["gpus"], facts["gpus_per_node"]
