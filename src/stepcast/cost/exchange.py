@@ -2,9 +2,10 @@
 
 Both send a token once to each rank that holds some of its experts, and between nodes once to each such node, where
 ranks forward it. DeepEP's normal kernels copy with a number of multiprocessors (SMs), half of them sending and half
-receiving, so that few SMs, NVLink or the network limit an exchange, whichever takes longest:
+receiving, so that few SMs, NVLink or the network limit an exchange, whichever takes longest. They hand tokens on in
+chunks, one after another until each of them is busy (csrc/kernels/internode.cu):
 
-    seconds = start + longest(work of SMs / SMs, bytes over NVLink, bytes over the network)
+    seconds = start + longest(work of SMs / SMs, bytes over NVLink, bytes over the network) + sum of the same for chunks
 
 The low-latency kernels send once for each expert and use no SM while they wait. HybridEP copies by TMA, for which 16
 SMs suffice. The constants are in data/fits/exchange.toml, each with its source (tools/fit_exchange.py).
@@ -36,12 +37,14 @@ MEASURED_BYTES_PER_S = 48.5 * GB  # of a 400 Gb/s NIC
 class ExchangeFit:
     """Constants of one phase of an exchange on one architecture.
 
-    *start_s*, *node_start_s* and *crossing_start_s*: latency, more of it for each node of several, and for the share of
-    tokens that leave their node. *rank_start_s*, *expert_start_s*: latency for each rank of a node and each expert,
-    whose counts a low-latency kernel sends and waits for. *element_s*: latency for each element of a token.
-    *sm_bytes_per_s*, *copy_s*, *token_s* and *once_bytes_per_s*: work of one SM for the bytes of a copy, for a copy,
-    for a token and for its bytes once. *forward_factor*: the same work where ranks forward between nodes.
-    *nvlink_share* and *network_share*: of the rates of long transfers that NCCL reaches.
+    *start_s*, *node_start_s* and *crossing_start_s*: latency, more of it for each doubling of the nodes (NVSHMEM's
+    barriers are disseminated with a radix of two), and for the share of tokens that leave their node. *rank_start_s*,
+    *expert_start_s*: latency for each rank of a node and each expert, whose counts a low-latency kernel sends and waits
+    for. *element_s*: latency for each element of a token. *sm_bytes_per_s*, *copy_s*, *token_s* and *once_bytes_per_s*:
+    work of one SM for the bytes of a copy, for a copy, for a token and for its bytes once. *forward_factor*: the same
+    work where ranks forward between nodes, which copy a token for each node as well. *chunk_tokens*: tokens that a
+    channel, which is two SMs, hands on at once. *nvlink_share* and *network_share*: of the rates of long transfers that
+    NCCL reaches.
     """
 
     start_s: Amount
@@ -57,6 +60,7 @@ class ExchangeFit:
     token_s: Amount = 0.0
     once_bytes_per_s: Amount = 0.0
     forward_factor: Amount = 1.0
+    chunk_tokens: Amount = 0.0
 
 
 @lru_cache(maxsize=64)
@@ -104,20 +108,22 @@ def exchange_s(
     several = route.nodes > 1
     crossing = (route.nodes - 1) / route.nodes
     start_s = fit.start_s + fit.crossing_start_s * crossing + fit.element_s * width
-    start_s = start_s + (fit.node_start_s * route.nodes if several else 0.0)
+    start_s = start_s + fit.node_start_s * (route.nodes - 1).bit_length()
     start_s = start_s + fit.rank_start_s * route.ranks_per_node + fit.expert_start_s * copies.experts
     nvlink_bytes = tokens * copies.to_ranks * token_bytes * (route.ranks_per_node - 1) / route.ranks_per_node
-    nvlink_s = nvlink_bytes / (fit.nvlink_share * route.intra_bytes_per_s)
-    longest = nvlink_s**SHARPNESS
+    stages_s = [nvlink_bytes / (fit.nvlink_share * route.intra_bytes_per_s)]
     if several:
         rate = min(route.exchange_bytes_per_s, MEASURED_BYTES_PER_S)
-        network_s = tokens * copies.to_nodes * token_bytes / (fit.network_share * rate)
-        longest = longest + network_s**SHARPNESS
+        stages_s.append(tokens * copies.to_nodes * token_bytes / (fit.network_share * rate))
     if fit.sm_bytes_per_s:
         once_s = token_bytes / fit.once_bytes_per_s if fit.once_bytes_per_s else 0.0
-        work_s = copies.to_ranks * (token_bytes / fit.sm_bytes_per_s + fit.copy_s) + fit.token_s + once_s
-        longest = longest + (tokens * work_s / sms * (fit.forward_factor if several else 1.0)) ** SHARPNESS
-    seconds: Number = start_s + longest ** (1.0 / SHARPNESS)
+        made = copies.to_ranks + copies.to_nodes / crossing if several else copies.to_ranks
+        work_s = made * (token_bytes / fit.sm_bytes_per_s + fit.copy_s) + fit.token_s + once_s
+        stages_s.append(tokens * work_s / sms * (fit.forward_factor if several else 1.0))
+    seconds: Number = start_s + sum(stage_s**SHARPNESS for stage_s in stages_s) ** (1.0 / SHARPNESS)
+    if fit.chunk_tokens:
+        chunks = fit.chunk_tokens * sms / 2.0
+        seconds = seconds + chunks / (chunks + tokens) * sum(stages_s)
     return seconds
 
 
