@@ -146,3 +146,23 @@ def test_a_gpu_at_hand_has_its_host_measured(monkeypatch: pytest.MonkeyPatch) ->
         lines.append(run.facts["predicted_s"])
     assert usual[-1] * 1.3 < slow[-1] < usual[-1] * 1.5
     assert "CPU time x 1.39, measured here" in slow[0]
+
+
+def test_a_cpu_that_slows_down_during_the_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small step takes 7.7 ms at the forecast and 1.5 times as long after the steps that are compared."""
+    seconds = iter([7.7e-3, 2e-3, *([3e-3] * 5)])
+    monkeypatch.setattr("stepcast.checking.run.detect_gpu", lambda: "NVIDIA H200")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    monkeypatch.setattr("stepcast.checking.run.has_gpu", lambda: True)
+    monkeypatch.setattr("stepcast.checking.run.measure_peaks", lambda: None)
+    monkeypatch.setattr("stepcast.checking.run.gather_slowest", lambda loading_s: None)
+    monkeypatch.setattr("stepcast.pytorch.profile.backend.small_step", lambda *known: None)
+    monkeypatch.setattr("stepcast.pytorch.profile.backend.host_s", lambda *known: next(seconds))
+    lines: list[str] = []
+    run = check(model="llama-3.2-1b", framework="peft", lora_rank=16, seq=512, gbs=1, steps=9999, write=lines.append)
+    for _ in range(22):
+        run.step()
+    assert not list(seconds)
+    assert run.facts["host_pace_during"] == pytest.approx(1.5 * run.facts["host_pace"])
+    assert run.facts["predicted_at_pace_s"] > 1.3 * run.facts["predicted_s"]
+    assert "the CPU was 1.50 times slower during these steps than at the forecast" in lines[4]

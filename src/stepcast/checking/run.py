@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PREFIX = "stepcast: "
 SKIPPED_STEPS = 2  # the first ones compile, allocate and tune
 LARGE_SHARE = 0.03  # of a step: smaller differences are not explained
+# The pace of the CPU is measured again this often before the comparison, if that takes no larger share of the run.
+WATCHES, WATCH_SHARE, WATCH_S = 5, 0.004, 0.01
 Write = Callable[[str], object]
 
 
@@ -43,22 +45,35 @@ class RunCheck:
         self._choices = dict(choices)
         self._begins: list[float] = []
         self._ends: list[float] = []
+        self._pauses_s: list[float] = []  # after each step, to measure the CPU
+        self._slowdowns: list[float] = []  # the CPU's time after some steps, over that at the forecast
+        self._watch: Callable[[], float] | None = None
 
     @cached_property
     def run(self) -> "SettledRun":
         """The run as ``stepcast predict`` settles it."""
-        from stepcast.questions.settle import settle
+        return self._settle(self._settled_choices)
 
+    @cached_property
+    def _settled_choices(self) -> dict[str, Any]:
+        """The choices with the GPU at hand and the pace of its CPU, if none is named."""
         choices = {name: value for name, value in self._choices.items() if value is not None}
         if choices.pop("stored_fp32", False) and choices.get("precision") in ("bf16", "fp16"):
             choices["precision"] = f"autocast-{choices['precision']}"
         if "cluster" not in choices and "gpu" not in choices:
             choices["gpu"] = detect_gpu()
             if "calibration" not in choices:
-                from stepcast.pytorch.profile.backend import measure_host
+                from stepcast.pytorch.profile.backend import measure_host, watch_host
 
                 choices["calibration"] = measure_host(sys.modules["torch"], choices["gpu"])
                 self.facts["host_pace"] = choices["calibration"].pace
+                self._watch = watch_host(sys.modules["torch"])
+        return choices
+
+    @staticmethod
+    def _settle(choices: Mapping[str, Any]) -> "SettledRun":
+        from stepcast.questions.settle import settle
+
         given = read_choices(PredictQuestion, choices)
         return settle(PredictQuestion(**given, file="check", unchecked=frozenset(given)))
 
@@ -116,8 +131,23 @@ class RunCheck:
     def end_step(self) -> None:
         """Note that a step ended; after enough of them, compare them with the forecast."""
         self._ends.append(time.perf_counter())
+        self._watch_host()
+        self._pauses_s.append(time.perf_counter() - self._ends[-1])
         if len(self._ends) == self.compare_after + SKIPPED_STEPS:
             self.compare()
+
+    def _watch_host(self) -> None:
+        """Measure the CPU again after some of the steps that are compared."""
+        counted = len(self._ends) - SKIPPED_STEPS
+        if self._watch is None or counted < 1 or counted > self.compare_after:
+            return
+        run_s = max(self._ends[-1] - self._begins[0], self.facts.get("finish_s", 0.0))
+        if counted % max(1, self.compare_after // WATCHES) or sum(self._pauses_s) + WATCH_S > WATCH_SHARE * run_s:
+            return
+        try:
+            self._slowdowns.append(self._watch())
+        except RuntimeError:  # no memory left for it
+            self._watch = None
 
     def step(self) -> None:
         """Note the end of a step in loops that do not say when one begins."""
@@ -129,10 +159,13 @@ class RunCheck:
         begins, ends = self._begins[SKIPPED_STEPS:], self._ends[SKIPPED_STEPS:]
         if len(begins) < 2:
             return
-        steps = [after - before for before, after in pairwise(begins)]
+        pauses_s = self._pauses_s[SKIPPED_STEPS:]
+        steps = [after - before - pause for (before, after), pause in zip(pairwise(begins), pauses_s, strict=False)]
         measured_s = median(steps)
         # From the end of one step until the data of the next are there.
-        loading_s = median(max(0.0, begin - end) for begin, end in zip(begins[1:], ends, strict=False))
+        loading_s = median(
+            max(0.0, begin - end - pause) for begin, end, pause in zip(begins[1:], ends, pauses_s, strict=False)
+        )
         predicted_s = float(self.facts.get("predicted_s") or self.prediction.step_s)
         low, high = self.facts.get("interval_s", [predicted_s, predicted_s])
         self.facts |= {"measured_s": measured_s, "loading_s": loading_s, "ratio": predicted_s / measured_s - 1}
@@ -141,6 +174,11 @@ class RunCheck:
             f"measured {format_seconds(measured_s)} a step, predicted {format_seconds(predicted_s)} "
             f"({format_change(predicted_s / measured_s - 1)}), {where} the 90 % interval"
         ]
+        if self._slowdowns:
+            now_s = self._forecast_at_pace(measured_s)
+            if abs(now_s / predicted_s - 1) > LARGE_SHARE:
+                lines.append(self._describe_pace(now_s))
+            predicted_s = now_s
         lines += self._explain(measured_s, predicted_s, loading_s, max(steps) / measured_s)
         if "torch" in sys.modules and not has_gpu():  # a rehearsal on a CPU
             gpu = self.run.cluster.gpu.name
@@ -148,6 +186,29 @@ class RunCheck:
         lines += self._compare_memory()
         for line in lines:
             self.write(f"{PREFIX}{line}")
+
+    def _forecast_at_pace(self, measured_s: float) -> float:
+        """Return the step predicted at the pace that the CPU had during the steps."""
+        from dataclasses import replace
+
+        calibration = self._settled_choices["calibration"]
+        pace = calibration.pace * median(self._slowdowns)
+        now = self._settle({**self._settled_choices, "calibration": replace(calibration, pace=pace)}).prediction
+        self.facts |= {
+            "host_pace_during": pace,
+            "predicted_at_pace_s": now.step_s,
+            "ratio_at_pace": now.step_s / measured_s - 1,
+            "watched_s": sum(self._pauses_s),
+        }
+        return now.step_s
+
+    def _describe_pace(self, now_s: float) -> str:
+        times = self.facts["host_pace_during"] / self.facts["host_pace"]
+        change = f"{times:.2f} times slower" if times > 1 else f"{1 / times:.2f} times faster"
+        return (
+            f"the CPU was {change} during these steps than at the forecast, which is {format_seconds(now_s)} at that "
+            f"pace ({format_change(self.facts['ratio_at_pace'])})"
+        )
 
     def _explain(self, measured_s: float, predicted_s: float, loading_s: float, spread: float) -> list[str]:
         """Return a sentence for each part that explains a difference, measured ones first."""

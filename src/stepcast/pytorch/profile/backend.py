@@ -27,6 +27,7 @@ CASE_S = 0.15  # GPU time of all runs of one case
 SPIN_CYCLES = 600_000  # about 0.3 ms: longer than the host needs to issue a backward call
 HOST_CALLS = 300
 STEP_LAYERS, STEP_WIDTH, STEP_RUNS = 12, 64, 30
+WATCH_LAYERS, WATCH_CALLS = 4, 2  # of the smaller step that is repeated while a run goes on: 8 ms in all
 HOST_LOOKS = 12  # one of these steps says as much as so many spread over a profile, being next to what is forecast
 ALL_REDUCE_SIZES = tuple(2**power for power in range(10, 31, 2))  # 1 KiB to 1 GiB
 ALL_REDUCE_RUNS = 9
@@ -135,7 +136,7 @@ class TorchBackend:
 
 def host_s(torch: ModuleType, call: Call, calls: int = HOST_CALLS) -> float:
     """Return the seconds of the host for one call, the GPU not waited for."""
-    for _ in range(calls // 10):
+    for _ in range(max(1, calls // 10)):
         call()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -152,16 +153,26 @@ def measure_host(torch: ModuleType, gpu: str) -> Calibration:
     return calibration({"gpu": load_gpu(gpu).name, "launch": {STEP: seconds, LOOKS: HOST_LOOKS}}, "this host")
 
 
-def small_step(torch: Any, device: str) -> Call:
-    """Return a training step whose kernels are shorter than the host's time to issue them."""
+def watch_host(torch: ModuleType) -> Callable[[], float]:
+    """Return a function that returns how many times as long as now this host takes whenever it is called."""
+    step = small_step(torch, "cuda", WATCH_LAYERS)
+    now_s = host_s(torch, step, STEP_RUNS)
+    return lambda: host_s(torch, step, WATCH_CALLS) / now_s
+
+
+def small_step(torch: Any, device: str, count: int = STEP_LAYERS) -> Call:
+    """Return a training step of *count* layers whose kernels are shorter than the host's time to issue them. Random
+    numbers that the caller draws later stay the same.
+    """
     nn = torch.nn
-    layers = [
-        (nn.LayerNorm(STEP_WIDTH), nn.Linear(STEP_WIDTH, 4 * STEP_WIDTH), nn.Linear(4 * STEP_WIDTH, STEP_WIDTH))
-        for _ in range(STEP_LAYERS)
-    ]
+    with torch.random.fork_rng():
+        layers = [
+            (nn.LayerNorm(STEP_WIDTH), nn.Linear(STEP_WIDTH, 4 * STEP_WIDTH), nn.Linear(4 * STEP_WIDTH, STEP_WIDTH))
+            for _ in range(count)
+        ]
+        data = torch.randn(8, 8, STEP_WIDTH, device=device)
     model = nn.ModuleList(module for layer in layers for module in layer).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=True)
-    data = torch.randn(8, 8, STEP_WIDTH, device=device)
 
     def step() -> None:
         stream = data
