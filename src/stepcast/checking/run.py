@@ -23,6 +23,7 @@ SKIPPED_STEPS = 2  # the first ones compile, allocate and tune
 LARGE_SHARE = 0.03  # of a step: smaller differences are not explained
 # The pace of the CPU is measured again this often before the comparison, if that takes no larger share of the run.
 WATCHES, WATCH_SHARE, WATCH_S = 5, 0.004, 0.01
+PAUSE_S = 1e-3  # shorter pauses after a step are those of the check itself
 Write = Callable[[str], object]
 
 
@@ -159,13 +160,14 @@ class RunCheck:
         begins, ends = self._begins[SKIPPED_STEPS:], self._ends[SKIPPED_STEPS:]
         if len(begins) < 2:
             return
+        # A pause lets the GPU finish what would have overlapped with the next step.
         pauses_s = self._pauses_s[SKIPPED_STEPS:]
-        steps = [after - before - pause for (before, after), pause in zip(pairwise(begins), pauses_s, strict=False)]
+        rows = [row for row in zip(pairwise(begins), ends, pauses_s, strict=False) if row[2] < PAUSE_S]
+        rows = rows or list(zip(pairwise(begins), ends, pauses_s, strict=False))
+        steps = [after - before - pause for (before, after), _, pause in rows]
         measured_s = median(steps)
         # From the end of one step until the data of the next are there.
-        loading_s = median(
-            max(0.0, begin - end - pause) for begin, end, pause in zip(begins[1:], ends, pauses_s, strict=False)
-        )
+        loading_s = median(max(0.0, after - end - pause) for (_, after), end, pause in rows)
         predicted_s = float(self.facts.get("predicted_s") or self.prediction.step_s)
         low, high = self.facts.get("interval_s", [predicted_s, predicted_s])
         self.facts |= {"measured_s": measured_s, "loading_s": loading_s, "ratio": predicted_s / measured_s - 1}
