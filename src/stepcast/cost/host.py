@@ -41,11 +41,11 @@ HOST_PACE = dict.fromkeys(("gb200", "gb300", "gh200", "gh200-144gb"), 1.5)
 # (ProcessGroupNCCL::allgather): tools/measure_part_copies.py on the host of an H200.
 PART_ISSUE_S = 6e-6
 
-# The host's times differ so much between machines, days and runs, either way: the same host-bound steps took
-# 0.8 to 1.3 times as long on three days (tools/measure_pace.py), and 0.73 to 1.03 times the median within one
-# minute (20 small PyTorch programs on an H200). Fine-tuning steps of four visits in a day took 0.85, 1.05, 1.05 and 1.3
-# times as long on the host, single ones 0.8 to 1.45 times (data/transformers/tuning.csv).
-HOST_SPREAD = 1.4
+# The host's times differ so much between machines, days and runs: the 5th and 95th percentile of 92 fine-tuning steps
+# that it limits, in eight visits (data/transformers/tuning.csv), 0.80 and 1.38; other visits hold 84 % of one's.
+# The same host-bound steps took 0.8 to 1.3 times as long on three days (tools/measure_pace.py), and 0.73 to 1.03 times
+# the median within one minute (20 small PyTorch programs on an H200).
+HOST_PACES = 0.8, 1.4
 # Share of the memory's peak that an update on the host reaches. DeepSpeed's CPU-Adam updates 4 and 10 billion
 # parameters in 1.03 and 2.57 s on a DGX-2 with 12 channels of DDR4-2666, 30 bytes each: 0.46; PyTorch's, not
 # fused, 10 billion in 14.76 s, 82 bytes each: 0.22 (Ren et al., ZeRO-Offload, 2021, table 4). On 16 cores of

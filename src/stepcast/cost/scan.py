@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, ScanFit
-from stepcast.cost.host import HOST_SPREAD
+from stepcast.cost.host import HOST_PACES
 from stepcast.cost.matmul import price_matmul
 from stepcast.cost.memory_bound import price_stream
 from stepcast.cost.power import Load, launch_s
@@ -150,7 +150,7 @@ def price_cells(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> 
     seconds = work.steps * step_s
     price = price_kernel("stream", seconds, work.flops, cells_bytes(work), rates, gpu, fit)
     waits = seconds > 1.01 * work.steps * kernels_s or work.is_persistent
-    low_s, high_s = min(price.low_s, seconds / HOST_SPREAD), max(price.high_s, seconds * HOST_SPREAD)
+    low_s, high_s = min(price.low_s, seconds * HOST_PACES[0]), max(price.high_s, seconds * HOST_PACES[1])
     return replace(price, bound=Bound.LAUNCH if waits else price.bound, low_s=low_s, high_s=high_s)
 
 

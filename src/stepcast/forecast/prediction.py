@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepcast.cost.compute import moved_bytes
-from stepcast.cost.host import HOST_SPREAD
+from stepcast.cost.host import HOST_PACES
 from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.band import Band
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.group import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer
+from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer, Work
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import Run, makespans_s, simulate, task_times
 from stepcast.simulation.messages import Send
-from stepcast.simulation.program import Times
+from stepcast.simulation.program import Times, in_ticks
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_file import peak_in_flight
 from stepcast.simulation.schedules import pair_slots
@@ -208,40 +209,50 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
     """Return the interval of the band where runs of its kind were measured. Where none was, prices may be less sure
     still. The time *host_s* that GPUs wait for their hosts is never surer than the pace of hosts.
     """
-    band = prediction.band
-    is_measured = band is not None and band.measured
-    low_s, high_s = (step_s, step_s) if is_measured else _find_price_range(prediction)
-    low_s, high_s = low_s - host_s * (1.0 - 1.0 / HOST_SPREAD), high_s + host_s * (HOST_SPREAD - 1.0)
+    band, pricer = prediction.band, prediction.pricer
+    low_s, high_s = step_s, step_s
+    if band is None or not band.measured:
+        ends = pricer.low_s, pricer.high_s
+        low_s, high_s = _run_ends(prediction, lambda step: [_price_step(step, seconds) for seconds in ends])
+    fastest, slowest = HOST_PACES
+    if host_s > 0 and prediction.workload.layout.pp == 1 and not prediction.options.ahead:
+        # A slower host also holds up GPUs that it now keeps busy.
+        hosts = _run_ends(prediction, lambda step: [_pace_step(step, pace) for pace in HOST_PACES])
+        low_s, high_s = low_s - step_s + min(step_s, hosts[0]), high_s - step_s + max(step_s, hosts[1])
+    else:
+        low_s, high_s = low_s - host_s * (1.0 - fastest), high_s + host_s * (slowest - 1.0)
     if band is None:
         return low_s, high_s
     around = band.around(step_s)
     return min(low_s, around[0]), max(high_s, around[1])
 
 
-def _find_price_range(prediction: "Prediction") -> tuple[float, float]:
-    """Return the step with every price at the low and at the high end of its range."""
-    steady, pricer = prediction.steady, prediction.pricer
+def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatArray]]) -> tuple[float, float]:
+    """Return the step with the seconds of its operations at the low and at the high end of a range."""
+    steady = prediction.steady
     if steady:
-        pair, step = steady.pair, steady.short[0]
-        ends = [step.price(prices) for prices in _price_ends(step, pricer)]
+        pair, ends = steady.pair, find_ends(steady.short[0])
         runs = [pair.run(seconds) for seconds in ends]
         if runs[0] and runs[1]:
             return runs[0].end_s, runs[1].end_s
         if prediction.source.is_long:
             short_s, longer_s = (makespans_s(program, np.stack(ends)) for program in (pair.short, pair.longer))
             return steady.extend(short_s[0], longer_s[0]), steady.extend(short_s[1], longer_s[1])
-    step = prediction.step
-    prices = [step.price(prices) for prices in _price_ends(step, pricer)]
-    low_s, high_s = makespans_s(step.program, np.stack(prices)).tolist()
+    low_s, high_s = makespans_s(prediction.step.program, np.stack(find_ends(prediction.step))).tolist()
     if prediction.fluid:  # sharing adds the same to both
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
         return low_s * slowed, high_s * slowed
     return low_s, high_s
 
 
-def _price_ends(step: Step, pricer: Pricer) -> list[Prices]:
-    """Return the prices at the low and at the high end of their ranges."""
-    return [replace(step.prices, seconds=seconds, table=None) for seconds in (pricer.low_s, pricer.high_s)]
+def _price_step(step: Step, seconds: Callable[[Work], float]) -> FloatArray:
+    """Return the seconds of each operation with works that take *seconds*."""
+    return step.price(replace(step.prices, seconds=seconds, table=None))
+
+
+def _pace_step(step: Step, pace: float) -> FloatArray:
+    """Return the seconds of each operation with a host that takes *pace* times as long."""
+    return in_ticks(np.where(step.plan.is_issue, pace * step.base_seconds, step.base_seconds))
 
 
 def _check_body(workload: Workload, options: Options) -> list[str]:

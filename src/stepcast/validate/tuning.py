@@ -4,7 +4,8 @@ Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``tra
 ``pace`` is the host's: the time of small operators and of a small training step over those on the host of the
 constants, in the visit or, in the last ones, next to the step; empty where it was not measured.
 ``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted.
-``before_*`` are forecasts made before measuring.
+``before_*`` are forecasts made before measuring. The CPU is the bottleneck of a step that is predicted more than 5 %
+longer with a CPU 1.3 times slower, the GPU of the others.
 """
 
 import shlex
@@ -18,6 +19,7 @@ from stepcast.questions.settle import settle
 from stepcast.validate import scoreboard
 
 FILE = "tuning.csv"
+SLOWER_CPU, LONGER_STEP = 1.3, 1.05
 NOTES = (
     "steps of transformers 5.17, peft 0.21 and bitsandbytes 0.50 in PyTorch 2.11 on one H200, over two seconds or more",
     "peaks are those of PyTorch's allocator, less what earlier steps still held",
@@ -53,23 +55,27 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
     """Compare the steps of ``tuning.csv`` in *folder* and their peaks with forecasts."""
     peaks: dict[str, list[scoreboard.Pair]] = {"allocated": [], "reserved": []}
     before: list[scoreboard.Pair] = []
-    paced: list[scoreboard.Pair] = []
+    paced: dict[str, list[scoreboard.Pair]] = {"GPU": [], "CPU": []}
 
     def compare(record: scoreboard.Record) -> scoreboard.ScoredRow:
         choices = read_choices_of(record, Path(folder))
+
+        def step_s(pace: float) -> float:
+            host = Calibration("h200", {}, pace=pace)
+            return settle(build_question(PredictQuestion, {**choices, "calibration": host})).prediction.step_s
+
         prediction = settle(build_question(PredictQuestion, choices)).prediction
+        bottleneck = "CPU" if step_s(SLOWER_CPU) > LONGER_STEP * prediction.step_s else "GPU"
         measured_s, (stage,) = float(record["step_ms"]) * 1e-3, prediction.memory
         for name, pairs in peaks.items():
             pairs.append((float(record[name]) - float(record["held"]), getattr(stage, name)))
         if record["before_ms"]:
             before.append((measured_s, float(record["before_ms"]) * 1e-3))
         if record["pace"]:
-            host = Calibration("h200", {}, pace=float(record["pace"]))
-            known = settle(build_question(PredictQuestion, {**choices, "calibration": host}))
-            paced.append((measured_s, known.prediction.step_s))
+            paced[bottleneck].append((measured_s, step_s(float(record["pace"]))))
         label = f"{record['model']} {record['batch']} x {record['seq']} x {record['accumulation']} {record['setting']}"
         command = shlex.join(["stepcast", "predict", *spell_choices(choices)])
-        tags = {"setting": record["setting"], "model": record["model"], "command": command}
+        tags = {"bottleneck": bottleneck, "setting": record["setting"], "model": record["model"], "command": command}
         return scoreboard.ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
 
     rows, skipped = scoreboard.compare_each(
@@ -79,7 +85,8 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
     compared = {
         **{f"{name} memory": pairs for name, pairs in peaks.items()},
         "predicted before": before,
-        "pace of the host measured": paced,
+        "pace of the host measured": [*paced["GPU"], *paced["CPU"]],
+        **{f"the same, {name}-limited steps": pairs for name, pairs in paced.items()},
     }
     figures = {
         name: value for part, pairs in compared.items() for name, value in scoreboard.error_figures(part, pairs, *names)
