@@ -214,13 +214,12 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
     if band is None or not band.measured:
         ends = pricer.low_s, pricer.high_s
         low_s, high_s = _run_ends(prediction, lambda step: [_price_step(step, seconds) for seconds in ends])
-    fastest, slowest = HOST_PACES
+    sooner_s, later_s = host_s * (1.0 - HOST_PACES[0]), host_s * (HOST_PACES[1] - 1.0)
     if host_s > 0 and prediction.workload.layout.pp == 1 and not prediction.options.ahead:
         # A slower host also holds up GPUs that it now keeps busy.
-        hosts = _run_ends(prediction, lambda step: [_pace_step(step, pace) for pace in HOST_PACES])
-        low_s, high_s = low_s - step_s + min(step_s, hosts[0]), high_s - step_s + max(step_s, hosts[1])
-    else:
-        low_s, high_s = low_s - host_s * (1.0 - fastest), high_s + host_s * (slowest - 1.0)
+        ends_s = _run_ends(prediction, lambda step: [_pace_step(step, pace) for pace in HOST_PACES])
+        sooner_s, later_s = max(sooner_s, step_s - ends_s[0]), max(later_s, ends_s[1] - step_s)
+    low_s, high_s = low_s - sooner_s, high_s + later_s
     if band is None:
         return low_s, high_s
     around = band.around(step_s)
