@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.simulation.engine import simulate
+from stepcast.simulation import engine
+from stepcast.simulation.engine import extend_makespan_s, simulate
 from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.program import Program
@@ -82,6 +83,31 @@ def test_an_extended_pipeline_ends_as_the_long_one_does(
     proved_s = extended_s(ShortSchedules(short, longer, further), lengths_s, message_s, mode)
     if proved_s is not None:
         assert proved_s == simulate(program_of(long, lengths_s, message_s, mode)).makespan_s
+
+
+@pytest.mark.parametrize("worth_compiling", [0, 2**62], ids=["compiled", "numpy"])
+@pytest.mark.parametrize("mode", [Send.EAGER, Send.RENDEZVOUS])
+@pytest.mark.parametrize("name", sorted(PERIODS))
+def test_a_pipeline_whose_periods_are_repeated_ends_as_the_long_one_does(
+    name: ScheduleKind, mode: Send, worth_compiling: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where stages drift apart, or waves pass through them again and again."""
+    monkeypatch.setattr(engine, "WORTH_COMPILING", worth_compiling)
+    stages, chunks = 6, SCHEDULES[name].pieces(2)
+    period = PERIODS[name](stages, 8 * stages)
+    short, long = (make_schedule(name, stages, groups * stages, chunks) for groups in (5, 16))
+    for lengths_s in (
+        [1e-3],
+        [1.5e-3, *[1e-3] * 5],
+        [*[1e-3] * 5, 1.01e-3],
+        [2e-3, 1.3e-3, 1.3e-3, 1e-3, 1e-3, 1.7e-3],
+    ):
+        program = program_of(short, lengths_s, 1e-4, mode)
+        batches = program.table.micro_batches
+        assert batches is not None
+        size = int(((batches[:, 0] >= 2 * stages) & (batches[:, 0] < 2 * stages + period)).sum())
+        end_s = extend_makespan_s(program, program.price_costs(), size, 11 * stages // period)
+        assert end_s == simulate(program_of(long, lengths_s, 1e-4, mode)).makespan_s
 
 
 @pytest.mark.parametrize("name", sorted(PERIODS))

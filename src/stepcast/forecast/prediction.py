@@ -32,7 +32,7 @@ from stepcast.simulation.program import Times, in_ticks
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_file import peak_in_flight
 from stepcast.simulation.schedules import pair_slots
-from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step
+from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step, find_step_s
 from stepcast.simulation.step import Conditions, Step, build_step
 from stepcast.simulation.timeline import CriticalPath, critical_path, timeline_of
 from stepcast.units import format_percent, format_seconds
@@ -342,6 +342,17 @@ class PreparedStep:
         return find_steady_step(*size, self.build, self.arrange) if size else None
 
     @cached_property
+    def makespan_s(self) -> float:
+        """When the step ends."""
+        if self.fluid:
+            return self.fluid.run.makespan_s
+        size = self._periodic_size
+        step_s = find_step_s(size, self.build, self.arrange) if size else None
+        if step_s is None:
+            step_s = self.steady.makespan_s if self.steady else self.run.makespan_s
+        return step_s
+
+    @cached_property
     def fluid(self) -> "FluidStep | None":
         """The step run by the fluid engine, where that is asked for."""
         if self.options.engine is not Engine.FLUID:
@@ -439,9 +450,8 @@ class Prediction:
 
     @cached_property
     def simulated_s(self) -> float:
-        if self.fluid:
-            return self.fluid.run.makespan_s
-        return self.steady.makespan_s if self.steady else self.run.makespan_s
+        assert isinstance(self.source, PreparedStep)  # pickled with the prediction otherwise
+        return self.source.makespan_s
 
     @property
     def step_s(self) -> float:

@@ -42,8 +42,7 @@ def simulate(
 ) -> Prediction:
     """Run *workload* on *cluster*; *slow_ranks* compute by a factor longer."""
     prediction = prepare(workload, cluster, options, compute, slow_ranks)
-    if prediction.steady is None:
-        _ = prediction.fluid or prediction.run  # what cannot run fails now
+    _ = prediction.simulated_s  # what cannot run fails now
     return prediction
 
 

@@ -8,7 +8,8 @@ afterwards, and only when asked for.
 
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -49,34 +50,97 @@ def simulate(program: Program, seconds: FloatArray | None = None, maps: FloatArr
     ProgramError if calls wait for each other in a circle.
     """
     prices = program.price_costs() if seconds is None else seconds
-    table = program.table
-    _counted[0] += table.calls + PREPARING
-    is_worth_it = _counted[0] > WORTH_COMPILING
-    fold = compile_function(_fold_chains) if is_worth_it else None
-    run = compile_function(_run_calls) if is_worth_it else None
-    if fold is None or run is None:
-        if maps is None:
-            maps = program.fold.maps(prices)
-        by_column = np.ascontiguousarray(maps.transpose(1, 2, 0))
-        lanes = maps.shape[1] - program.inputs
-        left_s = table.plan(lanes, len(maps) - lanes).sweep(by_column, program.call_chains)
-    else:
-        if maps is None:
+    sweep = _Sweep(program, prices, maps)
+    sweep.run(0, len(sweep.plan.bounds) - 1)
+    left_s = np.zeros_like(sweep.values)
+    left_s[1 + sweep.plan.order] = sweep.values[1:]
+    return Run(program, prices, sweep.maps, left_s, float(left_s.max(initial=0.0)))
+
+
+class _Sweep:
+    """Runs the calls of a program level by level. ``values`` is (1 + calls) x rows: what each call leaves behind in the
+    order of the plan; row 0 is the start of the step.
+    """
+
+    def __init__(self, program: Program, seconds: FloatArray, maps: FloatArray | None = None) -> None:
+        _counted[0] += program.calls + PREPARING
+        is_worth_it = _counted[0] > WORTH_COMPILING
+        fold = compile_function(_fold_chains) if is_worth_it else None
+        self.kernel = compile_function(_run_calls) if is_worth_it else None
+        if maps is None and fold is not None:
             outputs = max([segment.outputs for segment in program.segments], default=0)
-            by_chain = fold(*program.packed, prices, len(program.lanes), program.inputs, outputs)
-        else:
-            by_chain = np.ascontiguousarray(maps.transpose(2, 1, 0))
-        left_s = np.zeros((table.calls + 1, by_chain.shape[2]))
-        waiting = np.full((2, max(table.calls, table.ranks)), -1, np.int64)
-        state = np.stack([table.rank_start[:-1], np.arange(table.ranks)])
-        arrays = (table.rank_start, table.rank, table.previous, table.source_call, table.source_port)
-        if run(*arrays, program.call_chains, by_chain, left_s, waiting, state) < table.calls:
-            _ = table.levels  # names the calls that wait for each other
-        maps = by_chain.transpose(2, 1, 0)
-    return Run(program, prices, maps, left_s, float(left_s.max(initial=0.0)))
+            maps = fold(*program.packed, seconds, len(program.lanes), program.inputs, outputs).transpose(2, 1, 0)
+        self.maps = program.fold.maps(seconds) if maps is None else maps  # rows x columns x chains
+        lanes = self.maps.shape[1] - program.inputs
+        self.plan = program.table.plan(lanes, len(self.maps) - lanes)
+        self.chain = program.call_chains[self.plan.order]
+        self.values = np.zeros((program.calls + 1, len(self.maps)))
+        self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 1, 0) if self.kernel else (1, 2, 0)))
+
+    def run(self, first: int, last: int) -> None:
+        """Run the levels from *first* to *last*."""
+        bounds, entries = self.plan.bounds, self.plan.entries
+        if self.kernel is not None:
+            self.kernel(bounds[first], 0, bounds[last], 0, entries, self.chain, self.by_chain, self.values)
+            return
+        take_map, take_value, latest = self.by_chain.take, self.values.reshape(-1).take, np.maximum.reduce
+        done = self.values[1:]
+        for start, stop in pairwise(bounds[first : last + 1]):
+            terms = take_map(self.chain[start:stop], 1)
+            terms += take_value(entries[:, start:stop, None])
+            latest(terms, 0, out=done[start:stop])
+
+    def repeat(self, period: tuple[int, int], count: int) -> None:
+        """Run everything up to the calls of *period*, and those *count* times more.
+
+        Where each time has moved on as far as in the period before, it does so again until something that it waits for
+        is overtaken by something that moves on further: that many periods are leaped over at once.
+        """
+        bounds, rows = self.plan.bounds, self.plan.rows
+        middle, end = bounds[period[0]], bounds[period[1]]
+        if self.kernel is not None:
+            self.kernel(0, middle, end, count, self.plan.entries, self.chain, self.by_chain, self.values)
+            return
+        self.run(0, period[1])
+        start, size = 2 * middle - end, end - middle
+        times_s = self.values.reshape(-1)
+        earlier, later = np.split(times_s[(1 + start) * rows : (1 + end) * rows], 2)
+        # The finite terms of all maxima: what each adds to which entry, and the time that it may decide.
+        terms = self.maps[:, :, self.chain[middle:end]]
+        row, column, call = np.nonzero(terms > -np.inf)
+        added_s, decides, entry = terms[row, column, call], call * rows + row, self.plan.entries[column, middle + call]
+        follows = np.where(entry < rows, size * rows, (entry - (1 + start) * rows) % (size * rows))
+        is_used, speeds = np.zeros(size * rows, bool), np.zeros(size * rows + 1)
+        is_used[decides] = True
+        while count > 0:
+            last_speeds, speeds = speeds, np.zeros(size * rows + 1)
+            np.subtract(later, earlier, out=speeds[:-1], where=is_used)
+            if speeds.tobytes() == last_speeds.tobytes():
+                gains = speeds.take(follows) - speeds.take(decides)
+                faster = np.flatnonzero(gains > 0)
+                gaps = later[decides[faster]] - (added_s[faster] + times_s[entry[faster]])
+                leap = int(min(np.floor_divide(gaps, gains[faster]).min(initial=count), count))
+                earlier += leap * speeds[:-1]
+                later += leap * speeds[:-1]
+                count -= leap
+            if count > 0:
+                earlier[:] = later
+                self.run(*period)
+                count -= 1
 
 
-WORTH_COMPILING, PREPARING = 2**17, 2**11
+def extend_makespan_s(program: Program, seconds: FloatArray, size: int, count: int) -> float | None:
+    """Return when *program* would end with *count* periods of *size* calls more; None where it has no such periods."""
+    sweep = _Sweep(program, seconds)
+    period = sweep.plan.find_period(size)
+    if period is None:
+        return None
+    sweep.repeat(period, count)
+    sweep.run(period[1], len(sweep.plan.bounds) - 1)
+    return float(sweep.values.max())
+
+
+WORTH_COMPILING, PREPARING = 2**16, 2**11
 """Calls that numpy runs before the kernels are loaded: that takes 0.3 s, as long as numpy does for them and for
 preparing each program, which takes as long as so many calls."""
 _counted = [0]
@@ -206,56 +270,54 @@ def _fold_chains(
 
 
 def _run_calls(
-    rank_start: Any,
-    rank_of: Any,
-    previous: Any,
-    source_call: Any,
-    source_port: Any,
-    chain: Any,
-    maps: Any,
-    left_s: Any,
-    waiting: Any,
-    state: Any,
-) -> int:
-    """Fill *left_s*, rank by rank as far as each can run; return the number of calls that could.
-
-    *maps* are chains x columns x rows; *state* has the next call of each rank and the ranks that are ready; *waiting*
-    the first rank that waits for each call, and for each rank the next one that waits for the same.
+    first: int,
+    middle: int,
+    end: int,
+    count: int,
+    entries: IntArray,
+    chain: IntArray,
+    maps: FloatArray,
+    values: FloatArray,
+) -> None:
+    """Fill *values* for the calls from *first* to *end*, then those from *middle* *count* times more, as
+    ``_Sweep.repeat`` does; *maps* are chains x columns x rows.
     """
-    rows, inputs = maps.shape[2], source_call.shape[1]
-    lanes = maps.shape[1] - inputs
-    height, finished = state.shape[1], 0
-    while height > 0:
-        height -= 1
-        rank = state[1, height]
-        call = state[0, rank]
-        while call < rank_start[rank + 1]:
-            blocker = -1
-            for port in range(inputs):
-                source = source_call[call, port]
-                if source >= 0 and state[0, rank_of[source]] <= source:
-                    blocker = source
-            if blocker >= 0:
-                waiting[1, rank] = waiting[0, blocker]
-                waiting[0, blocker] = rank
-                break
-            matrix, before, left = maps[chain[call]], left_s[previous[call]], left_s[1 + call]
+    columns, rows = maps.shape[1], maps.shape[2]
+    flat = values.reshape(-1)
+    size = (end - middle) * rows
+    later = (1 + middle) * rows
+    earlier = later - size
+    speeds = np.zeros(size + 1)
+    while True:
+        for call in range(first, end):
+            matrix, left = maps[chain[call]], flat[(1 + call) * rows : (2 + call) * rows]
             left[:] = -np.inf
-            for column in range(lanes + inputs):
-                time = before[column] if column < lanes else 0.0
-                if column >= lanes and source_call[call, column - lanes] >= 0:
-                    time = left_s[1 + source_call[call, column - lanes], lanes + source_port[call, column - lanes]]
+            for column in range(columns):
+                time = flat[entries[column, call]]
                 for row in range(rows):
-                    left[row] = max(left[row], matrix[column, row] + time)
-            finished += 1
-            waiter = waiting[0, call]
-            while waiter >= 0:
-                state[1, height] = waiter
-                height += 1
-                waiter = waiting[1, waiter]
-            call += 1
-            state[0, rank] = call
-    return finished
+                    if matrix[column, row] + time > left[row]:
+                        left[row] = matrix[column, row] + time
+        leap = count
+        for place in range(size if count else 0):
+            speed = flat[later + place] - flat[earlier + place] if flat[later + place] > -np.inf else 0.0
+            if speed != speeds[place]:
+                speeds[place], leap = speed, 0
+        for call in range(middle, end if leap else 0):
+            for column in range(columns):
+                entry = entries[column, call]
+                speed = speeds[(entry - earlier) % size] if entry >= rows else 0.0
+                for row in range(rows):
+                    place = (1 + call) * rows + row
+                    gain = speed - speeds[place - later]
+                    if gain > 0 and maps[chain[call], column, row] > -np.inf:
+                        gap_s = flat[place] - (maps[chain[call], column, row] + flat[entry])
+                        leap = min(leap, int(gap_s // gain))
+        if leap:
+            flat[earlier : later + size] += leap * np.concatenate((speeds[:-1], speeds[:-1]))
+        if count == leap:
+            return
+        flat[earlier:later] = flat[later : later + size]
+        first, count = middle, count - leap - 1
 
 
 def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
@@ -318,19 +380,23 @@ def _unfold_entries(run: Run) -> FloatArray:
     return entry_s
 
 
-def find_shift_s(
-    left_s: FloatArray, watched: IntArray, maps: FloatArray, chain: IntArray, lanes: int, slack_s: float = 0.0
-) -> float:
-    """Return by how much later the second of the *watched* calls leave everything than the first; 0 if that is not one
-    number but for *slack_s*. A lane that a call does not touch may stay where it is: if it does, it did for all calls
-    of its rank.
+def find_shift_s(run: Run, size: int, slack_s: float = 0.0) -> float:
+    """Return by how much later the last period of *size* calls leaves everything than the one before; 0 without such
+    periods or if that is not one number but for *slack_s*. A lane that a call does not touch may stay where it is: if
+    it does, it did for all calls of its rank.
     """
-    first, second = left_s[1 + watched]
-    untouched = np.full((lanes, maps.shape[1]), -np.inf)
-    untouched[np.arange(lanes), np.arange(lanes)] = 0.0
-    chains, which = np.unique(chain[watched[0]], return_inverse=True)
-    stays = (maps[:lanes, :, chains] == untouched[:, :, None]).all(axis=1).T[which]
+    lanes = run.maps.shape[1] - run.program.inputs
+    plan = run.program.table.plan(lanes, len(run.maps) - lanes)
+    period = plan.find_period(size)
+    if period is None:
+        return 0.0
+    end = plan.bounds[period[1]]
+    calls = plan.order[end - 2 * size : end].reshape(2, -1)
+    first, second = run.left_s[1 + calls]
+    untouched = np.where(np.eye(lanes, run.maps.shape[1], dtype=bool), 0.0, -np.inf)
+    stays = (run.maps[:lanes] == untouched[:, :, None]).all(axis=1).T[run.program.call_chains[calls[0]]]
     shift_s = float(second[0, 0] - first[0, 0])
-    moves = np.abs(second - (first + shift_s)) <= slack_s if slack_s else second == first + shift_s
+    with np.errstate(invalid="ignore"):  # outputs that a call does not have
+        moves = (second == first + shift_s) | (np.abs(second - (first + shift_s)) <= slack_s)
     moves[:, :lanes] |= stays & (second == first)[:, :lanes]
     return shift_s if shift_s > 0 and moves.all() else 0.0

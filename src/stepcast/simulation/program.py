@@ -81,24 +81,34 @@ class CallPlan:
     """The calls level by level, and where each finds its entry times among what earlier calls left behind."""
 
     order: IntArray
-    levels: tuple[tuple[int, int, NDArray[np.intp]], ...]
-    """The bounds of each level in *order*, and entries x calls x 1: the place of each entry time."""
+    bounds: list[int]  # of the levels in *order*
+    entries: NDArray[np.intp]  # entries x calls in *order*: the place of each entry time; below *rows* from the start
+    segment: IntArray  # of the calls in *order*
+    rows: int  # times that a call leaves behind
+    _periods: dict[int, tuple[int, int] | None] = field(default_factory=dict, init=False, repr=False)
 
-    def sweep(self, maps: FloatArray, chain: IntArray) -> FloatArray:
-        """Return (1 + calls) x rows: what each call leaves behind; row 0 is the start of the step.
-
-        *maps* are the matrices of all chains, columns x chains x rows; *chain* is the chain of each call.
+    def find_period(self, size: int) -> tuple[int, int] | None:
+        """Return the first and the last of the levels whose *size* calls repeat the *size* calls before, so that they
+        could follow any number of times; None where none do.
         """
-        values = np.zeros((len(self.order) + 1, maps.shape[2]))
-        done, chain = values[1:], chain[self.order]
-        take_map, take_value, latest = maps.take, values.reshape(-1).take, np.maximum.reduce
-        for start, stop, entries in self.levels:
-            terms = take_map(chain[start:stop], 1)
-            terms += take_value(entries)
-            latest(terms, 0, out=done[start:stop])
-        left_s = np.zeros_like(values)
-        left_s[1 + self.order] = done
-        return left_s
+        if size not in self._periods:
+            self._periods[size] = None
+            level_at = {bound: level for level, bound in enumerate(self.bounds)}
+            for last, end in reversed(list(enumerate(self.bounds))):
+                if end - size in level_at and end - 2 * size in level_at and self._repeats(end - 2 * size, size):
+                    self._periods[size] = level_at[end - size], last
+                    break
+        return self._periods[size]
+
+    def _repeats(self, start: int, size: int) -> bool:
+        """Whether the calls from *start* are repeated after *size* of them, and later ones wait for no earlier ones."""
+        one, two = slice(start, start + size), slice(start + size, start + 2 * size)
+        if not np.array_equal(self.segment[one], self.segment[two]):
+            return False
+        before, after = self.entries[:, one], self.entries[:, start + size :]
+        moved = np.where(before >= self.rows, before + size * self.rows, before)
+        is_near = (after < self.rows) | (after >= (1 + start) * self.rows)
+        return np.array_equal(moved, after[:, :size]) and bool(is_near.all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +181,8 @@ class CallTable:
             ports = lanes + self.source_port[order].T
             entries[lanes:] = np.where(sources >= 0, place[1 + sources] * rows + ports, 0)
             begins = np.diff(self.levels[order], prepend=-1, append=self.calls + 1)
-            bounds = pairwise(np.flatnonzero(begins).tolist())
-            levels = tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds)
-            self._plans[lanes, outputs] = CallPlan(order, levels)
+            bounds = np.flatnonzero(begins).tolist()
+            self._plans[lanes, outputs] = CallPlan(order, bounds, entries, self.segment[order], rows)
         return self._plans[lanes, outputs]
 
     def entries(self, left_s: FloatArray, lanes: int) -> FloatArray:

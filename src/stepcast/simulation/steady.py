@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.simulation.breakdown import StageTime, stage_times
-from stepcast.simulation.engine import Run, find_shift_s, simulate
+from stepcast.simulation.engine import Run, extend_makespan_s, find_shift_s, simulate
 from stepcast.simulation.pipeline import reschedule
-from stepcast.simulation.program import TICK_S, CallTable, Program
+from stepcast.simulation.program import TICK_S, Program
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import group_size, interleaved, kind_named, make_schedule
 from stepcast.simulation.step import Step
@@ -52,6 +51,8 @@ PERIODS: dict[ScheduleKind, Callable[[int, int], int]] = {
 }
 """Micro-batches after which a schedule repeats itself, by stages and micro-batches; gpipe and DualPipe turn around in
 the middle."""
+REPEATED = dict(zip(PERIODS, (1, 4, 2, 3, 2), strict=True))
+"""Micro-batches for each stage, or periods, in which a pipeline fills, repeats itself and drains."""
 
 
 def count_slots(stages: int, micro_batches: int, chunks: int) -> int:
@@ -89,13 +90,15 @@ def shorten_schedule(
     short = longer - period
     if 4 * (short + longer) > 3 * micro_batches or count_slots(stages, longer, chunks) > MOST:
         return None
+    one, two = (_make_schedule(kind, stages, size, chunks, group) for size in (short, longer))
+    return ShortSchedules(one, two, (micro_batches - short) // period)
 
-    def make(size: int) -> Schedule:
-        if kind is ScheduleKind.INTERLEAVED:
-            return interleaved(stages, size, chunks, group)
-        return make_schedule(kind, stages, size, chunks)
 
-    return ShortSchedules(make(short), make(longer), (micro_batches - short) // period)
+@lru_cache(maxsize=512)
+def _make_schedule(kind: ScheduleKind, stages: int, micro_batches: int, chunks: int, group: int) -> Schedule:
+    if kind is ScheduleKind.INTERLEAVED:
+        return interleaved(stages, micro_batches, chunks, group)
+    return make_schedule(kind, stages, micro_batches, chunks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,13 +108,12 @@ class ProgramPair:
     short: Program
     longer: Program
     periods: int
-    watched: IntArray  # 2 x calls: the calls of two periods of the longer one
 
     def run(self, seconds: FloatArray) -> "PairRun | None":
         """Run both with *seconds*, one for each of their costs; None where the end of the long step does not follow."""
         longer = simulate(self.longer, seconds)
-        slack_s, lanes = _slack_s(longer.makespan_s), longer.maps.shape[1] - self.longer.inputs
-        shift_s = find_shift_s(longer.left_s, self.watched, longer.maps, self.longer.call_chains, lanes, slack_s)
+        slack_s = _slack_s(longer.makespan_s)
+        shift_s = find_shift_s(longer, self.longer.calls - self.short.calls, slack_s)
         short = simulate(self.short, seconds, longer.maps) if shift_s else None
         if short is None or abs(longer.makespan_s - short.makespan_s - shift_s) > slack_s:
             return None
@@ -132,65 +134,9 @@ def _slack_s(end_s: float) -> float:
 
 
 def pair_programs(short: Program, schedules: ShortSchedules) -> ProgramPair | None:
-    """Return the pair for the program of the short schedule; None where periods do not repeat themselves."""
+    """Return the pair for the program of the short schedule; None where the longer one calls other segments."""
     table = reschedule(short.table, schedules.longer)
-    if table is None:
-        return None
-    known = _WATCHED.setdefault(table, {})
-    if schedules.period not in known:
-        # Calls that post the receive of the next one differ before the last micro-batch.
-        last = schedules.longer.micro_batches - 1
-        watched = _watch_periods(table, last, schedules.period)
-        known[schedules.period] = _watch_periods(table, last - 1, schedules.period) if watched is None else watched
-    watched = known[schedules.period]
-    return None if watched is None else ProgramPair(short, short.with_table(table), schedules.periods, watched)
-
-
-_WATCHED: WeakKeyDictionary[CallTable, dict[int, IntArray | None]] = WeakKeyDictionary()
-
-
-def _watch_periods(table: CallTable, end: int, period: int) -> IntArray | None:
-    """Return the calls of the last two periods before micro-batch *end* begins; None unless the second
-    repeats the first and waits for calls of these two alone.
-    """
-    first = end - 2 * period
-    if first < 0:
-        return None
-    starts = np.stack([_first_calls(table, first + number * period) for number in range(3)])
-    lengths = starts[1] - starts[0]
-    if not lengths.any() or (starts[2] - starts[1] != lengths).any():
-        return None
-    rank = np.repeat(np.arange(len(lengths)), lengths)
-    within = np.arange(lengths.sum()) - (np.cumsum(lengths) - lengths)[rank]
-    one, two = starts[:-1, rank] + within
-    source = table.source_call[one]
-    moved = np.where(source >= 0, source + lengths[table.rank[source]], -1)
-    repeats = (table.segment[one] == table.segment[two]).all() and (
-        table.source_port[one] == table.source_port[two]
-    ).all()
-    if not repeats or (table.source_call[two] != moved).any():
-        return None
-    if ((moved >= 0) & (moved < starts[0][table.rank[moved]])).any():
-        return None
-    return np.stack([one, two])
-
-
-def _first_calls(table: CallTable, micro_batch: int) -> IntArray:
-    """Return for each rank a first call, so that no call before these waits for one after them or belongs to
-    *micro_batch* or a later one.
-    """
-    assert table.micro_batches is not None
-    reached = np.flatnonzero(table.micro_batches[:, 0] >= micro_batch)
-    first = table.rank_start[1:].copy()
-    np.minimum.at(first, table.rank[reached], reached)
-    waits, ports = np.nonzero(table.source_call >= 0)
-    rank, source = table.rank[waits], table.source_call[waits, ports]
-    rank_of_source = table.rank[source]
-    while True:
-        early = (waits < first[rank]) & (source >= first[rank_of_source])
-        if not early.any():
-            return first
-        np.minimum.at(first, rank[early], waits[early])
+    return None if table is None else ProgramPair(short, short.with_table(table), schedules.periods)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +158,36 @@ class SteadyStep:
     def stage_times(self) -> tuple[StageTime, ...]:
         pairs = zip(stage_times(*self.short), stage_times(*self.longer), strict=True)
         return tuple(one.combine(two, self.extend) for one, two in pairs)
+
+
+def find_step_s(
+    size: tuple[str, int, int, int], build: Callable[[Schedule], Step], arrange: Callable[[Schedule], Schedule]
+) -> float | None:
+    """Return when a step of *size* (schedule, stages, micro-batches, chunks) ends, from one of few micro-batches whose
+    last period is repeated; None where it has no periods, too few slots for that or too many.
+    """
+    name, stages, micro_batches, chunks = size
+    kind = kind_named(name)
+    if kind not in REPEATED or not FEWEST_SLOTS <= count_slots(*size[1:]) <= LONG:
+        return None
+    period = PERIODS[kind](stages, micro_batches)
+    least = REPEATED[kind] * (stages if period == 1 else period) + FILL_MICRO_BATCHES // 2
+    short = least + (micro_batches - least) % period
+    if 4 * short > 3 * micro_batches:
+        return None
+    step = build(arrange(_make_schedule(kind, stages, short, chunks, period)))
+    batches = step.program.table.micro_batches
+    assert batches is not None
+    middle = (short - period) // 2
+    calls = int(((batches[:, 0] >= middle) & (batches[:, 0] < middle + period)).sum())
+
+    def run(seconds: FloatArray) -> float | None:
+        return extend_makespan_s(step.program, seconds, calls, (micro_batches - short) // period)
+
+    step_s = run(step.base_seconds)
+    if step_s is not None and step.has_lead:
+        step_s = run(step.with_lead(step_s - (run(step.host_seconds) or 0.0)))
+    return None if step_s is None or step_s >= EXACT_S else step_s
 
 
 def find_steady_step(
