@@ -10,7 +10,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import ContextKind, Overlap, Sharding, Strategy, TrainingKind
-from stepcast.ir.work import Attention, Collective, Elementwise
+from stepcast.ir.work import Attention, Collective, Elementwise, Matmul
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.models.catalog import load_model
 from tests.software import software
@@ -60,10 +60,23 @@ def test_operands_are_gathered_in_the_format_of_their_product(precision: DType, 
 def test_others_gather_before_they_quantise(others: dict[str, Any]) -> None:
     layers = layers_of(precision=DType.FP8, **others)
     assert size(found(layers, "mlp up", Phase.FORWARD, "all-gather")[0]) == WIDE
-    assert size(found(layers, "mlp down", Phase.INPUT_GRADIENT, "all-gather")[0]) == WIDE
+    gathers = found(layers, "mlp down", Phase.INPUT_GRADIENT, "all-gather")
+    # Adapters gather what they take of the gradient by themselves.
+    assert {size(gather) for gather in gathers} == ({WIDE // 2, WIDE} if "lora_rank" in others else {WIDE})
     work = found(layers, "mlp up", Phase.FORWARD, "quantise input")[0].work
     assert isinstance(work, Elementwise)
     assert work.rows == SEQ
+
+
+@pytest.mark.parametrize(("exchanges", "kind", "sent"), [(False, "all-gather", WIDE), (True, "all-to-all", WIDE // TP)])
+def test_row_parallel_adapters_turn_columns_into_rows(exchanges: bool, kind: str, sent: int) -> None:
+    """NeMo's ParallelLinearAdapter: gather_output, or all2all_hp2sp."""
+    layers = layers_of(training=TrainingKind.LORA, lora_rank=16, exchanges_adapters=exchanges)
+    for phase in (Phase.FORWARD, Phase.INPUT_GRADIENT):
+        assert size(found(layers, "attention output", phase, f"adapters tp {kind}")[0]) == sent
+    product = found(layers, "attention output", Phase.FORWARD, "lora up forward")[0].work
+    assert isinstance(product, Matmul)
+    assert (product.m, product.n) == (SEQ, LLAMA.hidden // TP)
 
 
 def test_a_rank_quantises_its_share_of_what_is_gathered_and_turns_all_of_it() -> None:

@@ -76,7 +76,7 @@ def mirror_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
 def gather_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops:
     """Collect the parameters of each bucket from the ranks that share them."""
     strategy, ops = sizes.strategy, list[Op]()
-    tensors = _tensors_of_layer(sizes) if sizes.framework.listed_gathers else 1
+    tensors = tensors_of_layer(sizes) if sizes.framework.listed_gathers else 1
     shard, times = buckets
     for part, each in sizes.plan.kinds(shard):
         fetched = fetch_weights(sizes, name, part, each.total * times, blocking)
@@ -92,7 +92,7 @@ def gather_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
     return tuple(ops)
 
 
-def _tensors_of_layer(sizes: Sizes) -> int:
+def tensors_of_layer(sizes: Sizes) -> int:
     """Count the tensors: queries, keys and values are one where a product makes them all; norms have one or two."""
     model = sizes.model
     first = model.blocks[0]
@@ -131,19 +131,19 @@ def issue_buckets(sizes: Sizes, filled: Iterable[Buckets]) -> Iterator[Buckets]:
 
 
 @lru_cache(maxsize=4096)
-def fill_buckets(limit: int | None, shards: tuple[Shard, ...]) -> list[tuple[int, Buckets]]:
+def fill_buckets(limit: int | None, shards: tuple[Shard, ...], tensors: int = 0) -> list[tuple[int, Buckets]]:
     """Return (index of the last of its shards, contents) of each bucket of at most *limit* parameters or one
     shard's, filled in the given order.
 
     Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger
-    than a bucket is cut into equal ones.
+    than a bucket is cut into equal ones, but not into more than it has *tensors*, where that is given.
     """
-    dense = _fill(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards])
-    experts = _fill(limit, [Shard(0, shard.experts) for shard in shards])
+    dense = _fill(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards], tensors)
+    experts = _fill(limit, [Shard(0, shard.experts) for shard in shards], 0)
     return sorted([*dense, *experts], key=lambda bucket: bucket[0])
 
 
-def _fill(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Buckets]]:
+def _fill(limit: int | None, shards: Sequence[Shard], tensors: int) -> Iterator[tuple[int, Buckets]]:
     if limit is None:
         filled = sum(shards, start=NOTHING)
         if filled.total:
@@ -154,7 +154,8 @@ def _fill(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Buc
         filled = filled + shard if size else shard
         size = filled.dense + filled.experts
         if size and (size >= limit or index == len(shards) - 1):
-            yield from ((index, cut) for cut in _cut_shard(filled, max(1, size // limit)))
+            most = min(size // limit, tensors or size)
+            yield from ((index, cut) for cut in _cut_shard(filled, max(1, most)))
             size = 0
 
 

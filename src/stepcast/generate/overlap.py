@@ -5,11 +5,19 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
 
-from stepcast.generate.data import Buckets, broadcast_ops, fill_buckets, gather_ops, issue_buckets, reduce_ops
+from stepcast.generate.data import (
+    Buckets,
+    broadcast_ops,
+    fill_buckets,
+    gather_ops,
+    issue_buckets,
+    reduce_ops,
+    tensors_of_layer,
+)
 from stepcast.generate.update import copy_op, own_parameters, send_gradients
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Kernels
+from stepcast.ir.framework import Execution, Kernels
 from stepcast.ir.group import HostWay
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layers.operators import K, Ops, wait_for
@@ -136,9 +144,12 @@ def reduce_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 def _unit_buckets(sizes: Sizes, unit: Unit) -> tuple[Buckets, ...]:
     """Return the gradients of one unit, in buckets of its own."""
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece=False)
-    return tuple([buckets for _, buckets in fill_buckets(limit, (unit.trained,))])
+    return tuple([buckets for _, buckets in fill_buckets(limit, (unit.trained,), tensors_of_layer(sizes))])
 
 
+# Kernels that an eager host issues to check a bucket of gradients: its norm, whether that is NaN or infinite, and two
+# copies of the answers.
+CHECK_KERNELS = 6
 # Layers of one strategy, whose stages have most of their units in common.
 _REDUCED: ByIdentity[tuple[Ops, Layer]] = ByIdentity(512)
 _GATHERED: ByIdentity[tuple[Ops, Layer]] = ByIdentity(512)
@@ -152,7 +163,8 @@ def _reduce_layer(sizes: Sizes, layer: Layer, buckets: tuple[Buckets, ...]) -> t
         for number, issued in enumerate(issue_buckets(sizes, buckets)):
             reduced = reduce_ops(sizes, f"gradients {number}", issued, blocking)
             own = own_parameters(sizes, issued.shard) * issued.times
-            ops += [*_pack_ops(sizes, issued), *reduced, *send_gradients(sizes, number, own, reduced, blocking)]
+            packed = (*_pack_ops(sizes, issued), *_check_ops(sizes, number, issued))
+            ops += [*packed, *reduced, *send_gradients(sizes, number, own, reduced, blocking)]
         return tuple(ops), _end_backward(layer, tuple(ops))
 
     return _REDUCED.get((sizes, layer), make, buckets)
@@ -182,6 +194,15 @@ def _pack_ops(sizes: Sizes, buckets: Buckets) -> Ops:
     split = sizes.plan.unreduced(buckets.shard).total * buckets.times
     read, write = float(split * sizes.element), float(split * sizes.gradient)
     return (Op("gradients copy in", Elementwise(K.COPY, 1, split, read, write, dtype=sizes.stored)),) if split else ()
+
+
+def _check_ops(sizes: Sizes, number: int, buckets: Buckets) -> Ops:
+    """Return the norms of buckets, which an eager host reads (Megatron-Core's check_grads)."""
+    if not sizes.framework.checks_gradients or sizes.framework.execution is Execution.GRAPHS:
+        return ()
+    total = buckets.shard.total * buckets.times
+    norm = Elementwise(K.OTHER, 1, total, float(total * sizes.gradient), 0.0, dtype=sizes.stored)
+    return (Op(f"gradients {number} check", norm, kernels=CHECK_KERNELS * buckets.times, host_reads=True),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +268,8 @@ def _buckets_by_unit(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> 
     # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not sizes.plan.splits_gradients)
     filled: dict[int, tuple[Buckets, ...]] = {}
-    for index, buckets in fill_buckets(limit, tuple([unit.trained for unit in reversed(units)])):
+    trained = tuple([unit.trained for unit in reversed(units)])
+    for index, buckets in fill_buckets(limit, trained, tensors_of_layer(sizes)):
         unit = len(units) - 1 - index
         filled[unit] = (*filled.get(unit, ()), buckets)
     return filled

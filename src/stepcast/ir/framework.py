@@ -220,6 +220,9 @@ class Framework:
     # ZeRO 3 and FSDP: parameters of the next layer are gathered for its backward when that of this one has ended, which
     # hides nothing (PyTorch's BackwardPrefetch.BACKWARD_POST), or while it runs.
     late_gathers: bool = False
+    # An eager host reads the norm of each bucket of gradients before it is reduced (Megatron-Core's
+    # check_for_nan_in_grad); a captured graph cannot.
+    checks_gradients: bool = False
     # The experts' matmuls add the bias, apply the activation and quantise its result and gradient
     # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or other kernels do.
     fused_experts: bool = False
@@ -233,6 +236,9 @@ class Framework:
     liger: bool = False
     # Adapters are stored in fp32 and cast for each use under autocast (peft's autocast_adapter_dtype), inputs too.
     fp32_adapters: bool = False
+    # Under sequence parallelism, tensor ranks exchange what adapters of products split by rows add, or gather it
+    # (NeMo's a2a_experimental).
+    exchanges_adapters: bool = False
     overhead: Overhead = USUAL_OVERHEAD
     peak: Peak = Peak.ALLOCATED
 

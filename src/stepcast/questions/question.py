@@ -275,6 +275,9 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     liger: Annotated[bool | None, Choice(group=TUNING, sets="liger", deniable=True,
         aliases="use-liger-kernel enable-liger-kernel",
         help="Liger's kernels for norms, rotations, gates and loss of transformers' modules (default: no)")] = None
+    lora_a2a: Annotated[bool | None, Choice(group=TUNING, deniable=True, sets="exchanges_adapters",
+        help="exchange the outputs of row-parallel adapters among tensor-parallel ranks instead of gathering them "
+        "(Megatron-Core)", aliases="a2a-experimental")] = None
     train_layers: Annotated[int, _number("number of final layers that are trained; embeddings, head and all other "
         "layers are frozen (default: 0, everything is trained)", count(0, numbers.MOST_LAYERS), sets="trained_layers",
         aliases="freeze-trainable-layers trained-layers", group=TUNING)] = 0
@@ -305,6 +308,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         "fp8_attention", "fp8-dot-product-attention fp8-dpa")] = None
     op_fuser: Annotated[bool | None, _flag("Transformer Engine's fused operations in MLPs and adapters (fused kernels)",
         "op_fuser", "use-transformer-engine-op-fuser use-te-ops te-op-fuser")] = None
+    check_gradients: Annotated[bool | None, _flag("read the norm of each gradient bucket before it is reduced (eager "
+        "Megatron-Core)", "checks_gradients", "check-for-nan-in-grad")] = None
     bf16_final_layers: Annotated[int | None, _number("number of final layers kept in bf16 when training in fp8 or "
         "fp4 (default: that of the framework, usually 0)", count(0, numbers.MOST_LAYERS), sets="wide_layers",
         aliases="wide-layers num-layers-at-end-in-bf16")] = None
@@ -419,6 +424,7 @@ class StepChoices(TypedDict, total=False):
     lora_dropout: float | str | None
     dora: bool | None
     liger: bool | None
+    lora_a2a: bool | None
     train_layers: int | str | None
     base_weights: str | None
     task: str | None
@@ -429,6 +435,7 @@ class StepChoices(TypedDict, total=False):
     fp8_activations: bool | None
     fp8_attention: bool | None
     op_fuser: bool | None
+    check_gradients: bool | None
     bf16_final_layers: int | str | None
     loss: str | None
     deferred_gradients: int | str | None

@@ -33,6 +33,7 @@ K = ElementwiseKind
 FP32 = DType.FP32
 Ops = tuple[Op, ...]
 GATHER, SCATTER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
+EXCHANGE = CollectiveKind.ALL_TO_ALL
 # Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
 # rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
 # magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
@@ -128,7 +129,8 @@ class Linear:
     *groups* > 0 makes it one grouped kernel over that many experts, or a *separate* one for each. *adapted*: LoRA adds
     adapters to it. *gathered* and *gathered_gradient* are the ranks that each hold a share of the input, or of the
     output's gradient, quantised before it is gathered. *quantises_input* and *quantises_gradient*: its operands are
-    turned into a scaled format here, not by the matmuls that they come from.
+    turned into a scaled format here, not by the matmuls that they come from. *adapter_ways* are the ranks that each
+    make a share of the columns that adapters add.
     """
 
     name: str
@@ -144,6 +146,7 @@ class Linear:
     bias: bool = False
     quantises_input: bool = True
     quantises_gradient: bool = True
+    adapter_ways: int = 1
 
     def product(self, m: int, n: int, k: int) -> Matmul | GroupedMatmul:
         if self.groups:
@@ -296,7 +299,7 @@ class Linear:
             return ()
         # Plain layers of Megatron-Core, which stay out of fp8 and fp4 (NeMo's ParallelLinearAdapter).
         product = replace(self, dtype=sizes.unquantised).product
-        rows, inputs, outputs = self.rows, self.inputs, self.outputs
+        rows, inputs, outputs = self.rows, self.inputs, self.outputs // self.adapter_ways
         match phase:
             case "forward":
                 works = product(rows, rank, inputs), product(rows, outputs, rank)
@@ -452,9 +455,10 @@ def tensor_bytes(sizes: Sizes, width: int | None = None) -> int:
 
 def _gathers_quantised(sizes: Sizes, linear: Linear) -> bool:
     """Return True if operands of *linear* are quantised before they are gathered, as Transformer Engine does:
-    its buffers of gathers are in fp8 then (module/base.py, initialize_ub). Adapters of LoRA take them wide.
+    its buffers of gathers are in fp8 then (module/base.py, initialize_ub). Adapters of LoRA take inputs wide, but have
+    gradients of their own.
     """
-    engine = sizes.fused_by_hand and not linear.is_adapted(sizes)
+    engine = sizes.fused_by_hand and (linear.adapter_ways > 1 or not linear.is_adapted(sizes))
     return engine and sizes.strategy.sequence_parallel and linear.dtype in QUANTISED
 
 
@@ -494,7 +498,8 @@ def column_layer(
     if not sizes.strategy.sequence_parallel:
         reduce = collective(f"{role} tp all-reduce", REDUCE, size, Group.TP, blocking=not overlaps_gradients)
         return make_layer(role, forward + then, (*then_gradient, *gradients, reduce), weights)
-    overlap = sizes.strategy.overlap.tensor
+    # Not where adapters take the input too, whose norm returns it (Transformer Engine, module/layernorm_linear.py).
+    overlap = sizes.strategy.overlap.tensor and not any(linear.is_adapted(sizes) for linear in linears)
     gathered = _gathered_bytes(sizes, linears[0], width)
     gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not overlap)
     again = collective(f"{role} tp all-gather again", GATHER, gathered, Group.TP, blocking=not overlaps_gradients)
@@ -520,9 +525,14 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     """Return a matmul split by rows, the sum over ranks, and the residual where the branch *ends* here.
 
     Overlapped, its gradient is gathered during the matmul that takes it (Transformer Engine's ring exchange
-    of proj_dgrad and fc2_dgrad, module/base.py, initialize_ub), but for adapters of LoRA, which take it too.
+    of proj_dgrad and fc2_dgrad, module/base.py, initialize_ub). Adapters make a share of their columns on each rank,
+    which becomes a share of the rows by a gather, or an exchange (Megatron-Bridge, peft/utils.py,
+    ParallelLinearAdapter: gather_output, all2all_hp2sp), and their gradient likewise.
     """
     sequence, rows, hidden = sizes.strategy.sequence_parallel, sizes.outer_tokens, sizes.model.hidden
+    spread = sequence and sizes.fused_by_hand and sizes.tp > 1 and linear.is_adapted(sizes)
+    if spread:
+        linear = replace(linear, adapter_ways=sizes.tp)
     if _gathers_quantised(sizes, linear):
         linear = replace(linear, gathered_gradient=sizes.tp)
     forward, gradient, weight = linear.phases(sizes)
@@ -538,6 +548,10 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     if sizes.tp == 1:
         return make_layer(role, forward + tail, gradient, weight)
     size, overlap = tensor_bytes(sizes), sizes.strategy.overlap.tensor
+    if spread:
+        made = (EXCHANGE, size // sizes.tp) if sizes.framework.exchanges_adapters else (GATHER, size)
+        turn = collective(f"{role} adapters tp {made[0]}", *made, Group.TP)
+        forward, gradient = (*forward, turn), (turn, *gradient)
     kind, word = (SCATTER, "reduce-scatter") if sequence else (REDUCE, "all-reduce")
     name = f"{role} tp {word}"
     if overlap:
@@ -549,11 +563,10 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     else:
         forward = (*forward, collective(name, kind, size, Group.TP))
     if sequence:
-        gathers_early = overlap and sizes.strategy.training is not TrainingKind.LORA
         gathered = _gathered_bytes(sizes, linear, gradient=True)
-        gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not gathers_early)
+        gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not overlap)
         gradient = (gather, *gradient)
-        weight = wait_for(weight, (gather.name,) if gathers_early else ())
+        weight = wait_for(weight, (gather.name,) if overlap else ())
     return make_layer(role, forward + tail, gradient, weight)
 
 

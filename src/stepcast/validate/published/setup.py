@@ -19,17 +19,10 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.stages import spread_layers
-from stepcast.ir.strategy import (
-    PARAMETER_FORMATS,
-    Recompute,
-    RecomputeKind,
-    RecomputeModule,
-    Sharding,
-    Strategy,
-    TrainingKind,
-)
+from stepcast.ir.strategy import PARAMETER_FORMATS, Recompute, RecomputeKind, RecomputeModule, Sharding, Strategy
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
+from stepcast.questions.settle import adapter_fields
 from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, read_run
 from stepcast.validate.scoreboard import load_table
 
@@ -139,8 +132,10 @@ FLAGS = {
     "fp8_activation": "fp8_activations",
     "fp8_dpa": "fp8_attention",
     "use_te_ops": "op_fuser",
+    "check_for_nan_in_grad": "checks_gradients",
+    "lora_a2a": "exchanges_adapters",
 }
-DEFERRED = "wgrad_deferral_limit="
+DEFERRED, BUCKET = "wgrad_deferral_limit=", "bucket_size="
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
@@ -154,7 +149,7 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
     seq = run.seq or profile.defaults.seq
     micro_batch = _micro_batch(run, seq)
     settled = settle(profile, model, gpu, layout, _given(run))
-    choices = dict(settled.choices)
+    choices = {**settled.choices, **adapter_fields(settled.choices.get("lora_rank") or 0, settled.framework)}
     pieces = layout.pp * layout.vpp
     if ends := _ends(run, model.layers, pieces):
         choices["stage_layers"] = ends
@@ -186,7 +181,7 @@ def _given(run: PublishedRun) -> FactDict:
         "reshard": run.reshard,
     }
     if run.lora_rank or "lora" in run.table.lower():
-        stated |= {"training": TrainingKind.LORA, "lora_rank": run.lora_rank or LORA_RANK}
+        stated["lora_rank"] = run.lora_rank or LORA_RANK
         # NeMo keeps the frozen weights quantised, whatever is gathered of trained ones.
         quantised = bool(run.lora_rank)
         bench = WORDS["benches"].get(run.table, {})
@@ -197,11 +192,17 @@ def _given(run: PublishedRun) -> FactDict:
         stated["fp8_parameters"] = True
     stated |= {field: True for flag, field in FLAGS.items() if flag in run.flags}
     if "defer_embedding_wgrad_compute" in run.flags:
-        limit = next((flag for flag in run.flags if flag.startswith(DEFERRED)), "")
-        stated["deferred_gradients"] = int(limit.removeprefix(DEFERRED) or 0)
+        stated["deferred_gradients"] = _counted(run, DEFERRED)
+    if parameters := _counted(run, BUCKET):
+        stated["bucket_bytes"] = parameters * int(DType.BF16.bytes)
     if run.graphs:
         stated["execution"] = ISSUED.get(run.graphs, Execution.GRAPHS)
     return {name: value for name, value in stated.items() if value is not None}
+
+
+def _counted(run: PublishedRun, name: str) -> int:
+    """Return the number that a flag states; 0 where there is none."""
+    return next((int(flag.removeprefix(name)) for flag in run.flags if flag.startswith(name)), 0)
 
 
 def _ends(run: PublishedRun, layers: int, pieces: int) -> tuple[int, ...]:
