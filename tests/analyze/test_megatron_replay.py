@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import at_shortest, critical_steps, from_durations, measured, play, rank_parts, timeline_of
 from stepcast.analyze.recording import Recording
-from stepcast.analyze.replay import replay
-from stepcast.analyze.whatif import GpuChange, Surroundings, WhatIfError, apply_changes
+from stepcast.analyze.replay import GpuChange, Surroundings, WhatIfError, apply_changes, replay
 from stepcast.inputs.table import read
 from tests.analyze.megatron_run import Pipeline, step_ms, write
 from tests.shared import DATA, needs_data

@@ -154,8 +154,8 @@ def _others() -> Iterator[Target]:
     from stepcast.inputs.chakra.reader import read_groups
     from stepcast.inputs.kineto.ops import read_operators
     from stepcast.inputs.optimus_log import read_gpustat
-    from stepcast.inputs.rows import csv_records
     from stepcast.inputs.samples import read_sample_lengths
+    from stepcast.inputs.source import csv_records
     from stepcast.optimus.calibration import calibrated_of
     from stepcast.pytorch.profile.measure import read_document
     from stepcast.simulation.schedule_file import parse_schedule

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import print_json, print_notes, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
 from stepcast.ir.facts import FactDict, find_doubts

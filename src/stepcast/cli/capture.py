@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         prediction, asked_facts = predict_program(captured, question)
         found["prediction"] = {**asked_facts, **prediction.report.facts()}
         if args.html:
-            from stepcast.cli.pages import write_view
+            from stepcast.cli.output import write_view
             from stepcast.forecast.prediction import roofline
             from stepcast.views.step import step_view
 

@@ -105,7 +105,7 @@ def predict_program(
 
 def run_captured_search(args: argparse.Namespace) -> int:
     """Predict a captured program for every way to use the GPUs, and show the fastest that fit; return the status."""
-    from stepcast.cli.pages import show_view
+    from stepcast.cli.output import show_view
     from stepcast.views.documents import captured_search_view
 
     for name in sorted(args.given - SEARCHED):

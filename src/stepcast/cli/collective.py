@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, check_applicable, has_racks, option_of
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import show_view
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout

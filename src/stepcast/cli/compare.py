@@ -8,8 +8,7 @@ import msgspec
 
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.options import add_options
-from stepcast.cli.output import write_trace
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import show_view, write_trace
 from stepcast.cli.progress import open_source
 from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.facts import FactDict, find_doubts

@@ -10,8 +10,7 @@ import msgspec
 
 from stepcast.cli.compare import read_facts
 from stepcast.cli.options import add_options
-from stepcast.cli.output import new_file, write_file
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import new_file, show_view, write_file
 from stepcast.cli.watch import read_forecast
 from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.dataclass import dataclass

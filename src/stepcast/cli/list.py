@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from stepcast.cli.documents import load_lazily
 from stepcast.cli.options import add_options
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import show_view
 from stepcast.ir.facts import FactDict
 
 

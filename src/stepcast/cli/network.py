@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question, cluster_question, option_of
-from stepcast.cli.output import print_notes
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import print_notes, show_view
 from stepcast.ir.facts import FactDict
 from stepcast.questions.numbers import count
 from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, check_applicable, option_of
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import show_view
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel

@@ -4,8 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import print_notes, write_file
-from stepcast.cli.pages import show_alternatives, show_view
+from stepcast.cli.output import print_notes, show_alternatives, show_view, write_file
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.questions.choices import several_of
 from stepcast.questions.plan import PlanQuestion, SettledPlan, settle_plan

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, add_question, check_applicable
-from stepcast.cli.output import print_notes, show_emitted, write_file, write_files
-from stepcast.cli.pages import show_alternatives
+from stepcast.cli.output import print_notes, show_alternatives, show_emitted, write_file, write_files
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.questions.choices import several_of
 from stepcast.questions.question import PredictQuestion

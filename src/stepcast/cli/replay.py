@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import print_notes, write_trace
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import print_notes, show_view, write_trace
 from stepcast.ir.facts import find_doubts
 from stepcast.questions.measured import ReplayQuestion
 from stepcast.questions.rules import check_rules
@@ -47,8 +46,7 @@ def replay_files(
 ) -> "tuple[ReplayResult | KinetoReplay, View, tuple[str, ...]]":
     """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
     from stepcast.analyze.megatron.record import record_megatron
-    from stepcast.analyze.replay import replay
-    from stepcast.analyze.whatif import surroundings
+    from stepcast.analyze.replay import replay, surroundings
     from stepcast.hardware import load_cluster
     from stepcast.views.measured import replay_view
 

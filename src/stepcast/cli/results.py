@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options
-from stepcast.cli.output import terminal_width, write_trace
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import show_view, terminal_width, write_trace
 from stepcast.ir.facts import FactDict
 from stepcast.version import __version__
 from stepcast.views.text import visible

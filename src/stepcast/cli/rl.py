@@ -3,7 +3,7 @@
 import argparse
 
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import show_view
 from stepcast.rl.question import RlQuestion
 from stepcast.version import __version__
 

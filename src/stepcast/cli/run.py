@@ -9,8 +9,7 @@ import msgspec
 
 from stepcast.cli.documents import read_document
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import print_notes, write_file, write_trace
-from stepcast.cli.pages import show_view
+from stepcast.cli.output import print_notes, show_view, write_file, write_trace
 from stepcast.ir.facts import FactDict
 from stepcast.ir.schedules import PiecePlacement
 from stepcast.questions.numbers import count, gpu_count

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import add_edit_arguments, apply_edits, load_lazily, open_sources
 from stepcast.cli.options import add_options, check_applicable
-from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.pages import told_page, write_view
+from stepcast.cli.output import print_json, print_warnings, terminal_width, told_page, write_view
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise

@@ -9,8 +9,7 @@ import msgspec
 
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.options import add_options, option_of
-from stepcast.cli.output import print_notes, write_file
-from stepcast.cli.pages import print_view, write_view
+from stepcast.cli.output import print_notes, print_view, write_file, write_view
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict

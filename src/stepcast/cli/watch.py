@@ -13,8 +13,7 @@ import msgspec
 from stepcast.cli.compare import read_printed
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_warnings, terminal_width
-from stepcast.cli.pages import told_page, write_view
+from stepcast.cli.output import print_warnings, terminal_width, told_page, write_view
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import LINE

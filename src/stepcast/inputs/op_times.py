@@ -7,8 +7,7 @@ attention; rows, cols or numel of others) and ms, the time of one call.
 from collections import Counter
 from collections.abc import Mapping
 
-from stepcast.inputs.rows import open_table, parse_amount, parse_count, shorten
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
 from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, elementwise

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from stepcast.inputs.rows import csv_rows, shorten
-from stepcast.inputs.source import DATA, FormatError, Source, prefix_errors, read_toml
+from stepcast.inputs.source import DATA, FormatError, Source, csv_rows, prefix_errors, read_toml, shorten
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
 

@@ -7,9 +7,8 @@ and comes before it, so that the backward, which walks the rows in reverse, meet
 import re
 from collections.abc import Sequence
 
-from stepcast.inputs.rows import open_table, parse_amount, parse_count, shorten
 from stepcast.inputs.simai import KINDS, SUFFIXES
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Direction, Recorded, Transfer

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepcast.inputs.rows import parse_amount, parse_count, shorten
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, shorten
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout

@@ -10,8 +10,7 @@ import msgspec
 
 from stepcast.inputs.chakra.protobuf import fields
 from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
-from stepcast.inputs.rows import csv_columns
-from stepcast.inputs.source import FormatError, Source, prefix_errors
+from stepcast.inputs.source import FormatError, Source, csv_columns, prefix_errors
 from stepcast.ir.facts import Facts
 from stepcast.ir.limits import RESULT, TRACE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder

@@ -4,8 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from stepcast.inputs.rows import csv_columns
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, csv_columns
 from stepcast.ir.measured import ReplicaOperation, WorkerSteps
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")

@@ -17,8 +17,7 @@ from stepcast.cost.collectives.route import Route, route_of
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
 from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
-from stepcast.inputs.rows import parse_count
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, parse_count
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.dataclass import dataclass

@@ -26,8 +26,7 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.model_table import model_of
 from stepcast.inputs.op_times import read_works
-from stepcast.inputs.rows import csv_records
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import Source, csv_records
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels

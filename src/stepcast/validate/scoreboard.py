@@ -18,8 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from stepcast.forecast.prediction import Prediction
-from stepcast.inputs.rows import csv_records
-from stepcast.inputs.source import FormatError, Source, read_toml
+from stepcast.inputs.source import FormatError, Source, csv_records, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict

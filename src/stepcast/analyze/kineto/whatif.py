@@ -18,8 +18,8 @@ import numpy as np
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
+from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
-from stepcast.analyze.whatif import WhatIfError, parse_factor, split_change
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
