@@ -76,6 +76,7 @@ FREE = ("cli", "library", "__init__", "__main__", "version")
 # Who may open files: the edges of the program.
 MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
 MAY_OPEN_FILES = (
+    "__init__.py",
     "hardware/catalog.py",
     "frameworks/catalog.py",
     "generation/engine.py",

@@ -13,6 +13,7 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import new_file, print_notes, print_warnings
+from stepcast.inputs.source import read_words
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import STEPS
 from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
@@ -211,19 +212,7 @@ def _rows(table: str) -> Iterator[str]:
 # ---- other words for options: of other tools, longer or shorter ones, in any letter case ------------------------
 
 # Other names of options that are no choices of a question.
-OTHER = invert_words(
-    {
-        "trace": "timeline perfetto chrome-trace",
-        "output": "out outfile output-file",
-        "what-if": "whatif",
-        "top": "top-k limit best",
-        "data": "data-dir rows",
-        "size": "bytes message-size",
-        "ranks": "nranks num-ranks",
-        "explain-memory": "memory why-memory",
-        "require-fit": "check-fit must-fit fail-if-oom",
-    }
-)
+OTHER = invert_words(read_words("choices")["options"])
 
 
 def rename_options(arguments: Sequence[str], options: Collection[str], kind: type[Question] | None = None) -> list[str]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, shorten
+from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, read_words, shorten
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
@@ -27,14 +27,7 @@ POLICIES = (
     *("DATA", "MODEL", "HYBRID_TRANSFORMER", "HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_DLRM", "HYBRID_DLRM_ENHANCED"),
     *("HYBRID_DATA_MODEL", "HYBRID_MODEL_DATA", "HYBRID_CUSTOMIZED", "MICRO", "DISTRIBUTED_INFERENCE"),
 )
-COUNT_KEYS = {
-    "model_parallel_NPU_group": "tp",
-    "ep": "ep",
-    "pp": "pp",
-    "vpp": "vpp",
-    "ga": "micro_batches",
-    "all_gpus": "gpus",
-}
+COUNT_KEYS = read_words("configs")["simai"]
 MOST = {"pp": CHUNKS, "vpp": CHUNKS, "ga": MICRO_BATCHES}
 LIST_KEYS = ("checkpoints", "checkpoint_initiates")
 # pp_comm is written with and without its colon.

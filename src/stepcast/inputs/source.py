@@ -12,8 +12,8 @@ import threading
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -306,6 +306,12 @@ _DEEP_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{KEY_PAR
 def read_toml(path: str | os.PathLike[str]) -> FactDict:
     """Return the tables of the file at *path*."""
     return parse_toml(Source(path).text(DESCRIPTION), os.fspath(path))
+
+
+@cache
+def read_words(topic: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the tables of ``data/words``: words of other tools about a topic, and what they mean here."""
+    return read_toml(DATA / "words" / f"{topic}.toml")
 
 
 def parse_toml(text: str, path: str | None = None) -> FactDict:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from stepcast.inputs.configs.megatron import LATENT, MODULES
 from stepcast.inputs.configs.megatron import SHARDINGS as MEGATRON_SHARDINGS
 from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
-from stepcast.inputs.configs.torchtitan import SCHEDULES as TITAN_SCHEDULES
+from stepcast.inputs.source import read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, LossKernel
@@ -266,7 +266,7 @@ def write_torchtitan(run: EmittedRun) -> str:
     copies = layout.dp * layout.cp // (layout.shard or shards) if shards > 1 else layout.dp
     split = (layout.shard or shards) // (layout.cp if shards > 1 else 1)
     name, flavour = _titan_model(run.model.name)
-    schedules = {ours: theirs for theirs, ours in TITAN_SCHEDULES.items()}
+    schedules = {ours: theirs for theirs, ours in read_words("configs")["torchtitan_schedules"].items()}
     fp8 = {DType.FP8: ["float8"], DType.MXFP8: ["mx"]}.get(strategy.precision, [])
     tables: Table = {
         "job": {"description": run.title},
@@ -296,7 +296,7 @@ def write_torchtitan(run: EmittedRun) -> str:
     parallelism = tables["parallelism"]
     assert isinstance(parallelism, dict)
     if layout.pp > 1:
-        parallelism["pipeline_parallel_schedule"] = TITAN_NAMES.get(schedules.get(str(strategy.schedule), ""), "1F1B")
+        parallelism["pipeline_parallel_schedule"] = schedules.get(str(strategy.schedule), "1F1B")
         parallelism["pipeline_parallel_microbatch_size"] = strategy.micro_batch
     if strategy.reshard is not None:
         parallelism["fsdp_reshard_after_forward"] = "always" if strategy.reshard else "never"
@@ -304,17 +304,6 @@ def write_torchtitan(run: EmittedRun) -> str:
         gathers = strategy.context is ContextKind.ALL_GATHER
         parallelism["context_parallel_rotate_method"] = "allgather" if gathers else "alltoall"
     return "\n".join(f"[{title}]\n{_write_toml(table)}" for title, table in tables.items() if isinstance(table, dict))
-
-
-# torchtitan's spelling of PyTorch's schedules.
-TITAN_NAMES = {
-    "1f1b": "1F1B",
-    "interleaved1f1b": "Interleaved1F1B",
-    "gpipe": "GPipe",
-    "interleavedzerobubble": "InterleavedZeroBubble",
-    "zbvzerobubble": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
 
 
 def _titan_model(name: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from stepcast.inputs.source import prefix_errors
+from stepcast.inputs.source import prefix_errors, read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.questions.numbers import ValueSpellingError
@@ -277,48 +277,12 @@ def plain_word(text: str) -> str:
     return text.strip().lower().replace("_", "-").replace(" ", "-")
 
 
-read_precision = read_word(
-    {
-        "bf16": "bfloat16 bf-16 brain-float bf16-mixed",
-        "fp16": "float16 fp16-mixed half 16",
-        "fp32": "float32 float single full 32",
-        "fp8": "float8 e4m3 fp8-hybrid hybrid",
-        "nvfp4": "fp4",
-        "autocast-bf16": "amp autocast",
-    }
+# Words of other tools for the values of choices, by choice.
+WORDS = read_words("choices")
+read_precision, read_schedule, read_dispatcher, read_cp_comm, _read_sharding_name = (
+    read_word(WORDS[name]) for name in ("precision", "schedule", "dispatcher", "cp_comm", "sharding")
 )
-read_schedule = read_word(
-    {
-        "interleaved": "1f1b-interleaved interleaved-1f1b interleaved1f1b vpp",
-        "zb-h1": "zero-bubble zb zbh1",
-        "zb-h2": "zbh2",
-        "zb-v": "zbv zbvzerobubble",
-        "dualpipe": "dual-pipe",
-        "gpipe": "afab fill-drain",
-    }
-)
-read_dispatcher = read_word(
-    {
-        "alltoall": "all-to-all a2a standard",
-        "allgather": "all-gather",
-        "deepep": "deep-ep forwarding flex",
-        "hybridep": "hybrid-ep",
-    }
-)
-read_cp_comm = read_word({"p2p": "ring", "a2a": "all-to-all alltoall ulysses", "allgather": "all-gather"})
-_read_sharding_name = read_word(
-    {
-        "fsdp": "fsdp2 fsdp1 full-shard",
-        "zero-2": "shard-grad-op optim-grads",
-        "hybrid-fsdp": "hybrid-shard hsdp",
-        "none": "no-shard no off ddp 0",
-        "zero-1": "optim distributed-optimizer",
-        "zero-3": "optim-grads-params",
-    }
-)
-RECOMPUTES = invert_words(
-    {"none": "no off false never", "full": "yes on true all uniform", "selective": "attention core-attn core_attn"}
-)
+RECOMPUTES = invert_words(WORDS["recompute"])
 ZERO_STAGE = re.compile(r"(?:zero|stage|zero-stage|z)?-?([123])")
 
 
@@ -337,27 +301,7 @@ def read_recompute(text: str) -> str:
 
 # ---- LoRA -------------------------------------------------------------------------------------------------
 
-# Linear layers by the names of their modules in transformers' models.
-TARGETS = {
-    "query": "q_proj q wq q_lin",
-    "key": "k_proj k wk k_lin",
-    "value": "v_proj v wv v_lin",
-    "output": "o_proj o wo out_proj out_lin dense attn_out c_proj",
-    "gate": "gate_proj gate w1",
-    "up": "up_proj up w3 c_fc fc1 fc_in dense_h_to_4h",
-    "down": "down_proj down w2 fc2 fc_out dense_4h_to_h",
-    "query down": "q_a_proj",
-    "query up": "q_b_proj",
-    "kv down": "kv_a_proj_with_mqa kv_a_proj",
-    "kv up": "kv_b_proj",
-}
-TARGET_GROUPS = {
-    "attention": "query key value output",
-    "attn": "query key value output",
-    "mlp": "gate up down",
-    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "wqkv", "w_pack", "qkv"), "query key value"),
-    **dict.fromkeys(("gate_up_proj", "gate_up"), "gate up"),
-}
+TARGETS, TARGET_GROUPS = WORDS["lora_targets"], invert_words(WORDS["lora_groups"])
 ALL_LINEAR = ("all-linear", "all_linear", "all", "")
 
 

@@ -6,21 +6,14 @@ from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, Field
 from stepcast.version import __version__
 from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, fill_template, join, tag
+from stepcast.views.names import load_names
 
 VIEWS = (
     *(("predict", "Predict"), ("search", "Search"), ("plan", "Plan"), ("alternatives", "Compare")),
     *(("analyze", "Analyze"), ("saved", "Saved")),
 )
 MOST_POWER = 14
-HINTS = {
-    "predict": "Results update live; the timeline and what to change follow a moment later.",
-    "search": "Finds the fastest strategies: all legal ones are bounded, the promising ones simulated.",
-    "plan": "Days, cost, energy and goodput of a training run, with failures and checkpoints.",
-    "alternatives": "One table for up to three clusters and frameworks: what wins under which objective.",
-    "analyze": "Traces and logs of Megatron, Kineto, Nsight or OptimusPrime are analysed; a training configuration, or "
-    "a model's config.json, is predicted with the choices of Predict. Files stay on this machine.",
-    "saved": "Predictions saved in this browser. Choose two to compare them.",
-}
+HINTS = load_names("app_hints")
 
 
 @cache

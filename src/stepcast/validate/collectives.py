@@ -407,7 +407,6 @@ def measure_tables(folder: str) -> scoreboard.Measurements:
         skipped,
         _by_size(sizes),
         figures={label: sum(values) / len(values) for label, values in sorted(errors.items())},
-        notes=("left out: by constants that have not seen the row's machine, nor the entry fitted to it",),
         orders={"size": list(TABLE_SIZES)},
         details=("table", "system"),
     )

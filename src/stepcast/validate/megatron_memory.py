@@ -300,10 +300,6 @@ CLUSTERS = {"a100-sxm-80gb": "dgx-a100", "h100-sxm": "dgx-h100", "gb200": "gb200
 LIKE = ("megatron-22b",)
 LARGE_HIDDEN = 2048
 COMMAND = "command"
-NOTES = (
-    "bytes that PyTorch had allocated at the peak on the last rank of the world, against the last stage",
-    "most models are tiny: hidden 512, so that constants of 0.1 GB matter",
-)
 
 
 def measure_peak_memory(*folders: str) -> Measurements:
@@ -313,7 +309,7 @@ def measure_peak_memory(*folders: str) -> Measurements:
     rows, skipped = compare_each(records, lambda record: _row(MemoryCase(record)))
     table = columns_of(rows)
     large = {"hidden 2048 and more": table.tags["size"] == "large"} if rows else {}
-    return Measurements(table, skipped, large, notes=NOTES, details=(COMMAND, "size"), unit="bytes")
+    return Measurements(table, skipped, large, details=(COMMAND, "size"), unit="bytes")
 
 
 def _row(test: MemoryCase) -> ScoredRow:

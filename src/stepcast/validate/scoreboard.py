@@ -8,7 +8,7 @@ of the measured time; a positive error is a prediction that is too slow.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
@@ -318,6 +318,7 @@ class MeasurementSet(NamedTuple):
     function: str  # module:function below stepcast.validate; takes folders and options, returns Measurements
     folders: tuple[str, ...]
     when_named: bool = False
+    notes: tuple[str, ...] = ()
 
     def measure(self, *folders: str, **options: str) -> Measurements:
         """Return the rows of *folders* with their predictions."""
@@ -325,7 +326,7 @@ class MeasurementSet(NamedTuple):
         measurements: Measurements = getattr(import_module(f"stepcast.validate.{module}"), function)(
             *folders, **options
         )
-        return measurements
+        return replace(measurements, notes=(*self.notes, *measurements.notes))
 
 
 MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {

@@ -34,17 +34,6 @@ DRAFTING = Speculation(1)  # assumed of models with MTP modules where a disaggre
 MOST_MEMORY = 0.98
 DIFFERENT = 0.1  # times that differ by less are not ranked
 
-NOTES = (
-    "requests follow one another at a fixed concurrency; prompt and output lengths are those stated",
-    "the KV cache is taken as fp8 where weights are fp8 or fp4: rows do not state it",
-    "speculative decoding (MTP) is not stated by any row; aggregated runs that used it are faster than predicted; "
-    "disaggregated runs that state no workers are taken as the fewest decode engines that hold all sequences (with one "
-    "drafted token where the model has MTP modules) and as many prefill engines as keep up",
-    "decode engines whose number is stated run 2^n or 3 x 2^n sequences on each attention rank, others wait: rows do "
-    "not state their limit",
-    "models with a latent cache have attention data parallelism where tensor parallelism has no room for all sequences",
-)
-
 
 def concurrency_of(row: Record, layout: GenerationLayout) -> float:
     """Return the clients of one engine, which the source of a run states, unless its batches are smaller: the clients
@@ -161,4 +150,4 @@ def measure_serving(folder: str) -> Measurements:
     }
     columns = columns_of([row for rows in scored for row in rows])
     selections = {part: columns.tags["part"] == part for part in PARTS}
-    return Measurements(columns, untimed + skipped, selections, figures, NOTES)
+    return Measurements(columns, untimed + skipped, selections, figures)

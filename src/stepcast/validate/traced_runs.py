@@ -60,7 +60,6 @@ def measure_megatron_traces(folder: str) -> Measurements:
         skipped,
         selections={REAL: sizes == REAL, TOY: sizes == TOY},
         figures={name: error for what, rows in figured.items() for name, error in _figures(what, rows)},
-        notes=("replays from recorded durations alone; every wait between ranks is worked out",),
     )
 
 
@@ -160,7 +159,6 @@ def measure_optimus(folder: str) -> Measurements:
     files = [folder] if os.path.isfile(folder) else folder_files(folder)
     logs = read_logs(files, lambda path, reason: unread.update([reason]))
     rows, skipped = predict_runs(logs)
-    notes = ["a run's configuration and its steps' lengths are used; nothing that was timed in it"]
-    notes += [f"{os.path.basename(log.source)}: {warning}" for log in logs for warning in log.warnings]
+    notes = [f"{os.path.basename(log.source)}: {warning}" for log in logs for warning in log.warnings]
     figures = dict(peak_figures(read_stage_peaks(logs)))
     return Measurements(columns_of(rows), unread + skipped, figures=figures, notes=tuple(notes))

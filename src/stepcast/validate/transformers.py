@@ -50,10 +50,6 @@ WORDS = {
     "compile", "autocast", "fp32", "checkpoint", "attn-eager", "experts-eager", "cache", "fused",
 }  # fmt: skip
 COMMAND = "command"
-NOTES = (
-    "steps of transformers 5.17 in PyTorch 2.11 on one H200, after seconds of the same",
-    "settings are listed separately below; phases are those of the GPU's own clock",
-)
 
 
 def setting_words(record: scoreboard.Record) -> set[str]:
@@ -150,14 +146,14 @@ def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measu
         return list(step_rows(record, prediction, setting.command + further, peaks, kind, banded=True))
 
     rows, skipped = scoreboard.compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
-    return measurements_of(list(chain.from_iterable(rows)), skipped, peaks, NOTES)
+    return measurements_of(list(chain.from_iterable(rows)), skipped, peaks)
 
 
 def measurements_of(
     rows: Sequence[scoreboard.ScoredRow],
     skipped: Mapping[str, int],
     peaks: Sequence[scoreboard.Pair],
-    notes: tuple[str, ...],
+    notes: tuple[str, ...] = (),
 ) -> scoreboard.Measurements:
     """Return steps and their phases, and the bytes allocated at their peaks."""
     table = scoreboard.columns_of(rows)
@@ -224,17 +220,14 @@ def step_rows(
 
 # A process takes half a gigabyte and some seconds to load PyTorch.
 MOST_WORKERS, ROWS_OF_A_WORKER = 8, 6
-CAPTURED_NOTES = (
-    "steps of transformers 5.17 in PyTorch 2.11 on one H200; phases are those of the GPU's own clock",
-    "captured without a GPU by PyTorch {} and transformers {}, whose code may differ",
-)
 
 
 def measure_captured(*folders: str) -> scoreboard.Measurements:
     """Compare every ``steps*.csv`` in *folders*, or that one file, with the configs next to them."""
     from stepcast.pytorch.load import load_torch, load_transformers
 
-    versions = load_torch("capture").__version__, load_transformers("capture").__version__
+    torch, library = load_torch("capture").__version__, load_transformers("capture").__version__
+    note = f"captured without a GPU by PyTorch {torch} and transformers {library}, whose code may differ"
     rows: list[scoreboard.ScoredRow] = []
     skipped: Counter[str] = Counter()
     peaks: list[scoreboard.Pair] = []
@@ -247,7 +240,7 @@ def measure_captured(*folders: str) -> scoreboard.Measurements:
                 skipped[f"{file.name}: {why}"] += 1
             rows += own
             peaks += own_peaks
-    return measurements_of(rows, skipped, peaks, (CAPTURED_NOTES[0], CAPTURED_NOTES[1].format(*versions)))
+    return measurements_of(rows, skipped, peaks, (note,))
 
 
 @contextmanager

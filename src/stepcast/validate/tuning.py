@@ -20,10 +20,6 @@ from stepcast.validate import scoreboard
 
 FILE = "tuning.csv"
 SLOWER_CPU, LONGER_STEP = 1.3, 1.05
-NOTES = (
-    "steps of transformers 5.17, peft 0.21 and bitsandbytes 0.50 in PyTorch 2.11 on one H200, over two seconds or more",
-    "peaks are those of PyTorch's allocator, less what earlier steps still held",
-)
 
 
 def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
@@ -91,4 +87,4 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
     figures = {
         name: value for part, pairs in compared.items() for name, value in scoreboard.error_figures(part, pairs, *names)
     }
-    return scoreboard.Measurements(scoreboard.columns_of(rows), skipped, {}, figures, NOTES, details=("command",))
+    return scoreboard.Measurements(scoreboard.columns_of(rows), skipped, figures=figures, details=("command",))

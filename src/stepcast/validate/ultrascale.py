@@ -24,11 +24,6 @@ CLEAN_MFU = 20.0
 FEWEST_STRATEGIES = 5
 WITHIN = 0.1
 FAILED = "failed"
-NOTES = (
-    "times are single iterations: below 20 % of MFU they are noisy, and many took about a second per micro-batch",
-    "not every failure is one of memory: nanotron refuses fewer than pp - 1 micro-batches and stages "
-    "without a part of the model, and some strategies ran with larger tensors",
-)
 
 
 def measure_ultrascale(*folders: str) -> Measurements:
@@ -56,7 +51,7 @@ def measure_ultrascale(*folders: str) -> Measurements:
     }
     skipped = {**compared.skipped, "failed: compared for memory alone": len(failed)}
     selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean} if rows else {}
-    return Measurements(table, skipped, selections, figures, NOTES, details=DETAILS)
+    return Measurements(table, skipped, selections, figures, details=DETAILS)
 
 
 def _label(row: ScoredRow, record: Record) -> ScoredRow:

@@ -2,14 +2,10 @@
 
 from stepcast.ir.facts import Facts
 from stepcast.units import format_short_count
+from stepcast.views.names import load_names
 
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
-ISSUED = {
-    "graphs": "CUDA graphs",
-    "partial-graphs": "partial CUDA graphs",
-    "eager": "eager",
-    "blocking": "eager, waiting for each kernel",
-}
+ISSUED = load_names("execution")
 
 
 def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
@@ -66,12 +62,7 @@ def _batch(strategy: Facts) -> str:
 
 
 MOST_SHOWN = 12  # keys without effect
-CONFIG_LISTS = {
-    "ignored": "no effect on step time or memory",
-    "not_modelled": "understood but not modelled",
-    "unknown": "not recognised, left out",
-    "unset": "not set in the file",
-}
+CONFIG_LISTS = load_names("config_keys")
 
 
 def config_notes(facts: Facts) -> list[str]:

@@ -19,6 +19,7 @@ from stepcast.units import (
 )
 from stepcast.views import view as ui
 from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
+from stepcast.views.names import load_names
 
 Pairs = list[tuple[str, object]]
 Parts = list[ui.Part | None]
@@ -206,12 +207,7 @@ def _link_rate(link: Facts) -> str:
     return f"{link['bandwidth_bytes_per_s'] / GB:g} GB/s{reached} each way, {link['latency_s'] / US:.2g} us"
 
 
-NODE_COUNTS = {
-    "nodes": "cluster",
-    "leaf_nodes": "under a leaf",
-    "pod_nodes": "in a pod",
-    "scale_up_nodes": "in an NVLink domain",
-}
+NODE_COUNTS = load_names("wiring")
 
 
 def _wiring(facts: Facts) -> Contents:

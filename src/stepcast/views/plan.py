@@ -7,20 +7,11 @@ from stepcast import units
 from stepcast.ir.facts import Facts
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs
+from stepcast.views.names import load_names
 from stepcast.views.step import memory_words
 
 NOT_CHECKED = "not checked: --step-s gives a step without a model"
-# Parts of the time of a run: their colours and names.
-PARTS = {
-    "steps": ("compute", "steps"),
-    "stragglers": ("cp", "slow nodes"),
-    "pauses": ("pp", "planned pauses"),
-    "checkpoints": ("optimizer", "checkpoints"),
-    "lost_work": ("ep", "recomputed after failures"),
-    "restarts": ("tp", "restarts"),
-    "waiting_for_repair": ("bubble", "waiting for a repair"),
-    "missing_replicas": ("other", "fewer replicas"),
-}
+PART_NAMES, PART_COLOURS = load_names("plan_parts"), load_names("plan_colours")
 POINTS = 41
 
 
@@ -119,7 +110,7 @@ def _memory(facts: Facts) -> ui.Figure:
 
 
 def _breakdown(facts: Facts) -> ui.Breakdown:
-    shares = [ui.Share(*PARTS[part], seconds) for part, seconds in facts["split_s"].items()]
+    shares = [ui.Share(PART_COLOURS[part], PART_NAMES[part], seconds) for part, seconds in facts["split_s"].items()]
     total_s = sum(facts["split_s"].values())
     return ui.Breakdown(
         "Time breakdown (mean run)",
@@ -140,7 +131,7 @@ def _lost(facts: Facts) -> ui.Breakdown | None:
     share = units.format_percent(1 - facts["goodput"])
     return ui.Breakdown(
         "What is lost",
-        [ui.Share(*PARTS[part], seconds) for part, seconds in lost.items()],
+        [ui.Share(PART_COLOURS[part], PART_NAMES[part], seconds) for part, seconds in lost.items()],
         total_s,
         whole="lost time",
         show=units.format_duration,

@@ -9,14 +9,7 @@ from stepcast.views import view as ui
 from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
 from stepcast.views.names import load_names
 
-# Heads of the parts of a rank's window, so that a rank fits a line.
-HEADS = {
-    "exposed communication": "exposed",
-    "exposed copies": "copies",
-    "idle: host": "host late",
-    "idle: between kernels": "gaps",
-    "idle: dependency": "held back",
-}
+HEADS = load_names("rank_parts")
 MOST_RANKS = 16
 MOST_LINES = 10
 NAME_WIDTH = 60

@@ -3,18 +3,13 @@
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options
+from stepcast.inputs.source import read_words
 
 FRAMEWORK = "deepspeed-transformers"
 DEEPSPEED_ONLY = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
-# Hugging Face's Trainer fills in "auto" (transformers, integrations/deepspeed.py, trainer_config_process).
-TRAINER = {
-    "train_micro_batch_size_per_gpu": "1 (--micro-batch), not Trainer's per_device_train_batch_size",
-    "gradient_accumulation_steps": "1 (--accumulation), the default of Trainer",
-    "train_batch_size": "micro-batch x accumulation x data-parallel ranks",
-    "gradient_clipping": "clipped at a norm of 1.0, the default of Trainer's max_grad_norm",
-    "zero_optimization.reduce_bucket_size": "DeepSpeed's 5e8 elements; Trainer takes the hidden size squared",
-}
+# What stands for "auto", which Hugging Face's Trainer fills in.
+TRAINER = read_words("configs")["trainer"]
 
 
 def is_deepspeed(table: Mapping[str, object]) -> bool:
@@ -100,11 +95,7 @@ def _deepspeed_offload(keys: Keys) -> str | None:
 
 
 # accelerate: how many processes, FSDP or DeepSpeed. A strategy is written by its number or by its name.
-SHARDINGS = {
-    **dict.fromkeys(("1", "full_shard", "2", "shard_grad_op"), "fsdp"),
-    **dict.fromkeys(("3", "no_shard"), "none"),
-    **dict.fromkeys(("4", "hybrid_shard", "5", "hybrid_shard_zero2"), "hybrid-fsdp"),
-}
+SHARDINGS = read_words("configs")["accelerate_sharding"]
 # Strategies that keep gathered parameters until the backward pass.
 WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
 RESHARDS = {"true": True, "false": False, "full_shard": True, "shard_grad_op": False}

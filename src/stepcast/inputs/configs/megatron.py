@@ -9,16 +9,9 @@ from typing import NoReturn
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, read_words
 
-MODULES = {
-    "core_attn": "core-attention",
-    "mla_up_proj": "latent-up",
-    "layernorm": "norms",
-    "mlp": "mlp",
-    "moe_act": "expert-activation",
-    "moe": "experts",
-}
+MODULES = read_words("configs")["megatron_modules"]
 SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
 DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather"}
 CONTEXTS = ("p2p", "a2a", "allgather")

@@ -5,18 +5,14 @@ from collections.abc import Iterator, Mapping
 
 from stepcast.inputs.configs.keys import Keys, RunConfig, closest, flat
 from stepcast.inputs.configs.megatron import read_options, read_sizes
+from stepcast.inputs.source import read_words
 
 # Tables whose keys mean the same as Megatron's arguments.
 TABLES = (
     *("", "model", "model.optim", "model.data", "train", "ddp", "optimizer", "comm_overlap", "mixed_precision"),
     *("dist", "dataset"),
 )
-RENAMED = {
-    "optim.name": "optimizer",
-    "optim.overlap_grad_sync": "overlap-grad-sync",
-    "optim.overlap_param_sync": "overlap-param-sync",
-    "tp_comm_overlap": "tp-comm-overlap",
-}
+RENAMED = read_words("configs")["nemo"]
 MODEL_NAMES = ("run.name", "model.recipe", "recipe", "model_name", "tokenizer.tokenizer_model", "tokenizer.type")
 # ``${.hidden_size}`` is a key of the same table, ``${multiply:4, ...}`` a product (NeMo's own resolver).
 SIBLING = re.compile(r"\$\{\.(\w+)\}")

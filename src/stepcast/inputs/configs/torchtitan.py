@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, RunConfig, flat, given_options
+from stepcast.inputs.source import read_words
 
 # Model and flavour -> name; most families carry their size in the flavour.
 FLAVOURS = {
@@ -12,14 +13,7 @@ FLAVOURS = {
     ("deepseek_v3", "671b"): "deepseek-v3",
 }
 FAMILIES = {"llama3": "llama-3.1-", "qwen3": "qwen3-", "llama2": "llama-2-", "qwen3_next": "qwen3-next-"}
-SCHEDULES = {
-    "1f1b": "1f1b",
-    "interleaved1f1b": "interleaved",
-    "gpipe": "gpipe",
-    "interleavedzerobubble": "zb-h1",
-    "zbvzerobubble": "zb-v",
-    "dualpipev": "dualpipe",
-}
+SCHEDULES = {name.lower(): ours for name, ours in read_words("configs")["torchtitan_schedules"].items()}
 OPTIMIZERS = ("adam", "adamw")
 CONTEXTS = {"alltoall": "p2p", "allgather": "allgather"}
 RESHARDS = {"always": True, "never": False}

@@ -4,22 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.model_parts import Activation
 
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": Activation.SILU,
-    "swish": Activation.SILU,
-    "swiglu": Activation.SILU,
-    "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU_NEW,
-    "gelu_fast": Activation.GELU,
-    "gelu_accurate": Activation.GELU,
-    "gelu_pytorch_tanh": Activation.GELU,
-    "quick_gelu": Activation.GELU,
-    "relu": Activation.RELU,
-    "relu2": Activation.SQUARED_RELU,
-}
+ACTIVATIONS = {word: Activation(ours) for word, ours in read_words("configs")["activations"].items()}
 
 KIND_WORDS: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "a JSON object"}
 Kind = TypeVar("Kind")

@@ -8,21 +8,14 @@ from stepcast.inputs.configs.peers import as_hugging_face
 from stepcast.inputs.huggingface.families import families, read_fields
 from stepcast.inputs.huggingface.keys import ConfigTable, shown
 from stepcast.inputs.model_table import build_model
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, read_words
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import PositionKind
 
 FAMILIES = families()
 # Parts of often requested types that are not modelled.
-LACKING: dict[str, str] = {
-    "minimax": "lightning attention",
-    "mllama": "layers of cross-attention to images",
-    "recurrent_gemma": "linear recurrences",
-    "rwkv": "linear recurrences",
-    "t5": "an encoder next to the decoder",
-    "bert": "an encoder and a masked loss",
-}
+LACKING = read_words("configs")["not_modelled"]
 # The parts of multimodal configs that hold their language model.
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 

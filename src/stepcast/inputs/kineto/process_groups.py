@@ -1,40 +1,21 @@
 """PyTorch's and NCCL's names of groups, collectives and number formats, as our values."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from stepcast.inputs.source import read_words
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.work import CollectiveKind, Direction
 
-# Words of process-group descriptions in Megatron-LM (TENSOR_MODEL_PARALLEL_GROUP), torchtitan and device
-# meshes (mesh_dp_shard), DeepSpeed and FSDP. "model" and "parallel" say nothing on their own.
-FAMILY_OF_WORD = {
-    word: family
-    for family, words in {
-        Group.TP: "tp tensor",
-        Group.CP: "cp context ulysses",
-        Group.EP: "ep expert moe",
-        Group.DP: "dp data ddp fsdp hsdp",
-        Group.PP: "pp pipeline pipe",
-        Group.EMBEDDING: "embedding embd",
-        Group.EXPERT_DP: "edp",
-        Group.EXPERT_TP: "etp",
-        Group.SHARD: "shard",
-        Group.REPLICA: "replicate",
-    }.items()
-    for word in words.split()
+WORDS = read_words("traces")
+FAMILY_OF_WORD = {word: Group(family) for family, words in WORDS["groups"].items() for word in words.split()}
+FAMILY_OF_WORDS = {frozenset(map(Group, words.split())): Group(name) for words, name in WORDS["joint_groups"].items()}
+KIND_OF_WORD: Mapping[str, CollectiveKind | Direction] = {
+    word: Direction(kind) if kind in set(Direction) else CollectiveKind(kind)
+    for word, kind in WORDS["collectives"].items()
 }
-# A name with several words: expert + data are the replicas of an expert, data with context one dp group.
-FAMILY_OF_WORDS = {
-    frozenset({Group.EP, Group.DP}): Group.EXPERT_DP,
-    frozenset({Group.EP, Group.TP}): Group.EXPERT_TP,
-    frozenset({Group.DP, Group.SHARD}): Group.SHARD,
-    frozenset({Group.DP, Group.SHARD, Group.CP}): Group.SHARD,
-    frozenset({Group.DP, Group.REPLICA}): Group.REPLICA,
-    frozenset({Group.DP, Group.CP}): Group.DP,
-    frozenset({Group.EMBEDDING, Group.PP}): Group.EMBEDDING,
-}
+DTYPE_OF_WORD = {word: DType(dtype) for dtype, words in WORDS["dtypes"].items() for word in words.split(",")}
 
 
 def group_named(*names: str) -> Group:
@@ -49,46 +30,10 @@ def group_named(*names: str) -> Group:
     return Group.WORLD
 
 
-# In this order: "reduce" and "gather" are parts of longer words.
-KIND_OF_WORD: tuple[tuple[str, CollectiveKind | Direction], ...] = (
-    ("barrier", CollectiveKind.BARRIER),
-    ("allreduce", CollectiveKind.ALL_REDUCE),
-    ("allgather", CollectiveKind.ALL_GATHER),
-    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
-    ("alltoall", CollectiveKind.ALL_TO_ALL),
-    ("broadcast", CollectiveKind.BROADCAST),
-    ("gather", CollectiveKind.GATHER),
-    ("scatter", CollectiveKind.SCATTER),
-    ("reduce", CollectiveKind.REDUCE),
-    ("sendrecv", CollectiveKind.ALL_TO_ALL),  # refined by the caller: NCCL's kernel for any point to point
-    ("send", Direction.SEND),
-    ("recv", Direction.RECEIVE),
-)
-
-
 def collective_named(name: str) -> CollectiveKind | Direction | None:
     """Return the kind of ``_allgather_base``, ``ncclDevKernel_AllReduce_Sum_...`` and other names."""
     letters = re.sub(r"[_\- :]", "", name.lower())
-    return next((kind for word, kind in KIND_OF_WORD if word in letters), None)
-
-
-# c10 type names as the profiler prints them, and the C++ names in "Input type".
-DTYPE_OF_WORD = {
-    word: dtype
-    for dtype, words in {
-        DType.FP64: "double,float64",
-        DType.FP32: "float,float32",
-        DType.FP16: "half,float16",
-        DType.BF16: "bfloat16",
-        DType.FP8: "float8_e4m3fn,float8_e5m2,float8_e4m3fnuz,float8_e5m2fnuz",
-        DType.INT64: "long,long int,int64,uint64",
-        DType.INT32: "int,int32,uint32",
-        DType.INT16: "short,int16",
-        DType.INT8: "char,signed char,byte,unsigned char,int8,uint8",
-        DType.BOOL: "bool",
-    }.items()
-    for word in words.split(",")
-}
+    return next((kind for word, kind in KIND_OF_WORD.items() if word in letters), None)
 
 
 def dtype_named(name: str) -> DType | None:

