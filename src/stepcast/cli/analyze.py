@@ -40,15 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """
     add_options(parser, row, files={"nargs": "+"})
     add_question(parser, AnalyzeQuestion)
-    add_options(
-        parser.add_argument_group("output"),
-        """
-        --trace FILE  write the run, with its waits, as Perfetto / Chrome JSON
-        --verbose     add details: operations, communication, kernels, the critical path
-        --html
-        --json
-        """,
-    )
+    add_options(parser.add_argument_group("output"), "analyze")
 
 
 def run(args: argparse.Namespace) -> int:

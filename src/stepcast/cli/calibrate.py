@@ -22,21 +22,7 @@ ERRORS = {"before": "before", "after": "after", "left_out": "on sizes left out"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        runs RUN             measured operators (csv), profiler or Megatron traces, OptimusPrime or nccl-tests logs
-        -o, --output C.toml  file to write the constants to
-        --gpu G              GPU of the runs, if the files do not name it (csv, Megatron traces)
-        --cluster C          cluster of the runs (needed for nccl-tests logs; OptimusPrime: default a40-pcie)
-        --model M            model of the runs, if the files do not name it
-        --sequence N,N,...   OptimusPrime: padded sequence lengths of steps 1, 2, ... (default: from
-                             seqlen_per_step.json in the folder of the logs)
-        --html
-        --json
-        """,
-        runs={"nargs": "+"},
-    )
+    add_options(parser, "calibrate", runs={"nargs": "+"})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,37 +13,7 @@ from stepcast.views.text import visible
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        """
-        program WHAT          a Hugging Face config.json, module:function that returns a model (or model, inputs,
-                              loss and optimizer), or after -- the command of a training script
-        words ARGUMENT        after --: the rest of the command
-        --batch N             batch size in sequences (default: 1); of a script: the batches that its loaders yield,
-                              instead of reading data, such as 64x3x224x224,64:int64 or input_ids=8x1024:int64
-        --seq N               sequence length in tokens (default: 2048)
-        --dtype               data type of the weights (default: bf16)
-        --autocast            weights in fp32, matmuls in bf16 (torch.autocast)
-        --tf32                fp32 matmuls run as TF32 (torch.set_float32_matmul_precision); a program may set
-                              that itself
-        --checkpoint          recompute layers in the backward pass (transformers)
-        --attention NAME      transformers: sdpa or eager (default: its own choice)
-        --experts NAME        transformers: grouped_mm or eager (default: its own choice)
-        --optimizer           optimizer (default: adamw)
-        --no-fused-optimizer  optimizer without fused kernels (foreach)
-        --compiled            as torch.compile runs it, with fused memory-bound kernels
-        -o, --output FILE     write the program, for predict --captured and convert
-        --predict             also predict the step (with --gpu or --cluster)
-        --gpu G               with --predict: a GPU from 'stepcast list gpus'
-        --cluster C           with --predict: a cluster from 'stepcast list clusters'
-        --gpus N              with --predict: total number of GPUs (default: 1)
-        --tp N                with --predict: tensor-parallel ranks (default: 1)
-        --pp N                with --predict: pipeline-parallel ranks (default: 1)
-        --global-batch N      with --predict: sequences per step (default: --batch per replica)
-        --sharding            with --predict: none (DDP) or fsdp (default: none)
-        --zero-gradients SHARE  with --predict: share of weights whose gradient is always zero (default: 0)
-        --calibration FILE    with --predict: a file that 'stepcast profile' wrote
-        --html                with --predict: write the prediction as a page
-        --json
-        """,
+        "capture",
         batch={"type": read_batch, "default": 1},
         seq={"type": count(1, MOST_TOKENS), "default": 2048},
         dtype={"choices": ("bf16", "fp16", "fp32"), "default": "bf16"},

@@ -36,23 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
     add_options(
         parser,
-        f"""
-        kind KIND             {", ".join(kinds)}
-        --size SIZE           size of the whole buffer, e.g. 1GiB; with --sweep the largest
-        --gpus, --ranks N     number of participating GPUs
-        --cluster C           cluster: a name from 'stepcast list clusters', or a TOML file
-        --set
-        --place
-        --ranks-per-node N    participating GPUs per node (default: all)
-        --algorithm NAME      algorithm: {", ".join(ALGORITHMS)} (default: the fastest)
-        --imbalance X         all-to-all: data of the busiest rank over the mean (default: 1)
-        --ranks-per-thread N  GPUs per host thread, -g of nccl-tests (default: 1, as in training)
-        --engine              fluid: flows over the links of the network, with routing and failed links (default:
-                              fast)
-        --sweep               estimate every power of two from 8 bytes up
-        --html
-        --json
-        """,
+        "collective",
+        fill={"algorithms": ", ".join(ALGORITHMS), "kinds": ", ".join(kinds)},
         kind={"choices": kinds, "type": _kind},
         size=_size,
         ranks={"required": True, "dest": "ranks"},

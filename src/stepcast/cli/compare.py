@@ -25,16 +25,7 @@ NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "a measured run (file or folder), or the --json output of a verb"
-    add_options(
-        parser,
-        f"""
-        predicted FIRST  {kinds}
-        measured SECOND  {kinds}
-        --trace FILE     write both runs, aligned at their start, as Perfetto / Chrome JSON
-        --html
-        --json
-        """,
-    )
+    add_options(parser, "compare", fill={"kinds": kinds})
 
 
 def run(args: argparse.Namespace) -> int:

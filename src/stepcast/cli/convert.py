@@ -11,17 +11,7 @@ from stepcast.views.text import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        input IN    file of any known format, - for standard input, or the folder or prefix of one run
-        output OUT  file to write (.gz compresses), or - for standard output; chakra: PREFIX of a file per rank
-        --to        format to write (default for OUT.toml: cluster)
-        --json
-        --gpu G     captured programs: GPU whose times a workload file gets; topologies: GPU of the nodes
-        """,
-        to=[target.name for target in TARGETS],
-    )
+    add_options(parser, "convert", to=[target.name for target in TARGETS])
     add_edit_arguments(parser)
 
 

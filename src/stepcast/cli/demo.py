@@ -49,15 +49,7 @@ class DemoPage(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        --examples DIR    folder of the examples (default: the shipped ones)
-        -o, --output DIR  folder to write results to (default: demo-output)
-        --json
-        """,
-        output={"default": "demo-output", "type": str},
-    )
+    add_options(parser, "demo", output={"default": "demo-output", "type": str})
 
 
 def run(args: argparse.Namespace) -> int:

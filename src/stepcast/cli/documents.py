@@ -27,15 +27,7 @@ def load_lazily(name: str) -> Callable[..., Any]:
 
 def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options for what a workload file leaves open."""
-    add_options(
-        parser,
-        """
-        --format
-        --repeat-layers N    operator tables: number of layers of the model, each like the one given
-        --backward-factor X  backward time as a multiple of forward time (2 is usual for matmuls)
-        """,
-        format=[entry.name for entry in FORMATS],
-    )
+    add_options(parser, "workload", format=[entry.name for entry in FORMATS])
 
 
 def read_document(paths: Sequence[str], args: argparse.Namespace) -> Any:

@@ -28,21 +28,7 @@ COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        """
-        measured MEASURED  a run: a log, a trace, or the folder of a run; several are runs one after the other
-        --history FILE     SQLite file with the runs before; this run is added to it
-        --name NAME        the history of one configuration within the file (default: default)
-        --label TEXT       name of this run in the history (default: the commit of GitHub or GitLab CI)
-        --accept           accept a regression: its first run begins a new baseline
-        --baseline FILE    a baseline that --save wrote, or a measured run, instead of a history
-        --save FILE        write the runs as a baseline
-        --forecast FILE    also compare with a forecast, the --json output of predict; slower than its interval fails
-        --min-change X     smallest regression that fails, as a share of the step (default: 0.01)
-        --markdown FILE    write the verdict as Markdown, for a pull request
-        --junit FILE       write the verdict as JUnit XML
-        --html
-        --json
-        """,
+        "gate",
         measured={"nargs": "+"},
         history={"type": new_file},
         name="default",

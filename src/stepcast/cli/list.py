@@ -10,15 +10,7 @@ from stepcast.ir.facts import FactDict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        what    what to list
-        --html
-        --json
-        """,
-        what={"choices": list(LISTED), "metavar": "|".join(LISTED)},
-    )
+    add_options(parser, "list", what={"choices": list(LISTED), "metavar": "|".join(LISTED)})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,15 +38,7 @@ INSTRUCTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        --folder DIR     folder whose files tools may read (default: none)
-        --max-seconds S  longest time of a call (default: 300)
-        """,
-        folder={"default": None},
-        max_seconds={"type": count(1, 86_400), "default": 300},
-    )
+    add_options(parser, "mcp", folder={"default": None}, max_seconds={"type": count(1, 86_400), "default": 300})
 
 
 def run(args: argparse.Namespace) -> int:

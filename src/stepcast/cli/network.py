@@ -25,15 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = "a model, a workload file, a run that predict --save wrote, or a configuration"
     add_question(parser, PredictQuestion, leave_out=("engine", *ABOUT_TRAINING), run=run)
     parser.set_defaults(takes_workloads=True)
-    add_options(
-        parser.add_argument_group("output"),
-        """
-        --top K  number of busiest links to list (default: 20)
-        --html
-        --json
-        """,
-        top={"type": count(1, MOST_LINKS), "default": 20},
-    )
+    add_options(parser.add_argument_group("output"), "network", top={"type": count(1, MOST_LINKS), "default": 20})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,11 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*MATRIX_KINDS, *(str(kind) for kind in ElementwiseKind)]
     add_options(
         parser,
-        f"""
-        kind KIND  {", ".join(kinds)}
-        --gpu G    GPU: a name from 'stepcast list gpus', or a TOML file
-        --dtype D  data type (default: bf16)
-        """,
+        "op kind",
+        fill={"kinds": ", ".join(kinds)},
         kind={"choices": kinds, "nargs": "?"},
         dtype={"default": "bf16", "choices": [str(dtype) for dtype in DType]},
     )
@@ -62,22 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("columns", "memory-bound kinds: columns, the normalised dimension"),
     ):
         sizes.add_argument(f"--{name}", type=count(1, MOST_ELEMENTS), metavar="N", help=meaning)
-    add_options(
-        parser,
-        """
-        --backward          the backward operator; not for matmuls
-        --no-causal         attention without a causal mask
-        --to D              cast: the data type written (default: fp32)
-        --busy              estimate for a hot GPU with a full queue, as in training
-        --sweep             double m (or seq, or rows) up to 65,536
-        --table PLACE       no KIND: compare public operator tables (csv, parquet or a folder) with estimates
-        -o, --output FILE   with --table: write every row, measured and predicted, as csv
-        --calibration
-        --html
-        --json
-        """,
-        to=[str(dtype) for dtype in DType],
-    )
+    add_options(parser, "op", to=[str(dtype) for dtype in DType])
 
 
 def run(args: argparse.Namespace) -> int:

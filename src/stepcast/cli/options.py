@@ -1,21 +1,20 @@
-"""Options of verbs: the choices of questions, and tables that read like their help.
+"""Options of verbs: the choices of questions, and tables that read like their help (``data/options.txt``).
 
-A row of a table is an option, the word for its value, and, after two spaces, its help; indented lines continue
-the help. ``--[no-]NAME`` has a negation, ``WORD ...`` may repeat, and an option without a word is a switch. Values
-of one name are read by the same reader in every verb, listed in ``TYPES``.
+Values of one name are read by the same reader in every verb, listed in ``TYPES``.
 """
 
 import argparse
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import new_file, print_notes, print_warnings
-from stepcast.inputs.source import read_words
+from stepcast.inputs.source import DATA, Source, read_words
 from stepcast.ir.facts import FactDict
-from stepcast.ir.limits import STEPS
+from stepcast.ir.limits import DESCRIPTION, STEPS
 from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
 from stepcast.questions.choices import option_of as option_of
 from stepcast.questions.numbers import MOST_LAYERS, MOST_RUNS, amount, count, gpu_count, rate
@@ -52,13 +51,6 @@ SHARED: Mapping[str, str] = {
     "--trace": "--trace FILE  write the timeline as Perfetto / Chrome JSON (.gz compresses)",
     "--format": "--format NAME  read files in this format instead of detecting it: one of 'stepcast list formats'",
 }
-CONFIG = """
-    --config FILE     take model, strategy and framework from a Megatron-LM script or argument file, NeMo or
-                      Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate, Axolotl, LLaMA-Factory,
-                      torchtune or TRL YAML, arguments of Trainer or TRL in a shell or Python script, or
-                      adapter_config.json; options given here win
-    --ignore-unknown  ignore keys of --config that its tool does not have (default: report them as errors)
-    """
 
 
 def add_question(
@@ -79,7 +71,7 @@ def add_question(
         if choice.group not in groups:
             groups[choice.group] = parser.add_argument_group(choice.group)
             if choice.group == WHAT and issubclass(kind, PredictQuestion):
-                add_options(groups[WHAT], CONFIG)
+                add_options(groups[WHAT], "config")
         add_choice(groups[choice.group], name, choice, defaults_of(kind)[name], default=argparse.SUPPRESS)
 
 
@@ -162,11 +154,15 @@ def cluster_question(args: argparse.Namespace) -> PredictQuestion:
     return PredictQuestion(**{**values, "set": tuple(values["set"])})
 
 
-def add_options(parser: argparse._ActionsContainer, table: str, **settings: object) -> None:
-    """Add the rows of *table*; *settings* by name are a default, the choices in a tuple, another type, or a mapping of
-    arguments for argparse.
+def add_options(
+    parser: argparse._ActionsContainer, table: str, fill: Mapping[str, object] | None = None, **settings: object
+) -> None:
+    """Add the rows of *table*, the name of one in ``data/options.txt``, with words of *fill* for braces, or its text.
+
+    *settings* by name are a default, the choices in a tuple, another type, or a mapping of arguments for argparse.
     """
-    for row in _rows(table):
+    text = _read_tables().get(table, table)
+    for row in _rows(text.format_map(fill) if fill else text):
         name = row[2:].replace("-", "_")
         if row not in SHARED and name in CHOICES.keys() - settings.keys():
             add_choice(parser, name, replace(CHOICES[name], several=False), DEFAULTS[name])
@@ -187,6 +183,12 @@ def add_options(parser: argparse._ActionsContainer, table: str, **settings: obje
             known["action"] = "store_true"
         parser.add_argument(*names, help=(match["help"] or "").replace("%", "%%"), **known)
     assert not settings, f"no such options: {', '.join(settings)}"
+
+
+@cache
+def _read_tables() -> dict[str, str]:
+    _, *parts = re.split(r"^\[(.+)\]\n", Source(DATA / "options.txt").text(DESCRIPTION), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _settings(given: object) -> FactDict:

@@ -19,15 +19,7 @@ SPARES = (0, 1, 2, 4, 8, 16)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_question(parser, PlanQuestion, run="a model, a run that predict --save wrote, or a configuration")
-    add_options(
-        parser.add_argument_group("output"),
-        """
-        --captured FILE    refused: a plan needs a model
-        -o, --output FILE  write goodput by checkpoint interval and spare nodes as csv
-        --html
-        --json
-        """,
-    )
+    add_options(parser.add_argument_group("output"), "plan")
 
 
 def run(args: argparse.Namespace) -> int:

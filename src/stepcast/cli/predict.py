@@ -23,19 +23,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_question(parser, PredictQuestion, run="a model, a run that --save wrote, or a configuration (as for --config)")
     answer = parser.add_argument_group("input and output")
-    add_options(
-        answer,
-        """
-        --captured FILE     a program that 'stepcast capture' wrote (instead of --model)
-        --emit TOOL[=FILE]  write the run as a configuration of megatron, torchtitan, nemo (also Megatron-Bridge),
-                            deepspeed or accelerate; without a file it is printed
-        --save FILE.toml    write the run to a file, to predict it again
-        --to-workload FILE  also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et
-                            (.gz compresses)
-        --explain-memory    print the memory breakdown of each stage
-        --require-fit       exit with status 1 if the step does not fit into GPU memory
-        """,
-    )
+    add_options(answer, "predict")
     add_result_arguments(answer)
 
 

@@ -31,18 +31,7 @@ LOOK_EVERY = 5  # operators, between two measurements of the CPU
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        -o, --output FILE  file to write the calibration to
-        --quick            measure a third of the points, in less than a minute
-        --import PLACE     take products of public operator tables (csv, parquet or a folder) instead of measuring
-        --gpu G            name of this GPU in 'stepcast list gpus', or a TOML file (default: detected)
-        --json
-        """,
-        output={"required": True},
-        **{"import": {"dest": "tables", "action": "append"}},
-    )
+    add_options(parser, "profile", output={"required": True}, **{"import": {"dest": "tables", "action": "append"}})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,16 +24,7 @@ FLIGHT_CALLS = "2000"  # that the flight recorder keeps
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        """
-        -o, --output-folder DIR  folder to write, a trace per rank
-        --skip N                 steps before the recorded ones (default: 5)
-        --steps N                recorded steps (default: 3)
-        --flight-recorder DIR    also save PyTorch's flight recorder at the end, or the dumps that the job writes
-                                 to DIR
-        --inspector DIR          also save what NCCL's Inspector writes to DIR (NCCL_INSPECTOR_DUMP_DIR)
-        --json
-        words COMMAND            after --: the command that starts the job
-        """,
+        "record",
         output_folder={"required": True},
         skip={"type": count(1, MOST), "default": 5},
         steps={"type": count(1, 100), "default": 3},

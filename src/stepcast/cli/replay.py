@@ -24,14 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     row = "files FILE  Megatron traces of all ranks of a run or their folder, or Kineto traces"
     add_options(parser, row, files={"nargs": "+"})
     add_question(parser, ReplayQuestion)
-    add_options(
-        parser.add_argument_group("output"),
-        """
-        --trace FILE  write the timeline (before and after) as Perfetto / Chrome JSON
-        --html
-        --json
-        """,
-    )
+    add_options(parser.add_argument_group("output"), "replay")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,21 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    add_options(
-        parser,
-        """
-        --jitter X       relative standard deviation of each computation, e.g. 0.05 (default: 0)
-        --runs N         number of simulated runs with --jitter (default: 100)
-        --seed N         random seed of --jitter (default: 0)
-        --trace
-        --html
-        --gantt          print the timeline as text
-        --critical-path  print the critical path by kind of operation
-        --json
-        """,
-        runs=100,
-        seed=0,
-    )
+    add_options(parser, "result", runs=100, seed=0)
 
 
 def show_prediction(

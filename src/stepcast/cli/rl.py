@@ -11,16 +11,7 @@ from stepcast.version import __version__
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "run MODEL  a model, instead of --model", run={"nargs": "?"})
     add_question(parser, RlQuestion)
-    add_options(
-        parser.add_argument_group("input and output"),
-        """
-        --config FILE  take the step from a NeMo RL YAML, verl overrides or YAML, OpenRLHF arguments or a TRL GRPO
-                       config; options given here win
-        --html
-        --json
-        """,
-        config={"default": None},
-    )
+    add_options(parser.add_argument_group("input and output"), "rl", config={"default": None})
 
 
 def run(args: argparse.Namespace) -> int:

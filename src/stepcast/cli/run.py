@@ -33,19 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, row, file={"nargs": "?"})
     add_question(parser, PredictQuestion, leave_out=("engine", "background", *ABOUT_TRAINING))
     add_options(
-        parser,
-        """
-        --steps N          number of timed steps (default: 5)
-        --rank R           run only this rank, with estimated communication
-        --device           device (default: cuda if there is a GPU)
-        --trace FILE       write the measured timeline as Perfetto / Chrome JSON
-        -o, --output FILE  write the result, for compare
-        --html
-        --json
-        """,
-        steps={"type": count(1, MOST_STEPS), "default": 5},
-        rank=count(0, 10**6),
-        device=("cpu", "cuda"),
+        parser, "run", steps={"type": count(1, MOST_STEPS), "default": 5}, rank=count(0, 10**6), device=("cpu", "cuda")
     )
     for name, kind in (("format", str), ("repeat-layers", gpu_count), ("backward-factor", float)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)

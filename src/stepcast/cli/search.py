@@ -36,26 +36,9 @@ MORE_GPUS = (2, 4, 8, 16)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        name MODEL       the model (the same as --model)
-        --captured FILE  a program that 'stepcast capture' wrote (instead of a model)
-        """,
-        name={"nargs": "?"},
-    )
+    add_options(parser, "search model", name={"nargs": "?"})
     add_question(parser, SearchQuestion)
-    add_options(
-        parser.add_argument_group("output"),
-        """
-        -o, --output FILE  write the rows as .csv, .parquet or .json
-        --emit TOOL[=FILE]  write rank 1 as a configuration of megatron, torchtitan, nemo, deepspeed or accelerate;
-                           without a file it is printed
-        --stream           print the best so far as JSON lines, and at the end the answer as one more
-        --html
-        --json
-        """,
-    )
+    add_options(parser.add_argument_group("output"), "search")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,13 +22,8 @@ MOST_MIB = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        f"""
-        --port N          port; 0: any free one (default: {PORT})
-        --host ADDRESS    address to listen on (default: 127.0.0.1, this machine only)
-        --expose          allow an address that other machines can reach; anyone with the URL can use the app
-        --name NAME ...   a host name of this machine that browsers may use; may repeat
-        --max-upload MIB  maximum size of an uploaded trace in MiB (default: {MOST_MIB})
-        """,
+        "serve",
+        fill={"max_upload": MOST_MIB, "port": PORT},
         port={"type": count(0, 65535), "default": PORT},
         host="127.0.0.1",
         name=_name,

@@ -33,15 +33,7 @@ DESCRIBED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        files FILE  files of any known format, all files of one run (or its folder), or names of clusters
-        --html
-        --json
-        """,
-        files={"nargs": "+"},
-    )
+    add_options(parser, "show", files={"nargs": "+"})
     add_edit_arguments(parser)
 
 

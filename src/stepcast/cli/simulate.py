@@ -38,26 +38,8 @@ MOST_TIMES = 1e6  # a slower part than that has stopped
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        f"""
-        files FILE             a workload: SimAI text, operator table, or Chakra (all files of a set, its
-                               folder or prefix); - reads standard input
-        --cluster C            cluster: a name from 'stepcast list clusters', or a TOML file
-        --set
-        --place
-        --gpus N               total number of GPUs; data parallelism uses the remaining ones (default: those of the
-                               file)
-        --engine               {ENGINE_HELP}; simai: the cost model of SimAI-analytical (default: fast)
-        --background
-        --schedule NAME        pipeline schedule: {", ".join(SCHEDULES)}, or a schedule file (default: that of the
-                               file)
-        --body                 whether the file describes one pipeline stage or the model (default: stage)
-        --messages             protocol of messages between stages (default: eager)
-        --ideal-communication  links at their full rate, without latency or protocol
-        --all-reduce NAME      all-reduce algorithm: {", ".join(ALGORITHMS)} (default: the fastest)
-        --slow-stage S=X ...   stage S computes X times slower; may repeat
-        --slow-rank R=X ...    rank R computes X times slower, and its tensor-parallel peers wait; may repeat
-        --slow-group G=X ...   communication of group G is X times slower; may repeat
-        """,
+        "simulate",
+        fill={"algorithms": ", ".join(ALGORITHMS), "engines": ENGINE_HELP, "schedules": ", ".join(SCHEDULES)},
         files={"nargs": "+"},
         engine={"choices": ENGINES, "default": "fast"},
         schedule={"type": str},  # a file may be named in capitals
@@ -68,20 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_result_arguments(parser.add_argument_group("output"))
     add_edit_arguments(parser)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
-    add_options(
-        simai,
-        """
-        --nvlink-gb-per-s V    NVLink bandwidth of a GPU in GB/s (default: 360)
-        --nic-gb-per-s W       bandwidth of a NIC in GB/s (default: 48.5)
-        --gpus-per-server G    GPUs per server (default: 8)
-        --nics-per-server N    NICs per server (default: 8)
-        --overlap GROUP=R ...  overlapped share of tp, ep, dp or dp_ep; may repeat
-        """,
-        nvlink_gb_per_s=360.0,
-        nic_gb_per_s=48.5,
-        gpus_per_server=8,
-        nics_per_server=8,
-    )
+    add_options(simai, "simulate simai", nvlink_gb_per_s=360.0, nic_gb_per_s=48.5, gpus_per_server=8, nics_per_server=8)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,44 +36,19 @@ EVERY_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        what SPEC.toml|status|show|export  a specification to run, or a view of its answers
-        folder DIR                  with status, show and export: the folder of the sweep
-        """,
-        folder={"nargs": "?"},
-    )
+    add_options(parser, "sweep", folder={"nargs": "?"})
     asking = parser.add_argument_group("run a sweep")
     add_options(
         asking,
-        f"""
-        -o, --output DIR  folder of the answers; the same folder resumes a sweep
-        --engine E        {", ".join(ENGINES)} (default: local)
-        --workers N       number of workers (default: the number of cores)
-        --address A       address of the Ray or Dask cluster, or the Slurm partition
-        --limit N         answer N points, spread evenly over all (default: all)
-        --dry-run         count the points without answering them
-        """,
+        "sweep run",
+        fill={"engines": ", ".join(ENGINES)},
         output=str,
         engine={"choices": ENGINES, "default": "local"},
         workers=count(1, MOST_WORKERS),
         limit=count(1, MOST_ROWS),
     )
     seeing = parser.add_argument_group("view the answers")
-    add_options(
-        seeing,
-        f"""
-        --where TEXT    filter of the rows, e.g. "mfu > 0.4 AND fits" (SQL)
-        --sort NAME     column to sort by, in ascending order
-        --reverse       with --sort: in descending order
-        --top K         number of rows (show: default 20; export: default all)
-        --to FORMAT     export: {", ".join(FORMATS)}
-        --to-file FILE  export: file to write
-        """,
-        top=count(1, MOST_ROWS),
-        to=FORMATS,
-    )
+    add_options(seeing, "sweep view", fill={"formats": ", ".join(FORMATS)}, top=count(1, MOST_ROWS), to=FORMATS)
     add_options(parser, "--html\n--json")
 
 

@@ -19,19 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        """
-        --set NAME          a measurement set; may repeat (default: all available ones)
-        --data DIR          other rows of the set: a folder with the same layout, or one file of it
-        --cluster C         nccl-tests: cluster of the logs (default: azure-nd-a100-v4)
-        --calibration FILE  transformers: what 'stepcast profile' measured of its GPU, an H200
-        -o, --output FILE   write every row, measured and predicted, as csv
-        --html
-        --json
-        """,
-        set={"action": "append"},
-    )
+    add_options(parser, "validate", set={"action": "append"})
 
 
 def run(args: argparse.Namespace) -> int:

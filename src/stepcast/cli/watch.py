@@ -29,17 +29,7 @@ POLL_S = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        """
-        file LOG         the log of a running job, a folder of logs, or - for standard input: Megatron-LM, torchtitan,
-                         NeMo, DeepSpeed, Hugging Face Trainer or MLPerf
-        --forecast FILE  also compare with a forecast, the --json output of predict
-        --steps N        steps of the run, for the expected finish (default: as the log says)
-        --once           stop at the end of the log
-        --idle S         stop if nothing is written for this many seconds (default: follow until interrupted)
-        --every N        print every Nth step (default: 10)
-        --html
-        --json           print one JSON object per line: steps, alerts, and a summary at the end
-        """,
+        "watch",
         forecast={"default": None},
         idle={"type": float, "default": None},
         every={"type": count(1, 10**9), "default": 10},

@@ -168,13 +168,7 @@ EXPERT_SIZES = {
     "moe_top_groups": "top_groups",
 }
 # Column -> field of multi-head latent attention.
-LATENT_SIZES = {
-    "mla_kv_rank": "kv_rank",
-    "mla_nope_dim": "nope_dim",
-    "mla_rope_dim": "rope_dim",
-    "mla_value_dim": "value_dim",
-    "mla_query_rank": "query_rank",
-}
+LATENT_SIZES = {f"mla_{name}": name for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "query_rank")}
 ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES)
 # Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
 PADDED_GPT_VOCAB = 51200

@@ -74,8 +74,8 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     # fmt: on
 
 
-class GenerateChoices(TypedDict, total=False):
-    """Choices of ``stepcast.generate``."""
+class EngineChoices(TypedDict, total=False):
+    """Choices of generation engines, also in steps of RL post-training."""
 
     set: list[str] | tuple[str, ...] | str | None
     engine: str | os.PathLike[str] | None
@@ -83,17 +83,22 @@ class GenerateChoices(TypedDict, total=False):
     tp: int | None
     pp: int | None
     ep: int | None
-    dp: int | None
-    weights: str | None
     kv_cache: str | None
     memory_share: float | None
-    speculative_tokens: int | None
-    acceptance: float | None
     prompt_length: str | int | None
     response_length: str | int | None
+    group: int | None
+
+
+class GenerateChoices(EngineChoices, total=False):
+    """Choices of ``stepcast.generate``."""
+
+    dp: int | None
+    weights: str | None
+    speculative_tokens: int | None
+    acceptance: float | None
     concurrency: int | None
     requests: int | None
-    group: int | None
 
 
 def load_nouns(

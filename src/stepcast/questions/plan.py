@@ -15,7 +15,7 @@ from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, read_choices, refuse_several
 from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate, share
 from stepcast.questions.prices import settle_price
-from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, StepChoices
+from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, TrainingChoices
 from stepcast.questions.rules import check_rules
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import DAY, DEFAULT_CURRENCY, format_percent, parse_count, parse_duration_s, parse_size_bytes
@@ -504,7 +504,7 @@ def _read_interval_s(question: PlanQuestion, step: SettledRun | None) -> float |
     return seconds
 
 
-class PlanChoices(StepChoices, total=False):
+class PlanChoices(TrainingChoices, total=False):
     """Choices of ``stepcast.plan``: those of a step, the length of the run, and how it is operated."""
 
     model: str | None
@@ -513,16 +513,9 @@ class PlanChoices(StepChoices, total=False):
     calibration: str | os.PathLike[str] | None
     config: str | os.PathLike[str] | None
     ignore_unknown: bool | None
-    engine: str | None
-    background: str | os.PathLike[str] | None
-    tokens: float | str | None
-    samples: float | str | None
-    epochs: float | str | None
-    price: float | str | None
     buy: str | None
     carbon: float | str | None
     spot: float | str | None
-    steps: int | str | None
     until: datetime.date | str | None
     from_: datetime.date | str | None
     step_s: float | str | None

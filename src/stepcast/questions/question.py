@@ -448,8 +448,8 @@ class StepChoices(TypedDict, total=False):
     execution: str | None
 
 
-class PredictChoices(StepChoices, total=False):
-    """The choices of a question as keywords of Python functions."""
+class TrainingChoices(StepChoices, total=False):
+    """The choices of a step and of a run of such steps."""
 
     engine: str | None
     background: str | os.PathLike[str] | None
@@ -458,4 +458,9 @@ class PredictChoices(StepChoices, total=False):
     epochs: float | str | None
     steps: float | str | None
     price: float | str | None
+
+
+class PredictChoices(TrainingChoices, total=False):
+    """The choices of a question as keywords of Python functions."""
+
     currency: str | None

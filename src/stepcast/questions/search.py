@@ -239,16 +239,7 @@ USUAL: Mapping[str, AxisValues] = {
 # Keys of [supports] in profiles.
 SUPPORTED = {"schedule": "schedules", "recompute": "recompute", "dispatcher": "dispatchers", "cp_comm": "contexts"}
 # Choices that are settled with the software.
-SOFTWARE_AXES = (
-    "dispatcher",
-    "cp_comm",
-    "gradients",
-    "optimizer",
-    "offload",
-    "fp8_params",
-    "mtp_layers",
-    "base_weights",
-)
+SOFTWARE = ("dispatcher", "cp_comm", "gradients", "optimizer", "offload", "fp8_params", "mtp_layers", "base_weights")
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
 FEW_COUNTS = 4  # numbers of GPUs that a message lists one by one
 # What decides whether software has all that a candidate uses, and how far degrees matter for that.
@@ -392,7 +383,7 @@ class SettledSearch:
         precision = self.profile.defaults.precision
         recomputes = useful_recomputes(self.model, self._settle(Layout(), precision)[0])
         usual: dict[str, AxisValues] = {"precision": (precision,), "recompute": recomputes}
-        named = {name: values for name, values in self.axes.items() if name not in SOFTWARE_AXES}
+        named = {name: values for name, values in self.axes.items() if name not in SOFTWARE}
         axes = SearchAxes(gpus=self.gpus, **(usual | named))
         space = build_space(self.model, axes, self.global_batch, self.seq, self.cluster.domain_gpus)
         if not len(space):
@@ -408,7 +399,7 @@ class SettledSearch:
         from stepcast.searching.space import split_by_software
 
         parts, may = [], {"dispatcher": space.columns["ep"] > 1, "cp_comm": space.columns["cp"] > 1}
-        axes = {name: self.axes[name] for name in SOFTWARE_AXES if name in self.axes}
+        axes = {name: self.axes[name] for name in SOFTWARE if name in self.axes}
         for number, values in enumerate(product(*axes.values())):
             chosen = dict(zip(axes, values, strict=True))
             rows = np.arange(len(space))

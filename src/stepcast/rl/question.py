@@ -1,8 +1,7 @@
 """The question of ``stepcast rl``: a step of RL post-training, or a search for the best use of its GPUs."""
 
-import os
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from stepcast.generation.engine import EngineProfile, load_engine
 from stepcast.generation.lengths import DEFAULT_CV, Lengths, parse_lengths
@@ -12,7 +11,7 @@ from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.questions.choices import Choice, Question, build_question, choices_of
-from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine
+from stepcast.questions.generation import LENGTH_HELP, EngineChoices, formats_of, load_nouns, read_engine
 from stepcast.questions.numbers import amount, count, gpu_count, share
 from stepcast.questions.numbers import currency as read_currency
 from stepcast.questions.numbers import price as read_price
@@ -138,17 +137,12 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     # fmt: on
 
 
-class RlChoices(TypedDict, total=False):
+class RlChoices(EngineChoices, total=False):
     """Choices of ``stepcast.predict_rl``; see ``stepcast rl --help``."""
 
-    set: list[str] | tuple[str, ...] | str | None
     software: str | None
-    engine: str | os.PathLike[str] | None
     algorithm: str | None
     prompts: int | None
-    group: int | None
-    prompt_length: str | int | None
-    response_length: str | int | None
     train_batch: int | None
     epochs: int | None
     oversampling: float | None
@@ -157,14 +151,10 @@ class RlChoices(TypedDict, total=False):
     reward_s: float | None
     reward_latency: str | float | None
     mode: str | None
-    gpus: int | None
     rollout_gpus: int | None
     staleness: int | None
     partial_rollout: bool
-    tp: int | None
     cp: int | None
-    ep: int | None
-    pp: int | None
     vpp: int | None
     sharding: str | None
     recompute: str | None
@@ -176,8 +166,6 @@ class RlChoices(TypedDict, total=False):
     gen_ep: int | None
     gen_dp: int | None
     gen_weights: str | None
-    kv_cache: str | None
-    memory_share: float | None
     steps: int | None
     price: float | None
     currency: str | None

@@ -132,14 +132,7 @@ def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> dict
 
 # The set of public tables of collectives: nccl-tests and rccl-tests on many machines, one line for each size of
 # each table. Field of a TableRow -> column, where their names differ.
-TABLE_COLUMNS = {
-    "table": "id",
-    "algorithm": "algo",
-    "measured_s": "time_us",
-    "out_of_place": "time_oop_us",
-    "in_place": "time_ip_us",
-    "problem": "status",
-}
+TABLE_COLUMNS = scoreboard.load_table("rows/collectives")["columns"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from stepcast.hardware.catalog import load_data
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, Timeline
 
@@ -60,28 +61,10 @@ LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer")
 # Inductor names a kernel after the operators it came from, but its prefix states the kind: only a template ("tem")
 # is a matmul; others are pointwise ("poi"), for each tensor ("for") or reductions ("red", "per").
 INDUCTOR = re.compile(r"triton_(poi|for|red|per|split_scan)_")
-# The first match counts: attention kernels are matmuls too, optimizers element-wise. Names of cuBLAS (nvjet, gemm,
-# xmma), CUTLASS, cuDNN, FlashAttention, FlashInfer, PyTorch, FBGEMM, Apex, Transformer Engine, Mamba, Triton and
-# AMD's Tensile (Cijk) and CK.
-CLASS_NAMES = (
-    (EMBEDDING, r"(?:split|dense|ssd)_embedding|embedding_(?:bag|codegen)|bounds_check_indices"),
-    (ATTENTION, r"flash|fmha|sdpa|attention|attn|(?:Paged|Ragged)KVCache|compute_dot_do_o|convert_dq"),
-    ("optimizer", r"multi_tensor_apply|FusedOptimizer|adam|adagrad|lamb_|fused_sgd|optimizer"),
-    ("state-space scan", r"selective_scan|chunk_(?:scan|state|cumsum)|bmm_chunk|state_passing|causal_conv1d"),
-    (MATMUL, r"gemm|gemv|nvjet|xmma|cutlass|cublas|wgmma|(?:_|add|_b|baddb)mm(?![a-z])|matmul|fused_moe|Cijk"),
-    (MATMUL, r"conv_depthwise|convolve|splitKreduce|dot_kernel|^(?:dot|convolution|convert_dot)[._\d]"),
-    (NORM, r"layer_?norm|rms_?norm|rmsnorm|GammaBeta|batch_?norm|group_?norm|cuComputeGrad|ln_(?:fwd|bwd)"),
-    (NORM, r"RowwiseMoments|ComputeInternalGradients|FusedParams"),
-    (LOSS, r"softmax|nll_loss|cross_entropy|logsumexp"),
-    (EMBEDDING, r"(?<!rotary_)(?<!rotary_pos_)embedding|gather_kernel|index|sort|top_?k|scan|scatter"),
-    (EMBEDDING, r"compute_grad_weight|segment|unique|permut"),
-    (ELEMENTWISE, r"elementwise|vectorized|unrolled|CatArray|copy_kernel|fill|reduce_kernel|triton|dropout"),
-    (ELEMENTWISE, r"activation|act_and_mul|gelu|silu|swiglu|rotary|rope(?![a-z])|transpose|arange|cast"),
-    (ELEMENTWISE, r"quanti[sz]e|_to_(?:float|half|bf16|fp8|bfloat16)|fusion"),
-)
+# Classes of kernels and patterns of their names; the first match counts.
 CLASSES = [
     (label, re.compile("|".join(words for _, words in rows).lower()))
-    for label, rows in groupby(CLASS_NAMES, itemgetter(0))
+    for label, rows in groupby(load_data("analysis")["kernels"]["classes"], itemgetter(0))
 ]
 
 

@@ -26,18 +26,9 @@ KNOWN_ATTRIBUTES = (
     *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag"),
     *("pg_name", "involved_dim", "is_cpu_op", "num_ops", "tensor_size"),
 )
-COLLECTIVE_OF_TYPE = {
-    0: CollectiveKind.ALL_REDUCE,
-    1: CollectiveKind.REDUCE,
-    2: CollectiveKind.ALL_GATHER,
-    3: CollectiveKind.GATHER,
-    4: CollectiveKind.SCATTER,
-    5: CollectiveKind.BROADCAST,
-    6: CollectiveKind.ALL_TO_ALL,
-    7: CollectiveKind.REDUCE_SCATTER,
-    8: CollectiveKind.REDUCE_SCATTER,  # MPI's Reduce_scatter_block
-    9: CollectiveKind.BARRIER,
-}
+# By number; the second reduce-scatter is MPI's Reduce_scatter_block.
+COLLECTIVES = "all-reduce reduce all-gather gather scatter broadcast all-to-all reduce-scatter reduce-scatter barrier"
+COLLECTIVE_OF_TYPE = dict(enumerate(map(CollectiveKind, COLLECTIVES.split())))
 TYPE_OF_COLLECTIVE = {kind: number for number, kind in reversed(COLLECTIVE_OF_TYPE.items())}
 
 
