@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, check_applicable, has_racks, option_of
+from stepcast.cli.options import add_options, check_applicable, has_racks, option_of, option_table
 from stepcast.cli.output import show_view
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.group import Group
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
     add_options(
         parser,
-        "collective",
-        fill={"algorithms": ", ".join(ALGORITHMS), "kinds": ", ".join(kinds)},
+        option_table("collective", algorithms=", ".join(ALGORITHMS), kinds=", ".join(kinds)),
         kind={"choices": kinds, "type": _kind},
         size=_size,
         ranks={"required": True, "dest": "ranks"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepcast.cli.analyze import ANALYSES, read_measured
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_table
 from stepcast.cli.output import show_view, write_trace
 from stepcast.cli.progress import open_source
 from stepcast.inputs.source import FormatError, prefix_errors
@@ -25,7 +25,7 @@ NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "a measured run (file or folder), or the --json output of a verb"
-    add_options(parser, "compare", fill={"kinds": kinds})
+    add_options(parser, option_table("compare", kinds=kinds))
 
 
 def run(args: argparse.Namespace) -> int:

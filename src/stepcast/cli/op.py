@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, check_applicable, option_of
+from stepcast.cli.options import add_options, check_applicable, option_of, option_table
 from stepcast.cli.output import show_view
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, find_doubts
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*MATRIX_KINDS, *(str(kind) for kind in ElementwiseKind)]
     add_options(
         parser,
-        "op kind",
-        fill={"kinds": ", ".join(kinds)},
+        option_table("op kind", kinds=", ".join(kinds)),
         kind={"choices": kinds, "nargs": "?"},
         dtype={"default": "bf16", "choices": [str(dtype) for dtype in DType]},
     )

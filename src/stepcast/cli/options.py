@@ -154,15 +154,12 @@ def cluster_question(args: argparse.Namespace) -> PredictQuestion:
     return PredictQuestion(**{**values, "set": tuple(values["set"])})
 
 
-def add_options(
-    parser: argparse._ActionsContainer, table: str, fill: Mapping[str, object] | None = None, **settings: object
-) -> None:
-    """Add the rows of *table*, the name of one in ``data/options.txt``, with words of *fill* for braces, or its text.
+def add_options(parser: argparse._ActionsContainer, table: str, **settings: object) -> None:
+    """Add the rows of *table*, a text or the name of one in ``data/options.txt``.
 
     *settings* by name are a default, the choices in a tuple, another type, or a mapping of arguments for argparse.
     """
-    text = _read_tables().get(table, table)
-    for row in _rows(text.format_map(fill) if fill else text):
+    for row in _rows(_read_tables().get(table, table)):
         name = row[2:].replace("-", "_")
         if row not in SHARED and name in CHOICES.keys() - settings.keys():
             add_choice(parser, name, replace(CHOICES[name], several=False), DEFAULTS[name])
@@ -183,6 +180,11 @@ def add_options(
             known["action"] = "store_true"
         parser.add_argument(*names, help=(match["help"] or "").replace("%", "%%"), **known)
     assert not settings, f"no such options: {', '.join(settings)}"
+
+
+def option_table(name: str, **words: object) -> str:
+    """Return the text of a table of ``data/options.txt``, with *words* in place of their names in braces."""
+    return _read_tables()[name].format_map(words)
 
 
 @cache

@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 from stepcast.cli.documents import load_lazily
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_table
 from stepcast.questions.numbers import count
 
 PORT = 8321
@@ -22,8 +22,7 @@ MOST_MIB = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        "serve",
-        fill={"max_upload": MOST_MIB, "port": PORT},
+        option_table("serve", max_upload=MOST_MIB, port=PORT),
         port={"type": count(0, 65535), "default": PORT},
         host="127.0.0.1",
         name=_name,

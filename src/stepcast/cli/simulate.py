@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks
+from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks, option_table
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.inputs.source import Source, prefix_errors
@@ -38,8 +38,7 @@ MOST_TIMES = 1e6  # a slower part than that has stopped
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        "simulate",
-        fill={"algorithms": ", ".join(ALGORITHMS), "engines": ENGINE_HELP, "schedules": ", ".join(SCHEDULES)},
+        option_table("simulate", algorithms=", ".join(ALGORITHMS), engines=ENGINE_HELP, schedules=", ".join(SCHEDULES)),
         files={"nargs": "+"},
         engine={"choices": ENGINES, "default": "fast"},
         schedule={"type": str},  # a file may be named in capitals

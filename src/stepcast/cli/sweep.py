@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepcast.cli.interrupts import Interruptible
-from stepcast.cli.options import add_options, option_of
+from stepcast.cli.options import add_options, option_of, option_table
 from stepcast.cli.output import print_notes, print_view, write_file, write_view
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
@@ -40,15 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asking = parser.add_argument_group("run a sweep")
     add_options(
         asking,
-        "sweep run",
-        fill={"engines": ", ".join(ENGINES)},
+        option_table("sweep run", engines=", ".join(ENGINES)),
         output=str,
         engine={"choices": ENGINES, "default": "local"},
         workers=count(1, MOST_WORKERS),
         limit=count(1, MOST_ROWS),
     )
     seeing = parser.add_argument_group("view the answers")
-    add_options(seeing, "sweep view", fill={"formats": ", ".join(FORMATS)}, top=count(1, MOST_ROWS), to=FORMATS)
+    add_options(seeing, option_table("sweep view", formats=", ".join(FORMATS)), top=count(1, MOST_ROWS), to=FORMATS)
     add_options(parser, "--html\n--json")
 
 
