@@ -94,7 +94,7 @@ class _Sweep:
         """Run everything up to the calls of *period*, and those *count* times more.
 
         Where each time has moved on as far as in the period before, it does so again until something that it waits for
-        is overtaken by something that moves on further: that many periods are leaped over at once.
+        is overtaken by something that moves on by more: that many periods are leaped over at once.
         """
         bounds, rows = self.plan.bounds, self.plan.rows
         middle, end = bounds[period[0]], bounds[period[1]]
