@@ -196,41 +196,33 @@ class CallTable:
 
         ProgramError if calls wait for each other in a circle.
         """
-        several = (self.source_call >= 0).sum(axis=1) > 1
-        many = {int(call): self.source_call[call].tolist() for call in np.flatnonzero(several)}
-        # Most calls have one source: the loop over them should be short.
-        sources = np.where(several, _MANY, self.source_call.max(axis=1, initial=-1)).tolist()
+        sources = self.source_call.tolist()
         position, stop = self.rank_start[:-1].tolist(), self.rank_start[1:].tolist()
         level, height_of = [-1] * self.calls, [-1] * self.ranks
         waiting: dict[int, list[int]] = {}
         ready = list(range(self.ranks))
         while ready:
             rank = ready.pop()
-            height = height_of[rank]
-            for call in range(position[rank], stop[rank]):
-                source = sources[call]
-                if source == _MANY:  # one that has not run, or the one with the highest level
-                    bound = [source for source in many[call] if source >= 0]
-                    source = min(bound, key=lambda source: (level[source] >= 0, -level[source]))
-                if source >= 0:
-                    other = level[source]
-                    if other < 0:
-                        waiting.setdefault(source, []).append(rank)
-                        position[rank] = call
+            height, call = height_of[rank], position[rank]
+            while call < stop[rank]:
+                for source in sources[call]:
+                    if source >= 0 and level[source] > height:
+                        height = level[source]
+                    elif source >= 0 > level[source]:
                         break
-                    if other > height:
-                        height = other
-                height += 1
-                level[call] = height
-                if call in waiting:
-                    ready += waiting.pop(call)
-            else:
-                position[rank] = stop[rank]
-            height_of[rank] = height
+                else:
+                    height += 1
+                    level[call] = height
+                    if call in waiting:
+                        ready += waiting.pop(call)
+                    call += 1
+                    continue
+                waiting.setdefault(source, []).append(rank)
+                break
+            position[rank], height_of[rank] = call, height
         if waiting:
             call = next(call for call, end in zip(position, stop, strict=True) if call < end)
-            sources = self.source_call[call].tolist()
-            blocker = next(source for source in sources if source >= 0 and source >= position[self.rank[source]])
+            blocker = next(source for source in sources[call] if source >= 0 > level[source])
             words = f"deadlock: {self._name_call(call)} waits for {self._name_call(blocker)}"
             raise DeadlockError(words, call, blocker)
         return np.array(level, np.int64)
@@ -240,9 +232,6 @@ class CallTable:
         name = self.rank_names[rank] if self.rank_names else f"rank {rank}"
         called = self.names[segment] if self.names else f"segment {segment}"
         return f"call {call - self.rank_start[rank]} of {name} ({called})"
-
-
-_MANY = -2
 
 
 OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold", "packed")
